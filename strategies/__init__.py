@@ -1,0 +1,42 @@
+"""Flower Strategies: one exchange loop (`vertical`), and a file for each system and baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from strategies.alone import Alone
+from strategies.frozen import Frozen
+from strategies.joined import Joined
+from strategies.split_nn import SplitNN
+from strategies.vafl import Vafl, VaflT
+from strategies.vertical import Vertical
+from vfl_flower.config import RunConfig, parse
+from vfl_flower.errors import ConfigError
+
+SYSTEMS: dict[str, type[Vertical]] = {
+    system.name: system for system in (SplitNN, Vafl, VaflT, Frozen, Alone, Joined)
+}
+"""Name -> Strategy, in the order in which `vfl list` prints them."""
+
+
+def resolve(raw: Mapping[str, Any]) -> RunConfig:
+    """The run configuration that a user's keys give, validated.
+
+    Raises
+    ------
+    ConfigError
+        If a key, a value or the strategy's name is unknown, or values contradict each other.
+    """
+    return _resolve(tuple(sorted(raw.items())))
+
+
+@lru_cache(maxsize=64)
+def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
+    config = RunConfig(**parse(dict(items)))
+    if config.strategy not in SYSTEMS:
+        raise ConfigError(
+            f"strategy = {config.strategy!r} is not known: choose one of {', '.join(SYSTEMS)}."
+        )
+    return config

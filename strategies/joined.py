@@ -1,0 +1,66 @@
+"""Baseline `joined`: the same model, centralised on joined data; the ceiling.
+
+It needs every party's columns in one place, so it runs in simulations only.
+"""
+
+from __future__ import annotations
+
+import torch
+from tqdm.auto import tqdm
+
+from strategies.vertical import Vertical
+from vfl_flower.batches import draw_window
+from vfl_flower.data import load_features
+from vfl_flower.errors import ConfigError
+from vfl_flower.models import build_bottom, build_optimizer, loss_per_row
+
+
+class Joined(Vertical):
+    """Baseline: the same model, centralised on joined data; simulations only."""
+
+    name = "joined"
+    axes = "no messages · centralised mini-batch training of bottom and top models together"
+
+    def train(self) -> None:
+        """Plain mini-batch training; the batches are those of a synchronous system."""
+        if self.engine == "supernodes":
+            raise ConfigError(
+                "strategy = 'joined' needs every party's columns in one place, and those of real "
+                "nodes never leave them: run it in process or in a simulation."
+            )
+        config, holder = self.config, self.holder
+        blocks = [load_features(config, seat.party, len(self.seats)) for seat in self.seats]
+        inputs = [torch.from_numpy(block.train).to(holder.device) for block in blocks]
+        bottoms = torch.nn.ModuleList(
+            build_bottom(config, seat.party, block.train.shape[1:], columns.stop - columns.start)
+            for seat, block, columns in zip(
+                self.seats, blocks, holder.columns.values(), strict=True
+            )
+        ).to(holder.device)
+        optimizers = [build_optimizer(config, bottoms, config.party_lr)]
+        optimizers += [holder.optimizer] if holder.optimizer else []
+        for epoch in tqdm(range(config.epochs), unit="epoch", disable=None, leave=False):
+            window = draw_window(config, len(inputs[0]), None, epoch, 0, self.steps_per_epoch)
+            for ids in torch.from_numpy(window.ids).split(window.lengths.tolist()):
+                rows = ids.to(holder.device)
+                h = torch.cat(
+                    [bottom(x[rows]) for bottom, x in zip(bottoms, inputs, strict=True)], dim=1
+                )
+                losses = loss_per_row(holder.top(h), holder.train_labels[rows])
+                penalty = sum(p.square().sum() for p in bottoms.parameters()) if config.l2 else 0.0
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                (losses.mean() + 0.5 * config.l2 * penalty).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                holder.losses.append(losses.detach())
+                holder.steps += 1
+            self.party_steps += self.steps_of_epoch
+            if (epoch + 1) % config.eval_every == 0 or epoch + 1 == config.epochs:
+                with torch.no_grad():
+                    for bottom, block, columns in zip(
+                        bottoms, blocks, holder.columns.values(), strict=True
+                    ):
+                        test = torch.from_numpy(block.test).to(holder.device)
+                        holder.test_table[:, columns] = bottom(test)
+                self._record(holder.evaluate())

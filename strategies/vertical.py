@@ -1,0 +1,602 @@
+"""The one exchange loop, which every system shares: quorum, windows, delay bound, time-outs.
+
+A party's turn is one Flower message: the feedback for its last window and the order for its next,
+answered by its upload. The label holder waits for a quorum of uploads, answers them, and gives
+those parties their next turn. All parties as quorum is synchronous VFL; one is VAFL's Algorithm 1;
+t is its Algorithm 2. At most one message is ever in flight to a party, so no node serves two at
+once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from numpy.typing import NDArray
+from tqdm.auto import tqdm
+
+from vfl_flower import privacy
+from vfl_flower.batches import steps_per_epoch
+from vfl_flower.config import RunConfig
+from vfl_flower.data import Labels
+from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.label_holder import Arrival, LabelHolder, Metrics
+from vfl_flower.models import load_model, model_arrays
+from vfl_flower.provenance import code_digest, peak_memory_mb
+from vfl_flower.records import (
+    Arrays,
+    DescribeOrder,
+    Description,
+    EmbedOrder,
+    EvaluateOrder,
+    Order,
+    TrainOrder,
+    Upload,
+    pack,
+    read_reply,
+    to_message,
+    unpack,
+)
+
+log = logging.getLogger("flwr")
+
+O = TypeVar("O", bound=Order)  # noqa: E741
+T = TypeVar("T")
+
+_SLEEPS = (0.001, 0.05)  # seconds between two looks for replies: at first, and at most
+
+
+_SLEEPS = (0.001, 0.05)  # seconds between two looks for replies: the first, and the longest
+_WINDOWS = {"local": 1, "ray": 8, "supernodes": 16}  # what hides each runtime's cost
+_FINAL = 1 << 30  # number of the evaluation after the last step
+
+
+@dataclass
+class Seat:
+    """What the label holder keeps about one party between its messages."""
+
+    party: int
+    node_id: int
+    exchange: int = 0  # number of the last message sent
+    in_flight: Order | None = None
+    sent_at: float = 0.0
+    awaits_quorum: bool = False
+    feedback: Arrays = field(default_factory=dict)  # for its last window, to go with its next turn
+    epoch: int = 0  # its place in its own training
+    next_step: int = 0
+    steps: int = 0
+    evaluation: int = 0  # number of the last evaluation that it answered
+    alive: bool = True
+
+    @property
+    def done(self) -> bool:
+        """Whether it has answered its last message."""
+        return self.evaluation == _FINAL
+
+    @property
+    def idle(self) -> bool:
+        """Whether it is this party's turn."""
+        return self.alive and not (self.done or self.in_flight or self.awaits_quorum)
+
+
+@dataclass
+class Traffic:
+    """Exchanges and array bytes of training, as sent; evaluations are counted apart."""
+
+    exchanges: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    evaluation_bytes: int = 0
+
+
+class Vertical(Strategy):
+    """Vertical federated learning: the Flower Strategy that every system is a choice of.
+
+    A system is a subclass that says its choices on the five axes.
+
+    Parameters
+    ----------
+    config : the resolved run configuration.
+    labels : the label holder's labels.
+    record : called with a history entry after every evaluation.
+    only : the parties that take part; all by default.
+    """
+
+    name: ClassVar[str]
+    axes: ClassVar[str]
+
+    holder: LabelHolder
+
+    def __init__(
+        self,
+        config: RunConfig,
+        labels: Labels,
+        record: Callable[[dict[str, Any]], None] = lambda entry: None,
+        only: Sequence[int] | None = None,
+    ) -> None:
+        self.config = config
+        self.labels = labels
+        self.record = record
+        self.only = only
+        self.seats: list[Seat] = []
+        self.arrivals: list[Arrival] = []  # uploads that await their quorum
+        self.traffic = Traffic()
+        self.history: list[dict[str, Any]] = []
+        self.party_steps = 0  # steps answered, over all parties
+        self.assigned = 0  # steps ordered, over all parties
+        self.party_memory_mb = 0.0
+        self._waiting: dict[str, Seat] = {}  # message id -> its receiver
+        self._started_at = time.perf_counter()
+
+    def default_quorum(self, parties: int) -> int:
+        """Uploads to wait for, where the configuration does not say: all, for a synchronous system."""
+        return parties
+
+    # --- the loop -------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 0,
+        timeout: float = 0.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Train with the parties of a grid until the epochs are done.
+
+        The run configuration says what Flower's other arguments would; of them only
+        ``initial_arrays``, the top model to start from, is used.
+
+        Raises
+        ------
+        ConfigError
+            If the parties do not agree with each other or with the label holder.
+        PartyError
+            If a party fails, and the configuration does not say to go on without it.
+        """
+        self.enrol(grid)
+        if initial_arrays is not None:
+            load_model(self.holder.top, unpack(initial_arrays))
+        self.summary()
+        self.train()
+        return self.result()
+
+    def train(self) -> None:
+        """Give every party its turns, and answer every quorum, until all are done."""
+        nothing = ArrayRecord(), ConfigRecord()
+        with tqdm(total=self.budget, unit="step", disable=None, leave=False) as bar:
+            while not all(seat.done for seat in self.seats if seat.alive):
+                self._send(self.configure_evaluate(self.epoch, *nothing, self.grid))
+                self._send(self.configure_train(self.epoch, *nothing, self.grid))
+                replies = self._replies()
+                self.aggregate_evaluate(self.epoch, replies)
+                self.aggregate_train(self.epoch, replies)
+                bar.update(self.party_steps - bar.n)
+                if self.history:
+                    bar.set_postfix(test_accuracy=f"{self.history[-1]['test_accuracy']:.4f}")
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """A turn for each idle party while steps are left: its feedback, and its next window."""
+        messages = []
+        for seat in self.seats:
+            if not seat.idle or self.assigned >= self.budget:
+                continue
+            steps = min(
+                self.window, self.steps_per_epoch - seat.next_step, self.budget - self.assigned
+            )
+            order = TrainOrder(
+                exchange=seat.exchange + 1,
+                epoch=seat.epoch,
+                first=seat.next_step,
+                steps=steps,
+                coordinated=self.coordinated,
+                arrays=seat.feedback,
+            )
+            self.assigned += steps
+            seat.steps += steps
+            seat.epoch, seat.next_step = divmod(seat.steps, self.steps_per_epoch)
+            messages.append(self._message(seat, order))
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Write the uploads into the table; answer as many quorums as there are."""
+        self._receive(replies)
+        while self.arrivals and len(self.arrivals) >= self._quorum_now():
+            count = self._quorum_now()
+            group, self.arrivals = self.arrivals[:count], self.arrivals[count:]
+            group.sort(key=lambda arrival: arrival.party)
+            self._refresh(group)
+            for party, feedback in self.holder.answer(group).items():
+                seat = self._seat_of(party)
+                seat.feedback = feedback
+                seat.awaits_quorum = False
+            self.party_steps += sum(len(arrival.window.lengths) for arrival in group)
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """An evaluation for each idle party that is due for one; its last once no steps are left."""
+        return [
+            self._message(seat, EvaluateOrder(exchange=seat.exchange + 1, arrays=seat.feedback))
+            for seat in self.seats
+            if seat.idle and (seat.evaluation < self._due() or self.assigned >= self.budget)
+        ]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Write test embeddings into the test table; a history entry once all parties' are in."""
+        before = self._evaluated()
+        for seat, _, message in self._answers_to(EvaluateOrder, replies):
+            self._take(seat, message, partial(self.holder.receive_test, seat.party))
+            seat.evaluation = _FINAL if self.assigned >= self.budget else self._due()
+        if self._evaluated() == before:
+            return None
+        return self._record(self.holder.evaluate())
+
+    def _due(self) -> int:
+        """Number of the evaluation that is due now."""
+        return self.party_steps // (self.config.eval_every * self.steps_of_epoch)
+
+    def summary(self) -> None:
+        """Log what is about to run."""
+        parties = len(self.seats)
+        waits = "all parties" if self.coordinated else f"{self.quorum} of {parties} parties"
+        log.info(
+            "%s on %s: %d parties, %d training rows; each quorum is %s, a window %d step(s)",
+            self.config.strategy,
+            self.config.dataset,
+            parties,
+            len(self.labels.train),
+            waits,
+            self.window,
+        )
+
+    # --- parties --------------------------------------------------------------------------------
+
+    def enrol(self, grid: Grid) -> None:
+        """Ask every node to describe itself, and refuse parties that do not agree."""
+        self.grid = grid
+        found = self._describe_nodes()
+        parties = len(found)
+        if sorted(d.party for d in found.values()) != list(range(parties)):
+            raise ConfigError(
+                f"The nodes' partition-ids are {sorted(d.party for d in found.values())}: give each "
+                f"SuperNode its own, from 0 to {parties - 1}."
+            )
+        for description in found.values():
+            self._check(description)
+        chosen = range(parties) if self.only is None else self.only
+        by_party = {description.party: node for node, description in found.items()}
+        self.seats = [Seat(party, by_party[party]) for party in sorted(chosen)]
+        self.quorum = self.config.quorum or self.default_quorum(len(self.seats))
+        if self.quorum > len(self.seats):
+            raise ConfigError(
+                f"quorum = {self.quorum} can never be met by {len(self.seats)} parties: lower it."
+            )
+        self.coordinated = self.quorum == len(self.seats)
+        if self.coordinated and self.config.on_party_failure == "continue":
+            raise ConfigError(
+                "on-party-failure = 'continue' needs a quorum below the number of parties, "
+                f"{len(self.seats)}: a synchronous system waits for every one of them."
+            )
+        self.window = self._choose_window()
+        self.steps_per_epoch = steps_per_epoch(self.config, len(self.labels.train))
+        self.steps_of_epoch = self.steps_per_epoch * len(self.seats)  # over all parties
+        self.budget = self.config.epochs * self.steps_of_epoch
+        sizes = {d.party: d.embedding_size for d in found.values() if d.party in chosen}
+        self.holder = LabelHolder(self.config, self.labels, sizes)
+
+    def _describe_nodes(self) -> dict[int, Description]:
+        """Node id -> description, once there are as many nodes as the first ones say."""
+        found: dict[int, Description] = {}
+        wanted = max(1, self.config.parties)
+        deadline = time.monotonic() + self.config.party_timeout
+        while len(found) < wanted:
+            new = [node for node in self.grid.get_node_ids() if node not in found]
+            order = DescribeOrder(outputs=self.labels.outputs)
+            keys = self._push([to_message(order, node, self.config.party_timeout) for node in new])
+            pending = dict(zip(keys, new, strict=True))
+            while pending:
+                messages = self._pull(pending, deadline)
+                if not messages:
+                    raise ConfigError(
+                        f"{len(pending)} nodes did not describe themselves within "
+                        f"{self.config.party_timeout:g} s: look at their logs."
+                    )
+                for message in messages:
+                    node = pending.pop(message.metadata.reply_to_message_id)
+                    found[node] = self._description(node, message)
+            wanted = max([wanted, *(description.parties for description in found.values())])
+            if len(found) < wanted:
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"Only {len(found)} of {wanted} nodes came within "
+                        f"{self.config.party_timeout:g} s: start the others, or set `parties`."
+                    )
+                time.sleep(_SLEEPS[1])
+        return found
+
+    def _description(self, node: int, message: Message) -> Description:
+        try:
+            return read_reply(message, Description)
+        except VflError as error:
+            raise PartyError(f"The party on node {node}", str(error)) from None
+
+    def _check(self, description: Description) -> None:
+        """Refuse a party whose rows, ids, number of parties or code differ from the others'."""
+        rows = len(self.labels.train), len(self.labels.test)
+        who = f"Party {description.party}"
+        if (description.train_rows, description.test_rows) != rows:
+            raise ConfigError(
+                f"{who} has {description.train_rows} training and {description.test_rows} test "
+                f"rows, the label holder {rows[0]} and {rows[1]}: align them first."
+            )
+        if description.ids_digest != self.labels.ids_digest:
+            raise ConfigError(
+                f"{who} has other sample ids than the label holder, or in another order: "
+                "align them first."
+            )
+        if description.code_digest != code_digest():
+            raise ConfigError(
+                f"{who} runs another version of this application's code: install the same on all, "
+                "and stop a local SuperLink that was started from another checkout."
+            )
+
+    @property
+    def engine(self) -> str:
+        """Which of the three runtimes carries the messages."""
+        grids = {"LocalGrid": "local", "InMemoryGrid": "ray"}
+        return grids.get(type(self.grid).__name__, "supernodes")
+
+    def _choose_window(self) -> int:
+        window = self.config.window or _WINDOWS[self.engine]
+        if self.config.max_delay and window > self.config.max_delay:
+            if self.config.window:
+                raise ConfigError(
+                    f"window = {window} lets an embedding grow older than max-delay = "
+                    f"{self.config.max_delay}: make the window smaller, or the delay larger."
+                )
+            window = self.config.max_delay
+        return window
+
+    def _seat_of(self, party: int) -> Seat:
+        return next(seat for seat in self.seats if seat.party == party)
+
+    def _quorum_now(self) -> int:
+        """The quorum, or as many as can still come: fewer near the end, or after failures."""
+        training = [
+            seat
+            for seat in self.seats
+            if seat.alive
+            and (
+                seat.awaits_quorum
+                or isinstance(seat.in_flight, TrainOrder)
+                or self.assigned < self.budget
+            )
+        ]
+        return max(1, min(self.quorum, len(training)))
+
+    def _fail(self, seat: Seat, error: PartyError) -> None:
+        """Stop, or go on without a party, by its last embeddings."""
+        seat.alive = False
+        seat.in_flight = None
+        self._waiting = {key: other for key, other in self._waiting.items() if other is not seat}
+        if self.config.on_party_failure == "stop" or not any(s.alive for s in self.seats):
+            raise error
+        self.budget -= max(0, self.config.epochs * self.steps_per_epoch - seat.steps)
+        log.warning("%s Going on without it, by its last embeddings.", error)
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def _message(self, seat: Seat, order: Order) -> Message:
+        """The message of a party's turn; from now on it is in flight."""
+        seat.exchange += 1
+        seat.in_flight = order
+        seat.sent_at = time.monotonic()
+        if order.arrays is seat.feedback:
+            seat.feedback = {}
+        self.traffic.bytes_down += order.nbytes
+        return to_message(order, seat.node_id, self.config.party_timeout)
+
+    def _send(self, messages: Iterable[Message]) -> None:
+        messages = list(messages)
+        if messages:
+            by_node = {seat.node_id: seat for seat in self.seats}
+            for message, key in zip(messages, self._push(messages), strict=True):
+                self._waiting[key] = by_node[message.metadata.dst_node_id]
+
+    def _push(self, messages: list[Message]) -> list[str]:
+        keys = list(self.grid.push_messages(messages))
+        if len(keys) < len(messages) or None in keys:
+            raise ConfigError(
+                "Flower did not take a message, most likely for its size: use a smaller window."
+            )
+        return keys
+
+    def _pull(self, keys: Iterable[str], deadline: float) -> list[Message]:
+        """At least one of the replies, or none at the deadline (in monotonic seconds)."""
+        pause, longest = _SLEEPS
+        while True:
+            messages = list(self.grid.pull_messages(list(keys)))
+            if messages or time.monotonic() > deadline:
+                return messages
+            time.sleep(pause)
+            pause = min(1.5 * pause, longest)
+
+    def _replies(self) -> list[Message]:
+        """The replies that are in, after waiting for one; a silent party has failed."""
+        if not self._waiting:
+            return []
+        first_sent = min(seat.sent_at for seat in self._waiting.values())
+        messages = self._pull(self._waiting, first_sent + self.config.party_timeout)
+        if not messages:
+            silent = min(self._waiting.values(), key=lambda seat: seat.sent_at)
+            cause = f"did not answer within {self.config.party_timeout:g} s."
+            self._fail(silent, PartyError(f"Party {silent.party}", cause))
+        return messages
+
+    def _answers_to(
+        self, kind: type[O], replies: Iterable[Message]
+    ) -> Iterator[tuple[Seat, O, Message]]:
+        """Those replies that answer an order of this kind, with their sender and that order."""
+        for message in replies:
+            seat = self._waiting.get(message.metadata.reply_to_message_id)
+            if seat is not None and isinstance(seat.in_flight, kind):
+                del self._waiting[message.metadata.reply_to_message_id]
+                yield seat, seat.in_flight, message
+
+    def _take(self, seat: Seat, message: Message, use: Callable[[Upload], T]) -> T | None:
+        """What ``use`` makes of a party's answer to its last message; if it cannot, it has failed."""
+        who = f"Party {seat.party}"
+        try:
+            upload = read_reply(message, Upload)
+            if (upload.party, upload.exchange) != (seat.party, seat.exchange):
+                raise VflError(
+                    f"answered as party {upload.party} to message {upload.exchange}, when message "
+                    f"{seat.exchange} of party {seat.party} was due."
+                )
+            used = use(upload)
+        except VflError as error:
+            self._fail(seat, PartyError(who, str(error)))
+            return None
+        self.party_memory_mb = max(self.party_memory_mb, upload.peak_memory_mb)
+        if isinstance(seat.in_flight, EvaluateOrder):
+            self.traffic.evaluation_bytes += upload.nbytes
+        else:
+            self.traffic.exchanges += 1
+            self.traffic.bytes_up += upload.nbytes
+        seat.in_flight = None
+        return used
+
+    def _receive(self, replies: Iterable[Message]) -> None:
+        """Write uploads into the table; those of a window then await their quorum."""
+        for seat, order, message in self._answers_to(TrainOrder, replies):
+            arrival = self._take(seat, message, partial(self.holder.receive, seat.party, order))
+            if arrival is not None:
+                seat.awaits_quorum = True
+                self.arrivals.append(arrival)
+        for seat, order, message in self._answers_to(EmbedOrder, replies):
+            ids = order.arrays["ids"]
+            self._take(seat, message, partial(self.holder.refresh, seat.party, ids))
+
+    def _refresh(self, group: Sequence[Arrival]) -> None:
+        """Bounded delay: ask late parties for fresh embeddings of the rows that a quorum will use."""
+
+        def late() -> dict[int, NDArray[np.int32]]:
+            return self.holder.too_old(group, [seat.party for seat in self.seats if seat.alive])
+
+        # A node serves one message at a time, and what is in flight may bring what is needed.
+        self._wait_for([self._seat_of(party) for party in late()])
+        asked = [(self._seat_of(party), ids) for party, ids in late().items()]
+        self._send(
+            self._message(seat, EmbedOrder(exchange=seat.exchange + 1, arrays={"ids": ids}))
+            for seat, ids in asked
+        )
+        self._wait_for([seat for seat, _ in asked])
+
+    def _wait_for(self, seats: Sequence[Seat]) -> None:
+        """Take replies until nothing is in flight to these parties."""
+        while any(seat.in_flight for seat in seats):
+            replies = self._replies()
+            self.aggregate_evaluate(self.epoch, replies)
+            self._receive(replies)
+
+    # --- what came of it ------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed, on average over the parties."""
+        return self.party_steps // self.steps_of_epoch
+
+    def _evaluated(self) -> int:
+        """Number of the last evaluation that every party has answered."""
+        return min((seat.evaluation for seat in self.seats if seat.alive), default=0)
+
+    def _record(self, metrics: Metrics) -> MetricRecord:
+        """A history entry: where the run stands, and how the model does on the test rows."""
+        entry = {
+            "epoch": round(self.party_steps / self.steps_of_epoch, 3),
+            "steps": self.holder.steps,
+            **self.spent(),
+            "train_loss": self.holder.train_loss(),
+            "test_loss": metrics.loss,
+            "test_accuracy": metrics.accuracy,
+            "test_auc": metrics.auc,
+        }
+        self.history.append(entry)
+        self.record(entry)
+        return _metric_record(entry)
+
+    def spent(self) -> dict[str, Any]:
+        """Exchanges, bytes and seconds so far."""
+        return {
+            "exchanges": self.traffic.exchanges,
+            "bytes_up": self.traffic.bytes_up,
+            "bytes_down": self.traffic.bytes_down,
+            "evaluation_bytes": self.traffic.evaluation_bytes,
+            "seconds": round(time.perf_counter() - self._started_at, 3),
+            "virtual_seconds": round(getattr(self.grid, "clock", 0.0), 3),
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """The strategy's part of ``summary.json``."""
+        if not hasattr(self, "holder"):
+            return {}  # the parties did not agree
+        last = self.history[-1] if self.history else {}
+        return {
+            "parties": len(self.seats),
+            "window": self.window,
+            "quorum": self.quorum,
+            "epochs": round(self.party_steps / self.steps_of_epoch, 3),
+            "steps": self.holder.steps,
+            **self.spent(),
+            **{key: last.get(key) for key in _RESULTS},
+            **self._epsilons(),
+            "peak_memory_mb": round(max(self.party_memory_mb, peak_memory_mb()), 1),
+            "failed_parties": [seat.party for seat in self.seats if not seat.alive],
+        }
+
+    def _epsilons(self) -> dict[str, Any]:
+        """What the label holder's view of one party's record is worth, and what the paper claims."""
+        if self.config.privacy == "none":
+            return {"epsilon": None, "delta": None, "epsilon_of_paper": None}
+        samples = max(seat.steps for seat in self.seats) * self.config.batch_size
+        return {
+            "epsilon": privacy.epsilon(self.config, self.holder.most_uploads()),
+            "delta": self.config.delta,
+            "epsilon_of_paper": privacy.epsilon_of_theorem_6(
+                self.config, len(self.labels.train), samples
+            ),
+        }
+
+    def result(self) -> Result:
+        """Flower's result: the top model's arrays, and the test metrics by epoch."""
+        metrics = {round(entry["epoch"]): _metric_record(entry) for entry in self.history}
+        return Result(arrays=pack(self.top_arrays()), evaluate_metrics_serverapp=metrics)
+
+    def top_arrays(self) -> Arrays:
+        """The top model's parameters so far; none before the parties have been enrolled."""
+        return model_arrays(self.holder.top) if hasattr(self, "holder") else {}
+
+
+_RESULTS = ("train_loss", "test_loss", "test_accuracy", "test_auc")
+
+
+def _metric_record(entry: dict[str, Any]) -> MetricRecord:
+    return MetricRecord({key: value for key, value in entry.items() if value is not None})

@@ -1,0 +1,48 @@
+"""Which rows a step uses: the sampling half of the schedule axis.
+
+An epoch is one random order of the N training rows, cut into K = ceil(N / B) mini-batches; a
+window is up to S consecutive ones, and never crosses an epoch, so its batches are disjoint.
+Synchronous parties share one order (``party`` is ``None``), which both sides derive from the seed,
+so no ids are sent; asynchronous parties draw an order of their own and send the ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive mini-batches: row ids int32 [R], and rows in each of the S steps, int32 [S]."""
+
+    ids: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+
+
+def steps_per_epoch(config: RunConfig, rows: int) -> int:
+    """K, the mini-batches of one pass over the training rows; the last may be smaller."""
+    return -(-rows // config.batch_size)
+
+
+def draw_window(
+    config: RunConfig, rows: int, party: int | None, epoch: int, first: int, steps: int
+) -> Window:
+    """Mini-batches ``first`` to ``first + steps - 1`` of an epoch."""
+    order = _order(config.seed, rows, party, epoch)
+    ids = order[first * config.batch_size : (first + steps) * config.batch_size]
+    lengths = np.full(steps, config.batch_size, np.int32)
+    lengths[-1] = len(ids) - config.batch_size * (steps - 1)
+    return Window(ids, lengths)
+
+
+@lru_cache(maxsize=8)
+def _order(seed: int, rows: int, party: int | None, epoch: int) -> NDArray[np.int32]:
+    stream = 0 if party is None else party + 1
+    generator = np.random.default_rng([seed, 1, stream, epoch])
+    return generator.permutation(rows).astype(np.int32)

@@ -1,0 +1,130 @@
+"""The `vfl` command."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_EXAMPLES = """\
+examples:
+  vfl run
+      split learning of four parties on handwritten digits, in this process
+  vfl run -c "strategy='vafl' dataset='breast-cancer' epochs=10" --parties 3 --out runs/a
+      asynchronous VAFL on tabular data; results go to runs/a
+  vfl run -c "strategy='vafl-t' quorum=2" --engine ray
+      the same application on Flower's Ray simulation
+  vfl list
+      systems, baselines, and every configuration key
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse the command line, run, and turn an error into one sentence and an exit code."""
+    parser = argparse.ArgumentParser(
+        prog="vfl",
+        description="Vertical federated learning on Flower.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run_parser = commands.add_parser(
+        "run",
+        help="train a system or baseline on this machine",
+        description="Train a system or baseline on this machine.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run_parser.add_argument(
+        "-c",
+        "--run-config",
+        action="append",
+        default=[],
+        metavar="\"KEY=VALUE ...\"",
+        help="configuration, as for `flwr run`; texts in quotes. `vfl list` names the keys",
+    )
+    run_parser.add_argument(
+        "--parties", type=int, default=4, metavar="M", help="number of parties (default: 4)"
+    )
+    run_parser.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="local: in this process (default); ray: Flower's simulation",
+    )
+    run_parser.add_argument("--out", metavar="DIR", help="results folder (default: under runs/)")
+    commands.add_parser("list", help="print systems, baselines and every configuration key")
+    options = parser.parse_args(arguments)
+
+    from vfl_flower.errors import VflError  # after parsing, so that --help is immediate
+
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    try:
+        if options.command == "list":
+            print(_listing())
+        else:
+            _run(options)
+    except VflError as error:
+        print(f"vfl: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("vfl: stopped; what was trained so far is saved.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    from vfl_flower import engines
+    from vfl_flower.results import headline
+
+    run_config = _parse(options.run_config)
+    if options.out:
+        run_config["out"] = str(Path(options.out).expanduser().absolute())
+    start = {"local": engines.run_local, "ray": engines.run_ray}[options.engine]
+    finished = start(options.parties, run_config)
+    print(headline(finished.summary))
+    print(f"results: {finished.folder}")
+
+
+def _parse(texts: list[str]) -> dict[str, Any]:
+    """Key-value pairs, in Flower's own syntax."""
+    from click import ClickException
+    from flwr.common.config import parse_config_args
+
+    from vfl_flower.errors import ConfigError
+
+    try:
+        return dict(parse_config_args(texts))
+    except (ClickException, OSError) as error:
+        raise ConfigError(
+            f"-c {' '.join(texts)!r} cannot be read: write key=value pairs with spaces between "
+            "them, and texts in quotes, as in -c \"strategy='vafl' epochs=5\"."
+        ) from error
+
+
+def _listing() -> str:
+    from strategies import SYSTEMS
+    from vfl_flower.config import keys
+
+    lines = ["Systems and baselines (strategy = '...')", ""]
+    for name, system in SYSTEMS.items():
+        about = (system.__doc__ or "").splitlines()[0]
+        lines += [f"  {name:<10} {about}", f"  {'':<10} {system.axes}"]
+    lines += ["", "Configuration keys, with defaults", ""]
+    for key, spec in keys().items():
+        default = repr(spec.default) if spec.default is not None else "auto"
+        lines.append(f"  {key} = {default}")
+        text = spec.metadata["help"]
+        if spec.metadata["choices"]:
+            text += f" ({', '.join(spec.metadata['choices'])})"
+        if spec.metadata["auto"]:
+            text += f"; auto: {spec.metadata['auto']}"
+        lines.append(f"      {text}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""The run configuration: every key, its default and its meaning, read in this one place.
+
+Flower's run configuration is a flat table of kebab-case keys. ``RunConfig`` is that table as a
+validated dataclass; ``strategies.resolve`` fills it from the keys that a user gave, then from the
+system that ``strategy`` names, then from the defaults below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any
+
+from vfl_flower.errors import ConfigError
+
+AUTO = "auto"
+"""Value of a key that the chosen system, the data or the runtime decides."""
+
+
+def _key(default: Any, help: str, auto: str = "", choices: tuple[str, ...] = ()) -> Any:
+    """A configuration key; ``auto`` says in words what "auto" means for it."""
+    return field(default=default, metadata={"help": help, "auto": auto, "choices": choices})
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run. Field ``party_lr`` is key ``party-lr``; ``None`` stands for "auto"."""
+
+    # What is trained, on what
+    strategy: str = _key("split-nn", "system or baseline to run; `vfl list` describes each")
+    dataset: str = _key(
+        "digits",
+        "digits, breast-cancer, npz:PATH, csv:PATH, parquet:PATH, or hf:NAME_OR_DIR",
+    )
+    label: str = _key("label", "label column of a csv, parquet or hf data set")
+    test_fraction: float = _key(0.2, "share of rows held out, where the data has no test part")
+    image_split: str = _key(
+        "quadrants",
+        "how images are divided among parties: a near-square grid of blocks, or bands of rows",
+        choices=("quadrants", "rows"),
+    )
+    # Models
+    bottom_model: str = _key(
+        "mlp",
+        "model of a party, from features to embedding",
+        choices=("linear", "mlp", "cnn", "lstm"),
+    )
+    bottom_hidden: int = _key(64, "hidden units (mlp, lstm) or channels (cnn) of the bottom model")
+    embedding_size: int | None = _key(
+        None, "length of a party's embedding", auto="the number of outputs for `sum`, else 32"
+    )
+    embedding_activation: str | None = _key(
+        None,
+        "activation on the embedding",
+        auto="none for `sum`, else relu",
+        choices=("none", "relu", "sigmoid", "tanh"),
+    )
+    top_model: str = _key(
+        "mlp",
+        "model of the label holder; `sum` adds the embeddings up and has no parameters",
+        choices=("sum", "linear", "mlp"),
+    )
+    top_hidden: int = _key(64, "hidden units of an mlp top model")
+    combine: str = _key(
+        "concat",
+        "how a linear or mlp top model reads the parties' embeddings",
+        choices=("concat", "mean", "sum"),
+    )
+    # Training
+    epochs: int = _key(20, "passes over the training rows, for each party on average")
+    batch_size: int = _key(64, "rows of a mini-batch")
+    party_lr: float = _key(0.1, "learning rate of the parties")
+    server_lr: float = _key(0.1, "learning rate of the top model")
+    optimizer: str = _key(
+        "sgd", "optimizer of parties and top model", choices=("sgd", "momentum", "adam")
+    )
+    l2: float = _key(0.0, "weight lambda of the party's own regulariser lambda/2 ||theta_m||^2")
+    # Schedule
+    quorum: int | None = _key(
+        None,
+        "replies the label holder waits for: all parties is synchronous, 1 asynchronous",
+        auto="the system's own",
+    )
+    window: int | None = _key(
+        None,
+        "steps of a party that one message exchange carries",
+        auto="1 in process, 8 under Ray, 16 on SuperNodes",
+    )
+    max_delay: int = _key(
+        0,
+        "bound D on the age, in label-holder steps, of an embedding that is used; 0: no bound",
+    )
+    delay: str = _key(
+        "none",
+        "delay of an activation on the virtual clock of the in-process engine (VAFL app. G)",
+        choices=("none", "poisson", "exponential"),
+    )
+    # Privacy
+    privacy: str = _key(
+        "none",
+        "perturbed-embedding adds noise to every embedding that leaves a party (VAFL sec. 4)",
+        choices=("none", "perturbed-embedding"),
+    )
+    embedding_noise: float = _key(1.0, "standard deviation c of the last layer's Gaussian noise")
+    inner_noise: float = _key(0.0, "standard deviation of the inner layers' uniform noise")
+    embedding_bound: float = _key(
+        1.0, "norm R to which the last layer's output is clipped before its noise is added"
+    )
+    delta: float = _key(1e-5, "delta at which epsilon is reported")
+    noise_seed: int = _key(
+        -1, "-1: each party draws a secret seed; >= 0: repeatable noise, for experiments only"
+    )
+    # Running
+    parties: int = _key(0, "number of parties to wait for; 0: as many as there are nodes")
+    party_timeout: float = _key(600.0, "seconds that a party may stay silent")
+    on_party_failure: str = _key(
+        "stop",
+        "when a party fails: stop, or continue with its last embeddings (quorum below all)",
+        choices=("stop", "continue"),
+    )
+    eval_every: int = _key(1, "epochs between evaluations on the test rows")
+    seed: int = _key(0, "seed of models, batches and delays")
+    device: str = _key("auto", "cpu, cuda, or auto: a GPU where there is one")
+    out: str = _key("", "results folder; empty: runs/STRATEGY-DATASET-TIME")
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            choices = spec.metadata["choices"]
+            if choices and value is not None and value not in choices:
+                raise ConfigError(
+                    f"{_kebab(spec.name)} = {value!r} is not known: "
+                    f"choose one of {', '.join(choices)}."
+                )
+        self._at_least(1, "bottom_hidden", "top_hidden", "epochs", "batch_size", "eval_every")
+        self._at_least(1, "embedding_size", "quorum", "window")
+        self._at_least(0, "max_delay", "parties", "party_lr", "server_lr", "l2", "inner_noise")
+        self._at_least(-1, "noise_seed")
+        self._at_least(0, "seed")
+        for name in ("party_timeout", "embedding_noise", "embedding_bound"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{_kebab(name)} = {getattr(self, name)} must be above 0.")
+        for name in ("test_fraction", "delta"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{_kebab(name)} = {getattr(self, name)} must lie between 0 and 1."
+                )
+        if self.top_model == "sum" and self.combine != "concat":
+            raise ConfigError(
+                "combine has no meaning for top-model = 'sum', which adds the embeddings itself: "
+                "leave it out, or choose a linear or mlp top model."
+            )
+
+    def _at_least(self, least: int, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{_kebab(name)} = {value} must be at least {least}.")
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def keys() -> dict[str, Any]:
+    """Key -> dataclass field, in the order in which `vfl list` prints them."""
+    return {_kebab(spec.name): spec for spec in fields(RunConfig)}
+
+
+def flower_defaults() -> dict[str, Any]:
+    """The table ``[tool.flwr.app.config]`` of pyproject.toml: Flower accepts these keys only."""
+    return {
+        key: AUTO if spec.default is None else spec.default for key, spec in keys().items()
+    }
+
+
+def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The given keys as ``RunConfig`` arguments; "auto" values are left out.
+
+    Raises
+    ------
+    ConfigError
+        If a key is unknown, or a value has the wrong type.
+    """
+    known = keys()
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key not in known:
+            close = get_close_matches(key, known, 1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"There is no configuration key {key!r}.{hint} See `vfl list`.")
+        spec = known[key]
+        if spec.default is None and value == AUTO:
+            continue
+        values[spec.name] = _typed(key, value, str(spec.type))
+    return values
+
+
+def _typed(key: str, value: Any, type_name: str) -> Any:
+    """``value`` as the field's type; an int passes for a float, nothing else is converted."""
+    wanted = {"int": int, "float": float, "str": str}[type_name.split(" |")[0]]
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if (
+        not isinstance(value, wanted)
+        or isinstance(value, bool)
+        or (wanted is float and not math.isfinite(value))
+    ):
+        kind = {int: "a whole number", float: "a number", str: "a text in quotes"}[wanted]
+        raise ConfigError(f"{key} = {value!r} must be {kind}.")
+    return value

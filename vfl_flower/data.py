@@ -1,0 +1,338 @@
+"""Data sets: what a party reads (its own columns), and what the label holder reads (the labels).
+
+Both sides derive the same train/test split from the number of rows alone, and compare digests of
+the sample ids before training. In a simulation every party reads the named data set and keeps its
+own block of columns; labels never reach a party and features never reach the label holder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config import RunConfig
+from vfl_flower.errors import ConfigError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class FeatureBlock:
+    """One party's columns, scaled. ``train`` and ``test`` are float32, [rows, ...sample shape]."""
+
+    train: Array
+    test: Array
+    ids_digest: str
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The label holder's class indices, int64 [rows], and the label value of each index."""
+
+    train: Array
+    test: Array
+    classes: tuple[str, ...]
+    ids_digest: str
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the model: one logit for two classes, else one a class."""
+        return 1 if len(self.classes) == 2 else len(self.classes)
+
+
+@lru_cache(maxsize=128)
+def load_features(config: RunConfig, party: int, parties: int) -> FeatureBlock:
+    """Party ``party``'s block of columns, scaled by what its own training rows say.
+
+    Raises
+    ------
+    ConfigError
+        If the data cannot be read, is empty or not numeric, or has fewer columns than parties.
+    """
+    source = _open(config)
+    parts = source.features(lambda shape: _block(config, shape, party, parties))
+    train, test, digest = _split(config, parts)
+    if not (np.isfinite(train).all() and np.isfinite(test).all()):
+        raise ConfigError(
+            f"The columns of party {party} in {config.dataset} have missing or infinite values: "
+            "fill them in, or drop those rows, at every party."
+        )
+    return FeatureBlock(*_scale(train, test, per_column=_is_table(config, train)), digest)
+
+
+@lru_cache(maxsize=4)
+def load_labels(config: RunConfig) -> Labels:
+    """The labels of the training and the test rows.
+
+    Raises
+    ------
+    ConfigError
+        If there is no label column, a label is missing, or there are fewer than two classes.
+    """
+    train, test, digest = _split(config, _open(config).labels())
+    if train.ndim != 1:
+        raise ConfigError(
+            f"The labels of {config.dataset} have shape {train.shape}: one label a row is needed."
+        )
+    everything = np.concatenate([train, test])
+    if everything.dtype.kind == "f" and not np.isfinite(everything).all():
+        raise ConfigError(f"The labels of {config.dataset} have missing values: drop those rows.")
+    classes, indices = np.unique(everything, return_inverse=True)
+    if not 2 <= len(classes) <= max(2, len(everything) // 2):
+        raise ConfigError(
+            f"The labels of {config.dataset} take {len(classes)} values in {len(everything)} rows: "
+            "classification needs at least two classes with several rows each."
+        )
+    indices = indices.astype(np.int64)
+    return Labels(
+        indices[: len(train)], indices[len(train) :], tuple(map(str, classes.tolist())), digest
+    )
+
+
+# --- which columns are a party's ----------------------------------------------------------------
+
+
+def _block(config: RunConfig, shape: tuple[int, ...], party: int, parties: int) -> Any:
+    """Index of a party's columns in an array [rows, *shape]; evenly, by contiguous blocks."""
+    if len(shape) == 1 or config.bottom_model == "lstm":
+        # A table's columns; or a sequence's signals, each party seeing every time step.
+        columns = _cut(shape[-1], party, parties, "columns", config.dataset)
+        return (..., columns)
+    if config.image_split == "rows":
+        return (slice(None), _cut(shape[0], party, parties, "rows of pixels", config.dataset))
+    down = max(d for d in range(1, math.isqrt(parties) + 1) if parties % d == 0)
+    across = parties // down
+    return (
+        slice(None),
+        _cut(shape[0], party // across, down, "rows of pixels", config.dataset),
+        _cut(shape[1], party % across, across, "columns of pixels", config.dataset),
+    )
+
+
+def _cut(size: int, part: int, parts: int, what: str, dataset: str) -> slice:
+    if parts > size:
+        raise ConfigError(
+            f"{dataset} has {size} {what}, too few to divide among {parts}: use fewer parties."
+        )
+    return slice(part * size // parts, (part + 1) * size // parts)
+
+
+# --- rows: split, digest, scale -----------------------------------------------------------------
+
+
+def _split(config: RunConfig, parts: list[Array]) -> tuple[Array, Array, str]:
+    """Training and test rows, and a digest of their sample ids.
+
+    One part is divided at random, by a permutation that depends on the number of rows alone; two
+    parts are the data set's own division. Sample ids are row numbers.
+    """
+    if min(len(part) for part in parts) == 0:
+        raise ConfigError(f"{config.dataset} has no rows.")
+    if len(parts) == 2:
+        train_ids = np.arange(len(parts[0]))
+        test_ids = np.arange(len(parts[0]), len(parts[0]) + len(parts[1]))
+        train, test = parts
+    else:
+        (rows,) = parts
+        order = np.random.default_rng(0).permutation(len(rows))
+        held_out = math.ceil(config.test_fraction * len(rows))
+        if held_out == len(rows):
+            raise ConfigError(
+                f"{config.dataset} has {len(rows)} rows and test-fraction = {config.test_fraction} "
+                "leaves none to train on: use more rows or a smaller fraction."
+            )
+        train_ids, test_ids = order[held_out:], order[:held_out]
+        train, test = rows[train_ids], rows[test_ids]
+    digest = hashlib.sha256(train_ids.astype("<i8").tobytes() + b"|")
+    digest.update(test_ids.astype("<i8").tobytes())
+    return train, test, digest.hexdigest()
+
+
+def _is_table(config: RunConfig, rows: Array) -> bool:
+    return rows.ndim == 2 or config.bottom_model == "lstm"
+
+
+def _scale(train: Array, test: Array, per_column: bool) -> tuple[Array, Array]:
+    """Standardise by the training rows: each column of a table, all pixels of an image at once."""
+    axes = tuple(range(train.ndim - 1)) if per_column else None
+    mean = train.mean(axis=axes, dtype=np.float64)
+    deviation = train.std(axis=axes, dtype=np.float64)
+    deviation = np.where(deviation > 0, deviation, 1.0)
+
+    def scaled(rows: Array) -> Array:
+        out = rows.astype(np.float32)
+        out -= mean.astype(np.float32)
+        out /= deviation.astype(np.float32)
+        return np.ascontiguousarray(out)
+
+    return scaled(train), scaled(test)
+
+
+# --- sources ------------------------------------------------------------------------------------
+
+Columns = Callable[[tuple[int, ...]], Any]
+"""From the shape of one sample to the index of a party's columns."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A data set before its split: one part (all rows) or two (training rows, test rows)."""
+
+    features: Callable[[Columns], list[Array]]
+    labels: Callable[[], list[Array]]
+
+
+def _open(config: RunConfig) -> _Source:
+    kind, _, place = config.dataset.partition(":")
+    if config.dataset in ("digits", "breast-cancer"):
+        return _embedded(config.dataset)
+    openers: dict[str, Callable[[RunConfig, str], _Source]] = {
+        "npz": _npz,
+        "csv": _table,
+        "parquet": _table,
+        "hf": _hugging_face,
+    }
+    if kind not in openers or not place:
+        raise ConfigError(
+            f"dataset = {config.dataset!r} is not known: use digits, breast-cancer, npz:PATH, "
+            "csv:PATH, parquet:PATH or hf:NAME_OR_DIR."
+        )
+    if kind != "hf" and not Path(place).is_file():
+        raise ConfigError(f"dataset = {config.dataset!r}: there is no such file.")
+    return openers[kind](config, place)
+
+
+def _embedded(name: str) -> _Source:
+    from sklearn import datasets as sklearn_datasets
+
+    if name == "digits":
+        digits = sklearn_datasets.load_digits()
+        rows, labels = digits.images, digits.target
+    else:
+        rows, labels = sklearn_datasets.load_breast_cancer(return_X_y=True)
+    return _Source(lambda columns: [rows[columns(rows.shape[1:])]], lambda: [labels])
+
+
+def _npz(config: RunConfig, place: str) -> _Source:
+    """Arrays X_train, y_train, X_test, y_test; or X, y. Nothing is unpickled."""
+
+    def arrays(letter: str) -> list[Array]:
+        try:
+            with np.load(place, allow_pickle=False) as file:
+                names = [f"{letter}_train", f"{letter}_test"]
+                names = names if set(names) <= set(file.files) else [letter]
+                return [file[name] for name in names]
+        except (KeyError, ValueError, OSError) as error:
+            raise ConfigError(
+                f"{config.dataset} cannot be read: it needs numeric arrays X_train, y_train, "
+                "X_test and y_test, or X and y."
+            ) from error
+
+    def features(columns: Columns) -> list[Array]:
+        parts = arrays("X")
+        if parts[0].dtype.kind not in "biuf" or parts[0].ndim < 2:
+            raise ConfigError(f"X of {config.dataset} must be a numeric array with columns.")
+        return [rows[columns(rows.shape[1:])] for rows in parts]
+
+    return _Source(features, lambda: arrays("y"))
+
+
+def _table(config: RunConfig, place: str) -> _Source:
+    """A csv or parquet file with a header: one label column, all others numeric features."""
+    import pandas as pd
+    import pyarrow.parquet as pq
+
+    csv = config.dataset.startswith("csv:")
+    try:
+        names = list(pd.read_csv(place, nrows=0)) if csv else pq.read_schema(place).names
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{config.dataset} cannot be read as a table with a header.") from error
+
+    def read(columns: list[str]) -> Any:
+        return pd.read_csv(place, usecols=columns) if csv else pd.read_parquet(place, columns=columns)
+
+    def features(columns: Columns) -> list[Array]:
+        mine = _own_columns(config, names, columns)
+        frame = read(mine)[mine]
+        _all_numeric(config, {name: frame[name].dtype.kind for name in mine})
+        return [frame.to_numpy(dtype=np.float32)]
+
+    def labels() -> list[Array]:
+        _has_label(config, names)
+        column = read([config.label])[config.label]
+        if column.isna().any():
+            raise ConfigError(f"Column {config.label!r} of {config.dataset} has missing labels.")
+        return [column.to_numpy()]
+
+    return _Source(features, labels)
+
+
+def _hugging_face(config: RunConfig, place: str) -> _Source:
+    """A data set of the `datasets` library: a hub id, a folder of files, or a saved data set."""
+    import datasets as hugging_face
+
+    try:
+        if (Path(place) / "dataset_dict.json").is_file() or (Path(place) / "state.json").is_file():
+            loaded = hugging_face.load_from_disk(place)
+        else:
+            loaded = hugging_face.load_dataset(place)
+    except Exception as error:  # the library raises many kinds, and its own texts are long
+        raise ConfigError(
+            f"{config.dataset} cannot be loaded by the datasets library "
+            f"({type(error).__name__}): check the name, or the folder."
+        ) from error
+    parts = [loaded] if isinstance(loaded, hugging_face.Dataset) else [
+        loaded[name] for name in (("train", "test") if "test" in loaded else ("train",))
+    ]
+    names = parts[0].column_names
+
+    def column(part: Any, name: str) -> Array:
+        return np.asarray(part.with_format("numpy")[:][name])
+
+    def features(columns: Columns) -> list[Array]:
+        others = [name for name in names if name != config.label]
+        first = np.asarray(parts[0].with_format("numpy")[0][others[0]]) if others else np.zeros(0)
+        if len(others) == 1 and first.ndim > 0:  # one column of images or sequences
+            arrays = [column(part.select_columns(others), others[0]) for part in parts]
+            return [rows[columns(rows.shape[1:])] for rows in arrays]
+        mine = _own_columns(config, names, columns)
+        parts_columns = [
+            {name: column(part.select_columns(mine), name) for name in mine} for part in parts
+        ]
+        _all_numeric(config, {name: c.dtype.kind for name, c in parts_columns[0].items()})
+        return [np.stack(list(each.values()), axis=1) for each in parts_columns]
+
+    def labels() -> list[Array]:
+        _has_label(config, names)
+        return [column(part.select_columns([config.label]), config.label) for part in parts]
+
+    return _Source(features, labels)
+
+
+def _own_columns(config: RunConfig, names: list[str], columns: Columns) -> list[str]:
+    others = [name for name in names if name != config.label]
+    return others[columns((len(others),))[-1]]
+
+
+def _has_label(config: RunConfig, names: list[str]) -> None:
+    if config.label not in names:
+        raise ConfigError(
+            f"{config.dataset} has no label column {config.label!r}: set `label` to one of "
+            f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
+        )
+
+
+def _all_numeric(config: RunConfig, kinds: dict[str, str]) -> None:
+    text = [name for name, kind in kinds.items() if kind not in "biuf"]
+    if text:
+        raise ConfigError(
+            f"Column {text[0]!r} of {config.dataset} is not numeric: encode it as numbers first."
+        )

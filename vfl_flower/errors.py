@@ -1,0 +1,18 @@
+"""The errors of this application: each is one sentence for the person who can mend it."""
+
+from __future__ import annotations
+
+
+class VflError(Exception):
+    """What is wrong, where, and what to do, in one sentence."""
+
+
+class ConfigError(VflError):
+    """A run configuration, data set or model that cannot work; raised before any training."""
+
+
+class PartyError(VflError):
+    """A party failed, or sent something that must not be used."""
+
+    def __init__(self, who: str, cause: str) -> None:
+        super().__init__(f"{who} {cause}")

@@ -1,0 +1,106 @@
+"""First-order estimator: embeddings go up, gradient rows with respect to them come down.
+
+Read from top to bottom as data meets it: the party embeds (VAFL Alg. 1 line 5), the label holder
+evaluates, steps its top model and answers (lines 9, 10 and 12), the party steps (line 7, Eq. 4a).
+Every gradient of a window is taken at the party parameters that made the upload.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from vfl_flower.models import BottomModel, TopModel, loss_per_row
+from vfl_flower.privacy import Perturbation
+
+
+@torch.no_grad()
+def embed(model: BottomModel, x: Tensor, perturb: Perturbation | None) -> Tensor:
+    """Party: embeddings [R, E] of the window's rows."""
+    return model(x, perturb)
+
+
+def answer(
+    top: TopModel,
+    optimizer: torch.optim.Optimizer | None,
+    h: Tensor,
+    labels: Tensor,
+    lengths: list[int],
+) -> tuple[Tensor, Tensor]:
+    """Label holder: gradient rows of each step's mean loss, and the loss of each row.
+
+    The S steps run in order, each evaluated with the top model that the last one left (Eq. 2);
+    a top model without parameters needs no order, so one batched pass serves them all.
+
+    Parameters
+    ----------
+    h : embeddings of all parties side by side, [R, M * E], the rows of step 0 first.
+    labels : [R].
+    lengths : rows of each step; they add up to R.
+
+    Returns
+    -------
+    Gradient rows [R, M * E] and losses [R].
+    """
+    if optimizer is None:
+        leaf = h.detach().requires_grad_()
+        losses = loss_per_row(top(leaf), labels)
+        (rows,) = torch.autograd.grad(losses.sum(), leaf)
+        weights = torch.cat([torch.full((n, 1), 1.0 / n, device=h.device) for n in lengths])
+        return rows * weights, losses.detach()
+    gradients, losses_of_steps = [], []
+    for h_step, labels_step in zip(h.split(lengths), labels.split(lengths), strict=True):
+        leaf = h_step.detach().requires_grad_()
+        losses = loss_per_row(top(leaf), labels_step)
+        optimizer.zero_grad()
+        losses.mean().backward()
+        optimizer.step()
+        gradients.append(leaf.grad)
+        losses_of_steps.append(losses.detach())
+    return torch.cat(gradients), torch.cat(losses_of_steps)
+
+
+def update(
+    model: BottomModel,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    gradient_rows: Tensor,
+    lengths: list[int],
+    l2: float,
+    perturb: Perturbation | None,
+) -> None:
+    """Party: S optimizer steps, from the gradient rows [R, E] that answer its upload of ``x``.
+
+    Plain SGD is linear in the gradient, so one backward pass and one step do the work of S.
+    """
+    group = optimizer.param_groups[0]
+    if isinstance(optimizer, torch.optim.SGD) and group["momentum"] == 0:
+        optimizer.zero_grad()
+        model(x, perturb).backward(gradient_rows)
+        _add_regulariser(model, l2 * len(lengths))
+        optimizer.step()
+        return
+    uploaded_with = {
+        name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()
+    }
+    start = 0
+    for step, length in enumerate(lengths):
+        rows = slice(start, start + length)
+        start += length
+        noise = perturb.of_step(step) if perturb else None
+        h = functional_call(model, uploaded_with, (x[rows], noise))
+        gradients = torch.autograd.grad(h, list(uploaded_with.values()), gradient_rows[rows])
+        for p, at, gradient in zip(
+            model.parameters(), uploaded_with.values(), gradients, strict=True
+        ):
+            p.grad = gradient + l2 * at.detach()
+        optimizer.step()
+
+
+def _add_regulariser(model: BottomModel, weight: float) -> None:
+    """Add weight * theta_m to the gradient: the party's own regulariser, which is never sent."""
+    if weight:
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.add_(p.detach(), alpha=weight)

@@ -1,0 +1,166 @@
+"""Flower's own processes on this machine: a SuperLink, SuperNodes, and `flwr run`.
+
+They live on loopback and free ports, in a temporary folder that is their FLWR_HOME and from which
+they start, so that they neither read nor write the user's Flower and run no other checkout's code.
+They use the installed packages as they are. Each ends with its ``with`` block.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vfl_flower.config import flower_defaults
+from vfl_flower.errors import VflError
+
+_STARTING_SECONDS = 60.0
+
+
+class SuperLink:
+    """A SuperLink, for Ray simulations or for SuperNodes.
+
+    Parameters
+    ----------
+    simulation : whether runs are Ray simulations.
+    app : folder of the Flower App to run; by default one that names this installed package.
+    """
+
+    def __init__(self, simulation: bool, app: Path | None = None) -> None:
+        self.simulation = simulation
+        self.app = app
+
+    def __enter__(self) -> SuperLink:
+        self._temporary = tempfile.TemporaryDirectory(prefix="vfl-flower-")
+        self.home = Path(self._temporary.name)
+        self.port = free_port()
+        (self.home / "config.toml").write_text(
+            '[superlink]\ndefault = "own"\n\n'
+            f'[superlink.own]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        )
+        command = ["flower-superlink", "--insecure", "--host", "127.0.0.1"]
+        command += ["--port", str(self.port)] + ["--simulation"] * self.simulation
+        self._process = self.start(command, self.home / "superlink.log")
+        deadline = time.monotonic() + _STARTING_SECONDS
+        while not self._healthy():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                text = (self.home / "superlink.log").read_text()[-500:]
+                self.__exit__(None, None, None)
+                raise VflError(f"Flower's SuperLink did not start; it said: {text}")
+            time.sleep(0.1)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        stop(self._process)
+        self._temporary.cleanup()
+
+    @contextmanager
+    def supernode(self, party: int, parties: int) -> Iterator[subprocess.Popen[bytes]]:
+        """A SuperNode of this SuperLink, for one party."""
+        command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}"]
+        command += ["--host", "127.0.0.1", "--port", str(free_port())]
+        command += ["--node-config", f"partition-id={party} num-partitions={parties}"]
+        process = self.start(command, self.home / f"supernode-{party}.log")
+        try:
+            yield process
+        finally:
+            stop(process)
+
+    def submit(
+        self, run_config: Mapping[str, Any], parties: int, log: Path
+    ) -> subprocess.Popen[bytes]:
+        """`flwr run` with this configuration; the process ends with the run."""
+        (self.home / "run.toml").write_text(_toml(run_config))
+        app = self.app or self._app_of_installed_package()
+        command = ["flwr", "run", str(app), "own", "--stream"]
+        command += ["--run-config", str(self.home / "run.toml")]
+        if self.simulation:
+            command += ["--federation-config"]
+            command += [f"num-supernodes={parties} client-resources-num-cpus=1"]
+        return self.start(command, log)
+
+    def start(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+        """Start a Flower command in its own process group, which `stop` ends as a whole."""
+        scripts = str(Path(sys.executable).parent)
+        environment = {
+            **os.environ,
+            "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}",
+            "FLWR_HOME": str(self.home),
+            # Else Flower builds an environment of its own for each run, and downloads torch.
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [f"{scripts}/{command[0]}", *command[1:]],
+                cwd=self.home,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2) as reply:
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _app_of_installed_package(self) -> Path:
+        """A Flower App without code of its own, whose components are those of this package."""
+        app = self.home / "vfl-app"
+        app.mkdir(exist_ok=True)
+        (app / "pyproject.toml").write_text(
+            '[project]\nname = "vfl-app"\nversion = "1.0.0"\n\n'
+            '[tool.flwr.app]\npublisher = "vfl-flower"\n\n'
+            '[tool.flwr.app.components]\nserverapp = "vfl_flower.server_app:app"\n'
+            'clientapp = "vfl_flower.client_app:app"\n\n'
+            "[tool.flwr.app.config]\n" + _toml(flower_defaults())
+        )
+        return app
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started: asked first, made to after a few seconds."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sign)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def free_port() -> int:
+    """A loopback port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _toml(values: Mapping[str, Any]) -> str:
+    # JSON's texts, numbers and booleans are TOML's.
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())

@@ -1,0 +1,147 @@
+"""A Flower Grid in one process, which calls the ClientApp directly and keeps a virtual clock.
+
+A message is served when it is pushed, and its reply delivered when the virtual clock says so: an
+activation of a party (a train message, or a query for fresh embeddings) takes a delay drawn as
+VAFL's appendix G draws it; evaluations take no virtual time, so that measuring disturbs nothing.
+Replies come in virtual-time order, and equal seeds give equal runs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from vfl_flower.config import RunConfig
+
+_SERVER = 1  # node id of the ServerApp, as on a SuperLink
+_TAKES_TIME = ("train", "query.embed")
+
+
+def delay_seconds(config: RunConfig, party: int, parties: int, activation: int) -> float:
+    """Virtual seconds of a party's activation; party m of the paper is ``party + 1``.
+
+    poisson : Poisson(2 m) / (2 M), App. G.2; the slowest party's mean is one second.
+    exponential : mean m, App. G.3 (section 3.1 makes a party's parameter its mean waiting time).
+    """
+    if config.delay == "none":
+        return 0.0
+    generator = np.random.default_rng([config.seed, 2, party, activation])
+    if config.delay == "poisson":
+        return float(generator.poisson(2 * (party + 1)) / (2 * parties))
+    return float(generator.exponential(party + 1))
+
+
+class LocalGrid(Grid):
+    """The in-process engine: one virtual node for each party.
+
+    Parameters
+    ----------
+    client_app : the ClientApp that every node runs.
+    parties : number of nodes; node m has ``partition-id`` m in its node configuration.
+    run_config : the run configuration, as a user gave it.
+    config : the same, resolved; says which delays to draw.
+    """
+
+    def __init__(
+        self, client_app: ClientApp, parties: int, run_config: Mapping[str, Any], config: RunConfig
+    ) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, _SERVER
+        self.clock = 0.0  # virtual seconds
+        self.contexts = {
+            _SERVER + 1 + party: Context(
+                run_id=1,
+                node_id=_SERVER + 1 + party,
+                node_config={"partition-id": party, "num-partitions": parties},
+                state=RecordDict(),
+                run_config=dict(run_config),
+            )
+            for party in range(parties)
+        }
+        self._client_app = client_app
+        self._config = config
+        self._free_at = dict.fromkeys(self.contexts, 0.0)
+        self._activations = dict.fromkeys(self.contexts, 0)
+        self._replies: list[tuple[float, int, Message]] = []
+        self._pushed = 0
+
+    def get_node_ids(self) -> list[int]:
+        """Node ids, in the order of the parties."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Serve each message now; its reply becomes due after the party's delay."""
+        return [self._push(message) for message in messages]
+
+    def _push(self, message: Message) -> str:
+        self._pushed += 1
+        message.metadata.__dict__["_message_id"] = str(self._pushed)
+        node = message.metadata.dst_node_id
+        context = self.contexts[node]
+        try:
+            reply = self._client_app(message, context)
+        except Exception as error:  # as Flower's runtimes do: an error reply, not a crash
+            reason = f"{type(error).__name__}: {error}"
+            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            reply = Message(Error(code=code, reason=reason), reply_to=message)
+        due = max(self.clock, self._free_at[node])
+        if message.metadata.message_type in _TAKES_TIME:
+            party = node - _SERVER - 1
+            self._activations[node] += 1
+            due += delay_seconds(self._config, party, len(self.contexts), self._activations[node])
+        self._free_at[node] = due
+        heapq.heappush(self._replies, (due, self._pushed, reply))
+        return str(self._pushed)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Advance the clock to the next reply, and return it with all that are due by then."""
+        wanted = set(message_ids)
+        due: list[Message] = []
+        later: list[tuple[float, int, Message]] = []
+        while self._replies and (not due or self._replies[0][0] <= self.clock):
+            entry = heapq.heappop(self._replies)
+            if str(entry[1]) in wanted:
+                self.clock = max(self.clock, entry[0])
+                due.append(entry[2])
+            else:
+                later.append(entry)
+        for entry in later:
+            heapq.heappush(self._replies, entry)
+        return due
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Push, and pull every reply."""
+        waiting = set(self.push_messages(messages))
+        replies: list[Message] = []
+        while waiting:
+            replies += self.pull_messages(waiting)
+            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
+        return replies
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """A message, by Flower's older interface."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def set_run(self, run: Any) -> None:
+        """There is one run, that of this process."""
+
+    @property
+    def run(self) -> Any:
+        """There is no run to tell of."""
+        raise NotImplementedError("LocalGrid has no SuperLink, and so no run information.")

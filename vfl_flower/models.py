@@ -1,0 +1,231 @@
+"""Bottom models (a party's, features to embedding) and top models (the label holder's)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vfl_flower.config import RunConfig
+from vfl_flower.errors import ConfigError
+
+Perturb = Callable[[int, Tensor], Tensor]
+"""Noise for layer ``l``, counted from 0, given that layer's output before its activation."""
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda z: z,
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+class _LastState(nn.Module):
+    """An LSTM's hidden state after the last time step: [R, T, F] to [R, hidden]."""
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(features, hidden, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.lstm(x)
+        last: Tensor = states[:, -1]
+        return last
+
+
+class BottomModel(nn.Module):
+    """Layers u_l = sigma_l(w_l u_{l-1} + b_l), VAFL Eq. (9), or with noise Z_l inside, Eq. (10).
+
+    ``forward(x)`` maps features [R, ...sample shape] to embeddings [R, E].
+    """
+
+    def __init__(self, layers: Iterable[nn.Module], activations: Iterable[str]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.activations = [_ACTIVATIONS[name] for name in activations]
+
+    def forward(self, x: Tensor, perturb: Perturb | None = None) -> Tensor:
+        for depth, (layer, activation) in enumerate(
+            zip(self.layers, self.activations, strict=True)
+        ):
+            z = layer(x)
+            x = activation(z if perturb is None else perturb(depth, z))
+        return x
+
+
+class TopModel(nn.Module):
+    """From the parties' embeddings, side by side [R, M * E], to the outputs [R, C]."""
+
+    def __init__(self, parties: int, combine: str, network: nn.Module) -> None:
+        super().__init__()
+        self.parties = parties
+        self.combine = combine
+        self.network = network
+
+    def forward(self, h: Tensor) -> Tensor:
+        if self.combine != "concat":
+            blocks = h.view(len(h), self.parties, -1)
+            h = blocks.sum(1) if self.combine == "sum" else blocks.mean(1)
+        outputs: Tensor = self.network(h)
+        return outputs
+
+
+def embedding_size(config: RunConfig, outputs: int) -> int:
+    """E: as configured; the number of outputs for a top model without parameters."""
+    if config.top_model != "sum":
+        return config.embedding_size or 32
+    if config.embedding_size not in (None, outputs):
+        raise ConfigError(
+            f"embedding-size = {config.embedding_size} does not fit top-model = 'sum' on this data, "
+            f"which adds embeddings up to {outputs} outputs: leave it out, or choose another "
+            "top model."
+        )
+    return outputs
+
+
+def build_bottom(
+    config: RunConfig, party: int, sample_shape: tuple[int, ...], size: int
+) -> BottomModel:
+    """The bottom model of a party, with the initial parameters that (seed, party) give.
+
+    Raises
+    ------
+    ConfigError
+        If the model cannot read samples of this shape.
+    """
+    hidden = config.bottom_hidden
+    activation = config.embedding_activation or ("none" if config.top_model == "sum" else "relu")
+    flat = int(np.prod(sample_shape))
+    with _seeded(config, party):
+        if config.bottom_model == "linear":
+            layers: list[nn.Module] = [nn.Sequential(nn.Flatten(), nn.Linear(flat, size))]
+            activations = [activation]
+        elif config.bottom_model == "mlp":
+            layers = [
+                nn.Sequential(nn.Flatten(), nn.Linear(flat, hidden)),
+                nn.Linear(hidden, size),
+            ]
+            activations = ["relu", activation]
+        elif config.bottom_model == "cnn":
+            if len(sample_shape) not in (2, 3):
+                raise ConfigError(
+                    f"bottom-model = 'cnn' needs images, but a sample of {config.dataset} has "
+                    f"shape {sample_shape}: choose linear or mlp."
+                )
+            layers, activations = _convolutions(sample_shape, hidden, size), ["relu", "relu"]
+            activations.append(activation)
+        else:
+            if len(sample_shape) != 2:
+                raise ConfigError(
+                    f"bottom-model = 'lstm' needs sequences of shape (time, signals), but a sample "
+                    f"of {config.dataset} has shape {sample_shape}: choose linear or mlp."
+                )
+            layers = [_LastState(sample_shape[1], hidden), nn.Linear(hidden, size)]
+            activations = ["none", activation]
+    return BottomModel(layers, activations)
+
+
+def _convolutions(shape: tuple[int, ...], channels: int, size: int) -> list[nn.Module]:
+    """Two 3x3 convolutions, each halving images of at least 4 pixels, and a linear layer."""
+    colours = shape[2] if len(shape) == 3 else 1
+    to_planes: nn.Module = _ChannelsFirst()
+    height, width = shape[0], shape[1]
+    layers: list[nn.Module] = []
+    for depth, inputs in enumerate((colours, channels)):
+        stride = 2 if min(height, width) >= 4 else 1
+        convolution = nn.Conv2d(inputs, channels, 3, stride=stride, padding=1)
+        layers.append(nn.Sequential(to_planes, convolution) if depth == 0 else convolution)
+        height, width = -(-height // stride), -(-width // stride)
+    layers.append(nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, size)))
+    return layers
+
+
+class _ChannelsFirst(nn.Module):
+    """Images [R, H, W] or [R, H, W, colours] to [R, colours, H, W]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2)
+
+
+def build_top(config: RunConfig, sizes: Sequence[int], outputs: int) -> TopModel:
+    """The label holder's model, with the initial parameters that the seed gives.
+
+    Parameters
+    ----------
+    sizes : embedding size of each party; all the same unless embeddings are concatenated.
+    """
+    parties = len(sizes)
+    if config.top_model == "sum":
+        return TopModel(parties, "sum", nn.Identity())
+    inputs = sum(sizes) if config.combine == "concat" else sizes[0]
+    with _seeded(config, -1):
+        network: nn.Module = nn.Linear(inputs, outputs)
+        if config.top_model == "mlp":
+            network = nn.Sequential(
+                nn.Linear(inputs, config.top_hidden),
+                nn.ReLU(),
+                nn.Linear(config.top_hidden, outputs),
+            )
+    return TopModel(parties, config.combine, network)
+
+
+@contextmanager
+def _seeded(config: RunConfig, who: int) -> Iterator[None]:
+    """Initialise a model from (seed, who), leaving torch's own random state as it was."""
+    with torch.random.fork_rng(devices=[]):
+        words = np.random.SeedSequence([config.seed, who + 1]).generate_state(1, np.uint64)
+        torch.manual_seed(int(words[0] >> np.uint64(1)))
+        yield
+
+
+def loss_per_row(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Logistic loss of each row, [R]: one output is the logit of class 1, else one a class."""
+    if outputs.shape[1] == 1:
+        return F.binary_cross_entropy_with_logits(
+            outputs[:, 0], labels.to(outputs.dtype), reduction="none"
+        )
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+def build_optimizer(config: RunConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """The configured torch optimizer."""
+    parameters = list(model.parameters())
+    if config.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=lr)
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9 if config.optimizer == "momentum" else 0)
+
+
+def choose_device(config: RunConfig) -> torch.device:
+    """The GPU where there is one, unless the configuration says otherwise."""
+    if config.device != "auto":
+        try:
+            return torch.empty(0, device=config.device).device
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(f"device = {config.device!r} is not to be had here.") from error
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Copy named arrays into a model's parameters."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(as_tensor(arrays[name]))
+
+
+def model_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
+    """A model's parameters as named arrays, which share its memory where it is on the CPU."""
+    return {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
+
+
+def as_tensor(array: NDArray[Any]) -> Tensor:
+    """A tensor over a read-only array, for copying from only."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(array)

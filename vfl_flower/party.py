@@ -1,0 +1,256 @@
+"""A party: one feature holder, between the messages that reach it.
+
+Its state (bottom model, optimizer, the window that awaits feedback) lives in Flower's
+``Context.state``, because any process may serve any message. The feature block and the model's
+skeleton are built once a process. The messages are served by `vfl_flower.client_app`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from numpy.typing import NDArray
+from torch import Tensor
+
+import strategies
+from vfl_flower import first_order, records
+from vfl_flower.batches import Window, draw_window
+from vfl_flower.codecs import Identity
+from vfl_flower.config import RunConfig
+from vfl_flower.data import load_features
+from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.models import (
+    as_tensor,
+    build_bottom,
+    build_optimizer,
+    choose_device,
+    embedding_size,
+    load_model,
+    model_arrays,
+)
+from vfl_flower.privacy import Perturbation
+from vfl_flower.provenance import code_digest, peak_memory_mb
+from vfl_flower.records import (
+    DescribeOrder,
+    Description,
+    EmbedOrder,
+    EvaluateOrder,
+    TrainOrder,
+    Upload,
+)
+
+
+class Party:
+    """One party. Between two messages it is its ``Context.state``: `resume`, serve, `keep`."""
+
+    def __init__(self, config: RunConfig, index: int, parties: int, outputs: int) -> None:
+        self.config = config
+        self.index = index
+        self.parties = parties
+        self.outputs = outputs
+        self.device = choose_device(config)
+        self.block = load_features(config, index, parties)
+        self.size = embedding_size(config, outputs)
+        model = build_bottom(config, index, self.block.train.shape[1:], self.size)
+        self.model = model.to(self.device)
+        self.optimizer = build_optimizer(config, self.model, config.party_lr)
+        self.codec = Identity()
+        self.exchange = 0  # number of the last message served
+        self.pending: TrainOrder | None = None  # the window that awaits feedback
+        self.secret = b""  # seed of the noise, known to this party alone
+
+    @classmethod
+    def resume(cls, context: Context) -> Party:
+        """The party of a node, as the last message left it."""
+        scalars = records.load_scalars(context.state)
+        if not scalars:
+            raise VflError("was never asked to describe itself: start the run again.")
+        party = _skeleton(*identity(context), scalars["outputs"])
+        party.exchange = scalars["exchange"]
+        party.secret = scalars["secret"]
+        party.pending = None
+        if scalars["pending-steps"]:
+            party.pending = TrainOrder(
+                exchange=scalars["pending-exchange"],
+                epoch=scalars["pending-epoch"],
+                first=scalars["pending-first"],
+                steps=scalars["pending-steps"],
+                coordinated=scalars["pending-coordinated"],
+            )
+        load_model(party.model, records.load_arrays(context.state, "model"))
+        _load_optimizer(party.optimizer, records.load_arrays(context.state, "optimizer"))
+        return party
+
+    def keep(self, context: Context) -> None:
+        """Leave everything that the next message needs in the node's ``Context.state``."""
+        pending = self.pending
+        scalars = {
+            "outputs": self.outputs,
+            "exchange": self.exchange,
+            "secret": self.secret,
+            "pending-exchange": pending.exchange if pending else 0,
+            "pending-epoch": pending.epoch if pending else 0,
+            "pending-first": pending.first if pending else 0,
+            "pending-steps": pending.steps if pending else 0,
+            "pending-coordinated": pending.coordinated if pending else False,
+        }
+        records.save_state(
+            context.state,
+            scalars,
+            model=model_arrays(self.model),
+            optimizer=_optimizer_arrays(self.optimizer),
+        )
+
+    # --- the messages ---------------------------------------------------------------------------
+
+    def describe(self, order: DescribeOrder) -> Description:
+        """Begin anew: a secret of its own, and what the label holder must check."""
+        if self.config.noise_seed < 0:
+            self.secret = secrets.token_bytes(16)
+        else:
+            self.secret = f"{self.config.noise_seed} {self.index}".encode()
+        return Description(
+            party=self.index,
+            parties=self.parties,
+            train_rows=len(self.block.train),
+            test_rows=len(self.block.test),
+            columns=int(np.prod(self.block.train.shape[1:])),
+            embedding_size=self.size,
+            ids_digest=self.block.ids_digest,
+            code_digest=code_digest(),
+        )
+
+    def train(self, order: TrainOrder) -> Upload:
+        """Learn from the feedback for the last window; upload the next (VAFL Alg. 1 lines 3-7)."""
+        self._count(order.exchange)
+        self._learn(order.arrays)
+        window = self._window(order)
+        h = first_order.embed(
+            self.model, self._features(window.ids), self._noise(order.exchange, window.lengths)
+        )
+        self.pending = order
+        arrays = self.codec.encode("embedding", h)
+        if not order.coordinated:
+            arrays["ids"] = window.ids
+        return self._upload(arrays)
+
+    def evaluate(self, order: EvaluateOrder) -> Upload:
+        """Learn from the feedback, if any; upload the embeddings of the test rows."""
+        self._count(order.exchange)
+        self._learn(order.arrays)
+        return self._upload(self._embeddings(self.block.test))
+
+    def embed(self, order: EmbedOrder) -> Upload:
+        """Upload fresh embeddings of the rows that have grown too old at the label holder."""
+        self._count(order.exchange)
+        ids = order.arrays.get("ids", np.zeros(0))
+        if ids.dtype != np.int32 or ids.ndim != 1 or not _within(ids, len(self.block.train)):
+            raise VflError("was asked for rows that it does not have.")
+        return self._upload(self._embeddings(self.block.train[ids]))
+
+    # --- what they have in common ---------------------------------------------------------------
+
+    def _count(self, exchange: int) -> None:
+        if exchange != self.exchange + 1:
+            raise VflError(
+                f"got message {exchange} after message {self.exchange}, and left it unserved: "
+                "start the run again."
+            )
+        self.exchange = exchange
+
+    def _learn(self, arrays: records.Arrays) -> None:
+        """Apply the feedback for the pending window, by the parameters that made its upload."""
+        if self.pending is None:
+            return
+        window = self._window(self.pending)
+        feedback = self.codec.decode("gradient", arrays, (len(window.ids), self.size))
+        first_order.update(
+            self.model,
+            self.optimizer,
+            self._features(window.ids),
+            feedback.to(self.device),
+            window.lengths.tolist(),
+            self.config.l2,
+            self._noise(self.pending.exchange, window.lengths),
+        )
+        self.pending = None
+
+    def _window(self, order: TrainOrder) -> Window:
+        return draw_window(
+            self.config,
+            len(self.block.train),
+            None if order.coordinated else self.index,
+            order.epoch,
+            order.first,
+            order.steps,
+        )
+
+    def _features(self, ids: NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(self.block.train[ids]).to(self.device)
+
+    def _embeddings(self, rows: NDArray[Any]) -> records.Arrays:
+        noise = self._noise(self.exchange, np.array([len(rows)]))
+        h = first_order.embed(self.model, torch.from_numpy(rows).to(self.device), noise)
+        return self.codec.encode("embedding", h)
+
+    def _noise(self, exchange: int, lengths: NDArray[Any]) -> Perturbation | None:
+        if self.config.privacy == "none":
+            return None
+        last = len(self.model.layers) - 1
+        return Perturbation(
+            self.config, self.secret, exchange, tuple(lengths.tolist()), last
+        )
+
+    def _upload(self, arrays: records.Arrays) -> Upload:
+        return Upload(
+            party=self.index,
+            exchange=self.exchange,
+            peak_memory_mb=peak_memory_mb(),
+            arrays=arrays,
+        )
+
+
+_skeleton = lru_cache(maxsize=128)(Party)
+"""One `Party` a process, node and run configuration, whose state `Party.resume` fills in."""
+
+
+def identity(context: Context) -> tuple[RunConfig, int, int]:
+    """The run configuration of a node, its party's index, and the number of parties."""
+    node = context.node_config
+    index, parties = node.get("partition-id"), node.get("num-partitions")
+    if not (isinstance(index, int) and isinstance(parties, int) and 0 <= index < parties):
+        raise ConfigError(
+            "A SuperNode does not know which party it is: start it with "
+            "--node-config 'partition-id=0 num-partitions=4', partition-id counting from 0."
+        )
+    return strategies.resolve(context.run_config), index, parties
+
+
+def _optimizer_arrays(optimizer: torch.optim.Optimizer) -> records.Arrays:
+    """The state of a torch optimizer, as "parameter number.name" (momentum_buffer, exp_avg, ...)."""
+    parameters = optimizer.param_groups[0]["params"]
+    return {
+        f"{number}.{name}": value.cpu().numpy()
+        for number, parameter in enumerate(parameters)
+        for name, value in optimizer.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, arrays: records.Arrays) -> None:
+    optimizer.state.clear()
+    parameters = optimizer.param_groups[0]["params"]
+    for key, array in arrays.items():
+        number, name = key.split(".", 1)
+        parameter = parameters[int(number)]
+        device = "cpu" if array.ndim == 0 else parameter.device  # torch keeps step counts there
+        optimizer.state[parameter][name] = as_tensor(array).clone().to(device)
+
+
+def _within(ids: NDArray[np.int32], rows: int) -> bool:
+    return len(ids) == 0 or bool(ids.min() >= 0 and ids.max() < rows)

@@ -1,0 +1,85 @@
+"""Privacy axis: perturbed local embedding (VAFL section 4), and what it is worth.
+
+What it protects, and from whom: the feature values of a record of one party, from the label holder
+and whoever reads its messages, over all uploads of that record by that party. It does not protect
+labels from the parties.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from dp_accounting import get_epsilon_gaussian
+from torch import Tensor
+
+from vfl_flower.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """Noise inside a bottom model, Eq. (10)-(11): uniform in its inner layers, Gaussian in its last.
+
+    Called with a layer's output before its activation, all rows of a window at once. The noise of a
+    step depends on (secret, exchange, step, layer) alone, so the pass that answers the feedback
+    repeats that of the upload. The last layer's output is first clipped to norm R, which bounds what
+    one record can change; whatever the activation does after the noise is post-processing.
+    """
+
+    config: RunConfig
+    secret: bytes
+    exchange: int
+    lengths: tuple[int, ...]
+    last: int
+    first_step: int = 0
+
+    def __call__(self, layer: int, z: Tensor) -> Tensor:
+        if layer == self.last:
+            norms = z.norm(dim=1, keepdim=True).clamp_min(1e-12)
+            z = z * (self.config.embedding_bound / norms).clamp_max(1.0)
+        elif self.config.inner_noise == 0:
+            return z
+        noise = [
+            self._draw(step, layer, (length, *z.shape[1:]))
+            for step, length in enumerate(self.lengths, start=self.first_step)
+        ]
+        return z + torch.cat(noise).to(z.device)
+
+    def of_step(self, step: int) -> Perturbation:
+        """The same noise, for a pass over the rows of one step of the window."""
+        return Perturbation(
+            self.config, self.secret, self.exchange, (self.lengths[step],), self.last, step
+        )
+
+    def _draw(self, step: int, layer: int, shape: tuple[int, ...]) -> Tensor:
+        seed = hashlib.sha256(self.secret + f"|{self.exchange}|{step}|{layer}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(seed[:8], "little"))
+        if layer == self.last:
+            return self.config.embedding_noise * torch.randn(shape, generator=generator)
+        half_width = math.sqrt(3) * self.config.inner_noise
+        return (2 * torch.rand(shape, generator=generator) - 1) * half_width
+
+
+def epsilon(config: RunConfig, uploads: int) -> float:
+    """Epsilon at delta of a record that one party has uploaded this many times.
+
+    Each upload is a Gaussian mechanism of sensitivity R and deviation c (a record's embedding
+    against none, in its place), and k of them compose to one of deviation c / (R sqrt(k)), whose
+    epsilon is exact. Sub-sampling gives nothing, since the label holder sees which rows are sent.
+    """
+    if uploads == 0:
+        return 0.0
+    ratio = config.embedding_noise / (config.embedding_bound * math.sqrt(uploads))
+    return float(get_epsilon_gaussian(ratio, config.delta))
+
+
+def epsilon_of_theorem_6(config: RunConfig, rows: int, samples: int) -> float:
+    """What VAFL's Theorem 6 would claim, with its unstated constant taken as 1.
+
+    Eq. (15): mu = N_m sqrt(K) / (c N) for batch size N_m, N rows and K samples processed; a mu-GDP
+    mechanism is as private as a Gaussian one of deviation 1 / mu.
+    """
+    mu = config.batch_size * math.sqrt(samples) / (config.embedding_noise * rows)
+    return float(get_epsilon_gaussian(1 / mu, config.delta)) if mu > 0 else 0.0

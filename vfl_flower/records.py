@@ -1,0 +1,260 @@
+"""Typed messages to and from Flower records, checked on arrival; no other module names a record.
+
+A message of the protocol is a small dataclass of scalars and named NumPy arrays. The scalars travel
+in a ConfigRecord, the arrays in an ArrayRecord, in NumPy's own file format, and nothing is ever
+unpickled. The byte counters count the arrays, as sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from io import BytesIO
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
+
+from vfl_flower.errors import VflError
+
+Arrays = dict[str, NDArray[Any]]
+P = TypeVar("P", bound="Payload")
+
+_SCALARS, _ARRAYS = "scalars", "arrays"
+_FAILURE = "failure"
+_NUMPY = "numpy.ndarray"  # Flower's name for NumPy's file format
+
+
+# --- the messages of the protocol ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payload:
+    """Scalar fields, and named arrays."""
+
+    arrays: Arrays = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays, as sent."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(Payload):
+    """From the label holder to a party."""
+
+    kind: ClassVar[str]  # Flower's message type
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribeOrder(Order):
+    """Describe yourself, and begin anew; the model is to have this many outputs."""
+
+    kind: ClassVar[str] = "query.describe"
+    outputs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOrder(Order):
+    """The feedback for the last window, in ``arrays``, and the order for the next.
+
+    ``exchange`` numbers a party's messages from 1, so that one that comes twice is noticed.
+    ``coordinated`` says whose order of the rows counts: the one that all parties share, or the
+    party's own.
+    """
+
+    kind: ClassVar[str] = "train"
+    exchange: int
+    epoch: int
+    first: int
+    steps: int
+    coordinated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOrder(Order):
+    """The feedback for the last window, if any; upload the embeddings of the test rows."""
+
+    kind: ClassVar[str] = "evaluate"
+    exchange: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOrder(Order):
+    """Upload fresh embeddings of the training rows in ``arrays["ids"]`` (bounded delay)."""
+
+    kind: ClassVar[str] = "query.embed"
+    exchange: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description(Payload):
+    """A party's answer to `DescribeOrder`: what must agree before training begins."""
+
+    party: int
+    parties: int
+    train_rows: int
+    test_rows: int
+    columns: int
+    embedding_size: int
+    ids_digest: str
+    code_digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload(Payload):
+    """A party's answer to every other order: embeddings, through the codec, and the rows' ids."""
+
+    party: int
+    exchange: int
+    peak_memory_mb: float
+
+
+# --- messages to and from Flower ----------------------------------------------------------------
+
+
+def to_message(order: Order, node_id: int, ttl: float) -> Message:
+    """The Flower message that carries an order to a node."""
+    return Message(_to_record(order), node_id, order.kind, ttl=ttl)
+
+
+def read_order(message: Message, kind: type[P]) -> P:
+    """The order in a message, at the party."""
+    return _from_record(message.content, kind)
+
+
+def to_reply(payload: Payload, message: Message) -> Message:
+    """A party's answer to a message."""
+    return Message(_to_record(payload), reply_to=message)
+
+
+def to_failure(sentence: str, message: Message) -> Message:
+    """A party's answer to a message that it could not serve; the sentence holds no data."""
+    return Message(RecordDict({_FAILURE: ConfigRecord({"cause": sentence})}), reply_to=message)
+
+
+def read_reply(message: Message, kind: type[P]) -> P:
+    """The answer of a party, at the label holder.
+
+    Raises
+    ------
+    VflError
+        If the party failed, or its answer lacks the fields and types that it should have; a
+        sentence without its subject, the party.
+    """
+    if message.has_error():
+        reason = " ".join(message.error.reason.split())[:300]
+        raise VflError(f"failed: {reason or f'Flower error {message.error.code}'}")
+    if _FAILURE in message.content:
+        raise VflError(f"failed: {message.content.config_records[_FAILURE]['cause']}")
+    return _from_record(message.content, kind)
+
+
+def _to_record(payload: Payload) -> RecordDict:
+    scalars = {f.name: getattr(payload, f.name) for f in fields(payload) if f.name != "arrays"}
+    return RecordDict({_SCALARS: ConfigRecord(scalars), _ARRAYS: pack(payload.arrays)})
+
+
+def _from_record(record: RecordDict, kind: type[P]) -> P:
+    try:
+        scalars = record.config_records[_SCALARS]
+        values: dict[str, Any] = {"arrays": unpack(record.array_records[_ARRAYS])}
+        for spec in fields(kind):
+            if spec.name != "arrays":
+                values[spec.name] = scalars[spec.name]
+                if type(values[spec.name]).__name__ != spec.type:
+                    raise VflError(f"sent a {kind.__name__} whose {spec.name} is no {spec.type}.")
+        return kind(**values)
+    except KeyError as error:
+        raise VflError(f"sent a message without the field {error} of {kind.__name__}.") from None
+
+
+def checked(arrays: Mapping[str, NDArray[Any]], name: str, dtype: str, shape: tuple[int, ...]) -> Any:
+    """The array of that name, if it has just this dtype and shape, and is finite.
+
+    Raises
+    ------
+    VflError
+        A sentence that lacks only its subject, the sender.
+    """
+    if name not in arrays:
+        raise VflError(f"sent no array {name!r}.")
+    array = arrays[name]
+    if array.dtype != np.dtype(dtype) or array.shape != shape:
+        raise VflError(
+            f"sent {name!r} as {array.dtype} of shape {array.shape}, not {dtype} of shape {shape}."
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise VflError(f"sent {name!r} with values that are not finite: lower the learning rates.")
+    return array
+
+
+# --- a party's state in Context.state -----------------------------------------------------------
+
+
+def save_state(state: RecordDict, scalars: dict[str, Any], **groups: Arrays) -> None:
+    """Keep scalars and groups of named arrays in a node's ``Context.state``."""
+    state[_SCALARS] = ConfigRecord(scalars)
+    for name, arrays in groups.items():
+        state[name] = pack(arrays)
+
+
+def load_scalars(state: RecordDict) -> Mapping[str, Any]:
+    """The scalars kept by `save_state`; empty in a new node."""
+    return state.config_records.get(_SCALARS, {})
+
+
+def load_arrays(state: RecordDict, group: str) -> Arrays:
+    """A group of arrays kept by `save_state`, read-only."""
+    return unpack(state.array_records[group])
+
+
+# --- arrays to and from bytes -------------------------------------------------------------------
+
+
+def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Named arrays as an ArrayRecord."""
+    return ArrayRecord({name: _pack(array) for name, array in arrays.items()})
+
+
+def unpack(record: ArrayRecord) -> Arrays:
+    """The arrays of an ArrayRecord, read-only and without a copy.
+
+    Raises
+    ------
+    VflError
+        If an array is not numeric, or its bytes are not what its dtype and shape say.
+    """
+    return {name: _unpack(name, array) for name, array in record.items()}
+
+
+def _pack(array: NDArray[Any]) -> Array:
+    dtype = array.dtype.str
+    data = _header(dtype, array.shape) + array.tobytes()
+    return Array(str(array.dtype), array.shape, _NUMPY, data)
+
+
+def _unpack(name: str, array: Array) -> NDArray[Any]:
+    try:
+        dtype = np.dtype(array.dtype)
+        if dtype.kind not in "biuf" or array.stype != _NUMPY:
+            raise ValueError
+        header = _header(dtype.str, tuple(array.shape))
+        if not array.data.startswith(header):
+            raise ValueError
+        return np.frombuffer(array.data, dtype, offset=len(header)).reshape(array.shape)
+    except (TypeError, ValueError):
+        raise VflError(f"sent an array {name!r} whose bytes do not decode.") from None
+
+
+@lru_cache(maxsize=1024)
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The head of NumPy's file format (version 1.0, row-major)."""
+    buffer = BytesIO()
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
+    return buffer.getvalue()

@@ -1,0 +1,111 @@
+"""The results folder of a run: history.jsonl, summary.json, curves.png and top.npz."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.config import RunConfig
+from vfl_flower.errors import ConfigError
+from vfl_flower.records import Arrays
+
+log = logging.getLogger("flwr")
+
+_CURVES = (
+    ("exchanges", "exchanges", 1.0),
+    ("bytes", "megabytes, up and down", 1e-6),
+    ("seconds", "seconds", 1.0),
+    ("virtual_seconds", "virtual seconds", 1.0),
+)
+
+
+class Results:
+    """One folder a run; an existing run's is never written over."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.folder = results_folder(config)
+        self.history: list[dict[str, Any]] = []
+        if (self.folder / "summary.json").exists():
+            raise ConfigError(
+                f"out = {config.out!r} already holds a run: name another folder, or move it away."
+            )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "history.jsonl").write_text("")
+        except OSError as error:
+            raise ConfigError(f"The results folder {self.folder} cannot be written.") from error
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Append a history entry, at once, so that a run that ends early has left it."""
+        self.history.append(entry)
+        with (self.folder / "history.jsonl").open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def finish(self, summary: dict[str, Any], top: Arrays) -> None:
+        """Write the summary, the curves, and the top model's parameters."""
+        if top:
+            parameters: dict[str, Any] = top
+            np.savez(self.folder / "top.npz", **parameters)
+        if self.history:
+            draw_curves({summary["strategy"]: self.history}, self.folder / "curves.png")
+        (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        if summary["failure"] is None:
+            log.info("%s", headline(summary))
+        log.info("Results are in %s", self.folder)
+
+
+def results_folder(config: RunConfig) -> Path:
+    """The configured folder, or a new one under ``runs``, as an absolute path."""
+    name = f"{config.strategy}-{config.dataset.rsplit('/', 1)[-1].replace(':', '-')}"
+    folder = config.out or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path(folder).expanduser().absolute()
+
+
+def draw_curves(histories: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Test accuracy against exchanges, bytes and time, a line for each run."""
+    from matplotlib.figure import Figure  # no pyplot: works without a display, in any thread
+
+    def value(entry: dict[str, Any], key: str) -> float:
+        return float(entry["bytes_up"] + entry["bytes_down"] if key == "bytes" else entry[key])
+
+    used = [
+        curve
+        for curve in _CURVES
+        if any(value(entry, curve[0]) for history in histories.values() for entry in history)
+    ]
+    figure = Figure(figsize=(4.2 * max(1, len(used)), 3.4), layout="constrained")
+    for number, (key, label, unit) in enumerate(used):
+        axes = figure.add_subplot(1, len(used), number + 1)
+        for name, history in histories.items():
+            x = [unit * value(entry, key) for entry in history]
+            y = [entry["test_accuracy"] for entry in history]
+            axes.plot(x, y, marker=".", markersize=4, linewidth=1.2, label=name)
+        axes.set_xlabel(label)
+        axes.set_ylabel("test accuracy" if number == 0 else "")
+        axes.grid(alpha=0.3)
+        if number == 0:
+            axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def headline(summary: dict[str, Any]) -> str:
+    """What a run reached and took, in one line."""
+    parts = []
+    if summary["test_accuracy"] is not None:
+        parts.append(f"test accuracy {summary['test_accuracy']:.4f}")
+    if summary["test_auc"] is not None:
+        parts.append(f"AUC {summary['test_auc']:.4f}")
+    if summary["epsilon"] is not None:
+        parts.append(f"epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}")
+    up, down = summary["bytes_up"] / 1e6, summary["bytes_down"] / 1e6
+    parts += [
+        f"{summary['exchanges']} exchanges",
+        f"{up:.2f} MB up, {down:.2f} MB down",
+        f"{summary['seconds']:.1f} s",
+    ]
+    return f"{summary['strategy']}: {', '.join(parts)}"

@@ -1,0 +1,51 @@
+"""The Flower ServerApp of the label holder: configuration in, results folder out."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+import strategies
+from strategies.vertical import Vertical
+from vfl_flower.config import RunConfig, keys
+from vfl_flower.data import load_labels
+from vfl_flower.provenance import versions
+from vfl_flower.results import Results
+
+log = logging.getLogger("flwr")
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train the configured system with the parties of the grid; whatever happens, save it."""
+    config = strategies.resolve(context.run_config)
+    labels = load_labels(config)
+    results = Results(config)
+    strategy = strategies.SYSTEMS[config.strategy](config, labels, results.add)
+    failure = None
+    try:
+        strategy.start(grid)
+    except BaseException as error:
+        failure = str(error) or type(error).__name__
+        raise
+    finally:
+        results.finish(summarise(config, strategy, failure), strategy.top_arrays())
+
+
+def summarise(config: RunConfig, strategy: Vertical, failure: str | None) -> dict[str, Any]:
+    """``summary.json``: what ran, what it reached, and what it took."""
+    return {
+        "strategy": config.strategy,
+        "engine": strategy.engine,
+        "dataset": config.dataset,
+        **strategy.figures(),
+        "seed": config.seed,
+        "failure": failure,
+        "config": {key: getattr(config, spec.name) for key, spec in keys().items()},
+        "versions": versions(),
+    }
