@@ -1,7 +1,7 @@
 """Synchronous split learning, the reference that every other system is compared with.
 
 Each step all parties embed the same mini-batch, the label holder steps its top model and returns
-gradient rows, and all parties step: centralised SGD, computed apart. The EF-VFL paper calls it SVFL.
+gradient rows, and all parties step: centralised SGD, computed apart. EF-VFL's paper calls it SVFL.
 """
 
 from __future__ import annotations

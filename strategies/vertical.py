@@ -137,7 +137,7 @@ class Vertical(Strategy):
         self._started_at = time.perf_counter()
 
     def default_quorum(self, parties: int) -> int:
-        """Uploads to wait for, where the configuration does not say: all, for a synchronous system."""
+        """Uploads to wait for, where the configuration does not say: all, which is synchronous."""
         return parties
 
     # --- the loop -------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class Vertical(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """An evaluation for each idle party that is due for one; its last once no steps are left."""
+        """An evaluation for each idle party that is due for one, or has no steps left."""
         return [
             self._message(seat, EvaluateOrder(exchange=seat.exchange + 1, arrays=seat.feedback))
             for seat in self.seats
@@ -276,8 +276,8 @@ class Vertical(Strategy):
         parties = len(found)
         if sorted(d.party for d in found.values()) != list(range(parties)):
             raise ConfigError(
-                f"The nodes' partition-ids are {sorted(d.party for d in found.values())}: give each "
-                f"SuperNode its own, from 0 to {parties - 1}."
+                f"The nodes' partition-ids are {sorted(d.party for d in found.values())}: "
+                f"give each SuperNode its own, from 0 to {parties - 1}."
             )
         for description in found.values():
             self._check(description)
@@ -462,7 +462,7 @@ class Vertical(Strategy):
                 yield seat, seat.in_flight, message
 
     def _take(self, seat: Seat, message: Message, use: Callable[[Upload], T]) -> T | None:
-        """What ``use`` makes of a party's answer to its last message; if it cannot, it has failed."""
+        """What ``use`` makes of a party's answer to its last message; else the party has failed."""
         who = f"Party {seat.party}"
         try:
             upload = read_reply(message, Upload)
@@ -491,12 +491,12 @@ class Vertical(Strategy):
             if arrival is not None:
                 seat.awaits_quorum = True
                 self.arrivals.append(arrival)
-        for seat, order, message in self._answers_to(EmbedOrder, replies):
-            ids = order.arrays["ids"]
+        for seat, query, message in self._answers_to(EmbedOrder, replies):
+            ids = query.arrays["ids"]
             self._take(seat, message, partial(self.holder.refresh, seat.party, ids))
 
     def _refresh(self, group: Sequence[Arrival]) -> None:
-        """Bounded delay: ask late parties for fresh embeddings of the rows that a quorum will use."""
+        """Bounded delay: ask late parties for fresh embeddings of the rows that are to be used."""
 
         def late() -> dict[int, NDArray[np.int32]]:
             return self.holder.too_old(group, [seat.party for seat in self.seats if seat.alive])
@@ -573,7 +573,7 @@ class Vertical(Strategy):
         }
 
     def _epsilons(self) -> dict[str, Any]:
-        """What the label holder's view of one party's record is worth, and what the paper claims."""
+        """Epsilon of one party's record in the label holder's view, and by the paper's theorem."""
         if self.config.privacy == "none":
             return {"epsilon": None, "delta": None, "epsilon_of_paper": None}
         samples = max(seat.steps for seat in self.seats) * self.config.batch_size

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--run-config",
         action="append",
         default=[],
-        metavar="\"KEY=VALUE ...\"",
+        metavar='"KEY=VALUE ..."',
         help="configuration, as for `flwr run`; texts in quotes. `vfl list` names the keys",
     )
     run_parser.add_argument(

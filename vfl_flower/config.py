@@ -70,9 +70,9 @@ class RunConfig:
     )
     # Training
     epochs: int = _key(20, "passes over the training rows, for each party on average")
-    batch_size: int = _key(64, "rows of a mini-batch")
-    party_lr: float = _key(0.1, "learning rate of the parties")
-    server_lr: float = _key(0.1, "learning rate of the top model")
+    batch_size: int = _key(32, "rows of a mini-batch")
+    party_lr: float = _key(0.2, "learning rate of the parties")
+    server_lr: float = _key(0.2, "learning rate of the top model")
     optimizer: str = _key(
         "sgd", "optimizer of parties and top model", choices=("sgd", "momentum", "adam")
     )
@@ -171,9 +171,7 @@ def keys() -> dict[str, Any]:
 
 def flower_defaults() -> dict[str, Any]:
     """The table ``[tool.flwr.app.config]`` of pyproject.toml: Flower accepts these keys only."""
-    return {
-        key: AUTO if spec.default is None else spec.default for key, spec in keys().items()
-    }
+    return {key: AUTO if spec.default is None else spec.default for key, spec in keys().items()}
 
 
 def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,13 +198,13 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _typed(key: str, value: Any, type_name: str) -> Any:
     """``value`` as the field's type; an int passes for a float, nothing else is converted."""
-    wanted = {"int": int, "float": float, "str": str}[type_name.split(" |")[0]]
+    wanted: type = {"int": int, "float": float, "str": str}[type_name.split(" |")[0]]
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if (
         not isinstance(value, wanted)
         or isinstance(value, bool)
-        or (wanted is float and not math.isfinite(value))
+        or (isinstance(value, float) and not math.isfinite(value))
     ):
         kind = {int: "a whole number", float: "a number", str: "a text in quotes"}[wanted]
         raise ConfigError(f"{key} = {value!r} must be {kind}.")

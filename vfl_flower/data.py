@@ -257,7 +257,9 @@ def _table(config: RunConfig, place: str) -> _Source:
         raise ConfigError(f"{config.dataset} cannot be read as a table with a header.") from error
 
     def read(columns: list[str]) -> Any:
-        return pd.read_csv(place, usecols=columns) if csv else pd.read_parquet(place, columns=columns)
+        return (
+            pd.read_csv(place, usecols=columns) if csv else pd.read_parquet(place, columns=columns)
+        )
 
     def features(columns: Columns) -> list[Array]:
         mine = _own_columns(config, names, columns)
@@ -289,9 +291,11 @@ def _hugging_face(config: RunConfig, place: str) -> _Source:
             f"{config.dataset} cannot be loaded by the datasets library "
             f"({type(error).__name__}): check the name, or the folder."
         ) from error
-    parts = [loaded] if isinstance(loaded, hugging_face.Dataset) else [
-        loaded[name] for name in (("train", "test") if "test" in loaded else ("train",))
-    ]
+    parts = (
+        [loaded]
+        if isinstance(loaded, hugging_face.Dataset)
+        else [loaded[name] for name in (("train", "test") if "test" in loaded else ("train",))]
+    )
     names = parts[0].column_names
 
     def column(part: Any, name: str) -> Array:
@@ -319,7 +323,8 @@ def _hugging_face(config: RunConfig, place: str) -> _Source:
 
 def _own_columns(config: RunConfig, names: list[str], columns: Columns) -> list[str]:
     others = [name for name in names if name != config.label]
-    return others[columns((len(others),))[-1]]
+    own: list[str] = others[columns((len(others),))[-1]]
+    return own
 
 
 def _has_label(config: RunConfig, names: list[str]) -> None:

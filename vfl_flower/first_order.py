@@ -18,7 +18,8 @@ from vfl_flower.privacy import Perturbation
 @torch.no_grad()
 def embed(model: BottomModel, x: Tensor, perturb: Perturbation | None) -> Tensor:
     """Party: embeddings [R, E] of the window's rows."""
-    return model(x, perturb)
+    h: Tensor = model(x, perturb)
+    return h
 
 
 def answer(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
@@ -21,7 +21,7 @@ Perturb = Callable[[int, Tensor], Tensor]
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda z: z,
-    "relu": F.relu,
+    "relu": functional.relu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
 }
@@ -35,16 +35,14 @@ class _LastState(nn.Module):
         self.lstm = nn.LSTM(features, hidden, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The hidden state after the last step."""
         states, _ = self.lstm(x)
         last: Tensor = states[:, -1]
         return last
 
 
 class BottomModel(nn.Module):
-    """Layers u_l = sigma_l(w_l u_{l-1} + b_l), VAFL Eq. (9), or with noise Z_l inside, Eq. (10).
-
-    ``forward(x)`` maps features [R, ...sample shape] to embeddings [R, E].
-    """
+    """Layers u_l = sigma_l(w_l u_{l-1} + b_l), VAFL Eq. (9), or with noise Z_l inside, Eq. (10)."""
 
     def __init__(self, layers: Iterable[nn.Module], activations: Iterable[str]) -> None:
         super().__init__()
@@ -52,6 +50,7 @@ class BottomModel(nn.Module):
         self.activations = [_ACTIVATIONS[name] for name in activations]
 
     def forward(self, x: Tensor, perturb: Perturb | None = None) -> Tensor:
+        """Embeddings [R, E] of features [R, ...]."""
         for depth, (layer, activation) in enumerate(
             zip(self.layers, self.activations, strict=True)
         ):
@@ -61,7 +60,7 @@ class BottomModel(nn.Module):
 
 
 class TopModel(nn.Module):
-    """From the parties' embeddings, side by side [R, M * E], to the outputs [R, C]."""
+    """From the parties' embeddings, side by side, to the outputs."""
 
     def __init__(self, parties: int, combine: str, network: nn.Module) -> None:
         super().__init__()
@@ -70,6 +69,7 @@ class TopModel(nn.Module):
         self.network = network
 
     def forward(self, h: Tensor) -> Tensor:
+        """Outputs [R, C] of embeddings [R, M * E]."""
         if self.combine != "concat":
             blocks = h.view(len(h), self.parties, -1)
             h = blocks.sum(1) if self.combine == "sum" else blocks.mean(1)
@@ -83,8 +83,8 @@ def embedding_size(config: RunConfig, outputs: int) -> int:
         return config.embedding_size or 32
     if config.embedding_size not in (None, outputs):
         raise ConfigError(
-            f"embedding-size = {config.embedding_size} does not fit top-model = 'sum' on this data, "
-            f"which adds embeddings up to {outputs} outputs: leave it out, or choose another "
+            f"embedding-size = {config.embedding_size} does not fit top-model = 'sum', which on "
+            f"this data adds embeddings up to {outputs} outputs: leave it out, or choose another "
             "top model."
         )
     return outputs
@@ -151,6 +151,7 @@ class _ChannelsFirst(nn.Module):
     """Images [R, H, W] or [R, H, W, colours] to [R, colours, H, W]."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """The same images, colours first."""
         return x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2)
 
 
@@ -188,10 +189,10 @@ def _seeded(config: RunConfig, who: int) -> Iterator[None]:
 def loss_per_row(outputs: Tensor, labels: Tensor) -> Tensor:
     """Logistic loss of each row, [R]: one output is the logit of class 1, else one a class."""
     if outputs.shape[1] == 1:
-        return F.binary_cross_entropy_with_logits(
+        return functional.binary_cross_entropy_with_logits(
             outputs[:, 0], labels.to(outputs.dtype), reduction="none"
         )
-    return F.cross_entropy(outputs, labels, reduction="none")
+    return functional.cross_entropy(outputs, labels, reduction="none")
 
 
 def build_optimizer(config: RunConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:

@@ -202,9 +202,7 @@ class Party:
         if self.config.privacy == "none":
             return None
         last = len(self.model.layers) - 1
-        return Perturbation(
-            self.config, self.secret, exchange, tuple(lengths.tolist()), last
-        )
+        return Perturbation(self.config, self.secret, exchange, tuple(lengths.tolist()), last)
 
     def _upload(self, arrays: records.Arrays) -> Upload:
         return Upload(
@@ -232,7 +230,7 @@ def identity(context: Context) -> tuple[RunConfig, int, int]:
 
 
 def _optimizer_arrays(optimizer: torch.optim.Optimizer) -> records.Arrays:
-    """The state of a torch optimizer, as "parameter number.name" (momentum_buffer, exp_avg, ...)."""
+    """The state of a torch optimizer, named as "parameter number.name"."""
     parameters = optimizer.param_groups[0]["params"]
     return {
         f"{number}.{name}": value.cpu().numpy()

@@ -12,7 +12,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from dp_accounting import get_epsilon_gaussian
 from torch import Tensor
 
 from vfl_flower.config import RunConfig
@@ -20,12 +19,11 @@ from vfl_flower.config import RunConfig
 
 @dataclass(frozen=True)
 class Perturbation:
-    """Noise inside a bottom model, Eq. (10)-(11): uniform in its inner layers, Gaussian in its last.
+    """Noise in a bottom model, Eq. (10)-(11): uniform in inner layers, Gaussian in the last.
 
-    Called with a layer's output before its activation, all rows of a window at once. The noise of a
-    step depends on (secret, exchange, step, layer) alone, so the pass that answers the feedback
-    repeats that of the upload. The last layer's output is first clipped to norm R, which bounds what
-    one record can change; whatever the activation does after the noise is post-processing.
+    The noise of a step depends on (secret, exchange, step, layer) alone, so the pass that answers
+    the feedback repeats that of the upload. The last layer's output is first clipped to norm R,
+    which bounds what one record can change; what the activation does after it is post-processing.
     """
 
     config: RunConfig
@@ -36,6 +34,7 @@ class Perturbation:
     first_step: int = 0
 
     def __call__(self, layer: int, z: Tensor) -> Tensor:
+        """``z``, a layer's output before its activation for all rows of a window, with noise."""
         if layer == self.last:
             norms = z.norm(dim=1, keepdim=True).clamp_min(1e-12)
             z = z * (self.config.embedding_bound / norms).clamp_max(1.0)
@@ -71,8 +70,7 @@ def epsilon(config: RunConfig, uploads: int) -> float:
     """
     if uploads == 0:
         return 0.0
-    ratio = config.embedding_noise / (config.embedding_bound * math.sqrt(uploads))
-    return float(get_epsilon_gaussian(ratio, config.delta))
+    return _epsilon(config.embedding_noise / (config.embedding_bound * math.sqrt(uploads)), config)
 
 
 def epsilon_of_theorem_6(config: RunConfig, rows: int, samples: int) -> float:
@@ -82,4 +80,10 @@ def epsilon_of_theorem_6(config: RunConfig, rows: int, samples: int) -> float:
     mechanism is as private as a Gaussian one of deviation 1 / mu.
     """
     mu = config.batch_size * math.sqrt(samples) / (config.embedding_noise * rows)
-    return float(get_epsilon_gaussian(1 / mu, config.delta)) if mu > 0 else 0.0
+    return _epsilon(1 / mu, config) if mu > 0 else 0.0
+
+
+def _epsilon(noise_multiplier: float, config: RunConfig) -> float:
+    from dp_accounting import get_epsilon_gaussian  # here, since parties start often and need none
+
+    return float(get_epsilon_gaussian(noise_multiplier, config.delta))

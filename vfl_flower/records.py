@@ -146,10 +146,10 @@ def read_reply(message: Message, kind: type[P]) -> P:
         sentence without its subject, the party.
     """
     if message.has_error():
-        reason = " ".join(message.error.reason.split())[:300]
+        reason = " ".join((message.error.reason or "").split())[:300]
         raise VflError(f"failed: {reason or f'Flower error {message.error.code}'}")
     if _FAILURE in message.content:
-        raise VflError(f"failed: {message.content.config_records[_FAILURE]['cause']}")
+        raise VflError(f"failed: {message.content.config_records[_FAILURE]['cause']!s}")
     return _from_record(message.content, kind)
 
 
@@ -172,7 +172,9 @@ def _from_record(record: RecordDict, kind: type[P]) -> P:
         raise VflError(f"sent a message without the field {error} of {kind.__name__}.") from None
 
 
-def checked(arrays: Mapping[str, NDArray[Any]], name: str, dtype: str, shape: tuple[int, ...]) -> Any:
+def checked(
+    arrays: Mapping[str, NDArray[Any]], name: str, dtype: str, shape: tuple[int, ...]
+) -> Any:
     """The array of that name, if it has just this dtype and shape, and is finite.
 
     Raises

@@ -1,0 +1,1 @@
+"""Vertical federated learning on Flower: what a party and the label holder run."""
