@@ -12,7 +12,7 @@ from strategies.vertical import Vertical
 from vfl_flower.batches import draw_window
 from vfl_flower.data import load_features
 from vfl_flower.errors import ConfigError
-from vfl_flower.models import build_bottom, build_optimizer, loss_per_row
+from vfl_flower.models import build_bottom, build_optimizer, mean_loss
 
 
 class Joined(Vertical):
@@ -46,14 +46,14 @@ class Joined(Vertical):
                 h = torch.cat(
                     [bottom(x[rows]) for bottom, x in zip(bottoms, inputs, strict=True)], dim=1
                 )
-                losses = loss_per_row(holder.top(h), holder.train_labels[rows])
+                loss = mean_loss(holder.top(h), holder.train_labels[rows])
                 penalty = sum(p.square().sum() for p in bottoms.parameters()) if config.l2 else 0.0
                 for optimizer in optimizers:
                     optimizer.zero_grad()
-                (losses.mean() + 0.5 * config.l2 * penalty).backward()
+                (loss + 0.5 * config.l2 * penalty).backward()
                 for optimizer in optimizers:
                     optimizer.step()
-                holder.losses.append(losses.detach())
+                holder.losses.append(loss.detach()[None])
                 holder.steps += 1
             self.party_steps += self.steps_of_epoch
             if (epoch + 1) % config.eval_every == 0 or epoch + 1 == config.epochs:

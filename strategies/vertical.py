@@ -175,6 +175,7 @@ class Vertical(Strategy):
         """Give every party its turns, and answer every quorum, until all are done."""
         nothing = ArrayRecord(), ConfigRecord()
         with tqdm(total=self.budget, unit="step", disable=None, leave=False) as bar:
+            self._bar = bar
             while not all(seat.done for seat in self.seats if seat.alive):
                 self._send(self.configure_evaluate(self.epoch, *nothing, self.grid))
                 self._send(self.configure_train(self.epoch, *nothing, self.grid))
@@ -182,8 +183,6 @@ class Vertical(Strategy):
                 self.aggregate_evaluate(self.epoch, replies)
                 self.aggregate_train(self.epoch, replies)
                 bar.update(self.party_steps - bar.n)
-                if self.history:
-                    bar.set_postfix(test_accuracy=f"{self.history[-1]['test_accuracy']:.4f}")
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -281,9 +280,9 @@ class Vertical(Strategy):
             )
         for description in found.values():
             self._check(description)
-        chosen = range(parties) if self.only is None else self.only
+        chosen = range(parties) if self.only is None else sorted(self.only)
         by_party = {description.party: node for node, description in found.items()}
-        self.seats = [Seat(party, by_party[party]) for party in sorted(chosen)]
+        self.seats = [Seat(party, by_party[party]) for party in chosen]
         self.quorum = self.config.quorum or self.default_quorum(len(self.seats))
         if self.quorum > len(self.seats):
             raise ConfigError(
@@ -299,7 +298,7 @@ class Vertical(Strategy):
         self.steps_per_epoch = steps_per_epoch(self.config, len(self.labels.train))
         self.steps_of_epoch = self.steps_per_epoch * len(self.seats)  # over all parties
         self.budget = self.config.epochs * self.steps_of_epoch
-        sizes = {d.party: d.embedding_size for d in found.values() if d.party in chosen}
+        sizes = {seat.party: found[seat.node_id].embedding_size for seat in self.seats}
         self.holder = LabelHolder(self.config, self.labels, sizes)
 
     def _describe_nodes(self) -> dict[int, Description]:

@@ -30,6 +30,7 @@ def steps_per_epoch(config: RunConfig, rows: int) -> int:
     return -(-rows // config.batch_size)
 
 
+@lru_cache(maxsize=16)  # both sides ask for one more than once
 def draw_window(
     config: RunConfig, rows: int, party: int | None, epoch: int, first: int, steps: int
 ) -> Window:

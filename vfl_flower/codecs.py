@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from vfl_flower.models import as_tensor
 from vfl_flower.records import Arrays, checked
 
 
@@ -17,4 +17,4 @@ class Identity:
 
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int]) -> Tensor:
         """The rows [R, E] in a message; `VflError` if they are not what was asked for."""
-        return torch.tensor(checked(arrays, name, "float32", shape))
+        return as_tensor(checked(arrays, name, "float32", shape))

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from vfl_flower.models import BottomModel, TopModel, loss_per_row
+from vfl_flower.models import BottomModel, TopModel, loss_per_row, mean_loss
 from vfl_flower.privacy import Perturbation
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def embed(model: BottomModel, x: Tensor, perturb: Perturbation | None) -> Tensor:
     """Party: embeddings [R, E] of the window's rows."""
     h: Tensor = model(x, perturb)
@@ -29,7 +29,7 @@ def answer(
     labels: Tensor,
     lengths: list[int],
 ) -> tuple[Tensor, Tensor]:
-    """Label holder: gradient rows of each step's mean loss, and the loss of each row.
+    """Label holder: gradient rows of each step's mean loss, and those losses.
 
     The S steps run in order, each evaluated with the top model that the last one left (Eq. 2);
     a top model without parameters needs no order, so one batched pass serves them all.
@@ -42,24 +42,26 @@ def answer(
 
     Returns
     -------
-    Gradient rows [R, M * E] and losses [R].
+    Gradient rows [R, M * E] and losses [S].
     """
     if optimizer is None:
         leaf = h.detach().requires_grad_()
-        losses = loss_per_row(top(leaf), labels)
+        each = loss_per_row(top(leaf), labels).split(lengths)
+        losses = torch.stack([of_step.mean() for of_step in each])
         (rows,) = torch.autograd.grad(losses.sum(), leaf)
-        weights = torch.cat([torch.full((n, 1), 1.0 / n, device=h.device) for n in lengths])
-        return rows * weights, losses.detach()
-    gradients, losses_of_steps = [], []
+        return rows, losses.detach()
+    parameters = list(top.parameters())
+    gradients, mean_losses = [], []
     for h_step, labels_step in zip(h.split(lengths), labels.split(lengths), strict=True):
         leaf = h_step.detach().requires_grad_()
-        losses = loss_per_row(top(leaf), labels_step)
-        optimizer.zero_grad()
-        losses.mean().backward()
+        loss = mean_loss(top(leaf), labels_step)
+        rows, *of_parameters = torch.autograd.grad(loss, [leaf, *parameters])
+        for parameter, gradient in zip(parameters, of_parameters, strict=True):
+            parameter.grad = gradient
         optimizer.step()
-        gradients.append(leaf.grad)
-        losses_of_steps.append(losses.detach())
-    return torch.cat(gradients), torch.cat(losses_of_steps)
+        gradients.append(rows)
+        mean_losses.append(loss.detach())
+    return torch.cat(gradients), torch.stack(mean_losses)
 
 
 def update(
@@ -77,9 +79,10 @@ def update(
     """
     group = optimizer.param_groups[0]
     if isinstance(optimizer, torch.optim.SGD) and group["momentum"] == 0:
-        optimizer.zero_grad()
-        model(x, perturb).backward(gradient_rows)
-        _add_regulariser(model, l2 * len(lengths))
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(model(x, perturb), parameters, gradient_rows)
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = gradient + len(lengths) * l2 * p.detach() if l2 else gradient
         optimizer.step()
         return
     uploaded_with = {
@@ -98,10 +101,3 @@ def update(
             p.grad = gradient + l2 * at.detach()
         optimizer.step()
 
-
-def _add_regulariser(model: BottomModel, weight: float) -> None:
-    """Add weight * theta_m to the gradient: the party's own regulariser, which is never sent."""
-    if weight:
-        for p in model.parameters():
-            assert p.grad is not None
-            p.grad.add_(p.detach(), alpha=weight)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,13 +17,18 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 from vfl_flower.config import flower_defaults
 from vfl_flower.errors import VflError
+
+CHECKOUT = Path(__file__).parent.parent
+"""The Flower App that runs; where the package is installed without one, an App that names it."""
 
 _STARTING_SECONDS = 60.0
 
@@ -35,12 +39,10 @@ class SuperLink:
     Parameters
     ----------
     simulation : whether runs are Ray simulations.
-    app : folder of the Flower App to run; by default one that names this installed package.
     """
 
-    def __init__(self, simulation: bool, app: Path | None = None) -> None:
+    def __init__(self, simulation: bool) -> None:
         self.simulation = simulation
-        self.app = app
 
     def __enter__(self) -> SuperLink:
         self._temporary = tempfile.TemporaryDirectory(prefix="vfl-flower-")
@@ -88,7 +90,8 @@ class SuperLink:
     ) -> subprocess.Popen[bytes]:
         """`flwr run` with this configuration; the process ends with the run."""
         (self.home / "run.toml").write_text(_toml(run_config))
-        app = self.app or self._app_of_installed_package()
+        in_checkout = (CHECKOUT / "pyproject.toml").is_file()
+        app = CHECKOUT if in_checkout else self._app_of_installed_package()
         command = ["flwr", "run", str(app), "own", "--stream"]
         command += ["--run-config", str(self.home / "run.toml")]
         if self.simulation:
@@ -97,7 +100,7 @@ class SuperLink:
         return self.start(command, log)
 
     def start(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:
-        """Start a Flower command in its own process group, which `stop` ends as a whole."""
+        """Start a Flower command, for `stop` to end with all that it starts."""
         scripts = str(Path(sys.executable).parent)
         environment = {
             **os.environ,
@@ -141,16 +144,23 @@ class SuperLink:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started: asked first, made to after a few seconds."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sign)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            continue
+    """End a process and all that it started: asked first, made to after some seconds.
+
+    Flower's processes start others in sessions of their own, which would outlive them for a while.
+    """
+    try:
+        root = psutil.Process(process.pid)
+        family = [*root.children(recursive=True), root]
+    except psutil.NoSuchProcess:
+        family = []
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.terminate()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    for member in alive:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(alive, timeout=10)
     process.wait()
 
 

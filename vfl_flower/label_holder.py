@@ -21,7 +21,7 @@ from vfl_flower.codecs import Identity
 from vfl_flower.config import RunConfig
 from vfl_flower.data import Labels
 from vfl_flower.errors import VflError
-from vfl_flower.models import build_optimizer, build_top, choose_device, loss_per_row
+from vfl_flower.models import build_optimizer, build_top, choose_device, mean_loss
 from vfl_flower.records import Arrays, TrainOrder, Upload, checked
 
 
@@ -68,7 +68,7 @@ class LabelHolder:
         self.optimizer = build_optimizer(config, self.top, config.server_lr) if trainable else None
         self.codec = Identity()
         self.steps = 0  # label-holder steps so far: VAFL's counter k
-        self.losses: list[Tensor] = []  # of rows, since the last `train_loss`
+        self.losses: list[Tensor] = []  # of steps, since the last `train_loss`
         rows = len(labels.train)
         # By party: the step at which each row's entry was written, -1 for never (delay bound).
         self.written = (
@@ -100,7 +100,8 @@ class LabelHolder:
     def refresh(self, party: int, ids: NDArray[np.int32], upload: Upload) -> None:
         """Write a party's fresh embeddings of these rows into the table."""
         rows = torch.from_numpy(ids).to(self.device)
-        self.table[rows, self.columns[party]] = self._decoded(party, upload, len(ids))
+        embeddings = self._decoded(party, upload, len(ids))
+        self.table[:, self.columns[party]].index_copy_(0, rows.long(), embeddings)
         if self.config.max_delay:
             self.written[party][ids] = self.steps
         if self.config.privacy != "none":
@@ -143,7 +144,11 @@ class LabelHolder:
         ids = np.concatenate([window.ids for window in windows])
         rows = torch.from_numpy(ids[by_step]).to(self.device)
         gradients, losses = first_order.answer(
-            self.top, self.optimizer, self.table[rows], self.train_labels[rows], lengths.tolist()
+            self.top,
+            self.optimizer,
+            self.table.index_select(0, rows),
+            self.train_labels.index_select(0, rows),
+            lengths.tolist(),
         )
         self.steps += len(lengths)
         self.losses.append(losses)
@@ -161,10 +166,10 @@ class LabelHolder:
             feedback[arrival.party] = self.codec.encode("gradient", mine)
         return feedback
 
-    def train_loss(self) -> float:
-        """Mean loss of the training rows evaluated since the last call."""
+    def train_loss(self) -> float | None:
+        """Mean loss of the steps since the last call, if there were any."""
         if not self.losses:
-            return float("nan")
+            return None
         mean = torch.cat(self.losses).mean().item()
         self.losses.clear()
         return mean
@@ -181,7 +186,7 @@ class LabelHolder:
     def evaluate(self) -> Metrics:
         """The model on the test rows, by the latest embeddings of every party."""
         outputs = self.top(self.test_table)
-        loss = loss_per_row(outputs, self.test_labels).mean().item()
+        loss = mean_loss(outputs, self.test_labels).item()
         if outputs.shape[1] > 1:
             hits = outputs.argmax(1) == self.test_labels
             return Metrics(loss, hits.float().mean().item(), None)

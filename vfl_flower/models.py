@@ -19,6 +19,9 @@ from vfl_flower.errors import ConfigError
 Perturb = Callable[[int, Tensor], Tensor]
 """Noise for layer ``l``, counted from 0, given that layer's output before its activation."""
 
+# Arrays of messages are read-only, and so are the tensors over them: nothing writes to those.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda z: z,
     "relu": functional.relu,
@@ -188,11 +191,20 @@ def _seeded(config: RunConfig, who: int) -> Iterator[None]:
 
 def loss_per_row(outputs: Tensor, labels: Tensor) -> Tensor:
     """Logistic loss of each row, [R]: one output is the logit of class 1, else one a class."""
+    return _loss(outputs, labels, "none")
+
+
+def mean_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """The mean of `loss_per_row`, a scalar."""
+    return _loss(outputs, labels, "mean")
+
+
+def _loss(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
     if outputs.shape[1] == 1:
         return functional.binary_cross_entropy_with_logits(
-            outputs[:, 0], labels.to(outputs.dtype), reduction="none"
+            outputs[:, 0], labels.to(outputs.dtype), reduction=reduction
         )
-    return functional.cross_entropy(outputs, labels, reduction="none")
+    return functional.cross_entropy(outputs, labels, reduction=reduction)
 
 
 def build_optimizer(config: RunConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -200,7 +212,8 @@ def build_optimizer(config: RunConfig, model: nn.Module, lr: float) -> torch.opt
     parameters = list(model.parameters())
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=lr)
-    return torch.optim.SGD(parameters, lr=lr, momentum=0.9 if config.optimizer == "momentum" else 0)
+    momentum = 0.9 if config.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(parameters, lr=lr, momentum=momentum)
 
 
 def choose_device(config: RunConfig) -> torch.device:
@@ -226,7 +239,5 @@ def model_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:
-    """A tensor over a read-only array, for copying from only."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array)
+    """A tensor over an array that may be read-only, for reading only."""
+    return torch.from_numpy(array)

@@ -55,6 +55,7 @@ class Party:
         self.outputs = outputs
         self.device = choose_device(config)
         self.block = load_features(config, index, parties)
+        self.rows = torch.from_numpy(self.block.train)
         self.size = embedding_size(config, outputs)
         model = build_bottom(config, index, self.block.train.shape[1:], self.size)
         self.model = model.to(self.device)
@@ -63,6 +64,7 @@ class Party:
         self.exchange = 0  # number of the last message served
         self.pending: TrainOrder | None = None  # the window that awaits feedback
         self.secret = b""  # seed of the noise, known to this party alone
+        self.kept: object = None  # the record that holds this very model, if any does
 
     @classmethod
     def resume(cls, context: Context) -> Party:
@@ -74,30 +76,29 @@ class Party:
         party.exchange = scalars["exchange"]
         party.secret = scalars["secret"]
         party.pending = None
-        if scalars["pending-steps"]:
+        if scalars["pending"]:
+            exchange, epoch, first, steps, coordinated = scalars["pending"]
             party.pending = TrainOrder(
-                exchange=scalars["pending-exchange"],
-                epoch=scalars["pending-epoch"],
-                first=scalars["pending-first"],
-                steps=scalars["pending-steps"],
-                coordinated=scalars["pending-coordinated"],
+                exchange=exchange,
+                epoch=epoch,
+                first=first,
+                steps=steps,
+                coordinated=bool(coordinated),
             )
-        load_model(party.model, records.load_arrays(context.state, "model"))
-        _load_optimizer(party.optimizer, records.load_arrays(context.state, "optimizer"))
+        if party.kept is not context.state.get("model"):  # else it has just this state already
+            load_model(party.model, records.load_arrays(context.state, "model"))
+            _load_optimizer(party.optimizer, records.load_arrays(context.state, "optimizer"))
+        party.kept = None
         return party
 
     def keep(self, context: Context) -> None:
         """Leave everything that the next message needs in the node's ``Context.state``."""
-        pending = self.pending
+        p = self.pending
         scalars = {
             "outputs": self.outputs,
             "exchange": self.exchange,
             "secret": self.secret,
-            "pending-exchange": pending.exchange if pending else 0,
-            "pending-epoch": pending.epoch if pending else 0,
-            "pending-first": pending.first if pending else 0,
-            "pending-steps": pending.steps if pending else 0,
-            "pending-coordinated": pending.coordinated if pending else False,
+            "pending": [p.exchange, p.epoch, p.first, p.steps, int(p.coordinated)] if p else [],
         }
         records.save_state(
             context.state,
@@ -105,6 +106,7 @@ class Party:
             model=model_arrays(self.model),
             optimizer=_optimizer_arrays(self.optimizer),
         )
+        self.kept = context.state["model"]
 
     # --- the messages ---------------------------------------------------------------------------
 
@@ -191,7 +193,7 @@ class Party:
         )
 
     def _features(self, ids: NDArray[np.int32]) -> Tensor:
-        return torch.from_numpy(self.block.train[ids]).to(self.device)
+        return self.rows.index_select(0, torch.from_numpy(ids)).to(self.device)
 
     def _embeddings(self, rows: NDArray[Any]) -> records.Arrays:
         noise = self._noise(self.exchange, np.array([len(rows)]))

@@ -21,6 +21,7 @@ from vfl_flower.errors import VflError
 
 Arrays = dict[str, NDArray[Any]]
 P = TypeVar("P", bound="Payload")
+R = TypeVar("R", ArrayRecord, ConfigRecord)
 
 _SCALARS, _ARRAYS = "scalars", "arrays"
 _FAILURE = "failure"
@@ -149,7 +150,7 @@ def read_reply(message: Message, kind: type[P]) -> P:
         reason = " ".join((message.error.reason or "").split())[:300]
         raise VflError(f"failed: {reason or f'Flower error {message.error.code}'}")
     if _FAILURE in message.content:
-        raise VflError(f"failed: {message.content.config_records[_FAILURE]['cause']!s}")
+        raise VflError(f"failed: {_record(message.content, _FAILURE, ConfigRecord)['cause']!s}")
     return _from_record(message.content, kind)
 
 
@@ -160,8 +161,8 @@ def _to_record(payload: Payload) -> RecordDict:
 
 def _from_record(record: RecordDict, kind: type[P]) -> P:
     try:
-        scalars = record.config_records[_SCALARS]
-        values: dict[str, Any] = {"arrays": unpack(record.array_records[_ARRAYS])}
+        scalars = _record(record, _SCALARS, ConfigRecord)
+        values: dict[str, Any] = {"arrays": unpack(_record(record, _ARRAYS, ArrayRecord))}
         for spec in fields(kind):
             if spec.name != "arrays":
                 values[spec.name] = scalars[spec.name]
@@ -206,12 +207,19 @@ def save_state(state: RecordDict, scalars: dict[str, Any], **groups: Arrays) -> 
 
 def load_scalars(state: RecordDict) -> Mapping[str, Any]:
     """The scalars kept by `save_state`; empty in a new node."""
-    return state.config_records.get(_SCALARS, {})
+    return _record(state, _SCALARS, ConfigRecord) if _SCALARS in state else {}
 
 
 def load_arrays(state: RecordDict, group: str) -> Arrays:
     """A group of arrays kept by `save_state`, read-only."""
-    return unpack(state.array_records[group])
+    return unpack(_record(state, group, ArrayRecord))
+
+
+def _record(record: RecordDict, name: str, kind: type[R]) -> R:
+    found = record[name]
+    if not isinstance(found, kind):
+        raise VflError(f"sent {name!r} as another kind of record than {kind.__name__}.")
+    return found
 
 
 # --- arrays to and from bytes -------------------------------------------------------------------
@@ -219,7 +227,10 @@ def load_arrays(state: RecordDict, group: str) -> Arrays:
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Named arrays as an ArrayRecord."""
-    return ArrayRecord({name: _pack(array) for name, array in arrays.items()})
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = _pack(array)
+    return record
 
 
 def unpack(record: ArrayRecord) -> Arrays:
@@ -235,7 +246,7 @@ def unpack(record: ArrayRecord) -> Arrays:
 
 def _pack(array: NDArray[Any]) -> Array:
     dtype = array.dtype.str
-    data = _header(dtype, array.shape) + array.tobytes()
+    data = b"".join((_header(dtype, array.shape), np.ascontiguousarray(array).data))
     return Array(str(array.dtype), array.shape, _NUMPY, data)
 
 

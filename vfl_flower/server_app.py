@@ -12,7 +12,7 @@ import strategies
 from strategies.vertical import Vertical
 from vfl_flower.config import RunConfig, keys
 from vfl_flower.data import load_labels
-from vfl_flower.provenance import versions
+from vfl_flower.provenance import code_digest, versions
 from vfl_flower.results import Results
 
 log = logging.getLogger("flwr")
@@ -48,4 +48,5 @@ def summarise(config: RunConfig, strategy: Vertical, failure: str | None) -> dic
         "failure": failure,
         "config": {key: getattr(config, spec.name) for key, spec in keys().items()},
         "versions": versions(),
+        "code": code_digest(),
     }

@@ -1,0 +1,32 @@
+# What each target makes or checks is said beside it; `make` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
+
+install: $(VENV)/installed ## make .venv with all that demo, test and benchmarks need
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet 'torch>=2.9,<2.14'
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+demo: install ## train on handwritten digits with four parties, by `flwr run` on Ray
+	$(BIN)/vfl run --engine ray --parties 4
+
+test: install lint ## check types and style, and run all tests
+	$(BIN)/python -m pytest -q
+
+lint: install ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache *.egg-info build

@@ -1,0 +1,165 @@
+"""Every configuration key: its default, its type, its range, and the sentence when it is wrong."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategies import SYSTEMS, resolve
+from tests.conftest import Start
+from vfl_flower.config import flower_defaults, keys
+from vfl_flower.errors import ConfigError, VflError
+
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+FREE_TEXT = {"dataset", "label", "device", "out"}
+
+
+def typed(table: dict[str, Any]) -> list[tuple[str, type, Any]]:
+    return [(key, type(value), value) for key, value in table.items()]
+
+
+def test_pyproject_names_every_key_with_its_default() -> None:
+    project = tomllib.loads(PYPROJECT.read_text())
+    assert typed(project["tool"]["flwr"]["app"]["config"]) == typed(flower_defaults())
+
+
+def test_defaults_of_flower_are_the_defaults_of_python() -> None:
+    assert resolve(flower_defaults()) == resolve({})
+
+
+def test_every_key_has_a_help_text() -> None:
+    assert all(spec.metadata["help"] for spec in keys().values())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("epoch", "epochs"), ("batch_size", "batch-size"), ("optimiser", "optimizer")],
+)
+def test_unknown_key_gets_a_suggestion(wrong: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"{wrong}.*Did you mean {meant}"):
+        resolve({wrong: 1})
+
+
+def test_unknown_key_unlike_any_other_gets_no_suggestion() -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve({"zzz": 1})
+    assert "Did you mean" not in str(error.value)
+    assert "vfl list" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("epochs", "3", "a whole number"),
+        ("epochs", 1.5, "a whole number"),
+        ("epochs", True, "a whole number"),
+        ("quorum", "all", "a whole number"),
+        ("party-lr", "0.1", "a number"),
+        ("party-lr", False, "a number"),
+        ("party-lr", float("nan"), "a number"),
+        ("server-lr", float("inf"), "a number"),
+        ("l2", float("-inf"), "a number"),
+        ("delta", float("nan"), "a number"),
+        ("label", 1, "a text"),
+        ("strategy", 3, "a text"),
+    ],
+)
+def test_wrong_type_is_refused(key: str, value: Any, kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} = .* must be {kind}"):
+        resolve({key: value})
+
+
+def test_whole_number_passes_for_a_number() -> None:
+    assert resolve({"party-lr": 1}).party_lr == 1.0
+
+
+@pytest.mark.parametrize("same_hash", [True, 1.0])
+def test_wrong_type_is_refused_after_an_equal_value_of_the_right_type(same_hash: Any) -> None:
+    resolve({"epochs": 1})
+    with pytest.raises(ConfigError, match="whole number"):
+        resolve({"epochs": same_hash})
+
+
+def test_number_too_large_for_a_float_is_refused() -> None:
+    with pytest.raises(ConfigError, match="party-lr"):
+        resolve({"party-lr": 10**400})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("window", 0),
+        ("quorum", 0),
+        ("embedding-size", 0),
+        ("batch-size", 0),
+        ("batch-size", -1),
+        ("epochs", 0),
+        ("eval-every", 0),
+        ("bottom-hidden", 0),
+        ("top-hidden", 0),
+        ("party-lr", -0.1),
+        ("server-lr", -0.1),
+        ("l2", -0.1),
+        ("inner-noise", -0.1),
+        ("max-delay", -1),
+        ("parties", -1),
+        ("seed", -1),
+        ("noise-seed", -2),
+        ("embedding-noise", 0.0),
+        ("embedding-bound", 0.0),
+        ("party-timeout", 0.0),
+        ("test-fraction", 0.0),
+        ("test-fraction", 1.0),
+        ("delta", 0.0),
+        ("delta", 1.0),
+    ],
+)
+def test_value_out_of_range_is_refused(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} = {value} must "):
+        resolve({key: value})
+
+
+@pytest.mark.parametrize("key", [key for key, s in keys().items() if s.metadata["choices"]])
+def test_unknown_choice_is_refused_with_the_choices(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} = 'nonsense'") as error:
+        resolve({key: "nonsense"})
+    assert all(choice in str(error.value) for choice in keys()[key].metadata["choices"])
+
+
+def test_unknown_strategy_is_refused_with_their_names() -> None:
+    with pytest.raises(ConfigError, match="'nonsense'") as error:
+        resolve({"strategy": "nonsense"})
+    assert all(name in str(error.value) for name in SYSTEMS)
+
+
+@pytest.mark.parametrize("key", sorted(keys().keys() - FREE_TEXT))
+def test_auto_is_accepted_only_where_it_means_something(key: str) -> None:
+    spec = keys()[key]
+    if spec.metadata["auto"]:
+        assert getattr(resolve({key: "auto"}), spec.name) is None
+    else:
+        with pytest.raises(ConfigError, match=f"{key} = 'auto'"):
+            resolve({key: "auto"})
+
+
+def test_combine_without_a_top_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="combine has no meaning"):
+        resolve({"top-model": "sum", "combine": "mean"})
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"strategy": "vafl-t", "quorum": 3}, "quorum = 3 can never be met by 2 parties"),
+        ({"max-delay": 2, "window": 4}, "window = 4 .* max-delay = 2"),
+        ({"device": "abacus"}, "device = 'abacus'"),
+    ],
+)
+def test_what_only_a_run_can_tell_is_refused_by_it(
+    run: Start, given: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(VflError, match=sentence):
+        run(2, {"dataset": "breast-cancer", **given})

@@ -1,0 +1,482 @@
+"""What a party and the label holder read: every source, the split, the scaling, the sentences."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from strategies import resolve
+from vfl_flower.config import RunConfig
+from vfl_flower.data import FeatureBlock, load_features, load_labels
+from vfl_flower.errors import ConfigError
+
+Array = NDArray[Any]
+ROWS, COLUMNS = 40, 7
+
+
+def config_of(dataset: str, **keys: Any) -> RunConfig:
+    return resolve({"dataset": dataset, **{k.replace("_", "-"): v for k, v in keys.items()}})
+
+
+def blocks(config: RunConfig, parties: int) -> list[FeatureBlock]:
+    return [load_features(config, party, parties) for party in range(parties)]
+
+
+def standardised(train: Array, rows: Array) -> Array:
+    return (rows - train.mean(0)) / train.std(0)
+
+
+def original_columns(block: Array, original: Array) -> list[int]:
+    """Which columns of the original a block holds, found by correlation, scaled as it may be."""
+    ours, all_of_them = (a.reshape(len(a), -1) for a in (block, original))
+    ours, all_of_them = standardised(ours, ours), standardised(all_of_them, all_of_them)
+    correlation = ours.T @ all_of_them / len(ours)
+    assert (correlation.max(1) > 0.999).all()
+    owners: list[int] = correlation.argmax(1).tolist()
+    return owners
+
+
+def table(rows: int = ROWS, seed: int = 0) -> pd.DataFrame:
+    generator = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        generator.normal(3.0, 2.0, (rows, COLUMNS)), columns=[f"c{i}" for i in range(COLUMNS)]
+    )
+    frame.insert(3, "label", np.where(np.arange(rows) % 3 == 0, "yes", "no"))
+    return frame
+
+
+def save_npz(folder: Path, **arrays: Any) -> str:
+    np.savez(folder / "data.npz", **arrays)
+    return f"npz:{folder / 'data.npz'}"
+
+
+def save_table(folder: Path, frame: pd.DataFrame, kind: str = "csv") -> str:
+    path = folder / f"data.{kind}"
+    if kind == "csv":
+        frame.to_csv(path, index=False)
+    else:
+        frame.to_parquet(path, index=False)
+    return f"{kind}:{path}"
+
+
+@pytest.fixture
+def hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    datasets.disable_progress_bars()
+    return datasets
+
+
+# --- sources ------------------------------------------------------------------------------------
+
+
+def test_digits_are_images_of_ten_classes() -> None:
+    config = config_of("digits")
+    labels = load_labels(config)
+    assert labels.classes == tuple("0123456789")
+    assert labels.outputs == 10
+    assert (len(labels.train), len(labels.test)) == (1437, 360)
+    for block in blocks(config, 4):
+        assert (block.train.shape, block.test.shape) == ((1437, 4, 4), (360, 4, 4))
+        assert block.train.dtype == np.float32
+        assert block.ids_digest == labels.ids_digest
+
+
+def test_breast_cancer_is_a_table_of_two_classes_and_one_output() -> None:
+    config = config_of("breast-cancer", test_fraction=0.25)
+    labels = load_labels(config)
+    assert labels.outputs == 1
+    assert (len(labels.train), len(labels.test)) == (426, 143)
+    assert sum(block.train.shape[1] for block in blocks(config, 4)) == 30
+
+
+def test_rows_and_labels_stay_together_through_the_split(tmp_path: Path) -> None:
+    y = np.arange(ROWS) % 4
+    config = config_of(save_npz(tmp_path, X=np.stack([y, y + 0.5], axis=1), y=y))
+    labels, block = load_labels(config), load_features(config, 0, 1)
+    for rows, classes in ((block.train, labels.train), (block.test, labels.test)):
+        assert np.corrcoef(rows[:, 0], classes)[0, 1] == pytest.approx(1.0)
+
+
+def test_npz_with_its_own_division_keeps_it(tmp_path: Path) -> None:
+    X, y = np.random.default_rng(0).normal(size=(30, 4)), np.arange(30) % 3  # noqa: N806
+    dataset = save_npz(tmp_path, X_train=X[:20], y_train=y[:20], X_test=X[20:], y_test=y[20:])
+    config = config_of(dataset)
+    labels, (block,) = load_labels(config), blocks(config, 1)
+    assert labels.train.tolist() == y[:20].tolist()
+    assert labels.test.tolist() == y[20:].tolist()
+    np.testing.assert_allclose(block.train, standardised(X[:20], X[:20]), atol=1e-5)
+    np.testing.assert_allclose(block.test, standardised(X[:20], X[20:]), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_table_file_is_divided_and_its_label_is_no_feature(tmp_path: Path, kind: str) -> None:
+    frame = table()
+    config = config_of(save_table(tmp_path, frame, kind))
+    features = frame.drop(columns="label").to_numpy()
+    order = np.random.default_rng(0).permutation(ROWS)
+    test, train = order[:8], order[8:]
+    both = blocks(config, 2)
+    np.testing.assert_allclose(
+        np.hstack([block.train for block in both]),
+        standardised(features[train], features[train]),
+        atol=1e-5,
+    )
+    np.testing.assert_allclose(
+        np.hstack([block.test for block in both]),
+        standardised(features[train], features[test]),
+        atol=1e-5,
+    )
+    labels = load_labels(config)
+    assert labels.classes == ("no", "yes")
+    assert labels.train.tolist() == (train % 3 == 0).astype(int).tolist()
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["save_to_disk", "csv-folder"])
+@pytest.mark.parametrize("divided", [True, False], ids=["train-and-test", "train-only"])
+def test_hugging_face_folder(tmp_path: Path, hugging_face: Any, saved: bool, divided: bool) -> None:
+    folder = tmp_path / "data"
+    frames = {"train": table(30), "test": table(12, seed=1)} if divided else {"train": table(42)}
+    if saved:
+        parts = {
+            name: hugging_face.Dataset.from_pandas(each, preserve_index=False)
+            for name, each in frames.items()
+        }
+        (hugging_face.DatasetDict(parts) if divided else parts["train"]).save_to_disk(str(folder))
+    else:
+        folder.mkdir()
+        for name, each in frames.items():
+            each.to_csv(folder / f"{name}.csv", index=False)
+    config = config_of(f"hf:{folder}", test_fraction=12 / 42)
+    both, labels = blocks(config, 2), load_labels(config)
+    assert [b.train.shape for b in both] == [(30, 3), (30, 4)]
+    assert [b.test.shape for b in both] == [(12, 3), (12, 4)]
+    assert (len(labels.train), len(labels.test)) == (30, 12)
+    assert labels.ids_digest == both[0].ids_digest
+    if divided:
+        features = frames["train"].drop(columns="label").to_numpy()
+        expected = standardised(features, features)
+        np.testing.assert_allclose(np.hstack([b.train for b in both]), expected, atol=1e-5)
+        assert labels.train.tolist() == (frames["train"]["label"] == "yes").astype(int).tolist()
+
+
+def test_hugging_face_column_of_images_is_divided_as_images(
+    tmp_path: Path, hugging_face: Any
+) -> None:
+    images = np.random.default_rng(0).normal(size=(20, 4, 6))
+    data = hugging_face.Dataset.from_dict({"image": images.tolist(), "label": [0, 1] * 10})
+    data.save_to_disk(str(tmp_path / "data"))
+    config = config_of(f"hf:{tmp_path / 'data'}")
+    assert [block.train.shape for block in blocks(config, 4)] == [(16, 2, 3)] * 4
+
+
+# --- which columns are whose --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "parties", "keys"),
+    [
+        ((10,), 3, {}),
+        ((6, 6), 4, {}),
+        ((7, 5), 6, {}),
+        ((4, 4, 3), 4, {}),
+        ((5, 9), 2, {}),
+        ((7, 5), 3, {"image_split": "rows"}),
+        ((6, 3, 2), 6, {"image_split": "rows"}),
+        ((5, 8), 3, {"bottom_model": "lstm"}),
+    ],
+    ids=str,
+)
+def test_blocks_side_by_side_hold_every_column_once(
+    tmp_path: Path, shape: tuple[int, ...], parties: int, keys: dict[str, str]
+) -> None:
+    train = np.random.default_rng(0).normal(size=(64, *shape))
+    labels = np.arange(64) % 2
+    dataset = save_npz(tmp_path, X_train=train, y_train=labels, X_test=train, y_test=labels)
+    held = [original_columns(b.train, train) for b in blocks(config_of(dataset, **keys), parties)]
+    assert sorted(column for each in held for column in each) == list(range(np.prod(shape)))
+
+
+def test_quadrants_rows_and_sequences_are_contiguous(tmp_path: Path) -> None:
+    train = np.random.default_rng(0).normal(size=(64, 4, 6))
+    labels = np.arange(64) % 2
+    dataset = save_npz(tmp_path, X_train=train, y_train=labels, X_test=train, y_test=labels)
+    columns = np.arange(24).reshape(4, 6)
+    for keys, last in (
+        ({}, columns[2:, 3:]),
+        ({"image_split": "rows"}, columns[3:]),
+        ({"bottom_model": "lstm"}, columns[:, 4:]),
+    ):
+        block = load_features(config_of(dataset, **keys), 3, 4)
+        assert block.train.shape[1:] == last.shape
+        assert original_columns(block.train, train) == last.ravel().tolist()
+
+
+def test_a_label_column_of_another_name_is_no_feature(tmp_path: Path) -> None:
+    frame = table().rename(columns={"label": "c7"}).rename(columns={"c0": "label"})
+    config = config_of(save_table(tmp_path, frame), label="c7")
+    assert sum(block.train.shape[1] for block in blocks(config, 3)) == COLUMNS
+    assert load_labels(config).classes == ("no", "yes")
+
+
+# --- scaling ------------------------------------------------------------------------------------
+
+
+def test_tables_are_scaled_by_column_on_training_rows_only(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    train = generator.normal([0, 5, -100], [1, 0.01, 30], (200, 3))
+    test = generator.normal(50, 2, (20, 3))
+    dataset = save_npz(
+        tmp_path, X_train=train, y_train=np.arange(200) % 2, X_test=test, y_test=np.arange(20) % 2
+    )
+    block = load_features(config_of(dataset), 0, 1)
+    np.testing.assert_allclose(block.train.mean(0), 0, atol=1e-4)
+    np.testing.assert_allclose(block.train.std(0), 1, rtol=1e-4)
+    np.testing.assert_allclose(block.test, standardised(train, test), rtol=1e-3)
+
+
+def test_images_are_scaled_by_all_pixels_at_once(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (50, 4, 4)).astype(np.uint8)
+    images[:, 0] = 0
+    dataset = save_npz(tmp_path, X=images, y=np.arange(50) % 2)
+    block = load_features(config_of(dataset), 0, 1)
+    assert block.train.mean() == pytest.approx(0, abs=1e-5)
+    assert block.train.std() == pytest.approx(1, rel=1e-5)
+    assert np.unique(block.train[:, 0]).size == 1
+    assert block.train[0, 0, 0] < -1
+
+
+def test_constant_column_becomes_zero(tmp_path: Path) -> None:
+    X = np.stack([np.arange(40.0), np.full(40, 7.0)], axis=1)  # noqa: N806
+    block = load_features(config_of(save_npz(tmp_path, X=X, y=np.arange(40) % 2)), 0, 1)
+    assert (block.train[:, 1] == 0).all()
+    assert (block.test[:, 1] == 0).all()
+
+
+def test_constant_training_column_does_not_blow_up_another_test_value(tmp_path: Path) -> None:
+    rows = 1437  # so many 0.1 have a mean that is not quite 0.1
+    dataset = save_npz(
+        tmp_path,
+        X_train=np.full((rows, 1), 0.1),
+        y_train=np.arange(rows) % 2,
+        X_test=np.array([[0.1], [0.2]]),
+        y_test=np.arange(2),
+    )
+    assert np.abs(load_features(config_of(dataset), 0, 1).test).max() < 10
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv"])
+def test_column_far_from_zero_is_scaled_before_it_is_rounded(tmp_path: Path, kind: str) -> None:
+    times = 1.7e9 + np.random.default_rng(0).uniform(0, 100, 200)  # seconds since 1970
+    labels = np.arange(200) % 2
+    if kind == "npz":
+        dataset = save_npz(tmp_path, X=times[:, None], y=labels)
+    else:
+        dataset = save_table(tmp_path, pd.DataFrame({"time": times, "label": labels}))
+    train = load_features(config_of(dataset), 0, 1).train
+    assert train.mean() == pytest.approx(0, abs=1e-3)
+    assert train.std() == pytest.approx(1, rel=1e-3)
+
+
+# --- nothing is unpickled -----------------------------------------------------------------------
+
+
+class Trap:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_object_arrays_are_never_unpickled(tmp_path: Path) -> None:
+    sprung = tmp_path / "sprung"
+    trap = np.array([Trap(sprung)] * 10, dtype=object)
+    config = config_of(save_npz(tmp_path, X=trap[:, None], y=trap))
+    with pytest.raises(ConfigError, match="numeric arrays"):
+        load_features(config, 0, 1)
+    with pytest.raises(ConfigError, match="numeric arrays"):
+        load_labels(config)
+    assert not sprung.exists()
+
+
+# --- the sentences ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dataset", "keys", "sentence"),
+    [
+        ("breast-cancer", {}, "breast-cancer has 30 columns, too few to divide among 31"),
+        ("digits", {"image_split": "rows"}, "digits has 8 rows of pixels, too few .* among 31"),
+        ("digits", {}, "digits has 8 columns of pixels, too few .* among 31"),
+        ("digits", {"bottom_model": "lstm"}, "digits has 8 columns, too few .* among 31"),
+    ],
+)
+def test_more_parties_than_columns(dataset: str, keys: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load_features(config_of(dataset, **keys), 0, 31)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "hf"])
+def test_empty_data(tmp_path: Path, hugging_face: Any, kind: str) -> None:
+    sentence = "has no rows"
+    if kind == "npz":
+        dataset = save_npz(tmp_path, X=np.zeros((0, 3)), y=np.zeros(0))
+    elif kind == "hf":
+        save_table(tmp_path, table()[:0])
+        dataset = f"hf:{tmp_path}"
+        sentence = "cannot be loaded by the datasets library"  # which refuses it by itself
+    else:
+        dataset = save_table(tmp_path, table()[:0], kind)
+    with pytest.raises(ConfigError, match=sentence):
+        load_labels(config_of(dataset))
+
+
+def test_too_few_rows_to_train_on(tmp_path: Path) -> None:
+    config = config_of(save_npz(tmp_path, X=np.ones((2, 3)), y=np.arange(2)), test_fraction=0.9)
+    with pytest.raises(ConfigError, match=r"has 2 rows and test-fraction = 0.9 leaves none"):
+        load_labels(config)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "hf"])
+def test_missing_label_column(tmp_path: Path, hugging_face: Any, kind: str) -> None:
+    if kind == "hf":
+        hugging_face.Dataset.from_pandas(table()).save_to_disk(str(tmp_path / "data"))
+        dataset = f"hf:{tmp_path / 'data'}"
+    else:
+        dataset = save_table(tmp_path, table(), kind)
+    with pytest.raises(ConfigError, match=r"has no label column 'target'.* c0, c1, "):
+        load_labels(config_of(dataset, label="target"))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "hf"])
+def test_text_column(tmp_path: Path, hugging_face: Any, kind: str) -> None:
+    frame = table().assign(c5="red")
+    if kind == "hf":
+        hugging_face.Dataset.from_pandas(frame).save_to_disk(str(tmp_path / "data"))
+        dataset = f"hf:{tmp_path / 'data'}"
+    else:
+        dataset = save_table(tmp_path, frame, kind)
+    load_features(config_of(dataset), 0, 2)  # the party without that column does not mind
+    with pytest.raises(ConfigError, match=r"Column 'c5' .* is not numeric"):
+        load_features(config_of(dataset), 1, 2)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "hf"])
+def test_missing_values(tmp_path: Path, hugging_face: Any, kind: str) -> None:
+    frame = table()
+    frame.loc[4, "c6"] = None
+    if kind == "hf":
+        hugging_face.Dataset.from_pandas(frame).save_to_disk(str(tmp_path / "data"))
+        dataset = f"hf:{tmp_path / 'data'}"
+    elif kind == "npz":
+        dataset = save_npz(tmp_path, X=frame.drop(columns="label").to_numpy(), y=np.arange(ROWS))
+    else:
+        dataset = save_table(tmp_path, frame, kind)
+    load_features(config_of(dataset), 0, 2)
+    with pytest.raises(ConfigError, match=r"party 1 .* missing or infinite values"):
+        load_features(config_of(dataset), 1, 2)
+
+
+def test_value_beyond_float32(tmp_path: Path) -> None:
+    X = np.array([[1e39, 1.0], [2.0, 1.0]] * 10)  # noqa: N806
+    config = config_of(save_npz(tmp_path, X=X, y=np.arange(20) % 2))
+    with suppress(ConfigError):  # refused, or scaled to something finite
+        assert np.isfinite(load_features(config, 0, 1).train).all()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "hf"])
+def test_missing_labels(tmp_path: Path, hugging_face: Any, kind: str) -> None:
+    frame = table()
+    frame.loc[4, "label"] = None
+    if kind == "hf":
+        hugging_face.Dataset.from_pandas(frame).save_to_disk(str(tmp_path / "data"))
+        dataset = f"hf:{tmp_path / 'data'}"
+    elif kind == "npz":
+        y = np.where(frame["label"].isna(), np.nan, np.arange(ROWS) % 2)
+        dataset = save_npz(tmp_path, X=frame[["c0"]].to_numpy(), y=y)
+    else:
+        dataset = save_table(tmp_path, frame, kind)
+    with pytest.raises(ConfigError, match="missing"):
+        load_labels(config_of(dataset))
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv", "parquet"])
+def test_missing_file(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        load_labels(config_of(f"{kind}:{tmp_path / 'none'}"))
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "csv", "csv:", "", "json:a.json"])
+def test_unknown_dataset(dataset: str) -> None:
+    with pytest.raises(ConfigError, match="is not known: use digits, breast-cancer, npz:PATH"):
+        load_labels(config_of(dataset))
+
+
+def test_unknown_hugging_face_dataset(hugging_face: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot be loaded by the datasets library"):
+        load_labels(config_of("hf:no-one/no-such-data"))
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04 cut short", b"text", b"\x93NUMPY", b""])
+@pytest.mark.parametrize("kind", ["npz", "parquet"])
+def test_file_that_is_not_what_it_claims(tmp_path: Path, kind: str, content: bytes) -> None:
+    (tmp_path / "data").write_bytes(content)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_labels(config_of(f"{kind}:{tmp_path / 'data'}"))
+
+
+def test_single_array_in_place_of_an_npz(tmp_path: Path) -> None:
+    np.save(tmp_path / "data.npy", np.ones((4, 4)))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_labels(config_of(f"npz:{tmp_path / 'data.npy'}"))
+
+
+@pytest.mark.parametrize("y", [np.float64(1.0), np.zeros((20, 2))], ids=["no-axis", "two-axes"])
+def test_labels_of_a_wrong_shape(tmp_path: Path, y: Array) -> None:
+    with pytest.raises(ConfigError):
+        load_labels(config_of(save_npz(tmp_path, X=np.ones((20, 2)), y=y)))
+
+
+def test_one_class_only(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"take 1 values in 20 rows.* at least two classes"):
+        load_labels(config_of(save_npz(tmp_path, X=np.ones((20, 2)), y=np.ones(20))))
+
+
+def test_labels_that_are_a_measurement(tmp_path: Path) -> None:
+    y = np.random.default_rng(0).normal(size=20)
+    with pytest.raises(ConfigError, match="take 20 values in 20 rows"):
+        load_labels(config_of(save_npz(tmp_path, X=np.ones((20, 2)), y=y)))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"x": [[1.0, 2.0], [1.0]] * 10},  # sequences of different lengths
+        {"x": [1.0] * 20, "image": [[1.0, 2.0]] * 20},  # numbers beside sequences
+    ],
+    ids=["ragged", "mixed"],
+)
+def test_hugging_face_columns_that_form_no_array(
+    tmp_path: Path, hugging_face: Any, columns: dict[str, Any]
+) -> None:
+    data = hugging_face.Dataset.from_dict({**columns, "label": [0, 1] * 10})
+    data.save_to_disk(str(tmp_path / "data"))
+    with pytest.raises(ConfigError):
+        load_features(config_of(f"hf:{tmp_path / 'data'}"), 0, 1)
+
+
+def test_hugging_face_without_a_training_part(tmp_path: Path, hugging_face: Any) -> None:
+    part = hugging_face.Dataset.from_pandas(table())
+    hugging_face.DatasetDict({"validation": part}).save_to_disk(str(tmp_path / "data"))
+    with pytest.raises(ConfigError, match="train"):
+        load_labels(config_of(f"hf:{tmp_path / 'data'}"))

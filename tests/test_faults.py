@@ -1,0 +1,465 @@
+"""What goes wrong: a party that misbehaves, and a command that asks for what cannot be."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+
+from strategies import SYSTEMS, vertical
+from tests.conftest import Start
+from vfl_flower import client_app, results
+from vfl_flower.cli import main
+from vfl_flower.config import keys as configuration_keys
+from vfl_flower.engines import Run
+from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.local_grid import LocalGrid
+from vfl_flower.party import Party
+from vfl_flower.records import Upload, read_reply, to_reply
+
+Fault = Callable[[Message, Context], Message]
+
+KEYS = {"dataset": "breast-cancer", "window": 15, "epochs": 4}  # a window is an epoch
+VAFL = {**KEYS, "strategy": "vafl"}
+GOES_ON = {**VAFL, "on-party-failure": "continue"}
+BAD, AT = 1, 3  # the party that misbehaves, and at which of its training messages
+
+
+@dataclass
+class Misbehaving:
+    """The ClientApp, but for one message of one party."""
+
+    fault: Fault
+    party: int = BAD
+    number: int = AT
+    kind: str = "train"
+    seen: int = 0  # messages of that kind that the party got
+    after: int = 0  # messages of any kind that it got afterwards
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == self.party:
+            self.after += self.seen >= self.number
+            self.seen += message.metadata.message_type == self.kind
+            if self.seen == self.number and not self.after:
+                return self.fault(message, context)
+        reply: Message = client_app.app(message, context)
+        return reply
+
+
+def raises(message: Message, context: Context) -> Message:
+    raise ValueError("out of order")
+
+
+def refuses(message: Message, context: Context) -> Message:
+    return Message(Error(code=3, reason="node is\n gone"), reply_to=message)
+
+
+def gets_it_twice(message: Message, context: Context) -> Message:
+    client_app.app(message, context)
+    second: Message = client_app.app(message, context)
+    return second
+
+
+def answers_nothing(message: Message, context: Context) -> Message:
+    return Message(RecordDict(), reply_to=message)
+
+
+def fails_without_a_cause(message: Message, context: Context) -> Message:
+    return Message(RecordDict({"failure": ConfigRecord()}), reply_to=message)
+
+
+def changed(**change: Any) -> Fault:
+    """A fault that alters fields of the party's upload; functions alter what is there."""
+
+    def fault(message: Message, context: Context) -> Message:
+        upload = read_reply(client_app.app(message, context), Upload)
+        values = {k: v(getattr(upload, k)) if callable(v) else v for k, v in change.items()}
+        return to_reply(replace(upload, **values), message)
+
+    return fault
+
+
+def array(name: str, change: Callable[[Any], Any]) -> Fault:
+    return changed(arrays=lambda arrays: {**arrays, name: change(arrays[name].copy())})
+
+
+def with_nan(rows: Any) -> Any:
+    rows[2, 1] = np.nan
+    return rows
+
+
+def with_id(value: int) -> Callable[[Any], Any]:
+    def change(ids: Any) -> Any:
+        ids[-1] = value if value else ids[0]
+        return ids
+
+    return change
+
+
+FAULTS: dict[str, tuple[Fault, str]] = {
+    "raises": (raises, "out of order"),
+    "error of Flower": (refuses, "node is gone"),
+    "message twice": (gets_it_twice, "got message 5 after message 5"),
+    "empty answer": (answers_nothing, "without the field 'scalars'"),
+    "failure without cause": (fails_without_a_cause, "failed"),
+    "wrong shape": (
+        array("embedding", lambda h: h[:, :-1].copy()),
+        r"'embedding' .* shape \(455, 31",
+    ),
+    "too few rows": (array("embedding", lambda h: h[:-1]), r"'embedding' .* shape \(454, 32"),
+    "wrong dtype": (array("embedding", lambda h: h.astype(np.float64)), "'embedding' as float64"),
+    "NaN": (array("embedding", with_nan), "'embedding' with values that are not finite"),
+    "no embedding": (changed(arrays=lambda arrays: {}), "sent no array 'embedding'|no array 'ids'"),
+    "another party": (changed(party=0), "answered as party 0"),
+    "unknown party": (changed(party=99), "answered as party 99"),
+    "old exchange": (changed(exchange=lambda number: number - 1), "to message 4, when message 5"),
+    "exchange of a wrong type": (changed(exchange="5"), "exchange is no int"),
+}
+FAULTS_OF_IDS: dict[str, tuple[Fault, str]] = {
+    "id out of range": (array("ids", with_id(455)), "ids that are out of range or repeated"),
+    "negative id": (array("ids", with_id(-1)), "ids that are out of range or repeated"),
+    "repeated id": (array("ids", with_id(0)), "ids that are out of range or repeated"),
+    "too few ids": (array("ids", lambda ids: ids[:-1]), r"'ids' .* shape \(454,\)"),
+    "ids of a wrong dtype": (array("ids", lambda ids: ids.astype(np.int64)), "'ids' as int64"),
+    "no ids": (changed(arrays=lambda a: {"embedding": a["embedding"]}), "no array 'ids'"),
+}
+
+
+def failing(run: Start, folder: Path, keys: dict[str, Any], client: Any) -> tuple[Run, str]:
+    """A run that fails, and the sentence that it fails with."""
+    with pytest.raises(PartyError) as error:
+        run(3, {**keys, "out": str(folder)}, client)
+    sentence = str(error.value)
+    assert "\n" not in sentence
+    assert "Traceback" not in sentence
+    return Run(folder), sentence
+
+
+# --- a party that misbehaves --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault", "cause"),
+    [(KEYS, *each) for each in FAULTS.values()]
+    + [(VAFL, *each) for each in (FAULTS | FAULTS_OF_IDS).values()],
+    ids=[f"split-nn {each}" for each in FAULTS] + [f"vafl {e}" for e in FAULTS | FAULTS_OF_IDS],
+)
+def test_a_misbehaving_party_ends_the_run_with_a_sentence_and_what_was_trained_is_saved(
+    run: Start, tmp_path: Path, keys: dict[str, Any], fault: Fault, cause: str
+) -> None:
+    client = Misbehaving(fault)
+    finished, sentence = failing(run, tmp_path / "out", keys, client)
+    assert sentence.startswith("Party 1 ")
+    assert re.search(cause, sentence), sentence
+    assert finished.summary["failure"] == sentence
+    assert finished.summary["failed_parties"] == [1]
+    assert [entry["epoch"] for entry in finished.history] == [1.0, 2.0]  # nothing after
+    assert finished.summary["test_accuracy"] == finished.history[-1]["test_accuracy"]
+    for name in ("top", "party-0", "party-1", "party-2"):
+        assert all(np.isfinite(each).all() for each in finished.parameters(name).values())
+    assert finished.parameters("top")["network.0.weight"].shape == (64, 96)
+    assert client.after == 0
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_party_may_fail_in_an_evaluation(run: Start, tmp_path: Path, number: int) -> None:
+    client = Misbehaving(array("embedding", with_nan), kind="evaluate", number=number)
+    finished, sentence = failing(run, tmp_path / "out", KEYS, client)
+    assert sentence.startswith("Party 1 sent 'embedding' with values that are not finite")
+    assert len(finished.history) == number - 1
+
+
+def test_a_party_may_fail_when_asked_for_fresh_embeddings(run: Start, tmp_path: Path) -> None:
+    keys = {**VAFL, "max-delay": 3, "window": 1, "delay": "exponential"}
+    client = Misbehaving(array("embedding", lambda h: h[:-1]), kind="query.embed", number=2)
+    _, sentence = failing(run, tmp_path / "out", keys, client)
+    assert sentence.startswith("Party 1 sent 'embedding' as float32 of shape")
+
+
+def test_a_party_may_fail_to_describe_itself(run: Start, tmp_path: Path) -> None:
+    client = Misbehaving(raises, kind="query.describe", number=1)
+    finished, sentence = failing(run, tmp_path / "out", KEYS, client)
+    assert sentence.startswith("The party on node 3 failed: ")
+    assert finished.summary["failure"] == sentence
+    assert finished.history == []
+
+
+@pytest.mark.parametrize("strategy", ["alone", "frozen"])
+def test_a_party_may_fail_in_a_baseline(run: Start, tmp_path: Path, strategy: str) -> None:
+    kind = "train" if strategy == "alone" else "query.embed"
+    client = Misbehaving(refuses, kind=kind, number=1)
+    keys = {**KEYS, "strategy": strategy}
+    finished, sentence = failing(run, tmp_path / "out", keys, client)
+    assert sentence == "Party 1 failed: node is gone"
+    assert finished.summary["failure"] == sentence
+
+
+def test_a_silent_party_fails_when_its_time_is_up(
+    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep, perf_counter=lambda: now[0])
+    monkeypatch.setattr(vertical, "time", clock)
+    pull = LocalGrid.pull_messages
+
+    def all_but_one(grid: LocalGrid, keys: Any) -> list[Message]:
+        heard = [m for m in pull(grid, keys) if m.metadata.src_node_id != 3 or silent.seen < AT]
+        return heard
+
+    silent = Misbehaving(client_app.app)
+    monkeypatch.setattr(LocalGrid, "pull_messages", all_but_one)
+    finished, sentence = failing(run, tmp_path / "out", {**KEYS, "party-timeout": 20.0}, silent)
+    assert sentence == "Party 1 did not answer within 20 s."
+    assert 20 < now[0] < 21
+    assert len(finished.history) == 2
+
+
+# --- what a party may tell ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["describe", "train", "evaluate"])
+def test_the_text_of_an_unexpected_exception_stays_with_the_party(
+    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def broken(party: Party, order: Any) -> Any:
+        raise ValueError("could not convert 'patient 17'")
+
+    monkeypatch.setattr(Party, method, broken)
+    _, sentence = failing(run, tmp_path / "out", KEYS, client_app.app)
+    assert "raised ValueError in broken, test_faults.py:" in sentence
+    for file in (tmp_path / "out").iterdir():
+        assert b"patient 17" not in file.read_bytes()
+
+
+def test_gradients_that_diverge_are_not_the_fault_of_the_party(run: Start, tmp_path: Path) -> None:
+    keys = {**KEYS, "window": 1, "server-lr": 1e30, "party-lr": 0.0}
+    with pytest.raises(VflError) as error:
+        run(3, {**keys, "out": str(tmp_path / "out")})
+    assert "not finite" in str(error.value)
+    assert "Party 0 failed: sent 'gradient'" not in str(error.value)  # the label holder sent it
+
+
+# --- going on without it ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault", [f for f, _ in (FAULTS | FAULTS_OF_IDS).values()], ids=[*FAULTS, *FAULTS_OF_IDS]
+)
+def test_an_asynchronous_run_goes_on_without_the_party(run: Start, fault: Fault) -> None:
+    client: Any = Misbehaving(fault)
+    finished = run(3, GOES_ON, client)
+    assert finished.summary["failure"] is None
+    assert finished.summary["failed_parties"] == [1]
+    assert client.after == 0
+    # The others finish their 4 epochs; of the third, the 2 that were answered count.
+    assert finished.summary["epochs"] == pytest.approx((4 + 4 + 2) / 3, abs=1e-3)
+    assert finished.history[-1]["epoch"] == finished.summary["epochs"]
+    assert finished.summary["test_accuracy"] > 0.9
+
+
+def test_a_run_with_a_quorum_of_two_goes_on_with_the_one_that_is_left(run: Start) -> None:
+    client: Any = Misbehaving(raises)
+    summary = run(2, {**GOES_ON, "strategy": "vafl-t", "quorum": 1}, client).summary
+    assert summary["failed_parties"] == [1]
+    other: Any = Misbehaving(raises, number=2)
+    summary = run(3, {**GOES_ON, "strategy": "vafl-t", "quorum": 2}, other).summary
+    assert summary["failed_parties"] == [1]
+    assert summary["epochs"] == pytest.approx((4 + 4 + 1) / 3, abs=1e-3)
+
+
+def test_the_last_evaluation_is_recorded_when_the_last_party_at_work_fails(run: Start) -> None:
+    keys = {**GOES_ON, "delay": "exponential", "eval-every": 100}
+    order: list[tuple[int, str]] = []
+
+    def watch(message: Message, context: Context) -> Message:
+        order.append((int(context.node_config["partition-id"]), message.metadata.message_type))
+        reply: Message = client_app.app(message, context)
+        return reply
+
+    watching: Any = watch
+    assert run(2, keys, watching).summary["test_accuracy"] is not None
+    last = order[-1][0]
+    count = order.count((last, "train"))
+    client: Any = Misbehaving(raises, party=last, number=count)
+    finished = run(2, keys, client)
+    assert finished.summary["failed_parties"] == [last]
+    assert finished.summary["test_accuracy"] is not None
+    assert finished.history[-1]["epoch"] == finished.summary["epochs"]
+
+
+def test_a_run_ends_when_no_party_is_left(run: Start, tmp_path: Path) -> None:
+    finished, sentence = failing(run, tmp_path / "out", GOES_ON, lambda m, c: _break(m, c))
+    assert sentence.endswith("out of order")
+    assert sorted(finished.summary["failed_parties"]) == [0, 1, 2]
+
+
+def _break(message: Message, context: Context) -> Message:
+    fault = raises if message.metadata.message_type == "train" else client_app.app
+    return fault(message, context)
+
+
+@pytest.mark.parametrize("more", [{}, {"strategy": "vafl-t", "quorum": 3}], ids=str)
+def test_a_synchronous_run_cannot_go_on_without_a_party(run: Start, more: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"'continue' needs a quorum below .* parties, 3"):
+        run(3, {**KEYS, **more, "on-party-failure": "continue"})
+
+
+# --- the `vfl` command --------------------------------------------------------------------------
+
+
+def command(folder: Path, keys: str, parties: int = 2) -> list[str]:
+    return ["run", "-c", keys, "--parties", str(parties), "--out", str(folder / "out")]
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    frame = pd.DataFrame({"a": np.arange(20.0), "b": np.ones(20), "target": [0, 1] * 10})
+    frame.to_csv(tmp_path / "unlabelled.csv", index=False)
+    frame[:0].to_csv(tmp_path / "empty.csv", index=False)
+    (tmp_path / "occupied").write_text("a file, no folder")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("keys", "parties", "sentence"),
+    [
+        ("epoch=3", 2, "no configuration key 'epoch'. Did you mean epochs?"),
+        ("window=0", 2, "window = 0 must be at least 1."),
+        ("strategy='nonsense'", 2, "strategy = 'nonsense' is not known"),
+        ("dataset='breast-cancer'", 31, "breast-cancer has 30 columns, too few to divide among 31"),
+        ("dataset='csv:{}/unlabelled.csv'", 2, "has no label column 'label'"),
+        ("dataset='csv:{}/empty.csv' label='target'", 2, "has no rows"),
+        ("dataset='csv:{}/none.csv'", 2, "there is no such file"),
+        ("dataset='csv:{}/unlabelled.csv' label='target'", 3, "too few to divide among 3"),
+        ("dataset=breast-cancer", 2, "cannot be read: write key=value pairs"),
+        ("epochs=[1,2]", 2, "cannot be read: write key=value pairs"),
+        ("dataset='breast-cancer' epochs", 2, "cannot be read: write key=value pairs"),
+        ("dataset='breast-cancer' epochs = 3", 2, "cannot be read: write key=value pairs"),
+        ("epochs=1", 0, "0 parties cannot train"),
+        ("strategy='vafl-t' quorum=3", 2, "quorum = 3 can never be met by 2 parties"),
+        ("dataset='breast-cancer' server-lr=1e30 window=1", 2, "not finite"),
+    ],
+)
+def test_command_that_cannot_be_is_answered_by_one_line(
+    tables: Path, capsys: pytest.CaptureFixture[str], keys: str, parties: int, sentence: str
+) -> None:
+    assert main(command(tables, keys.format(tables), parties)) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("vfl: ")
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_results_folder_that_cannot_be_made(
+    tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "-c", "epochs=1", "--out", str(tables / "occupied" / "out")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_failure_of_a_party_is_one_line_on_the_real_standard_error(tmp_path: Path) -> None:
+    arguments = command(tmp_path, "dataset='breast-cancer'", 31)
+    done = subprocess.run(
+        [sys.executable, "-m", "vfl_flower.cli", *arguments], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(r"vfl: .*too few to divide among 31.*\n", done.stderr)
+
+
+def test_command_trains_and_tells_what_it_reached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = "dataset='breast-cancer' epochs=2 window=15 privacy='perturbed-embedding'"
+    assert main(command(tmp_path, keys)) == 0
+    printed = capsys.readouterr()
+    summary = Run(tmp_path / "out").summary
+    first, second = printed.out.splitlines()
+    assert first.startswith(f"split-nn: test accuracy {summary['test_accuracy']:.4f}, AUC ")
+    assert f"epsilon {summary['epsilon']:.3g} at delta 1e-05" in first
+    assert f"{summary['exchanges']} exchanges" in first
+    assert second == f"results: {tmp_path / 'out'}"
+    assert (tmp_path / "out" / "curves.png").stat().st_size > 1000
+
+
+def test_interrupted_command_saves_what_was_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = Party.train
+
+    def interrupted(party: Party, order: Any) -> Upload:
+        if order.epoch == 2:
+            raise KeyboardInterrupt
+        return train(party, order)
+
+    monkeypatch.setattr(Party, "train", interrupted)
+    assert main(command(tmp_path, "dataset='breast-cancer' epochs=4 window=15")) == 130
+    assert capsys.readouterr().err == "vfl: stopped; what was trained so far is saved.\n"
+    finished = Run(tmp_path / "out")
+    assert finished.summary["failure"] == "KeyboardInterrupt"
+    assert [entry["epoch"] for entry in finished.history] == [1.0, 2.0]
+    assert finished.parameters("top")
+
+
+def test_list_prints_every_system_and_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, system in SYSTEMS.items():
+        assert any(line.split()[:1] == [name] for line in lines)
+        assert any(system.axes in line for line in lines)
+    for key, spec in configuration_keys().items():
+        default = "auto" if spec.default is None else repr(spec.default)
+        assert f"  {key} = {default}" in lines
+        assert any(spec.metadata["help"] in line for line in lines)
+
+
+# --- results folders ----------------------------------------------------------------------------
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_results_of_another_run_are_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = command(tmp_path, "dataset='breast-cancer' epochs=1 window=15")
+    assert main(arguments) == 0
+    before = contents(tmp_path / "out")
+    assert main(arguments) == 1
+    assert "already holds a run: name another folder" in capsys.readouterr().err
+    assert contents(tmp_path / "out") == before
+
+
+def test_results_of_a_run_that_was_killed_or_still_runs_are_not_written_over(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "history.jsonl").write_text("{}\n")
+    assert main(command(tmp_path, "dataset='breast-cancer' epochs=1 window=15")) == 1
+    assert contents(tmp_path / "out") == {"history.jsonl": b"{}\n"}
+
+
+def test_two_runs_of_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(results, "time", SimpleNamespace(strftime=lambda layout: "now"))
+    arguments = ["run", "-c", "dataset='breast-cancer' epochs=1 window=15", "--parties", "2"]
+    assert [main(arguments), main(arguments)] == [0, 0]
+    assert len(list((tmp_path / "runs").iterdir())) == 2

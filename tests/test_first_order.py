@@ -1,0 +1,206 @@
+"""First-order steps of a window, against the same steps done one after the other by hand."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from strategies import resolve
+from vfl_flower.config import RunConfig
+from vfl_flower.first_order import answer, embed, update
+from vfl_flower.models import BottomModel, build_bottom, build_optimizer, build_top, loss_per_row
+
+LENGTHS = [4, 4, 3]
+ROWS = sum(LENGTHS)
+FEATURES, SIZE, PARTIES = 5, 6, 2
+
+
+def config_of(**keys: Any) -> RunConfig:
+    keys = {"bottom_hidden": 8, "embedding_activation": "tanh", **keys}
+    return resolve({key.replace("_", "-"): value for key, value in keys.items()})
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def data(outputs: int = 3) -> tuple[Tensor, Tensor]:
+    h = torch.randn(ROWS, PARTIES * SIZE, generator=generator())
+    return h, torch.randint(max(2, outputs), (ROWS,), generator=generator(1))
+
+
+def assert_same_parameters(ours: nn.Module, theirs: nn.Module) -> None:
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+# --- the label holder ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("top_model", ["linear", "mlp"])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_answer_over_a_window_is_its_steps_in_order(
+    top_model: str, outputs: int, optimizer: str
+) -> None:
+    config = config_of(top_model=top_model, optimizer=optimizer)
+    h, labels = data(outputs)
+    top = build_top(config, [SIZE] * PARTIES, outputs)
+    by_hand = copy.deepcopy(top)
+    theirs = build_optimizer(config, by_hand, 0.1)
+    rows, _ = answer(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS)
+
+    expected = []
+    for h_step, labels_step in zip(h.split(LENGTHS), labels.split(LENGTHS), strict=True):
+        leaf = h_step.clone().requires_grad_()
+        loss = loss_per_row(by_hand(leaf), labels_step).mean()
+        gradient, *of_top = torch.autograd.grad(loss, [leaf, *by_hand.parameters()])
+        expected.append(gradient)
+        for p, of_p in zip(by_hand.parameters(), of_top, strict=True):
+            p.grad = of_p
+        theirs.step()
+    torch.testing.assert_close(rows, torch.cat(expected))
+    assert_same_parameters(top, by_hand)
+
+
+def test_plain_steps_of_the_top_model_are_gradient_descent() -> None:
+    config = config_of(top_model="linear")
+    h, labels = data()
+    top = build_top(config, [SIZE] * PARTIES, 3)
+    weight, bias = top.network.weight.detach().clone(), top.network.bias.detach().clone()
+    answer(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS)
+    for h_step, labels_step in zip(h.split(LENGTHS), labels.split(LENGTHS), strict=True):
+        n = len(h_step)
+        error = (h_step @ weight.T + bias).softmax(1)
+        error[torch.arange(n), labels_step] -= 1
+        weight = weight - 0.1 * error.T @ h_step / n
+        bias = bias - 0.1 * error.mean(0)
+    torch.testing.assert_close(top.network.weight.detach(), weight)
+    torch.testing.assert_close(top.network.bias.detach(), bias)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_answer_of_a_top_model_without_parameters(outputs: int) -> None:
+    top = build_top(config_of(top_model="sum"), [outputs] * PARTIES, outputs)
+    h = torch.randn(ROWS, PARTIES * outputs, generator=generator())
+    labels = torch.randint(max(2, outputs), (ROWS,), generator=generator(1))
+    rows, _ = answer(top, None, h, labels, LENGTHS)
+    sums = h.view(ROWS, PARTIES, outputs).sum(1)
+    if outputs == 1:
+        error = sums.sigmoid() - labels[:, None]
+    else:
+        error = sums.softmax(1) - nn.functional.one_hot(labels, outputs)
+    weights = torch.cat([torch.full((n, 1), 1 / n) for n in LENGTHS])
+    torch.testing.assert_close(rows, (error * weights).repeat(1, PARTIES))
+
+
+@pytest.mark.parametrize("top_model", ["linear", "sum"])
+def test_answer_tells_the_losses_before_each_step(top_model: str) -> None:
+    config = config_of(top_model=top_model)
+    size = 3 if top_model == "sum" else SIZE
+    top = build_top(config, [size] * PARTIES, 3)
+    h = torch.randn(8, PARTIES * size, generator=generator())
+    labels = torch.randint(3, (8,), generator=generator(1))
+    by_hand = copy.deepcopy(top)
+    trainable = top_model != "sum"
+    optimizers = [
+        build_optimizer(config, each, 0.1) if trainable else None for each in (top, by_hand)
+    ]
+    _, losses = answer(top, optimizers[0], h, labels, [4, 4])
+    first = loss_per_row(by_hand(h[:4]), labels[:4]).mean().item()
+    answer(by_hand, optimizers[1], h[:4], labels[:4], [4])
+    second = loss_per_row(by_hand(h[4:]), labels[4:]).mean().item()
+    assert not losses.requires_grad
+    assert losses.mean().item() == pytest.approx((first + second) / 2)
+
+
+# --- the party ----------------------------------------------------------------------------------
+
+
+def party(config: RunConfig) -> tuple[BottomModel, Tensor, Tensor]:
+    x = torch.randn(ROWS, FEATURES, generator=generator(2))
+    gradient_rows = torch.randn(ROWS, SIZE, generator=generator(3))
+    return build_bottom(config, 0, (FEATURES,), SIZE), x, gradient_rows
+
+
+def gradients_at(model: BottomModel, x: Tensor, gradient_rows: Tensor, l2: float) -> list[Tensor]:
+    """Of <h, rows> + l2 / 2 ||theta||^2, at the model's parameters."""
+    penalty = sum(p.square().sum() for p in model.parameters())
+    objective = (model(x) * gradient_rows).sum() + 0.5 * l2 * penalty
+    return list(torch.autograd.grad(objective, list(model.parameters())))
+
+
+def test_embedding_is_the_forward_pass() -> None:
+    model, x, _ = party(config_of())
+    h = embed(model, x, None)
+    torch.testing.assert_close(h, model(x).detach())
+    assert not h.requires_grad
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+def test_plain_update_is_sequential_steps_at_the_parameters_of_the_upload(l2: float) -> None:
+    model, x, gradient_rows = party(config_of())
+    uploaded_with, expected = copy.deepcopy(model), copy.deepcopy(model)
+    update(model, build_optimizer(config_of(), model, 0.1), x, gradient_rows, LENGTHS, l2, None)
+    for x_step, rows in zip(x.split(LENGTHS), gradient_rows.split(LENGTHS), strict=True):
+        gradients = gradients_at(uploaded_with, x_step, rows, l2)
+        for p, g in zip(expected.parameters(), gradients, strict=True):
+            p.data -= 0.1 * g
+    assert_same_parameters(model, expected)
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
+def test_update_is_the_loop_of_torch_over_two_windows(name: str, l2: float) -> None:
+    config = config_of(optimizer=name)
+    model, x, gradient_rows = party(config)
+    expected = copy.deepcopy(model)
+    ours, theirs = (build_optimizer(config, each, 0.05) for each in (model, expected))
+    for window in range(2):
+        window_rows = gradient_rows * (window + 1)
+        update(model, ours, x, window_rows, LENGTHS, l2, None)
+        uploaded_with = copy.deepcopy(expected)
+        for x_step, rows in zip(x.split(LENGTHS), window_rows.split(LENGTHS), strict=True):
+            for p, g in zip(
+                expected.parameters(), gradients_at(uploaded_with, x_step, rows, l2), strict=True
+            ):
+                p.grad = g
+            theirs.step()
+    assert_same_parameters(model, expected)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm"])
+def test_one_step_is_gradient_descent_for_every_model(kind: str) -> None:
+    config = config_of(bottom_model=kind, bottom_hidden=3)
+    model = build_bottom(config, 0, (4, 4), SIZE)
+    x = torch.randn(ROWS, 4, 4, generator=generator(2))
+    rows = torch.randn(ROWS, SIZE, generator=generator(3))
+    gradients = gradients_at(model, x, rows, 0.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    update(model, build_optimizer(config, model, 0.1), x, rows, [ROWS], 0.0, None)
+    for p, q, g in zip(model.parameters(), before, gradients, strict=True):
+        torch.testing.assert_close(p.detach(), q - 0.1 * g)
+
+
+@pytest.mark.parametrize("lengths", [[ROWS], LENGTHS])
+def test_regulariser_alone_shrinks_the_parameters(lengths: list[int]) -> None:
+    model, x, _ = party(config_of())
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = build_optimizer(config_of(), model, 0.1)
+    update(model, optimizer, x, torch.zeros(ROWS, SIZE), lengths, 0.5, None)
+    for p, q in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(p.detach(), q * (1 - 0.1 * 0.5 * len(lengths)))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_learning_rate_zero_changes_nothing(optimizer: str) -> None:
+    config = config_of(optimizer=optimizer)
+    model, x, gradient_rows = party(config)
+    before = copy.deepcopy(model)
+    update(model, build_optimizer(config, model, 0.0), x, gradient_rows, LENGTHS, 0.1, None)
+    for p, q in zip(model.parameters(), before.parameters(), strict=True):
+        assert torch.equal(p, q)

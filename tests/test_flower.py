@@ -1,0 +1,119 @@
+"""The application on Flower's own runtimes: real processes, on loopback, that all end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import Start
+from vfl_flower import flower_processes
+from vfl_flower.engines import Run, run_ray, run_supernodes
+from vfl_flower.errors import VflError
+from vfl_flower.flower_processes import SuperLink
+
+pytestmark = pytest.mark.slow
+
+CHECKOUT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The FLWR_HOME of every SuperLink that a test starts."""
+    seen: list[Path] = []
+    enter = SuperLink.__enter__
+
+    def remember(self: SuperLink) -> SuperLink:
+        entered = enter(self)
+        seen.append(self.home)
+        return entered
+
+    monkeypatch.setattr(SuperLink, "__enter__", remember)
+    return seen
+
+
+def processes_of(home: Path) -> list[str]:
+    """Command lines of the processes that have this FLWR_HOME in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"FLWR_HOME={home}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().decode(errors="replace"))
+        except OSError:
+            continue  # it has ended, or is not ours
+    return found
+
+
+@pytest.mark.parametrize(
+    ("engine", "parties", "keys"),
+    [
+        (run_ray, 3, {"epochs": 2, "batch-size": 64}),
+        (run_supernodes, 2, {"epochs": 1, "batch-size": 128, "window": 6}),
+    ],
+    ids=["ray", "supernodes"],
+)
+def test_a_synchronous_run_is_the_same_as_in_process(
+    engine: Callable[[int, Mapping[str, Any]], Run],
+    parties: int,
+    keys: dict[str, Any],
+    run: Start,
+    tmp_path: Path,
+    homes: list[Path],
+) -> None:
+    on_flower = engine(parties, {**keys, "out": str(tmp_path / "on-flower")})
+    window = on_flower.summary["window"]
+    in_process = run(parties, {**keys, "window": window})
+    for key, values in in_process.parameters("top").items():
+        np.testing.assert_allclose(on_flower.parameters("top")[key], values, atol=1e-5)
+    for name in ("steps", "exchanges", "bytes_up", "bytes_down", "evaluation_bytes"):
+        assert on_flower.summary[name] == in_process.summary[name]
+    assert on_flower.summary["test_accuracy"] == in_process.summary["test_accuracy"]
+    assert on_flower.summary["engine"] == engine.__name__.removeprefix("run_")
+    assert (on_flower.folder / "curves.png").stat().st_size > 0
+    assert len(homes) == 1 and processes_of(homes[0]) == []
+
+
+def test_vafl_learns_on_ray_and_a_failing_party_ends_it_with_a_sentence(
+    tmp_path: Path, homes: list[Path]
+) -> None:
+    finished = run_ray(2, {"strategy": "vafl", "epochs": 8, "out": str(tmp_path / "vafl")})
+    assert finished.summary["test_accuracy"] > 0.8
+    assert finished.summary["exchanges"] == 2 * 8 * 6
+    with pytest.raises(VflError, match="too few to divide among 80"):
+        run_ray(80, {"bottom-model": "lstm", "out": str(tmp_path / "too-many")})
+    assert [processes_of(home) for home in homes] == [[], []]
+
+
+def test_the_code_that_runs_is_that_of_the_app_that_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Another checkout, whose code differs by a comment, from a folder where it could be imported.
+    other = tmp_path / "vfl-flower-copy"
+    shutil.copytree(CHECKOUT / "vfl_flower", other / "vfl_flower")
+    shutil.copytree(CHECKOUT / "strategies", other / "strategies")
+    shutil.copy(CHECKOUT / "pyproject.toml", other / "pyproject.toml")
+    with (other / "vfl_flower" / "codecs.py").open("a") as file:
+        file.write("# another checkout\n")
+    codes = []
+    for app in (CHECKOUT, other):
+        monkeypatch.setattr(flower_processes, "CHECKOUT", app)
+        out = tmp_path / f"out-{len(codes)}"
+        codes.append(run_ray(2, {"epochs": 1, "out": str(out)}).summary["code"])
+    assert codes[0] != codes[1]
+
+
+def test_a_process_group_ends_as_a_whole(tmp_path: Path) -> None:
+    with SuperLink(simulation=True) as superlink:
+        home = superlink.home
+        child = superlink.start(["python", "-c", "import time; time.sleep(600)"], tmp_path / "log")
+        assert processes_of(home) != []
+        flower_processes.stop(child)
+        assert child.returncode is not None
+    assert processes_of(home) == []
+    assert not home.exists()
+    assert "FLWR_HOME" not in os.environ or Path(os.environ["FLWR_HOME"]) != home

@@ -1,0 +1,136 @@
+"""Identities 1, 2 and 5 of the design: federated training is the training it stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import strategies
+from tests.conftest import Start
+from vfl_flower.batches import draw_window
+from vfl_flower.data import load_features, load_labels
+from vfl_flower.engines import Run
+from vfl_flower.models import build_bottom, build_top, embedding_size
+
+
+def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]:
+    """The joined model after ordinary SGD on joined data, by plain PyTorch."""
+    config = strategies.resolve(keys)
+    labels = load_labels(config)
+    y = torch.from_numpy(labels.train)
+    x = [torch.from_numpy(load_features(config, m, parties).train) for m in range(parties)]
+    size = embedding_size(config, labels.outputs)
+    bottoms = [build_bottom(config, m, x[m].shape[1:], size) for m in range(parties)]
+    top = build_top(config, [size] * parties, labels.outputs)
+    models = torch.nn.ModuleList([*bottoms, top])
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(models.parameters(), lr=config.party_lr)
+    if config.optimizer == "momentum":
+        optimizer = torch.optim.SGD(models.parameters(), lr=config.party_lr, momentum=0.9)
+    if config.optimizer == "adam":
+        optimizer = torch.optim.Adam(models.parameters(), lr=config.party_lr)
+    steps = -(-len(y) // config.batch_size)
+    for epoch in range(config.epochs):
+        order = torch.from_numpy(draw_window(config, len(y), None, epoch, 0, steps).ids).long()
+        for ids in order.split(config.batch_size):
+            outputs = top(torch.cat([b(x[m][ids]) for m, b in enumerate(bottoms)], dim=1))
+            if labels.outputs == 1:
+                loss = functional.binary_cross_entropy_with_logits(outputs[:, 0], y[ids].float())
+            else:
+                loss = functional.cross_entropy(outputs, y[ids])
+            for bottom in bottoms:
+                for p in bottom.parameters():
+                    loss = loss + 0.5 * config.l2 * p.square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    named = {"top": top, **{f"party-{m}": bottom for m, bottom in enumerate(bottoms)}}
+    return {
+        name: {key: p.detach().numpy() for key, p in model.named_parameters()}
+        for name, model in named.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"l2": 0.01, "top-model": "linear", "combine": "mean", "embedding-activation": "sigmoid"},
+        {"optimizer": "momentum", "party-lr": 0.05, "server-lr": 0.05},
+        {"optimizer": "adam", "party-lr": 0.003, "server-lr": 0.003, "bottom-model": "cnn"},
+        {"dataset": "breast-cancer", "bottom-model": "linear", "top-model": "sum", "epochs": 4},
+    ],
+    ids=["mlp", "l2-mean", "momentum", "adam-cnn", "logistic-regression"],
+)
+def test_sync_first_order_is_centralised_sgd(run: Start, keys: dict[str, Any]) -> None:
+    keys = {"batch-size": 29, "epochs": 1, **keys}  # 50 steps an epoch on digits
+    federated = run(4, keys)
+    assert federated.summary["steps"] >= 50
+    for name, expected in centralised(keys, 4).items():
+        found = federated.parameters(name) if expected else {}
+        assert set(found) == set(expected)
+        for key, values in expected.items():
+            np.testing.assert_allclose(found[key], values, atol=1e-5, rtol=0, err_msg=name + key)
+
+
+def test_vafl_t_with_all_parties_is_split_nn_bit_for_bit(run: Start) -> None:
+    one = run(4, {"strategy": "split-nn", "epochs": 3})
+    other = run(4, {"strategy": "vafl-t", "quorum": 4, "epochs": 3})
+    same_models(one, other)
+
+
+def test_vafl_with_one_party_is_split_nn_bit_for_bit(run: Start) -> None:
+    one, other = run(1, {"strategy": "vafl", "epochs": 2}), run(1, {"epochs": 2})
+    same_models(one, other, parties=1)
+
+
+def test_the_same_seed_gives_the_same_run(run: Start) -> None:
+    keys: dict[str, Any] = {"strategy": "vafl", "delay": "exponential", "epochs": 3, "window": 4}
+    one, again, other = run(4, keys), run(4, keys), run(4, {**keys, "seed": 1})
+    same_models(one, again)
+    timeless = [
+        [{k: v for k, v in entry.items() if k != "seconds"} for entry in each.history]
+        for each in (one, again)
+    ]
+    assert timeless[0] == timeless[1]
+    top, other_top = one.parameters("top"), other.parameters("top")
+    assert any((top[key] != other_top[key]).any() for key in top)
+
+
+def test_frozen_is_split_nn_without_party_learning(run: Start) -> None:
+    frozen = run(4, {"strategy": "frozen", "epochs": 5})
+    still = run(4, {"strategy": "split-nn", "epochs": 5, "party-lr": 0.0})
+    for key, values in still.parameters("top").items():
+        np.testing.assert_allclose(frozen.parameters("top")[key], values, atol=1e-5)
+    assert frozen.summary["exchanges"] == 4
+    assert frozen.summary["bytes_up"] == 4 * 1437 * 32 * 4
+
+
+def test_joined_is_the_ceiling_that_split_nn_reaches(run: Start) -> None:
+    joined, split = run(4, {"strategy": "joined", "epochs": 3}), run(4, {"epochs": 3})
+    assert joined.summary["bytes_up"] == joined.summary["exchanges"] == 0
+    assert joined.summary["test_loss"] == pytest.approx(split.summary["test_loss"], abs=1e-4)
+
+
+def test_alone_is_the_best_single_party(run: Start) -> None:
+    alone = run(2, {"strategy": "alone", "epochs": 3}).summary
+    assert alone["test_accuracy"] == max(alone["test_accuracy_of_party"].values())
+    assert len(alone["test_accuracy_of_party"]) == 2
+    assert alone["test_accuracy"] < run(2, {"epochs": 3}).summary["test_accuracy"]
+
+
+def test_a_window_of_many_steps_is_many_steps_of_delayed_sgd(run: Start) -> None:
+    # Same steps, same messages' bytes, fewer messages.
+    one, eight = run(4, {"epochs": 2}).summary, run(4, {"epochs": 2, "window": 8}).summary
+    assert one["steps"] == eight["steps"] == 90
+    assert one["bytes_up"] == eight["bytes_up"] == one["bytes_down"] == 2 * 4 * 1437 * 32 * 4
+    assert (one["exchanges"], eight["exchanges"]) == (2 * 4 * 45, 2 * 4 * 6)
+
+
+def same_models(one: Run, other: Run, parties: int = 4) -> None:
+    for name in ("top", *(f"party-{party}" for party in range(parties))):
+        for key, values in one.parameters(name).items():
+            np.testing.assert_array_equal(other.parameters(name)[key], values)

@@ -1,0 +1,254 @@
+"""The in-process engine: its virtual clock, the order of replies, and what schedules gain by it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from strategies import SYSTEMS, resolve
+from tests.conftest import Start
+from vfl_flower import client_app
+from vfl_flower.config import RunConfig
+from vfl_flower.data import load_labels
+from vfl_flower.label_holder import LabelHolder
+from vfl_flower.local_grid import LocalGrid, delay_seconds
+from vfl_flower.records import EvaluateOrder, TrainOrder, to_message
+
+FAST = {"dataset": "breast-cancer", "batch-size": 64}  # 8 steps an epoch
+
+
+def echo(message: Message, context: Context) -> Message:
+    return Message(RecordDict(), reply_to=message)
+
+
+def config_of(delay: str, seed: int = 0) -> RunConfig:
+    return resolve({"delay": delay, "seed": seed})
+
+
+def grid_of(parties: int, delay: str, app: Any = echo) -> LocalGrid:
+    return LocalGrid(app, parties, {}, config_of(delay))
+
+
+def train_message(node: int) -> Message:
+    order = TrainOrder(exchange=1, epoch=0, first=0, steps=1, coordinated=True)
+    return to_message(order, node, 60.0)
+
+
+def evaluate_message(node: int) -> Message:
+    return to_message(EvaluateOrder(exchange=1), node, 60.0)
+
+
+# --- delays -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parties", [1, 4])
+def test_delays_have_the_means_of_the_paper(parties: int) -> None:
+    draws = 3000
+    for party in range(parties):
+        m = party + 1
+        for delay, mean, deviation in (
+            ("poisson", m / parties, math.sqrt(2 * m) / (2 * parties)),
+            ("exponential", m, m),
+        ):
+            config = config_of(delay)
+            seconds = [delay_seconds(config, party, parties, k) for k in range(draws)]
+            assert min(seconds) >= 0
+            assert np.mean(seconds) == pytest.approx(mean, abs=5 * deviation / math.sqrt(draws))
+            assert np.std(seconds) == pytest.approx(deviation, rel=0.15)
+
+
+def test_poisson_delays_are_multiples_of_their_unit() -> None:
+    config = config_of("poisson")
+    units = [delay_seconds(config, 1, 4, k) * 8 for k in range(50)]
+    assert all(unit == int(unit) for unit in units)
+
+
+def test_delays_depend_on_seed_party_and_activation_only() -> None:
+    def delay(seed: int = 0, party: int = 0, activation: int = 1) -> float:
+        return delay_seconds(config_of("exponential", seed), party, 3, activation)
+
+    assert delay() == delay()
+    assert len({delay(), delay(seed=1), delay(party=1), delay(activation=2)}) == 4
+
+
+def test_without_delay_nothing_takes_time() -> None:
+    assert delay_seconds(config_of("none"), 2, 3, 5) == 0.0
+    grid = grid_of(3, "none")
+    nodes = grid.get_node_ids()
+    keys = grid.push_messages(map(train_message, nodes))
+    assert len(grid.pull_messages(keys)) == 3
+    assert grid.clock == 0.0
+
+
+# --- the grid -----------------------------------------------------------------------------------
+
+
+def test_replies_come_in_the_order_of_virtual_time() -> None:
+    grid, parties = grid_of(5, "exponential"), 5
+    config = config_of("exponential")
+    nodes = grid.get_node_ids()
+    keys = grid.push_messages(map(train_message, nodes))
+    due = {node: delay_seconds(config, party, parties, 1) for party, node in enumerate(nodes)}
+    came = []
+    while keys:
+        (reply,) = grid.pull_messages(keys)
+        keys.remove(reply.metadata.reply_to_message_id)
+        came.append(reply.metadata.src_node_id)
+        assert grid.clock == due[came[-1]]
+    assert came == sorted(nodes, key=due.__getitem__)
+    assert came != nodes
+    assert grid.pull_messages(["1", "2"]) == []
+
+
+def test_replies_due_at_the_same_time_come_together() -> None:
+    grid = grid_of(3, "exponential")
+    keys = grid.push_messages(map(evaluate_message, grid.get_node_ids()))
+    assert len(grid.pull_messages(keys)) == 3
+
+
+def test_a_reply_is_delivered_once_and_only_to_who_asks_for_it() -> None:
+    grid = grid_of(2, "none")
+    one, other = grid.push_messages(map(train_message, grid.get_node_ids()))
+    assert [r.metadata.reply_to_message_id for r in grid.pull_messages([other])] == [other]
+    assert grid.pull_messages([other]) == []
+    assert [r.metadata.reply_to_message_id for r in grid.pull_messages([one])] == [one]
+
+
+def test_activations_of_a_party_follow_each_other() -> None:
+    grid = grid_of(2, "exponential")
+    node = grid.get_node_ids()[1]
+    config = config_of("exponential")
+    total = 0.0
+    for activation in range(1, 4):
+        grid.send_and_receive([train_message(node)])
+        total += delay_seconds(config, 1, 2, activation)
+        assert grid.clock == pytest.approx(total)
+
+
+def test_evaluations_take_no_virtual_time() -> None:
+    grid = grid_of(2, "exponential")
+    replies = grid.send_and_receive(map(evaluate_message, grid.get_node_ids()))
+    assert len(replies) == 2
+    assert grid.clock == 0.0
+
+
+def test_an_exception_of_the_app_becomes_an_error_reply() -> None:
+    def broken(message: Message, context: Context) -> Message:
+        raise ValueError("broken")
+
+    grid = grid_of(1, "none", broken)
+    (reply,) = grid.send_and_receive([train_message(grid.get_node_ids()[0])])
+    assert reply.has_error()
+    assert "broken" in (reply.error.reason or "")
+
+
+def test_nodes_know_which_party_they_are() -> None:
+    contexts = LocalGrid(client_app.app, 3, {"epochs": 2}, resolve({})).contexts
+    assert [c.node_config["partition-id"] for c in contexts.values()] == [0, 1, 2]
+    assert all(c.node_config["num-partitions"] == 3 for c in contexts.values())
+    assert all(c.run_config == {"epochs": 2} for c in contexts.values())
+    assert len({id(c.state) for c in contexts.values()}) == 3
+
+
+# --- runs on the virtual clock ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", ["poisson", "exponential"])
+@pytest.mark.parametrize("window", [1, 4])
+def test_synchronous_rounds_take_as_long_as_their_slowest_party(
+    run: Start, delay: str, window: int
+) -> None:
+    keys = {**FAST, "epochs": 2, "window": window, "delay": delay}
+    finished, config = run(3, keys), resolve(keys)
+    rounds = 2 * 8 // window
+    slowest = [
+        max(delay_seconds(config, party, 3, activation) for party in range(3))
+        for activation in range(1, rounds + 1)
+    ]
+    assert finished.summary["exchanges"] == 3 * rounds
+    assert finished.summary["virtual_seconds"] == pytest.approx(sum(slowest), abs=1e-3)
+    after_one_epoch = sum(slowest[: rounds // 2])
+    assert finished.history[0]["virtual_seconds"] == pytest.approx(after_one_epoch, abs=1e-3)
+
+
+@pytest.mark.parametrize("delay", ["poisson", "exponential"])
+def test_the_fewer_parties_are_waited_for_the_sooner_the_same_work_is_done(
+    run: Start, delay: str
+) -> None:
+    def time_of(strategy: str, **more: Any) -> float:
+        summary = run(
+            4, {**FAST, "epochs": 3, "delay": delay, "strategy": strategy, **more}
+        ).summary
+        assert summary["epochs"] == 3.0
+        assert summary["exchanges"] == 4 * 3 * 8
+        seconds: float = summary["virtual_seconds"]
+        return seconds
+
+    assert time_of("vafl") < time_of("vafl-t", quorum=2) < time_of("split-nn")
+
+
+@pytest.mark.parametrize("strategy", ["split-nn", "vafl", "vafl-t"])
+def test_the_same_seed_gives_the_same_run_on_the_same_clock(run: Start, strategy: str) -> None:
+    keys = {**FAST, "epochs": 2, "delay": "exponential", "strategy": strategy, "window": 3}
+    one, again, other = run(3, keys), run(3, keys), run(3, {**keys, "seed": 1})
+    assert one.summary["virtual_seconds"] == again.summary["virtual_seconds"] > 0
+    assert one.summary["virtual_seconds"] != other.summary["virtual_seconds"]
+    for name in ("top", "party-0", "party-1", "party-2"):
+        for ours, theirs in zip(
+            one.parameters(name).values(), again.parameters(name).values(), strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs)
+    times = [entry["virtual_seconds"] for entry in one.history]
+    assert times == sorted(times)
+
+
+def test_delays_do_not_change_what_a_synchronous_run_learns(run: Start) -> None:
+    keys = {**FAST, "epochs": 2}
+    one, other = run(3, keys), run(3, {**keys, "delay": "poisson"})
+    for name, array in one.parameters("top").items():
+        np.testing.assert_array_equal(array, other.parameters("top")[name])
+
+
+def test_a_fast_party_takes_more_steps_than_a_slow_one() -> None:
+    keys = {**FAST, "strategy": "vafl", "delay": "exponential", "epochs": 4}
+    config = resolve(keys)
+    strategy = SYSTEMS["vafl"](config, load_labels(config))
+    strategy.start(LocalGrid(client_app.app, 3, keys, config))
+    steps = [seat.steps for seat in strategy.seats]
+    assert steps[0] > 1.5 * max(steps[1:])
+    assert sum(steps) == 3 * 4 * 8
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"strategy": "vafl"}, {"strategy": "vafl-t", "quorum": 2}, {"strategy": "split-nn"}],
+    ids=str,
+)
+@pytest.mark.parametrize("window", [1, 4])
+def test_no_embedding_older_than_the_delay_bound_is_used(
+    run: Start, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], window: int
+) -> None:
+    bound = 5
+    oldest = []
+    answer = LabelHolder.answer
+
+    def watched(holder: LabelHolder, arrivals: Any) -> Any:
+        for arrival in arrivals:
+            lengths = arrival.window.lengths
+            used_at = holder.steps + np.repeat(np.arange(len(lengths)), lengths)
+            for party, written in holder.written.items():
+                if party == arrival.party:  # waits with its parameters as they were
+                    continue
+                at = written[arrival.window.ids]
+                assert (at >= 0).all(), "an embedding that was never uploaded is used"
+                oldest.append(int((used_at - at).max()))
+        return answer(holder, arrivals)
+
+    monkeypatch.setattr(LabelHolder, "answer", watched)
+    keys = {**FAST, **more, "delay": "exponential", "epochs": 2}
+    run(4, {**keys, "max-delay": bound, "window": window})
+    assert max(oldest) <= bound

@@ -1,0 +1,247 @@
+"""Bottom and top models: shapes, seeds, the ways to combine embeddings, and the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from strategies import resolve
+from vfl_flower.config import RunConfig
+from vfl_flower.errors import ConfigError
+from vfl_flower.models import (
+    BottomModel,
+    build_bottom,
+    build_optimizer,
+    build_top,
+    choose_device,
+    embedding_size,
+    load_model,
+    loss_per_row,
+    model_arrays,
+)
+
+
+def config_of(**keys: Any) -> RunConfig:
+    return resolve({key.replace("_", "-"): value for key, value in keys.items()})
+
+
+def flat(model: torch.nn.Module) -> Tensor:
+    return torch.cat([p.detach().ravel() for p in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("linear", (5,)),
+        ("linear", (4, 3)),
+        ("linear", (4, 4, 3)),
+        ("mlp", (5,)),
+        ("mlp", (4, 3)),
+        ("cnn", (14, 14)),
+        ("cnn", (4, 4)),
+        ("cnn", (1, 8)),
+        ("cnn", (2, 3)),
+        ("cnn", (7, 9, 3)),
+        ("lstm", (6, 2)),
+        ("lstm", (1, 1)),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_bottom_model_makes_embeddings(kind: str, shape: tuple[int, ...], rows: int) -> None:
+    model = build_bottom(config_of(bottom_model=kind, bottom_hidden=5), 0, shape, 7)
+    assert model(torch.randn(rows, *shape)).shape == (rows, 7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "count"),
+    [
+        ("linear", (5,), 5 * 7 + 7),
+        ("mlp", (5,), 5 * 6 + 6 + 6 * 7 + 7),
+        ("cnn", (8, 8), (9 * 6 + 6) + (9 * 6 * 6 + 6) + (6 * 2 * 2 * 7 + 7)),
+        ("lstm", (9, 2), 4 * (2 * 6 + 6 * 6 + 2 * 6) + (6 * 7 + 7)),
+    ],
+)
+def test_bottom_model_has_so_many_parameters(kind: str, shape: tuple[int, ...], count: int) -> None:
+    model = build_bottom(config_of(bottom_model=kind, bottom_hidden=6), 0, shape, 7)
+    assert flat(model).numel() == count
+
+
+def test_colours_are_the_last_axis_of_an_image() -> None:
+    model = build_bottom(
+        config_of(bottom_model="cnn", embedding_activation="none"), 0, (4, 4, 3), 2
+    )
+    x = torch.randn(2, 4, 4, 3)
+    planes = functional.conv2d(
+        x.permute(0, 3, 1, 2), model.layers[0][1].weight, model.layers[0][1].bias, 2, 1
+    )
+    torch.testing.assert_close(model.layers[0](x), planes)
+
+
+@pytest.mark.parametrize(
+    ("keys", "least", "most"),
+    [
+        ({}, 0.0, np.inf),
+        ({"embedding_activation": "none"}, -np.inf, np.inf),
+        ({"embedding_activation": "sigmoid"}, 0.0, 1.0),
+        ({"embedding_activation": "tanh"}, -1.0, 1.0),
+        ({"top_model": "sum"}, -np.inf, np.inf),
+    ],
+    ids=str,
+)
+def test_embedding_activation(keys: dict[str, Any], least: float, most: float) -> None:
+    h = build_bottom(config_of(**keys), 0, (5,), 8)(20 * torch.randn(50, 5)).detach()
+    assert least <= h.min() < h.max() <= most
+    assert (h.min() < 0) == (least < 0)
+    assert (h.max() > 1) == (most > 1)
+
+
+# --- seeds --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm"])
+def test_equal_seeds_give_equal_parameters_and_other_parties_other_ones(kind: str) -> None:
+    def parameters(party: int, seed: int = 0) -> Tensor:
+        return flat(build_bottom(config_of(bottom_model=kind, seed=seed), party, (4, 4), 3))
+
+    assert torch.equal(parameters(0), parameters(0))
+    assert not torch.equal(parameters(0), parameters(1))
+    assert not torch.equal(parameters(0), parameters(0, seed=1))
+
+
+def test_top_model_has_parameters_of_its_own_seed() -> None:
+    def parameters(seed: int = 0) -> Tensor:
+        return flat(build_top(config_of(seed=seed, top_model="linear"), [5], 3))
+
+    assert torch.equal(parameters(), parameters())
+    assert not torch.equal(parameters(), parameters(1))
+    for party in range(4):
+        bottom = build_bottom(config_of(bottom_model="linear"), party, (5,), 3)
+        assert not torch.equal(parameters(), flat(bottom))
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm"])
+def test_random_state_of_torch_is_untouched(kind: str) -> None:
+    before = torch.get_rng_state()
+    build_bottom(config_of(bottom_model=kind), 0, (4, 4), 3)
+    build_top(config_of(), [3, 3], 2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_parameters_do_not_depend_on_the_random_state_of_torch() -> None:
+    torch.manual_seed(1)
+    first = flat(build_bottom(config_of(), 0, (4,), 3))
+    torch.manual_seed(2)
+    assert torch.equal(first, flat(build_bottom(config_of(), 0, (4,), 3)))
+
+
+def test_parameters_survive_as_arrays() -> None:
+    ours = build_bottom(config_of(), 0, (4,), 3)
+    theirs = build_bottom(config_of(), 1, (4,), 3)
+    load_model(theirs, {name: array.copy() for name, array in model_arrays(ours).items()})
+    assert torch.equal(flat(theirs), flat(ours))
+
+
+# --- the sentences ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "shape", "sentence"),
+    [
+        ({"bottom_model": "cnn"}, (5,), "'cnn' needs images, .* digits has shape"),
+        ({"bottom_model": "lstm"}, (5,), "'lstm' needs sequences .* digits has shape"),
+        ({"bottom_model": "lstm"}, (4, 4, 3), "'lstm' needs sequences"),
+    ],
+)
+def test_model_that_cannot_read_the_data(
+    keys: dict[str, Any], shape: tuple[int, ...], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        build_bottom(config_of(**keys), 0, shape, 3)
+
+
+def test_size_of_embeddings() -> None:
+    assert embedding_size(config_of(), 10) == 32
+    assert embedding_size(config_of(embedding_size=5), 10) == 5
+    assert embedding_size(config_of(top_model="sum"), 10) == 10
+    assert embedding_size(config_of(top_model="sum", embedding_size=10), 10) == 10
+    with pytest.raises(ConfigError, match="embedding-size = 5 does not fit top-model = 'sum'"):
+        embedding_size(config_of(top_model="sum", embedding_size=5), 10)
+
+
+def test_device_that_is_not_there() -> None:
+    assert choose_device(config_of(device="cpu")).type == "cpu"
+    with pytest.raises(ConfigError, match="device = 'cuda:99' is not to be had here"):
+        choose_device(config_of(device="cuda:99"))
+
+
+# --- the top model ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("top_model", ["linear", "mlp"])
+@pytest.mark.parametrize("combine", ["concat", "mean", "sum"])
+def test_top_model_combines_embeddings(top_model: str, combine: str) -> None:
+    top = build_top(config_of(top_model=top_model, combine=combine), [4, 4, 4], 5)
+    parties = torch.randn(3, 6, 4)
+    combined = {"concat": torch.cat(list(parties), 1), "mean": parties.mean(0)}
+    combined["sum"] = parties.sum(0)
+    w = dict(top.named_parameters())
+    if top_model == "linear":
+        expected = combined[combine] @ w["network.weight"].T + w["network.bias"]
+    else:
+        hidden = torch.relu(combined[combine] @ w["network.0.weight"].T + w["network.0.bias"])
+        expected = hidden @ w["network.2.weight"].T + w["network.2.bias"]
+    torch.testing.assert_close(top(torch.cat(list(parties), 1)), expected)
+
+
+def test_sum_adds_embeddings_up_and_has_no_parameters() -> None:
+    top = build_top(config_of(top_model="sum"), [2, 2, 2], 2)
+    parties = torch.randn(3, 6, 2)
+    torch.testing.assert_close(top(torch.cat(list(parties), 1)), parties.sum(0))
+    assert list(top.parameters()) == []
+
+
+def test_concatenated_embeddings_may_differ_in_size() -> None:
+    assert build_top(config_of(), [2, 3], 5)(torch.randn(4, 5)).shape == (4, 5)
+
+
+def test_loss_of_several_outputs_is_that_of_torch() -> None:
+    outputs, labels = torch.randn(8, 5), torch.randint(5, (8,))
+    expected = -outputs.log_softmax(1)[torch.arange(8), labels]
+    torch.testing.assert_close(loss_per_row(outputs, labels), expected)
+    assert loss_per_row(outputs, labels).mean() == functional.cross_entropy(outputs, labels)
+
+
+def test_loss_of_one_output_is_that_of_torch() -> None:
+    outputs, labels = torch.randn(8, 1), torch.randint(2, (8,))
+    signs = 2.0 * labels - 1
+    torch.testing.assert_close(
+        loss_per_row(outputs, labels), torch.log1p(torch.exp(-signs * outputs[:, 0]))
+    )
+    expected = functional.binary_cross_entropy_with_logits(outputs[:, 0], labels.float())
+    torch.testing.assert_close(loss_per_row(outputs, labels).mean(), expected)
+
+
+def test_loss_of_one_output_is_finite_for_large_logits() -> None:
+    losses = loss_per_row(torch.tensor([[1e4], [-1e4]]), torch.tensor([0, 0]))
+    torch.testing.assert_close(losses, torch.tensor([1e4, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "momentum"),
+    [
+        ("sgd", torch.optim.SGD, 0),
+        ("momentum", torch.optim.SGD, 0.9),
+        ("adam", torch.optim.Adam, None),
+    ],
+)
+def test_optimizer(name: str, kind: type, momentum: float | None) -> None:
+    model = BottomModel([torch.nn.Linear(2, 1)], ["none"])
+    optimizer = build_optimizer(config_of(optimizer=name), model, 0.25)
+    assert isinstance(optimizer, kind)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    assert optimizer.param_groups[0].get("momentum") == momentum

@@ -1,0 +1,344 @@
+"""Perturbed local embedding: the noise that is added, and what the accountant says of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from torch import Tensor
+
+from strategies import SYSTEMS, resolve
+from strategies.vertical import Vertical
+from tests.conftest import Start
+from vfl_flower import client_app
+from vfl_flower.config import RunConfig
+from vfl_flower.data import load_labels
+from vfl_flower.errors import ConfigError
+from vfl_flower.first_order import embed, update
+from vfl_flower.local_grid import LocalGrid
+from vfl_flower.models import BottomModel, build_bottom, build_optimizer
+from vfl_flower.party import Party
+from vfl_flower.privacy import Perturbation, epsilon, epsilon_of_theorem_6
+from vfl_flower.records import DescribeOrder, EmbedOrder, EvaluateOrder, TrainOrder, Upload
+
+PRIVATE = {"privacy": "perturbed-embedding", "noise-seed": 3}
+LENGTHS = (5, 5, 3)
+ROWS = sum(LENGTHS)
+LAST = 1  # an mlp's second layer
+
+
+def config_of(**keys: Any) -> RunConfig:
+    return resolve({**PRIVATE, **{key.replace("_", "-"): value for key, value in keys.items()}})
+
+
+def noise_of(config: RunConfig, lengths: tuple[int, ...] = LENGTHS, **changed: Any) -> Perturbation:
+    return replace(Perturbation(config, b"secret", 7, lengths, LAST), **changed)
+
+
+def drawn(perturb: Perturbation, layer: int = LAST, width: int = 4) -> Tensor:
+    """The noise itself: what is added to zeros."""
+    return perturb(layer, torch.zeros(sum(perturb.lengths), width))
+
+
+# --- the noise ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", [0, LAST])
+def test_noise_is_repeated_for_the_whole_window_and_for_single_steps(layer: int) -> None:
+    config = config_of(inner_noise=0.5)
+    whole = drawn(noise_of(config), layer)
+    assert torch.equal(whole, drawn(noise_of(config), layer))
+    for step, rows in enumerate(whole.split(LENGTHS)):
+        assert torch.equal(drawn(noise_of(config).of_step(step), layer), rows)
+
+
+def test_noise_differs_between_steps_layers_exchanges_and_secrets() -> None:
+    config = config_of(inner_noise=1 / math.sqrt(3), embedding_noise=1.0)
+    both = (5, 5)
+    steps = drawn(noise_of(config, both)).split(both)
+    other = [
+        steps[0],
+        steps[1],
+        drawn(noise_of(config, (5,)), layer=0),
+        drawn(noise_of(config, (5,), exchange=8)),
+        drawn(noise_of(config, (5,), secret=b"other")),
+    ]
+    for one in range(len(other)):
+        for two in range(one):
+            assert not torch.isclose(other[one], other[two]).any()
+
+
+def test_noise_has_more_than_32_bits_of_seed() -> None:
+    # These two exchanges' seeds agree in the lowest 32 bits, all that torch's generator looks at.
+    config = config_of()
+    one, other = (Perturbation(config, b"secret", e, (1,), 1) for e in (46843, 126272))
+    assert not torch.equal(drawn(one), drawn(other))
+
+
+@pytest.mark.parametrize("deviation", [0.3, 2.0])
+def test_noise_of_the_last_layer_is_gaussian_with_deviation_c(deviation: float) -> None:
+    count = 400_000
+    noise = (
+        drawn(noise_of(config_of(embedding_noise=deviation), (count // 10,)), width=10) / deviation
+    )
+    assert noise.mean().abs() < 5 / math.sqrt(count)
+    assert (noise.square().mean() - 1).abs() < 5 * math.sqrt(2 / count)
+    assert (noise.pow(4).mean() - 3).abs() < 5 * math.sqrt(96 / count)
+    assert ((noise.abs() < 1).float().mean() - math.erf(1 / math.sqrt(2))).abs() < 2.5 / math.sqrt(
+        count
+    )
+
+
+@pytest.mark.parametrize("deviation", [0.3, 2.0])
+def test_noise_of_inner_layers_is_uniform_with_its_deviation(deviation: float) -> None:
+    count = 400_000
+    noise = drawn(noise_of(config_of(inner_noise=deviation), (count // 10,)), 0, 10) / deviation
+    assert noise.abs().max() <= math.sqrt(3) * (1 + 1e-6)
+    assert noise.mean().abs() < 5 / math.sqrt(count)
+    assert (noise.square().mean() - 1).abs() < 5 * math.sqrt(0.8 / count)
+    assert ((noise.abs() < 1).float().mean() - 1 / math.sqrt(3)).abs() < 2.5 / math.sqrt(count)
+
+
+def test_without_inner_noise_inner_layers_are_as_they_were() -> None:
+    z = torch.randn(ROWS, 4)
+    assert torch.equal(noise_of(config_of())(0, z), z)
+
+
+@pytest.mark.parametrize("bound", [0.5, 3.0])
+def test_embedding_is_clipped_before_its_noise(bound: float) -> None:
+    perturb = noise_of(config_of(embedding_bound=bound, embedding_noise=0.1))
+    z = torch.cat([10 * torch.randn(6, 4), 0.01 * torch.randn(6, 4), torch.zeros(1, 4)])
+    clipped = perturb(LAST, z) - drawn(perturb)
+    norms = z.norm(dim=1)
+    assert clipped.norm(dim=1).max() <= bound * (1 + 1e-5)
+    torch.testing.assert_close(clipped[norms <= bound], z[norms <= bound], atol=1e-6, rtol=1e-5)
+    long = norms > bound
+    expected = bound * z[long] / norms[long, None]
+    torch.testing.assert_close(clipped[long], expected, atol=1e-6, rtol=1e-5)
+
+
+# --- in a party's steps -------------------------------------------------------------------------
+
+
+def by_hand(model: BottomModel, x: Tensor, inner: Tensor, outer: Tensor, bound: float) -> Tensor:
+    """The perturbed mlp, its noise given as constants."""
+    first, last = model.layers
+    z = last(torch.relu(first(x) + inner))
+    clipped = z * (bound / z.norm(dim=1, keepdim=True)).clamp_max(1.0)
+    return torch.tanh(clipped + outer)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_feedback_pass_repeats_the_noise_of_the_upload(optimizer: str) -> None:
+    config = config_of(
+        optimizer=optimizer, inner_noise=0.5, embedding_activation="tanh", bottom_hidden=6
+    )
+    perturb = noise_of(config)
+    inner, outer = drawn(perturb, 0, 6), drawn(perturb, LAST, 4)
+    model = build_bottom(config, 0, (5,), 4)
+    expected = copy.deepcopy(model)
+    x, gradient_rows = torch.randn(ROWS, 5), torch.randn(ROWS, 4)
+
+    h = by_hand(model, x, inner, outer, 1.0).detach()
+    torch.testing.assert_close(embed(model, x, perturb), h)
+    update(
+        model, build_optimizer(config, model, 0.1), x, gradient_rows, list(LENGTHS), 0.0, perturb
+    )
+    theirs, uploaded_with = build_optimizer(config, expected, 0.1), copy.deepcopy(expected)
+    for step in range(len(LENGTHS)):
+        x_s, rows_s, inner_s, outer_s = (
+            t.split(LENGTHS)[step] for t in (x, gradient_rows, inner, outer)
+        )
+        objective = (by_hand(uploaded_with, x_s, inner_s, outer_s, 1.0) * rows_s).sum()
+        gradients = torch.autograd.grad(objective, list(uploaded_with.parameters()))
+        for p, g in zip(expected.parameters(), gradients, strict=True):
+            p.grad = g
+        theirs.step()
+    for p, q in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+ALL_ROWS = {"ids": np.arange(455, dtype=np.int32)}
+UPLOADS: dict[str, Callable[[Party], Upload]] = {
+    "train": lambda party: party.train(
+        TrainOrder(exchange=party.exchange + 1, epoch=0, first=0, steps=15, coordinated=False)
+    ),
+    "embed": lambda party: party.embed(EmbedOrder(exchange=party.exchange + 1, arrays=ALL_ROWS)),
+    "evaluate": lambda party: party.evaluate(EvaluateOrder(exchange=party.exchange + 1)),
+}
+
+
+def described(**keys: Any) -> Party:
+    config = config_of(dataset="breast-cancer", embedding_activation="none", **keys)
+    party = Party(config, 0, 2, 1)
+    party.describe(DescribeOrder(outputs=1))
+    return party
+
+
+@pytest.mark.parametrize("kind", UPLOADS)
+def test_every_upload_of_a_party_is_clipped_and_noisy(kind: str) -> None:
+    party = described(embedding_noise=0.2)
+    arrays = UPLOADS[kind](party).arrays
+    x = (
+        party.block.test
+        if kind == "evaluate"
+        else party.block.train[arrays.get("ids", slice(None))]
+    )
+    with torch.no_grad():
+        clean = party.model(torch.from_numpy(x))
+    clean = clean * (1.0 / clean.norm(dim=1, keepdim=True)).clamp_max(1.0)
+    noise = torch.tensor(arrays["embedding"]) - clean
+    assert noise.std().item() == pytest.approx(0.2, rel=5 / math.sqrt(2 * noise.numel()))
+    assert noise.norm(dim=1).min() > 0
+
+
+def test_no_noise_is_used_twice() -> None:
+    party = described(embedding_noise=1000.0)  # so that an upload is its noise
+    one, two = (UPLOADS["embed"](party).arrays["embedding"] for _ in range(2))
+    assert abs(np.corrcoef(one.ravel(), two.ravel())[0, 1]) < 5 / math.sqrt(one.size)
+
+
+def test_parties_have_secrets_of_their_own() -> None:
+    config = config_of(noise_seed=-1)
+    parties = [Party(config, index, 2, 10) for index in (0, 0, 1)]
+    fixed = [Party(config_of(), index, 2, 10) for index in (0, 1)]
+    for party in parties + fixed:
+        party.describe(DescribeOrder(outputs=10))
+    secrets = [party.secret for party in parties + fixed]
+    assert len(set(secrets)) == len(secrets)
+    assert all(len(party.secret) >= 16 for party in parties)
+
+
+# --- what it is worth ---------------------------------------------------------------------------
+
+
+def delta_of_gaussian(eps: float, mu: float) -> float:
+    """Balle and Wang (2018): delta of a mu-GDP mechanism at epsilon."""
+
+    def phi(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    return phi(mu / 2 - eps / mu) - math.exp(eps) * phi(-mu / 2 - eps / mu)
+
+
+@pytest.mark.parametrize(("noise", "bound"), [(1.0, 1.0), (8.0, 1.0), (8.0, 4.0), (0.5, 0.1)])
+@pytest.mark.parametrize("uploads", [1, 3, 40])
+def test_epsilon_is_that_of_composed_gaussian_mechanisms(
+    noise: float, bound: float, uploads: int
+) -> None:
+    config = config_of(embedding_noise=noise, embedding_bound=bound)
+    accountant = PLDAccountant().compose(GaussianDpEvent(noise / bound), uploads)
+    assert epsilon(config, uploads) == pytest.approx(accountant.get_epsilon(1e-5), rel=0.01)
+
+
+def test_epsilon_is_exact_for_its_delta() -> None:
+    config = config_of(embedding_noise=4.0, embedding_bound=2.0, delta=1e-6)
+    eps = epsilon(config, 9)
+    assert delta_of_gaussian(eps, 2.0 * 3 / 4.0) == pytest.approx(1e-6, rel=1e-6)
+
+
+def test_epsilon_of_no_upload_is_zero_and_grows_with_each() -> None:
+    values = [epsilon(config_of(), uploads) for uploads in range(5)]
+    assert values[0] == 0
+    assert values == sorted(set(values))
+
+
+def test_figure_of_the_paper_is_its_equation_15() -> None:
+    config = config_of(embedding_noise=0.7, batch_size=20, delta=1e-4)
+    mu = 20 * math.sqrt(5000) / (0.7 * 1000)
+    eps = epsilon_of_theorem_6(config, rows=1000, samples=5000)
+    assert delta_of_gaussian(eps, mu) == pytest.approx(1e-4, rel=1e-6)
+
+
+def trained(parties: int, keys: dict[str, Any]) -> Vertical:
+    config = resolve(keys)
+    strategy = SYSTEMS[config.strategy](config, load_labels(config))
+    strategy.start(LocalGrid(client_app.app, parties, keys, config))
+    return strategy
+
+
+@pytest.mark.parametrize("window", [1, 4, 100])
+def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
+    keys = {**PRIVATE, "epochs": 3, "window": window, "batch-size": 100}
+    holder = trained(3, keys).holder
+    for party in range(3):
+        assert (holder.uploads[party] == 3).all()
+        assert holder.test_uploads[party] == 3
+    assert holder.most_uploads() == 3
+
+
+def test_uploads_of_test_rows_count_too() -> None:
+    private = {**PRIVATE, "strategy": "frozen", "epochs": 3}
+    holder = trained(2, private).holder
+    assert holder.most_uploads() == 1
+    holder.test_uploads[1] = 5
+    assert holder.most_uploads() == 5
+
+
+class Counting:
+    """The ClientApp, and how often each party uploaded each training row."""
+
+    def __init__(self, parties: int, rows: int) -> None:
+        self.uploads = np.zeros((parties, rows), int)
+
+    def __call__(self, message: Any, context: Any) -> Any:
+        reply = client_app.app(message, context)
+        arrays = reply.content.array_records.get("arrays", {})
+        sent = message.content.array_records["arrays"]
+        where = arrays if message.metadata.message_type == "train" else sent
+        if "ids" in where:
+            self.uploads[context.node_config["partition-id"], where["ids"].numpy()] += 1
+        return reply
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"strategy": "vafl-t", "quorum": 2}, {"max-delay": 6}], ids=str
+)
+def test_asynchronous_run_counts_what_was_sent(run: Start, more: dict[str, Any]) -> None:
+    keys = {"dataset": "breast-cancer", "strategy": "vafl", "window": 4, "epochs": 3}
+    keys = {**PRIVATE, **keys, "delay": "exponential", "eval-every": 3, **more}
+    counting: Any = Counting(3, 455)
+    summary = run(3, keys, counting).summary
+    most = int(counting.uploads.max())
+    assert most > 3  # the fastest party's rows
+    assert summary["epsilon"] == epsilon(resolve(keys), most)
+
+
+def test_summary_reports_epsilon_delta_and_the_figure_of_the_paper(run: Start) -> None:
+    keys = {**PRIVATE, "epochs": 3, "window": 45, "embedding-noise": 2.0, "delta": 1e-4}
+    summary, config = run(2, keys).summary, resolve(keys)
+    assert summary["epsilon"] == epsilon(config, 3)
+    assert summary["delta"] == 1e-4
+    of_paper = epsilon_of_theorem_6(config, rows=1437, samples=3 * 1437)
+    assert summary["epsilon_of_paper"] == pytest.approx(of_paper, rel=0.01)
+
+
+def test_run_without_privacy_claims_none(run: Start) -> None:
+    summary = run(2, {"epochs": 1, "window": 45}).summary
+    assert (summary["epsilon"], summary["delta"], summary["epsilon_of_paper"]) == (None,) * 3
+
+
+def test_joined_training_is_not_called_private(run: Start) -> None:
+    with pytest.raises(ConfigError, match="privacy"):
+        run(2, {**PRIVATE, "strategy": "joined", "epochs": 1})
+
+
+def test_noise_seed_makes_a_run_repeatable_and_a_secret_one_does_not(run: Start) -> None:
+    keys = {**PRIVATE, "dataset": "breast-cancer", "epochs": 1, "window": 15}
+
+    def parameters(noise_seed: int) -> np.ndarray[Any, Any]:
+        finished = run(2, {**keys, "noise-seed": noise_seed})
+        models = [finished.parameters(name) for name in ("top", "party-0", "party-1")]
+        return np.concatenate([array.ravel() for model in models for array in model.values()])
+
+    assert np.array_equal(parameters(3), parameters(3))
+    assert not np.allclose(parameters(3), parameters(4), atol=1e-3)
+    assert not np.allclose(parameters(-1), parameters(-1), atol=1e-3)

@@ -1,0 +1,342 @@
+"""Messages to Flower records and back, and what is refused on arrival."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.supercore.task_identity import TaskIdentity
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from tests.conftest import Start
+from vfl_flower import client_app
+from vfl_flower.errors import VflError
+from vfl_flower.records import (
+    DescribeOrder,
+    Description,
+    EmbedOrder,
+    EvaluateOrder,
+    Order,
+    Payload,
+    TrainOrder,
+    Upload,
+    checked,
+    load_arrays,
+    load_scalars,
+    pack,
+    read_order,
+    read_reply,
+    save_state,
+    to_failure,
+    to_message,
+    to_reply,
+    unpack,
+)
+
+AnyArray = NDArray[Any]
+ORDERS = [
+    DescribeOrder(outputs=3),
+    TrainOrder(exchange=2, epoch=1, first=4, steps=5, coordinated=True),
+    EvaluateOrder(exchange=3),
+    EmbedOrder(exchange=4),
+]
+ANSWERS = [
+    Description(
+        party=1,
+        parties=2,
+        train_rows=30,
+        test_rows=10,
+        columns=5,
+        embedding_size=4,
+        ids_digest="a",
+        code_digest="b",
+    ),
+    Upload(party=1, exchange=3, peak_memory_mb=12.5),
+]
+
+dtypes = st.one_of(
+    hnp.boolean_dtypes(), hnp.integer_dtypes(), hnp.unsigned_integer_dtypes(), hnp.floating_dtypes()
+)
+arrays = dtypes.flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0))
+)
+named_arrays = st.dictionaries(st.text("abc.-_09", min_size=1), arrays, max_size=3)
+
+
+@pytest.fixture(autouse=True)
+def a_task() -> None:
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+
+
+def over_the_wire(message: Message) -> Message:
+    return message_from_proto(message_to_proto(message))
+
+
+def sent(order: Order) -> Message:
+    return over_the_wire(to_message(order, 7, 60.0))
+
+
+def answered(payload: Payload, order: Order = ORDERS[1]) -> Message:
+    return over_the_wire(to_reply(payload, sent(order)))
+
+
+def reply_of(content: RecordDict) -> Message:
+    return over_the_wire(Message(content, reply_to=sent(ORDERS[1])))
+
+
+def assert_same(ours: dict[str, AnyArray], theirs: dict[str, AnyArray]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        assert theirs[name].dtype == array.dtype
+        assert theirs[name].shape == array.shape
+        assert theirs[name].tobytes() == array.tobytes()
+
+
+# --- round trips --------------------------------------------------------------------------------
+
+
+@given(named_arrays)
+def test_arrays_survive_packing(ours: dict[str, AnyArray]) -> None:
+    assert_same(ours, unpack(pack(ours)))
+
+
+@given(arrays)
+def test_arrays_that_are_not_contiguous_survive_packing(array: AnyArray) -> None:
+    assert_same({"a": array.T}, unpack(pack({"a": array.T})))
+    if array.ndim:
+        assert_same({"a": array[::-2]}, unpack(pack({"a": array[::-2]})))
+
+
+@given(st.sampled_from(ORDERS), named_arrays)
+def test_orders_survive_a_message(order: Order, ours: dict[str, AnyArray]) -> None:
+    message = sent(replace(order, arrays=ours))
+    assert message.metadata.message_type == order.kind
+    assert message.metadata.dst_node_id == 7
+    received = read_order(message, type(order))
+    assert replace(received, arrays={}) == order
+    assert_same(ours, received.arrays)
+
+
+@given(st.sampled_from(ANSWERS), named_arrays)
+def test_answers_survive_a_message(answer: Payload, ours: dict[str, AnyArray]) -> None:
+    received = read_reply(answered(replace(answer, arrays=ours)), type(answer))
+    assert replace(received, arrays={}) == answer
+    assert_same(ours, received.arrays)
+
+
+def test_arrays_received_are_read_only() -> None:
+    received = unpack(pack({"a": np.zeros(3)}))["a"]
+    with pytest.raises(ValueError, match="read-only"):
+        received[0] = 1.0
+
+
+def test_packing_is_the_file_format_of_numpy() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(pack({"a": array})["a"].numpy(), array)
+    assert_same({"a": array}, unpack(ArrayRecord({"a": Array(array)})))
+
+
+@given(named_arrays)
+def test_state_survives_a_message(ours: dict[str, AnyArray]) -> None:
+    state = RecordDict()
+    assert not load_scalars(state)
+    save_state(state, {"exchange": 3, "secret": b"\0\xff"}, model=ours)
+    assert dict(load_scalars(state)) == {"exchange": 3, "secret": b"\0\xff"}
+    assert_same(ours, load_arrays(state, "model"))
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+WHOLE = pack({"a": np.arange(6, dtype=np.float32).reshape(2, 3)})["a"]
+DIRTY = {
+    "one byte short": Array(WHOLE.dtype, WHOLE.shape, WHOLE.stype, WHOLE.data[:-1]),
+    "one byte more": Array(WHOLE.dtype, WHOLE.shape, WHOLE.stype, WHOLE.data + b"\0"),
+    "one value short": Array(WHOLE.dtype, WHOLE.shape, WHOLE.stype, WHOLE.data[:-4]),
+    "cut in the header": Array(WHOLE.dtype, WHOLE.shape, WHOLE.stype, WHOLE.data[:20]),
+    "no bytes": Array(WHOLE.dtype, WHOLE.shape, WHOLE.stype, b""),
+    "another shape": Array(WHOLE.dtype, (3, 2), WHOLE.stype, WHOLE.data),
+    "negative shape": Array(WHOLE.dtype, (2, -1), WHOLE.stype, WHOLE.data),
+    "enormous shape": Array(WHOLE.dtype, (2**31 - 1, 2**31 - 1), WHOLE.stype, WHOLE.data),
+    "another dtype": Array("int32", WHOLE.shape, WHOLE.stype, WHOLE.data),
+    "object dtype": Array("object", WHOLE.shape, WHOLE.stype, WHOLE.data),
+    "complex dtype": Array("complex64", (3,), WHOLE.stype, WHOLE.data),
+    "text dtype": Array("<U6", (1,), WHOLE.stype, WHOLE.data),
+    "structured dtype": Array("f4,f4", (3,), WHOLE.stype, WHOLE.data),
+    "unknown dtype": Array("float33", WHOLE.shape, WHOLE.stype, WHOLE.data),
+    "another format": Array(WHOLE.dtype, WHOLE.shape, "pickle", WHOLE.data),
+}
+
+
+@pytest.mark.parametrize("array", DIRTY.values(), ids=DIRTY.keys())
+def test_corrupted_array_is_refused(array: Array) -> None:
+    with pytest.raises(VflError, match="'a' whose bytes do not decode"):
+        unpack(ArrayRecord({"a": array}))
+    content = RecordDict(
+        {
+            "scalars": ConfigRecord({"party": 1, "exchange": 3, "peak_memory_mb": 1.0}),
+            "arrays": ArrayRecord({"a": array}),
+        }
+    )
+    with pytest.raises(VflError, match="'a' whose bytes do not decode"):
+        read_reply(reply_of(content), Upload)
+
+
+@given(st.text(), st.lists(st.integers(-3, 2**40), max_size=3).map(tuple), st.binary())
+def test_nonsense_for_an_array_is_refused(dtype: str, shape: tuple[int, ...], data: bytes) -> None:
+    with pytest.raises(VflError):
+        unpack(ArrayRecord({"a": Array(dtype, shape, "numpy.ndarray", data)}))
+
+
+@pytest.mark.parametrize("field", [f.name for f in fields(TrainOrder) if f.name != "arrays"])
+@pytest.mark.parametrize("wrong", [None, "text", 1.5, b"", [1]], ids=repr)
+def test_scalar_that_is_missing_or_of_a_wrong_type_is_refused(field: str, wrong: Any) -> None:
+    message = sent(ORDERS[1])
+    scalars = message.content["scalars"]
+    assert isinstance(scalars, ConfigRecord)
+    if wrong is None:
+        del scalars[field]
+    else:
+        scalars[field] = wrong
+    with pytest.raises(VflError, match=field):
+        read_order(message, TrainOrder)
+
+
+def test_whole_number_and_truth_value_are_told_apart() -> None:
+    message = sent(ORDERS[1])
+    scalars = message.content["scalars"]
+    assert isinstance(scalars, ConfigRecord)
+    scalars["exchange"] = True
+    with pytest.raises(VflError, match="whose exchange is no int"):
+        read_order(message, TrainOrder)
+
+
+RECORDS = {
+    "nothing": RecordDict(),
+    "scalars only": RecordDict({"scalars": ConfigRecord({"party": 1})}),
+    "arrays only": RecordDict({"arrays": ArrayRecord()}),
+    "exchanged": RecordDict({"arrays": ConfigRecord(), "scalars": ArrayRecord()}),
+    "failure without a cause": RecordDict({"failure": ConfigRecord()}),
+    "failure of arrays": RecordDict({"failure": ArrayRecord()}),
+}
+
+
+@pytest.mark.parametrize("content", RECORDS.values(), ids=RECORDS.keys())
+def test_answer_of_other_records_is_refused(content: RecordDict) -> None:
+    with pytest.raises(VflError):
+        read_reply(reply_of(content), Upload)
+
+
+def test_answer_to_another_order_is_refused() -> None:
+    with pytest.raises(VflError, match="Description"):
+        read_reply(answered(ANSWERS[1]), Description)
+
+
+def test_failure_is_told_by_its_sentence() -> None:
+    with pytest.raises(VflError, match=r"^failed: no such file\.$"):
+        read_reply(over_the_wire(to_failure("no such file.", sent(ORDERS[0]))), Upload)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [("two\n lines", "failed: two lines"), (None, "failed: Flower error 3")]
+)
+def test_error_of_flower_is_told_in_one_line(reason: str | None, told: str) -> None:
+    message = Message(Error(code=3, reason=reason), reply_to=sent(ORDERS[1]))
+    with pytest.raises(VflError) as error:
+        read_reply(message, Upload)
+    assert str(error.value) == told
+
+
+def test_checked_gives_the_array_asked_for() -> None:
+    array = np.ones((2, 3), np.float32)
+    assert checked({"a": array}, "a", "float32", (2, 3)) is array
+
+
+@pytest.mark.parametrize(
+    ("array", "sentence"),
+    [
+        (np.ones((2, 3), np.float64), "'a' as float64 .* not float32"),
+        (np.ones((2, 3), ">f4"), "'a' as >f4 .* not float32"),
+        (np.ones((3, 2), np.float32), r"shape \(3, 2\), not .* shape \(2, 3\)"),
+        (np.ones(6, np.float32), r"shape \(6,\)"),
+        (np.full((2, 3), np.nan, np.float32), "not finite"),
+        (np.full((2, 3), -np.inf, np.float32), "not finite"),
+    ],
+)
+def test_checked_refuses_another_array(array: AnyArray, sentence: str) -> None:
+    with pytest.raises(VflError, match=sentence):
+        checked({"a": array}, "a", "float32", (2, 3))
+
+
+def test_checked_refuses_another_name() -> None:
+    with pytest.raises(VflError, match="no array 'a'"):
+        checked({"b": np.ones(1)}, "a", "float64", (1,))
+
+
+# --- bytes --------------------------------------------------------------------------------------
+
+
+@given(named_arrays)
+def test_bytes_are_those_of_the_arrays(ours: dict[str, AnyArray]) -> None:
+    upload = replace(ANSWERS[1], arrays=ours)
+    assert upload.nbytes == sum(array.nbytes for array in ours.values())
+    assert read_reply(answered(upload), Upload).nbytes == upload.nbytes
+
+
+class Scales:
+    """The ClientApp, and the bytes of the arrays in its messages."""
+
+    def __init__(self) -> None:
+        self.exchanges = self.up = self.down = self.evaluation = 0
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        self.down += array_bytes(message)
+        reply: Message = client_app.app(message, context)
+        if message.metadata.message_type == "evaluate":
+            self.evaluation += array_bytes(reply)
+        elif message.metadata.message_type != "query.describe":
+            self.up += array_bytes(reply)
+            self.exchanges += 1
+        return reply
+
+
+def array_bytes(message: Message) -> int:
+    record = message.content.array_records["arrays"]
+    return sum(array.numpy().nbytes for array in record.values())
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"strategy": "vafl"},
+        {"strategy": "vafl", "max-delay": 5, "delay": "exponential"},
+        {"strategy": "frozen"},
+    ],
+    ids=str,
+)
+def test_a_run_reports_the_bytes_that_were_sent(run: Start, keys: dict[str, Any]) -> None:
+    scales: Any = Scales()
+    keys = {"dataset": "breast-cancer", "epochs": 2, "window": 4, **keys}
+    summary = run(3, keys, scales).summary
+    assert summary["exchanges"] == scales.exchanges
+    assert summary["bytes_up"] == scales.up
+    assert summary["bytes_down"] == scales.down
+    assert summary["evaluation_bytes"] == scales.evaluation
+
+
+@pytest.mark.parametrize(("strategy", "ids"), [("split-nn", 0), ("vafl", 4)])
+def test_bytes_of_a_run_follow_from_its_size(run: Start, strategy: str, ids: int) -> None:
+    keys = {"dataset": "breast-cancer", "epochs": 2, "window": 8, "embedding-size": 6}
+    summary = run(3, {**keys, "strategy": strategy}).summary
+    rows = 3 * 2 * 455  # parties, epochs, training rows
+    assert summary["bytes_down"] == rows * 6 * 4
+    assert summary["bytes_up"] == rows * (6 * 4 + ids)
+    assert summary["evaluation_bytes"] == 3 * 2 * 114 * 6 * 4
+    assert summary["exchanges"] == 3 * 2 * 2  # of 15 steps each, in windows of 8
