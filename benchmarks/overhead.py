@@ -106,7 +106,9 @@ def main() -> None:
             took, accuracy[way] = epoch()
             if repeat:
                 seconds[way].append(took)
-        print(f"repeat {repeat}:", {way: round(each[-1], 3) for way, each in seconds.items() if each})
+        print(
+            f"repeat {repeat}:", {way: round(each[-1], 3) for way, each in seconds.items() if each}
+        )
     result: dict[str, Any] = {"benchmark": "overhead", "threads": torch.get_num_threads()}
     for way, each in seconds.items():
         ratios = [a / b for a, b in zip(each, seconds["plain"], strict=True)]

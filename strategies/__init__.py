@@ -29,12 +29,13 @@ def resolve(raw: Mapping[str, Any]) -> RunConfig:
     ConfigError
         If a key, a value or the strategy's name is unknown, or values contradict each other.
     """
-    return _resolve(tuple(sorted(raw.items())))
+    # Types are part of the key, since 1, 1.0 and True are equal.
+    return _resolve(tuple((key, type(raw[key]), raw[key]) for key in sorted(raw)))
 
 
 @lru_cache(maxsize=64)
-def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
-    config = RunConfig(**parse(dict(items)))
+def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
+    config = RunConfig(**parse({key: value for key, _, value in items}))
     if config.strategy not in SYSTEMS:
         raise ConfigError(
             f"strategy = {config.strategy!r} is not known: choose one of {', '.join(SYSTEMS)}."

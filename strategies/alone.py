@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from flwr.serverapp import Grid
+
 from strategies.split_nn import SplitNN
 from strategies.vertical import Vertical
+from vfl_flower.records import Arrays
 
 
 class Alone(Vertical):
@@ -19,24 +22,38 @@ class Alone(Vertical):
     name = "alone"
     axes = "sync · first-order · first-order server · identity · no privacy, one party at a time"
 
+    def enrol(self, grid: Grid) -> None:
+        """As ever; then no party has run yet."""
+        self.runs: list[Vertical] = []
+        super().enrol(grid)
+
     def train(self) -> None:
         """`split-nn` with one party at a time; the best run becomes this one's."""
         config = replace(self.config, quorum=None, max_delay=0, on_party_failure="stop")
-        self.runs = [SplitNN(config, self.labels, only=[seat.party]) for seat in self.seats]
-        for run in self.runs:
+        for seat in self.seats:
+            run = SplitNN(config, self.labels, only=[seat.party])
             run.start(self.grid)
-        self.best = max(self.runs, key=lambda run: run.history[-1]["test_accuracy"])
-        self.holder, self.history = self.best.holder, self.best.history
-        for entry in self.history:
+            self.runs.append(run)
+        for entry in self._best().history:
             self.record(entry)
 
     def figures(self) -> dict[str, Any]:
         """Those of the best party, and the test accuracy of each."""
-        accuracies = {
-            str(run.seats[0].party): run.history[-1]["test_accuracy"] for run in self.runs
-        }
+        best = self._best()
+        figures = super().figures() if best is self else best.figures()
         return {
-            **self.best.figures(),
-            "best_party": self.best.seats[0].party,
-            "test_accuracy_of_party": accuracies,
+            **figures,
+            "best_party": best.seats[0].party if self.runs else None,
+            "test_accuracy_of_party": {
+                str(run.seats[0].party): run.history[-1]["test_accuracy"] for run in self.runs
+            },
         }
+
+    def top_arrays(self) -> Arrays:
+        """The top model that the best party has trained."""
+        best = self._best()
+        return super().top_arrays() if best is self else best.top_arrays()
+
+    def _best(self) -> Vertical:
+        """The best run so far; this one, which trains nothing, if there is none yet."""
+        return max(self.runs, key=lambda run: run.history[-1]["test_accuracy"], default=self)

@@ -28,6 +28,10 @@ class Joined(Vertical):
                 "strategy = 'joined' needs every party's columns in one place, and those of real "
                 "nodes never leave them: run it in process or in a simulation."
             )
+        if self.config.privacy != "none":
+            raise ConfigError(
+                "strategy = 'joined' sends nothing that noise could protect: leave `privacy` out."
+            )
         config, holder = self.config, self.holder
         blocks = [load_features(config, seat.party, len(self.seats)) for seat in self.seats]
         inputs = [torch.from_numpy(block.train).to(holder.device) for block in blocks]

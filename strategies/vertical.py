@@ -51,8 +51,6 @@ log = logging.getLogger("flwr")
 O = TypeVar("O", bound=Order)  # noqa: E741
 T = TypeVar("T")
 
-_SLEEPS = (0.001, 0.05)  # seconds between two looks for replies: at first, and at most
-
 
 _SLEEPS = (0.001, 0.05)  # seconds between two looks for replies: the first, and the longest
 _WINDOWS = {"local": 1, "ray": 8, "supernodes": 16}  # what hides each runtime's cost
@@ -75,6 +73,7 @@ class Seat:
     steps: int = 0
     evaluation: int = 0  # number of the last evaluation that it answered
     alive: bool = True
+    exposure: privacy.Exposure | None = None  # what it was asked to upload, where that is private
 
     @property
     def done(self) -> bool:
@@ -132,6 +131,7 @@ class Vertical(Strategy):
         self.history: list[dict[str, Any]] = []
         self.party_steps = 0  # steps answered, over all parties
         self.assigned = 0  # steps ordered, over all parties
+        self.recorded = 0  # number of the last evaluation that every party has answered
         self.party_memory_mb = 0.0
         self._waiting: dict[str, Seat] = {}  # message id -> its receiver
         self._started_at = time.perf_counter()
@@ -180,8 +180,8 @@ class Vertical(Strategy):
                 self._send(self.configure_evaluate(self.epoch, *nothing, self.grid))
                 self._send(self.configure_train(self.epoch, *nothing, self.grid))
                 replies = self._replies()
-                self.aggregate_evaluate(self.epoch, replies)
                 self.aggregate_train(self.epoch, replies)
+                self.aggregate_evaluate(self.epoch, replies)
                 bar.update(self.party_steps - bar.n)
 
     def configure_train(
@@ -240,12 +240,13 @@ class Vertical(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Write test embeddings into the test table; a history entry once all parties' are in."""
-        before = self._evaluated()
         for seat, _, message in self._answers_to(EvaluateOrder, replies):
             self._take(seat, message, partial(self.holder.receive_test, seat.party))
             seat.evaluation = _FINAL if self.assigned >= self.budget else self._due()
-        if self._evaluated() == before:
+        evaluated = min((seat.evaluation for seat in self.seats if seat.alive), default=0)
+        if evaluated == self.recorded:
             return None
+        self.recorded = evaluated
         return self._record(self.holder.evaluate())
 
     def _due(self) -> int:
@@ -300,6 +301,9 @@ class Vertical(Strategy):
         self.budget = self.config.epochs * self.steps_of_epoch
         sizes = {seat.party: found[seat.node_id].embedding_size for seat in self.seats}
         self.holder = LabelHolder(self.config, self.labels, sizes)
+        if self.config.privacy != "none":
+            for seat in self.seats:
+                seat.exposure = privacy.Exposure(len(self.labels.train))
 
     def _describe_nodes(self) -> dict[int, Description]:
         """Node id -> description, once there are as many nodes as the first ones say."""
@@ -411,6 +415,8 @@ class Vertical(Strategy):
         if order.arrays is seat.feedback:
             seat.feedback = {}
         self.traffic.bytes_down += order.nbytes
+        if seat.exposure is not None:
+            seat.exposure.add(order)
         return to_message(order, seat.node_id, self.config.party_timeout)
 
     def _send(self, messages: Iterable[Message]) -> None:
@@ -523,10 +529,6 @@ class Vertical(Strategy):
         """Epochs completed, on average over the parties."""
         return self.party_steps // self.steps_of_epoch
 
-    def _evaluated(self) -> int:
-        """Number of the last evaluation that every party has answered."""
-        return min((seat.evaluation for seat in self.seats if seat.alive), default=0)
-
     def _record(self, metrics: Metrics) -> MetricRecord:
         """A history entry: where the run stands, and how the model does on the test rows."""
         entry = {
@@ -577,7 +579,11 @@ class Vertical(Strategy):
             return {"epsilon": None, "delta": None, "epsilon_of_paper": None}
         samples = max(seat.steps for seat in self.seats) * self.config.batch_size
         return {
-            "epsilon": privacy.epsilon(self.config, self.holder.most_uploads()),
+            "epsilon": max(
+                privacy.epsilon(self.config, seat.exposure.most_uploads)
+                for seat in self.seats
+                if seat.exposure
+            ),
             "delta": self.config.delta,
             "epsilon_of_paper": privacy.epsilon_of_theorem_6(
                 self.config, len(self.labels.train), samples

@@ -137,15 +137,29 @@ def gradients_at(model: BottomModel, x: Tensor, gradient_rows: Tensor, l2: float
 def test_embedding_is_the_forward_pass() -> None:
     model, x, _ = party(config_of())
     h = embed(model, x, None)
-    torch.testing.assert_close(h, model(x).detach())
-    assert not h.requires_grad
+    torch.testing.assert_close(h, model(x))
+
+
+def test_update_from_the_embeddings_at_hand_repeats_no_pass_and_gives_the_same() -> None:
+    results = []
+    for at_hand in (True, False):
+        model, x, gradient_rows = party(config_of())
+        h = embed(model, x, None) if at_hand else None
+        update(
+            model, build_optimizer(config_of(), model, 0.1), x, h, gradient_rows, LENGTHS, 0.1, None
+        )
+        results.append([p.detach() for p in model.parameters()])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("l2", [0.0, 0.3])
 def test_plain_update_is_sequential_steps_at_the_parameters_of_the_upload(l2: float) -> None:
     model, x, gradient_rows = party(config_of())
     uploaded_with, expected = copy.deepcopy(model), copy.deepcopy(model)
-    update(model, build_optimizer(config_of(), model, 0.1), x, gradient_rows, LENGTHS, l2, None)
+    update(
+        model, build_optimizer(config_of(), model, 0.1), x, None, gradient_rows, LENGTHS, l2, None
+    )
     for x_step, rows in zip(x.split(LENGTHS), gradient_rows.split(LENGTHS), strict=True):
         gradients = gradients_at(uploaded_with, x_step, rows, l2)
         for p, g in zip(expected.parameters(), gradients, strict=True):
@@ -162,7 +176,7 @@ def test_update_is_the_loop_of_torch_over_two_windows(name: str, l2: float) -> N
     ours, theirs = (build_optimizer(config, each, 0.05) for each in (model, expected))
     for window in range(2):
         window_rows = gradient_rows * (window + 1)
-        update(model, ours, x, window_rows, LENGTHS, l2, None)
+        update(model, ours, x, None, window_rows, LENGTHS, l2, None)
         uploaded_with = copy.deepcopy(expected)
         for x_step, rows in zip(x.split(LENGTHS), window_rows.split(LENGTHS), strict=True):
             for p, g in zip(
@@ -181,7 +195,7 @@ def test_one_step_is_gradient_descent_for_every_model(kind: str) -> None:
     rows = torch.randn(ROWS, SIZE, generator=generator(3))
     gradients = gradients_at(model, x, rows, 0.0)
     before = [p.detach().clone() for p in model.parameters()]
-    update(model, build_optimizer(config, model, 0.1), x, rows, [ROWS], 0.0, None)
+    update(model, build_optimizer(config, model, 0.1), x, None, rows, [ROWS], 0.0, None)
     for p, q, g in zip(model.parameters(), before, gradients, strict=True):
         torch.testing.assert_close(p.detach(), q - 0.1 * g)
 
@@ -191,7 +205,7 @@ def test_regulariser_alone_shrinks_the_parameters(lengths: list[int]) -> None:
     model, x, _ = party(config_of())
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = build_optimizer(config_of(), model, 0.1)
-    update(model, optimizer, x, torch.zeros(ROWS, SIZE), lengths, 0.5, None)
+    update(model, optimizer, x, None, torch.zeros(ROWS, SIZE), lengths, 0.5, None)
     for p, q in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(p.detach(), q * (1 - 0.1 * 0.5 * len(lengths)))
 
@@ -201,6 +215,6 @@ def test_learning_rate_zero_changes_nothing(optimizer: str) -> None:
     config = config_of(optimizer=optimizer)
     model, x, gradient_rows = party(config)
     before = copy.deepcopy(model)
-    update(model, build_optimizer(config, model, 0.0), x, gradient_rows, LENGTHS, 0.1, None)
+    update(model, build_optimizer(config, model, 0.0), x, None, gradient_rows, LENGTHS, 0.1, None)
     for p, q in zip(model.parameters(), before.parameters(), strict=True):
         assert torch.equal(p, q)

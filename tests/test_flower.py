@@ -99,7 +99,7 @@ def test_the_code_that_runs_is_that_of_the_app_that_was_named(
     shutil.copy(CHECKOUT / "pyproject.toml", other / "pyproject.toml")
     with (other / "vfl_flower" / "codecs.py").open("a") as file:
         file.write("# another checkout\n")
-    codes = []
+    codes: list[str] = []
     for app in (CHECKOUT, other):
         monkeypatch.setattr(flower_processes, "CHECKOUT", app)
         out = tmp_path / f"out-{len(codes)}"

@@ -129,6 +129,15 @@ def test_activations_of_a_party_follow_each_other() -> None:
         assert grid.clock == pytest.approx(total)
 
 
+def test_messages_to_one_party_are_served_one_after_the_other() -> None:
+    grid = grid_of(2, "exponential")
+    node = grid.get_node_ids()[1]
+    grid.send_and_receive([train_message(node), train_message(node), evaluate_message(node)])
+    config = config_of("exponential")
+    both = [delay_seconds(config, 1, 2, activation) for activation in (1, 2)]
+    assert grid.clock == pytest.approx(sum(both))
+
+
 def test_evaluations_take_no_virtual_time() -> None:
     grid = grid_of(2, "exponential")
     replies = grid.send_and_receive(map(evaluate_message, grid.get_node_ids()))

@@ -39,6 +39,7 @@ def draw_window(
     ids = order[first * config.batch_size : (first + steps) * config.batch_size]
     lengths = np.full(steps, config.batch_size, np.int32)
     lengths[-1] = len(ids) - config.batch_size * (steps - 1)
+    lengths.flags.writeable = False  # windows are shared
     return Window(ids, lengths)
 
 
@@ -46,4 +47,6 @@ def draw_window(
 def _order(seed: int, rows: int, party: int | None, epoch: int) -> NDArray[np.int32]:
     stream = 0 if party is None else party + 1
     generator = np.random.default_rng([seed, 1, stream, epoch])
-    return generator.permutation(rows).astype(np.int32)
+    order = generator.permutation(rows).astype(np.int32)
+    order.flags.writeable = False
+    return order

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+_PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # key=value, as Flower reads it
 
 _EXAMPLES = """\
 examples:
@@ -59,7 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("list", help="print systems, baselines and every configuration key")
     options = parser.parse_args(arguments)
 
-    from vfl_flower.errors import VflError  # after parsing, so that --help is immediate
+    import flwr.app  # noqa: F401  (after parsing, so that --help is immediate; sets up its logger)
+
+    from vfl_flower.errors import VflError
 
     logging.getLogger("flwr").setLevel(logging.WARNING)
     try:
@@ -97,8 +102,11 @@ def _parse(texts: list[str]) -> dict[str, Any]:
     from vfl_flower.errors import ConfigError
 
     try:
+        left = [] if texts[:1] and texts[0].endswith(".toml") else texts
+        if any(_PAIR.sub("", text).strip() for text in left):
+            raise ValueError  # Flower would pass over what it does not recognise
         return dict(parse_config_args(texts))
-    except (ClickException, OSError) as error:
+    except (ClickException, OSError, ValueError) as error:
         raise ConfigError(
             f"-c {' '.join(texts)!r} cannot be read: write key=value pairs with spaces between "
             "them, and texts in quotes, as in -c \"strategy='vafl' epochs=5\"."

@@ -13,7 +13,7 @@ class Identity:
 
     def encode(self, name: str, rows: Tensor) -> Arrays:
         """The arrays to send for rows [R, E]."""
-        return {name: rows.cpu().numpy()}
+        return {name: rows.detach().cpu().numpy()}
 
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int]) -> Tensor:
         """The rows [R, E] in a message; `VflError` if they are not what was asked for."""

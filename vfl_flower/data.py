@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,12 +61,13 @@ def load_features(config: RunConfig, party: int, parties: int) -> FeatureBlock:
     source = _open(config)
     parts = source.features(lambda shape: _block(config, shape, party, parties))
     train, test, digest = _split(config, parts)
+    train, test = _scale(train, test, per_column=_is_table(config, train))
     if not (np.isfinite(train).all() and np.isfinite(test).all()):
         raise ConfigError(
             f"The columns of party {party} in {config.dataset} have missing or infinite values: "
             "fill them in, or drop those rows, at every party."
         )
-    return FeatureBlock(*_scale(train, test, per_column=_is_table(config, train)), digest)
+    return FeatureBlock(train, test, digest)
 
 
 @lru_cache(maxsize=4)
@@ -83,7 +85,8 @@ def load_labels(config: RunConfig) -> Labels:
             f"The labels of {config.dataset} have shape {train.shape}: one label a row is needed."
         )
     everything = np.concatenate([train, test])
-    if everything.dtype.kind == "f" and not np.isfinite(everything).all():
+    absent = everything.dtype.kind == "f" and not np.isfinite(everything).all()
+    if absent or (everything.dtype.kind == "O" and any(label is None for label in everything)):
         raise ConfigError(f"The labels of {config.dataset} have missing values: drop those rows.")
     classes, indices = np.unique(everything, return_inverse=True)
     if not 2 <= len(classes) <= max(2, len(everything) // 2):
@@ -134,7 +137,7 @@ def _split(config: RunConfig, parts: list[Array]) -> tuple[Array, Array, str]:
     One part is divided at random, by a permutation that depends on the number of rows alone; two
     parts are the data set's own division. Sample ids are row numbers.
     """
-    if min(len(part) for part in parts) == 0:
+    if min(part.size for part in parts) == 0:
         raise ConfigError(f"{config.dataset} has no rows.")
     if len(parts) == 2:
         train_ids = np.arange(len(parts[0]))
@@ -165,13 +168,16 @@ def _scale(train: Array, test: Array, per_column: bool) -> tuple[Array, Array]:
     axes = tuple(range(train.ndim - 1)) if per_column else None
     mean = train.mean(axis=axes, dtype=np.float64)
     deviation = train.std(axis=axes, dtype=np.float64)
-    deviation = np.where(deviation > 0, deviation, 1.0)
+    constant = deviation <= 1e-9 * np.abs(mean)  # up to rounding
+    deviation = np.where(constant, 1.0, deviation)
 
     def scaled(rows: Array) -> Array:
-        out = rows.astype(np.float32)
-        out -= mean.astype(np.float32)
-        out /= deviation.astype(np.float32)
-        return np.ascontiguousarray(out)
+        out = np.empty(rows.shape, np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # found by the caller
+            for start in range(0, len(rows), 65536):  # in double precision, but not all at once
+                part = slice(start, start + 65536)
+                out[part] = (rows[part] - mean) / deviation
+        return out
 
     return scaled(train), scaled(test)
 
@@ -230,7 +236,7 @@ def _npz(config: RunConfig, place: str) -> _Source:
                 names = [f"{letter}_train", f"{letter}_test"]
                 names = names if set(names) <= set(file.files) else [letter]
                 return [file[name] for name in names]
-        except (KeyError, ValueError, OSError) as error:
+        except (KeyError, TypeError, ValueError, OSError, EOFError, BadZipFile) as error:
             raise ConfigError(
                 f"{config.dataset} cannot be read: it needs numeric arrays X_train, y_train, "
                 "X_test and y_test, or X and y."
@@ -265,7 +271,7 @@ def _table(config: RunConfig, place: str) -> _Source:
         mine = _own_columns(config, names, columns)
         frame = read(mine)[mine]
         _all_numeric(config, {name: frame[name].dtype.kind for name in mine})
-        return [frame.to_numpy(dtype=np.float32)]
+        return [frame.to_numpy(dtype=np.float64)]
 
     def labels() -> list[Array]:
         _has_label(config, names)
@@ -291,32 +297,43 @@ def _hugging_face(config: RunConfig, place: str) -> _Source:
             f"{config.dataset} cannot be loaded by the datasets library "
             f"({type(error).__name__}): check the name, or the folder."
         ) from error
-    parts = (
-        [loaded]
-        if isinstance(loaded, hugging_face.Dataset)
-        else [loaded[name] for name in (("train", "test") if "test" in loaded else ("train",))]
-    )
+    if isinstance(loaded, hugging_face.Dataset):
+        parts = [loaded]
+    elif "train" not in loaded:
+        raise ConfigError(f"{config.dataset} has no part named 'train': rename its training part.")
+    else:
+        parts = [loaded[name] for name in ("train", "test") if name in loaded]
     names = parts[0].column_names
 
     def column(part: Any, name: str) -> Array:
-        return np.asarray(part.with_format("numpy")[:][name])
+        try:
+            return np.asarray(part.select_columns([name]).with_format("numpy")[:][name])
+        except (ValueError, TypeError, IndexError) as error:
+            raise ConfigError(
+                f"Column {name!r} of {config.dataset} has rows of unequal shape: make them equal."
+            ) from error
 
     def features(columns: Columns) -> list[Array]:
         others = [name for name in names if name != config.label]
-        first = np.asarray(parts[0].with_format("numpy")[0][others[0]]) if others else np.zeros(0)
-        if len(others) == 1 and first.ndim > 0:  # one column of images or sequences
-            arrays = [column(part.select_columns(others), others[0]) for part in parts]
-            return [rows[columns(rows.shape[1:])] for rows in arrays]
+        if len(others) == 1:
+            rows = [column(part, others[0]) for part in parts]
+            _all_numeric(config, {others[0]: rows[0].dtype.kind})
+            if rows[0].ndim > 1:  # images or sequences
+                return [each[columns(each.shape[1:])] for each in rows]
         mine = _own_columns(config, names, columns)
-        parts_columns = [
-            {name: column(part.select_columns(mine), name) for name in mine} for part in parts
-        ]
-        _all_numeric(config, {name: c.dtype.kind for name, c in parts_columns[0].items()})
-        return [np.stack(list(each.values()), axis=1) for each in parts_columns]
+        table = [{name: column(part, name) for name in mine} for part in parts]
+        _all_numeric(config, {name: c.dtype.kind for name, c in table[0].items()})
+        wide = [name for name in mine if table[0][name].ndim > 1]
+        if wide:
+            raise ConfigError(
+                f"Column {wide[0]!r} of {config.dataset} holds arrays beside other columns: keep "
+                "either one column of arrays, or columns of numbers."
+            )
+        return [np.stack(list(each.values()), axis=1) for each in table]
 
     def labels() -> list[Array]:
         _has_label(config, names)
-        return [column(part.select_columns([config.label]), config.label) for part in parts]
+        return [column(part, config.label) for part in parts]
 
     return _Source(features, labels)
 

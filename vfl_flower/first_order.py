@@ -15,9 +15,8 @@ from vfl_flower.models import BottomModel, TopModel, loss_per_row, mean_loss
 from vfl_flower.privacy import Perturbation
 
 
-@torch.inference_mode()
 def embed(model: BottomModel, x: Tensor, perturb: Perturbation | None) -> Tensor:
-    """Party: embeddings [R, E] of the window's rows."""
+    """Party: embeddings [R, E] of the window's rows, with their autograd graph."""
     h: Tensor = model(x, perturb)
     return h
 
@@ -50,7 +49,7 @@ def answer(
         losses = torch.stack([of_step.mean() for of_step in each])
         (rows,) = torch.autograd.grad(losses.sum(), leaf)
         return rows, losses.detach()
-    parameters = list(top.parameters())
+    parameters = optimizer.param_groups[0]["params"]
     gradients, mean_losses = [], []
     for h_step, labels_step in zip(h.split(lengths), labels.split(lengths), strict=True):
         leaf = h_step.detach().requires_grad_()
@@ -68,6 +67,7 @@ def update(
     model: BottomModel,
     optimizer: torch.optim.Optimizer,
     x: Tensor,
+    h: Tensor | None,
     gradient_rows: Tensor,
     lengths: list[int],
     l2: float,
@@ -76,11 +76,14 @@ def update(
     """Party: S optimizer steps, from the gradient rows [R, E] that answer its upload of ``x``.
 
     Plain SGD is linear in the gradient, so one backward pass and one step do the work of S.
+    ``h`` is what `embed` returned, if it is still at hand; else the forward pass is repeated, which
+    gives the same, since the parameters have not changed since.
     """
     group = optimizer.param_groups[0]
     if isinstance(optimizer, torch.optim.SGD) and group["momentum"] == 0:
-        parameters = list(model.parameters())
-        gradients = torch.autograd.grad(model(x, perturb), parameters, gradient_rows)
+        h = embed(model, x, perturb) if h is None else h
+        parameters = group["params"]
+        gradients = torch.autograd.grad(h, parameters, gradient_rows)
         for p, gradient in zip(parameters, gradients, strict=True):
             p.grad = gradient + len(lengths) * l2 * p.detach() if l2 else gradient
         optimizer.step()
@@ -100,4 +103,3 @@ def update(
         ):
             p.grad = gradient + l2 * at.detach()
         optimizer.step()
-

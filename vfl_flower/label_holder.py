@@ -74,10 +74,6 @@ class LabelHolder:
         self.written = (
             {party: np.full(rows, -1, np.int64) for party in sizes} if config.max_delay else {}
         )
-        # By party: how often each row was uploaded, and the test rows (privacy accountant).
-        private = config.privacy != "none"
-        self.uploads = {party: np.zeros(rows, np.int32) for party in sizes} if private else {}
-        self.test_uploads = dict.fromkeys(sizes, 0)
 
     # --- training -------------------------------------------------------------------------------
 
@@ -104,26 +100,18 @@ class LabelHolder:
         self.table[:, self.columns[party]].index_copy_(0, rows.long(), embeddings)
         if self.config.max_delay:
             self.written[party][ids] = self.steps
-        if self.config.privacy != "none":
-            self.uploads[party][ids] += 1
-
-    def most_uploads(self) -> int:
-        """How often the row that a party has uploaded most was uploaded, in training or test."""
-        counts = [int(each.max()) for each in self.uploads.values()]
-        return max([0, *counts, *self.test_uploads.values()])
 
     def too_old(
         self, arrivals: Sequence[Arrival], parties: Sequence[int]
     ) -> dict[int, NDArray[np.int32]]:
         """Rows of these arrivals whose embeddings of other parties exceed the delay bound D."""
-        if not self.config.max_delay:
+        if not self.config.max_delay or arrivals[0].coordinated:
             return {}
-        fresh = {arrival.party for arrival in arrivals}
         late: dict[int, list[NDArray[np.int32]]] = {}
         for arrival in arrivals:
             ids, lengths = arrival.window.ids, arrival.window.lengths
             used_at = self.steps + np.repeat(np.arange(len(lengths)), lengths)
-            for party in set(parties) - fresh:
+            for party in set(parties) - {arrival.party}:
                 written = self.written[party][ids]
                 old = (written < 0) | (used_at - written > self.config.max_delay)
                 if old.any():
@@ -150,6 +138,8 @@ class LabelHolder:
             self.train_labels.index_select(0, rows),
             lengths.tolist(),
         )
+        if not torch.isfinite(losses).all():
+            raise VflError("The loss is no longer finite: lower the learning rates.")
         self.steps += len(lengths)
         self.losses.append(losses)
 
@@ -180,7 +170,6 @@ class LabelHolder:
         """Check a party's embeddings of the test rows, and write them into the test table."""
         rows = len(self.test_labels)
         self.test_table[:, self.columns[party]] = self._decoded(party, upload, rows)
-        self.test_uploads[party] += 1
 
     @torch.no_grad()
     def evaluate(self) -> Metrics:
@@ -202,10 +191,16 @@ class LabelHolder:
     def _decoded(self, party: int, upload: Upload, rows: int) -> Tensor:
         columns = self.columns[party]
         shape = (rows, columns.stop - columns.start)
-        return self.codec.decode("embedding", upload.arrays, shape).to(self.device)
+        try:
+            return self.codec.decode("embedding", upload.arrays, shape).to(self.device)
+        except VflError as error:
+            raise VflError(f"sent an upload that cannot be used: {error}") from None
 
     def _checked_ids(self, upload: Upload, count: int) -> NDArray[np.int32]:
-        ids: NDArray[np.int32] = checked(upload.arrays, "ids", "int32", (count,))
+        try:
+            ids: NDArray[np.int32] = checked(upload.arrays, "ids", "int32", (count,))
+        except VflError as error:
+            raise VflError(f"sent an upload that cannot be used: {error}") from None
         if ids.min() < 0 or ids.max() >= len(self.train_labels) or len(np.unique(ids)) < count:
             raise VflError(
                 "sent sample ids that are out of range or repeated: they are not this run's."

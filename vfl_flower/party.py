@@ -64,7 +64,10 @@ class Party:
         self.exchange = 0  # number of the last message served
         self.pending: TrainOrder | None = None  # the window that awaits feedback
         self.secret = b""  # seed of the noise, known to this party alone
-        self.kept: object = None  # the record that holds this very model, if any does
+        # What this process may still have from the last message: the record that holds this very
+        # model, and the pending window's embeddings with their graph.
+        self.kept: object = None
+        self.uploaded: Tensor | None = None
 
     @classmethod
     def resume(cls, context: Context) -> Party:
@@ -85,7 +88,8 @@ class Party:
                 steps=steps,
                 coordinated=bool(coordinated),
             )
-        if party.kept is not context.state.get("model"):  # else it has just this state already
+        if party.kept is not context.state.get("model"):
+            party.uploaded = None
             load_model(party.model, records.load_arrays(context.state, "model"))
             _load_optimizer(party.optimizer, records.load_arrays(context.state, "optimizer"))
         party.kept = None
@@ -132,11 +136,11 @@ class Party:
         self._count(order.exchange)
         self._learn(order.arrays)
         window = self._window(order)
-        h = first_order.embed(
+        self.pending = order
+        self.uploaded = first_order.embed(
             self.model, self._features(window.ids), self._noise(order.exchange, window.lengths)
         )
-        self.pending = order
-        arrays = self.codec.encode("embedding", h)
+        arrays = self.codec.encode("embedding", self.uploaded)
         if not order.coordinated:
             arrays["ids"] = window.ids
         return self._upload(arrays)
@@ -170,17 +174,21 @@ class Party:
         if self.pending is None:
             return
         window = self._window(self.pending)
-        feedback = self.codec.decode("gradient", arrays, (len(window.ids), self.size))
+        try:
+            feedback = self.codec.decode("gradient", arrays, (len(window.ids), self.size))
+        except VflError as error:
+            raise VflError(f"was sent feedback that it cannot use: {error}") from None
         first_order.update(
             self.model,
             self.optimizer,
             self._features(window.ids),
+            self.uploaded,
             feedback.to(self.device),
             window.lengths.tolist(),
             self.config.l2,
             self._noise(self.pending.exchange, window.lengths),
         )
-        self.pending = None
+        self.pending = self.uploaded = None
 
     def _window(self, order: TrainOrder) -> Window:
         return draw_window(
@@ -197,7 +205,8 @@ class Party:
 
     def _embeddings(self, rows: NDArray[Any]) -> records.Arrays:
         noise = self._noise(self.exchange, np.array([len(rows)]))
-        h = first_order.embed(self.model, torch.from_numpy(rows).to(self.device), noise)
+        with torch.no_grad():
+            h = first_order.embed(self.model, torch.from_numpy(rows).to(self.device), noise)
         return self.codec.encode("embedding", h)
 
     def _noise(self, exchange: int, lengths: NDArray[Any]) -> Perturbation | None:

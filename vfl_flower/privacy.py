@@ -1,8 +1,9 @@
 """Privacy axis: perturbed local embedding (VAFL section 4), and what it is worth.
 
 What it protects, and from whom: the feature values of a record of one party, from the label holder
-and whoever reads its messages, over all uploads of that record by that party. It does not protect
-labels from the parties.
+and whoever reads its messages, over all uploads of that record by that party. What the party's
+parameters learn from a record, and other rows' uploads then show of it, is not bounded by it; nor
+does it protect labels from the parties.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import hashlib
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from vfl_flower.config import RunConfig
+from vfl_flower.records import EmbedOrder, EvaluateOrder, Order, TrainOrder
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,42 @@ class Perturbation:
         )
 
     def _draw(self, step: int, layer: int, shape: tuple[int, ...]) -> Tensor:
+        # Torch's generator would use 32 bits of the seed, which the label holder could try out.
         seed = hashlib.sha256(self.secret + f"|{self.exchange}|{step}|{layer}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(seed[:8], "little"))
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
         if layer == self.last:
-            return self.config.embedding_noise * torch.randn(shape, generator=generator)
-        half_width = math.sqrt(3) * self.config.inner_noise
-        return (2 * torch.rand(shape, generator=generator) - 1) * half_width
+            noise = self.config.embedding_noise * generator.standard_normal(shape, np.float32)
+        else:
+            half_width = math.sqrt(3) * self.config.inner_noise
+            noise = half_width * (2 * generator.random(shape, np.float32) - 1)
+        return torch.from_numpy(noise.astype(np.float32, copy=False))
+
+
+class Exposure:
+    """How often a party was asked to upload each of its rows.
+
+    Counted when it is asked, so that an upload that is lost or refused counts too. Noise protects
+    test rows as it does training rows.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.epochs = 0  # passes begun over the training rows, each of which uploads a row once
+        self.queries = np.zeros(rows, np.int32)  # of each training row, apart from those
+        self.evaluations = 0  # uploads of every test row
+
+    def add(self, order: Order) -> None:
+        """Count what this order asks for."""
+        if isinstance(order, TrainOrder):
+            self.epochs = order.epoch + 1
+        elif isinstance(order, EmbedOrder):
+            self.queries[order.arrays["ids"]] += 1
+        elif isinstance(order, EvaluateOrder):
+            self.evaluations += 1
+
+    @property
+    def most_uploads(self) -> int:
+        """Uploads of the row that is uploaded most."""
+        return max(self.epochs + int(self.queries.max()), self.evaluations)
 
 
 def epsilon(config: RunConfig, uploads: int) -> float:

@@ -150,7 +150,8 @@ def read_reply(message: Message, kind: type[P]) -> P:
         reason = " ".join((message.error.reason or "").split())[:300]
         raise VflError(f"failed: {reason or f'Flower error {message.error.code}'}")
     if _FAILURE in message.content:
-        raise VflError(f"failed: {_record(message.content, _FAILURE, ConfigRecord)['cause']!s}")
+        cause = _record(message.content, _FAILURE, ConfigRecord).get("cause", "it did not say why")
+        raise VflError(f"failed: {cause!s}")
     return _from_record(message.content, kind)
 
 
@@ -181,17 +182,17 @@ def checked(
     Raises
     ------
     VflError
-        A sentence that lacks only its subject, the sender.
+        What is wrong with it, as the end of a sentence.
     """
     if name not in arrays:
-        raise VflError(f"sent no array {name!r}.")
+        raise VflError(f"array {name!r} is missing.")
     array = arrays[name]
     if array.dtype != np.dtype(dtype) or array.shape != shape:
         raise VflError(
-            f"sent {name!r} as {array.dtype} of shape {array.shape}, not {dtype} of shape {shape}."
+            f"{name!r} is {array.dtype} of shape {array.shape}, not {dtype} of shape {shape}."
         )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise VflError(f"sent {name!r} with values that are not finite: lower the learning rates.")
+        raise VflError(f"{name!r} has values that are not finite; lower the learning rates.")
     return array
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class Results:
     def __init__(self, config: RunConfig) -> None:
         self.folder = results_folder(config)
         self.history: list[dict[str, Any]] = []
-        if (self.folder / "summary.json").exists():
+        if any((self.folder / name).exists() for name in ("summary.json", "history.jsonl")):
             raise ConfigError(
                 f"out = {config.out!r} already holds a run: name another folder, or move it away."
             )
@@ -61,9 +62,12 @@ class Results:
 
 def results_folder(config: RunConfig) -> Path:
     """The configured folder, or a new one under ``runs``, as an absolute path."""
-    name = f"{config.strategy}-{config.dataset.rsplit('/', 1)[-1].replace(':', '-')}"
-    folder = config.out or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return Path(folder).expanduser().absolute()
+    if config.out:
+        return Path(config.out).expanduser().absolute()
+    dataset = config.dataset.rsplit("/", 1)[-1].replace(":", "-")
+    name = f"{config.strategy}-{dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(folder for each in names if not (folder := Path("runs", each).absolute()).exists())
 
 
 def draw_curves(histories: dict[str, list[dict[str, Any]]], path: Path) -> None:

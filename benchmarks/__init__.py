@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks.NAME`; each prints one JSON object as its last line."""
