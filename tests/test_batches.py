@@ -67,7 +67,7 @@ def test_the_window_does_not_change_the_mini_batches(
 
 
 def test_a_batch_far_larger_than_the_data_is_the_whole_data() -> None:
-    window = draw_window(resolve({"batch-size": 10**10}), 20, None, 0, 0, 1)
+    window = draw_window(resolve({"batch-size": 10**9}), 20, None, 0, 0, 1)
     assert sorted(window.ids.tolist()) == list(range(20))
     assert window.lengths.tolist() == [20]
 

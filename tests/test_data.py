@@ -29,7 +29,8 @@ def blocks(config: RunConfig, parties: int) -> list[FeatureBlock]:
 
 
 def standardised(train: Array, rows: Array) -> Array:
-    return (rows - train.mean(0)) / train.std(0)
+    scaled: Array = (rows - train.mean(0)) / train.std(0)
+    return scaled
 
 
 def original_columns(block: Array, original: Array) -> list[int]:

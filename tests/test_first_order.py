@@ -71,7 +71,7 @@ def test_plain_steps_of_the_top_model_are_gradient_descent() -> None:
     config = config_of(top_model="linear")
     h, labels = data()
     top = build_top(config, [SIZE] * PARTIES, 3)
-    weight, bias = top.network.weight.detach().clone(), top.network.bias.detach().clone()
+    weight, bias = (p.detach().clone() for p in top.parameters())
     answer(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS)
     for h_step, labels_step in zip(h.split(LENGTHS), labels.split(LENGTHS), strict=True):
         n = len(h_step)
@@ -79,8 +79,8 @@ def test_plain_steps_of_the_top_model_are_gradient_descent() -> None:
         error[torch.arange(n), labels_step] -= 1
         weight = weight - 0.1 * error.T @ h_step / n
         bias = bias - 0.1 * error.mean(0)
-    torch.testing.assert_close(top.network.weight.detach(), weight)
-    torch.testing.assert_close(top.network.bias.detach(), bias)
+    for found, expected in zip(top.parameters(), (weight, bias), strict=True):
+        torch.testing.assert_close(found.detach(), expected)
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

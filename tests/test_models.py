@@ -76,9 +76,8 @@ def test_colours_are_the_last_axis_of_an_image() -> None:
         config_of(bottom_model="cnn", embedding_activation="none"), 0, (4, 4, 3), 2
     )
     x = torch.randn(2, 4, 4, 3)
-    planes = functional.conv2d(
-        x.permute(0, 3, 1, 2), model.layers[0][1].weight, model.layers[0][1].bias, 2, 1
-    )
+    weight, bias = list(model.parameters())[:2]
+    planes = functional.conv2d(x.permute(0, 3, 1, 2), weight, bias, 2, 1)
     torch.testing.assert_close(model.layers[0](x), planes)
 
 

@@ -150,8 +150,8 @@ def test_feedback_pass_repeats_the_noise_of_the_upload(optimizer: str) -> None:
 
     h = by_hand(model, x, inner, outer, 1.0).detach()
     torch.testing.assert_close(embed(model, x, perturb), h)
-    optimizer = build_optimizer(config, model, 0.1)
-    update(model, optimizer, x, None, gradient_rows, list(LENGTHS), 0.0, perturb)
+    ours = build_optimizer(config, model, 0.1)
+    update(model, ours, x, None, gradient_rows, list(LENGTHS), 0.0, perturb)
     theirs, uploaded_with = build_optimizer(config, expected, 0.1), copy.deepcopy(expected)
     for step in range(len(LENGTHS)):
         x_s, rows_s, inner_s, outer_s = (
@@ -309,8 +309,8 @@ class Counting:
 
     def __call__(self, message: Any, context: Any) -> Any:
         reply = client_app.app(message, context)
-        arrays = reply.content.array_records.get("arrays", {})
-        sent = message.content.array_records["arrays"]
+        arrays: Any = reply.content.array_records.get("arrays", {})
+        sent: Any = message.content.array_records["arrays"]
         where = arrays if message.metadata.message_type == "train" else sent
         if "ids" in where:
             self.uploads[context.node_config["partition-id"], where["ids"].numpy()] += 1

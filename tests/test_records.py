@@ -261,8 +261,8 @@ def test_checked_gives_the_array_asked_for() -> None:
 @pytest.mark.parametrize(
     ("array", "sentence"),
     [
-        (np.ones((2, 3), np.float64), "'a' as float64 .* not float32"),
-        (np.ones((2, 3), ">f4"), "'a' as >f4 .* not float32"),
+        (np.ones((2, 3), np.float64), "'a' is float64 .* not float32"),
+        (np.ones((2, 3), ">f4"), "'a' is >f4 .* not float32"),
         (np.ones((3, 2), np.float32), r"shape \(3, 2\), not .* shape \(2, 3\)"),
         (np.ones(6, np.float32), r"shape \(6,\)"),
         (np.full((2, 3), np.nan, np.float32), "not finite"),
@@ -275,7 +275,7 @@ def test_checked_refuses_another_array(array: AnyArray, sentence: str) -> None:
 
 
 def test_checked_refuses_another_name() -> None:
-    with pytest.raises(VflError, match="no array 'a'"):
+    with pytest.raises(VflError, match="'a' is missing"):
         checked({"b": np.ones(1)}, "a", "float64", (1,))
 
 

@@ -199,10 +199,10 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _typed(key: str, value: Any, type_name: str) -> Any:
     """``value`` as the field's type; an int passes for a float, nothing else is converted."""
     wanted: type = {"int": int, "float": float, "str": str}[type_name.split(" |")[0]]
-    if isinstance(value, int) and abs(value) >= 2**31:
+    if wanted is int and isinstance(value, int) and abs(value) >= 2**31:
         raise ConfigError(f"{key} is out of range: give a number below {2**31}.")
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) < 10**300 else math.inf
     if (
         not isinstance(value, wanted)
         or isinstance(value, bool)

@@ -79,11 +79,12 @@ def load_labels(config: RunConfig) -> Labels:
     ConfigError
         If there is no label column, a label is missing, or there are fewer than two classes.
     """
-    train, test, digest = _split(config, _open(config).labels())
-    if train.ndim != 1:
+    parts = _open(config).labels()
+    if any(part.ndim != 1 for part in parts):
         raise ConfigError(
-            f"The labels of {config.dataset} have shape {train.shape}: one label a row is needed."
+            f"The labels of {config.dataset} have shape {parts[0].shape}: one a row is needed."
         )
+    train, test, digest = _split(config, parts)
     everything = np.concatenate([train, test])
     absent = everything.dtype.kind == "f" and not np.isfinite(everything).all()
     if absent or (everything.dtype.kind == "O" and any(label is None for label in everything)):
