@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common import quiet_run, report
+from benchmarks.common import report
 
 COLUMNS = 8  # of a party
 
@@ -32,9 +33,13 @@ def synthetic(rows: int, parties: int, folder: str) -> str:
 
 
 def measure(parties: int, keys: dict[str, Any]) -> dict[str, Any]:
-    """What one run took, in a new process."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        summary, _ = pool.apply(quiet_run, (parties, keys))
+    """What one `vfl run` took, a process of its own."""
+    pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "vfl_flower.cli", "run", "-c", pairs]
+        command += ["--parties", str(parties), "--out", f"{folder}/run"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        summary = json.loads(Path(folder, "run", "summary.json").read_text())
     return {
         "seconds": round(summary["seconds"], 2),
         "peak_memory_mb": round(summary["peak_memory_mb"]),

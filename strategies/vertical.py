@@ -280,7 +280,7 @@ class Vertical(Strategy):
                 f"give each SuperNode its own, from 0 to {parties - 1}."
             )
         for description in found.values():
-            self._check(description)
+            self._check(description, parties)
         chosen = range(parties) if self.only is None else sorted(self.only)
         by_party = {description.party: node for node, description in found.items()}
         self.seats = [Seat(party, by_party[party]) for party in chosen]
@@ -341,10 +341,15 @@ class Vertical(Strategy):
         except VflError as error:
             raise PartyError(f"The party on node {node}", str(error)) from None
 
-    def _check(self, description: Description) -> None:
-        """Refuse a party whose rows, ids, number of parties or code differ from the others'."""
+    def _check(self, description: Description, parties: int) -> None:
+        """Refuse a party whose share of the columns, rows, ids or code do not fit the run."""
         rows = len(self.labels.train), len(self.labels.test)
         who = f"Party {description.party}"
+        if description.parties != parties:
+            raise ConfigError(
+                f"{who} was started as one of {description.parties} parties, but there are "
+                f"{parties} nodes: give all the same num-partitions, and start as many."
+            )
         if (description.train_rows, description.test_rows) != rows:
             raise ConfigError(
                 f"{who} has {description.train_rows} training and {description.test_rows} test "
