@@ -7,8 +7,6 @@ includes one evaluation on the test rows. Prints one JSON object as its last lin
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from typing import Any
@@ -18,25 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import strategies
+from benchmarks.common import CASCADED_MODEL, PARTIES, parser, report
 from vfl_flower.client_app import app as client_app
 from vfl_flower.data import load_features, load_labels
 from vfl_flower.local_grid import LocalGrid
 
-PARTIES = 4
-
 
 def run_config(mnist: str, window: int) -> dict[str, Any]:
-    return {
-        "dataset": f"npz:{mnist}",
-        "bottom-model": "linear",
-        "embedding-size": 128,
-        "top-hidden": 128,
-        "batch-size": 64,
-        "party-lr": 0.1,
-        "server-lr": 0.1,
-        "epochs": 1,
-        "window": window,
-    }
+    return {**CASCADED_MODEL, "dataset": f"npz:{mnist}", "epochs": 1, "window": window}
 
 
 class Joined(nn.Module):
@@ -90,10 +77,9 @@ def local_epoch(mnist: str, window: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mnist", default="../shared/data/mnist.npz", help="MNIST as npz")
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--repeats", type=int, default=5)
+    options = made.parse_args()
     ways = {
         "plain": lambda: plain_epoch(options.mnist),
         "window_1": lambda: local_epoch(options.mnist, 1),
@@ -109,7 +95,7 @@ def main() -> None:
         print(
             f"repeat {repeat}:", {way: round(each[-1], 3) for way, each in seconds.items() if each}
         )
-    result: dict[str, Any] = {"benchmark": "overhead", "threads": torch.get_num_threads()}
+    result: dict[str, Any] = {"threads": torch.get_num_threads()}
     for way, each in seconds.items():
         ratios = [a / b for a, b in zip(each, seconds["plain"], strict=True)]
         result[way] = {
@@ -117,7 +103,7 @@ def main() -> None:
             "ratio_to_plain": round(statistics.median(ratios), 3),
             "test_accuracy": round(accuracy[way], 4),
         }
-    print(json.dumps(result))
+    report("overhead", result)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,6 @@ log = logging.getLogger("flwr")
 O = TypeVar("O", bound=Order)  # noqa: E741
 T = TypeVar("T")
 
-
 _SLEEPS = (0.001, 0.05)  # seconds between two looks for replies: the first, and the longest
 _WINDOWS = {"local": 1, "ray": 8, "supernodes": 16}  # what hides each runtime's cost
 _FINAL = 1 << 30  # number of the evaluation after the last step
@@ -175,13 +174,13 @@ class Vertical(Strategy):
         """Give every party its turns, and answer every quorum, until all are done."""
         nothing = ArrayRecord(), ConfigRecord()
         with tqdm(total=self.budget, unit="step", disable=None, leave=False) as bar:
-            self._bar = bar
             while not all(seat.done for seat in self.seats if seat.alive):
                 self._send(self.configure_evaluate(self.epoch, *nothing, self.grid))
                 self._send(self.configure_train(self.epoch, *nothing, self.grid))
                 replies = self._replies()
                 self.aggregate_train(self.epoch, replies)
-                self.aggregate_evaluate(self.epoch, replies)
+                if self.aggregate_evaluate(self.epoch, replies) is not None:
+                    bar.set_postfix(test_accuracy=f"{self.history[-1]['test_accuracy']:.4f}")
                 bar.update(self.party_steps - bar.n)
 
     def configure_train(
@@ -547,6 +546,7 @@ class Vertical(Strategy):
         }
         self.history.append(entry)
         self.record(entry)
+        log.info("Epoch %s: test accuracy %.4f", f"{entry['epoch']:g}", metrics.accuracy)
         return _metric_record(entry)
 
     def spent(self) -> dict[str, Any]:

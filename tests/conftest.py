@@ -21,7 +21,7 @@ from vfl_flower.engines import Run, run_local
 
 logging.getLogger("flwr").disabled = True
 torch.set_num_threads(1)
-settings.register_profile("vfl", deadline=None)
+settings.register_profile("vfl", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("vfl")
 
 

@@ -26,6 +26,11 @@ R = TypeVar("R", ArrayRecord, ConfigRecord)
 _SCALARS, _ARRAYS = "scalars", "arrays"
 _FAILURE = "failure"
 _NUMPY = "numpy.ndarray"  # Flower's name for NumPy's file format
+_DTYPES = {  # every dtype of a number, by NumPy's name for it
+    str(dtype): dtype
+    for code in "?bBhHiIlLqQefd"
+    for dtype in (np.dtype(code), np.dtype(code).newbyteorder())
+}
 
 
 # --- the messages of the protocol ---------------------------------------------------------------
@@ -253,14 +258,14 @@ def _pack(array: NDArray[Any]) -> Array:
 
 def _unpack(name: str, array: Array) -> NDArray[Any]:
     try:
-        dtype = np.dtype(array.dtype)
-        if dtype.kind not in "biuf" or array.stype != _NUMPY:
+        dtype = _DTYPES[array.dtype]  # NumPy would parse, and so evaluate, any text
+        if array.stype != _NUMPY:
             raise ValueError
         header = _header(dtype.str, tuple(array.shape))
         if not array.data.startswith(header):
             raise ValueError
         return np.frombuffer(array.data, dtype, offset=len(header)).reshape(array.shape)
-    except (TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         raise VflError(f"sent an array {name!r} whose bytes do not decode.") from None
 
 
