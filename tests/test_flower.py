@@ -86,6 +86,8 @@ def test_vafl_learns_on_ray_and_a_failing_party_ends_it_with_a_sentence(
     assert finished.summary["exchanges"] == 2 * 8 * 6
     with pytest.raises(VflError, match="too few to divide among 80"):
         run_ray(80, {"bottom-model": "lstm", "out": str(tmp_path / "too-many")})
+    log = (tmp_path / "too-many" / "flower.log").read_text()
+    assert "too few to divide among 80" in log and "Traceback" not in log
     assert [processes_of(home) for home in homes] == [[], []]
 
 

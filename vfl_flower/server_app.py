@@ -12,10 +12,25 @@ import strategies
 from strategies.vertical import Vertical
 from vfl_flower.config import RunConfig, keys
 from vfl_flower.data import load_labels
+from vfl_flower.errors import VflError
 from vfl_flower.provenance import code_digest, versions
 from vfl_flower.results import Results
 
 log = logging.getLogger("flwr")
+
+
+class _Sentence(logging.Filter):
+    """Have Flower log an error of this application as its sentence, without a traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change the record; let it pass."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, VflError):
+            record.msg, record.args, record.exc_info = str(error), (), None
+        return True
+
+
+log.addFilter(_Sentence())
 
 app = ServerApp()
 
