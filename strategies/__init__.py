@@ -35,9 +35,8 @@ def resolve(raw: Mapping[str, Any]) -> RunConfig:
 
 @lru_cache(maxsize=64)
 def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
-    config = RunConfig(**parse({key: value for key, _, value in items}))
-    if config.strategy not in SYSTEMS:
-        raise ConfigError(
-            f"strategy = {config.strategy!r} is not known: choose one of {', '.join(SYSTEMS)}."
-        )
-    return config
+    given = parse({key: value for key, _, value in items})
+    name = given.get("strategy", RunConfig.strategy)
+    if name not in SYSTEMS:
+        raise ConfigError(f"strategy = {name!r} is not known: choose one of {', '.join(SYSTEMS)}.")
+    return RunConfig(**{**SYSTEMS[name].defaults, **given})

@@ -19,6 +19,7 @@ class Joined(Vertical):
     """Baseline: the same model, centralised on joined data; simulations only."""
 
     name = "joined"
+    trains_parties = False
     axes = "no messages · centralised mini-batch training of bottom and top models together"
 
     def train(self) -> None:

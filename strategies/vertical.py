@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -23,13 +23,13 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from vfl_flower import privacy
 from vfl_flower.batches import steps_per_epoch
 from vfl_flower.config import RunConfig
 from vfl_flower.data import Labels
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.label_holder import Arrival, LabelHolder, Metrics
-from vfl_flower.models import load_model, model_arrays
+from vfl_flower.models import embedding_size, load_model, model_arrays
+from vfl_flower.privacy import Accountant
 from vfl_flower.provenance import code_digest, peak_memory_mb
 from vfl_flower.records import (
     Arrays,
@@ -67,12 +67,10 @@ class Seat:
     sent_at: float = 0.0
     awaits_quorum: bool = False
     feedback: Arrays = field(default_factory=dict)  # for its last window, to go with its next turn
-    epoch: int = 0  # its place in its own training
-    next_step: int = 0
-    steps: int = 0
-    evaluation: int = 0  # number of the last evaluation that it answered
+    steps: int = 0  # ordered so far
+    evaluation_sent: int = 0  # number of the last evaluation that it was asked for
+    evaluation: int = 0  # number of the last that it answered
     alive: bool = True
-    exposure: privacy.Exposure | None = None  # what it was asked to upload, where that is private
 
     @property
     def done(self) -> bool:
@@ -105,11 +103,12 @@ class Vertical(Strategy):
     config : the resolved run configuration.
     labels : the label holder's labels.
     record : called with a history entry after every evaluation.
-    only : the parties that take part; all by default.
     """
 
     name: ClassVar[str]
     axes: ClassVar[str]
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of `RunConfig` fields whose key is "auto"
+    trains_parties: ClassVar[bool] = True  # whether the models of a run are at its parties
 
     holder: LabelHolder
 
@@ -118,12 +117,10 @@ class Vertical(Strategy):
         config: RunConfig,
         labels: Labels,
         record: Callable[[dict[str, Any]], None] = lambda entry: None,
-        only: Sequence[int] | None = None,
     ) -> None:
         self.config = config
         self.labels = labels
         self.record = record
-        self.only = only
         self.seats: list[Seat] = []
         self.arrivals: list[Arrival] = []  # uploads that await their quorum
         self.traffic = Traffic()
@@ -132,6 +129,7 @@ class Vertical(Strategy):
         self.assigned = 0  # steps ordered, over all parties
         self.recorded = 0  # number of the last evaluation that every party has answered
         self.party_memory_mb = 0.0
+        self.accountant = Accountant(config, len(labels.train))
         self._waiting: dict[str, Seat] = {}  # message id -> its receiver
         self._started_at = time.perf_counter()
 
@@ -181,6 +179,7 @@ class Vertical(Strategy):
                 self.aggregate_train(self.epoch, replies)
                 if self.aggregate_evaluate(self.epoch, replies) is not None:
                     bar.set_postfix(test_accuracy=f"{self.history[-1]['test_accuracy']:.4f}")
+                bar.total = self.budget
                 bar.update(self.party_steps - bar.n)
 
     def configure_train(
@@ -191,20 +190,18 @@ class Vertical(Strategy):
         for seat in self.seats:
             if not seat.idle or self.assigned >= self.budget:
                 continue
-            steps = min(
-                self.window, self.steps_per_epoch - seat.next_step, self.budget - self.assigned
-            )
+            epoch, first = divmod(seat.steps, self.steps_per_epoch)
+            steps = min(self.window, self.steps_per_epoch - first, self.budget - self.assigned)
             order = TrainOrder(
                 exchange=seat.exchange + 1,
-                epoch=seat.epoch,
-                first=seat.next_step,
+                epoch=epoch,
+                first=first,
                 steps=steps,
                 coordinated=self.coordinated,
                 arrays=seat.feedback,
             )
             self.assigned += steps
             seat.steps += steps
-            seat.epoch, seat.next_step = divmod(seat.steps, self.steps_per_epoch)
             messages.append(self._message(seat, order))
         return messages
 
@@ -229,11 +226,15 @@ class Vertical(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """An evaluation for each idle party that is due for one, or has no steps left."""
-        return [
-            self._message(seat, EvaluateOrder(exchange=seat.exchange + 1, arrays=seat.feedback))
-            for seat in self.seats
-            if seat.idle and (seat.evaluation < self._due() or self.assigned >= self.budget)
-        ]
+        due = self.party_steps // (self.config.eval_every * self.steps_of_epoch)
+        number = _FINAL if self.assigned >= self.budget else due
+        messages = []
+        for seat in self.seats:
+            if seat.idle and seat.evaluation < number:
+                seat.evaluation_sent = number
+                order = EvaluateOrder(exchange=seat.exchange + 1, arrays=seat.feedback)
+                messages.append(self._message(seat, order))
+        return messages
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -241,28 +242,23 @@ class Vertical(Strategy):
         """Write test embeddings into the test table; a history entry once all parties' are in."""
         for seat, _, message in self._answers_to(EvaluateOrder, replies):
             self._take(seat, message, partial(self.holder.receive_test, seat.party))
-            seat.evaluation = _FINAL if self.assigned >= self.budget else self._due()
+            seat.evaluation = seat.evaluation_sent
         evaluated = min((seat.evaluation for seat in self.seats if seat.alive), default=0)
         if evaluated == self.recorded:
             return None
         self.recorded = evaluated
         return self._record(self.holder.evaluate())
 
-    def _due(self) -> int:
-        """Number of the evaluation that is due now."""
-        return self.party_steps // (self.config.eval_every * self.steps_of_epoch)
-
     def summary(self) -> None:
         """Log what is about to run."""
-        parties = len(self.seats)
-        waits = "all parties" if self.coordinated else f"{self.quorum} of {parties} parties"
         log.info(
-            "%s on %s: %d parties, %d training rows; each quorum is %s, a window %d step(s)",
+            "%s on %s: %d parties, %d training rows; %s (quorum %d), windows of %d",
             self.config.strategy,
             self.config.dataset,
-            parties,
+            len(self.seats),
             len(self.labels.train),
-            waits,
+            self.schedule,
+            self.quorum,
             self.window,
         )
 
@@ -280,9 +276,11 @@ class Vertical(Strategy):
             )
         for description in found.values():
             self._check(description, parties)
-        chosen = range(parties) if self.only is None else sorted(self.only)
-        by_party = {description.party: node for node, description in found.items()}
-        self.seats = [Seat(party, by_party[party]) for party in chosen]
+        self.seat({description.party: node for node, description in found.items()})
+
+    def seat(self, nodes: Mapping[int, int]) -> None:
+        """Prepare to train with these parties, given their nodes."""
+        self.seats = [Seat(party, nodes[party]) for party in sorted(nodes)]
         self.quorum = self.config.quorum or self.default_quorum(len(self.seats))
         if self.quorum > len(self.seats):
             raise ConfigError(
@@ -298,17 +296,16 @@ class Vertical(Strategy):
         self.steps_per_epoch = steps_per_epoch(self.config, len(self.labels.train))
         self.steps_of_epoch = self.steps_per_epoch * len(self.seats)  # over all parties
         self.budget = self.config.epochs * self.steps_of_epoch
-        sizes = {seat.party: found[seat.node_id].embedding_size for seat in self.seats}
+        size = embedding_size(self.config, self.labels.outputs)
+        sizes = {seat.party: size for seat in self.seats}
         self.holder = LabelHolder(self.config, self.labels, sizes)
-        if self.config.privacy != "none":
-            for seat in self.seats:
-                seat.exposure = privacy.Exposure(len(self.labels.train))
 
     def _describe_nodes(self) -> dict[int, Description]:
         """Node id -> description, once there are as many nodes as the first ones say."""
         found: dict[int, Description] = {}
         wanted = max(1, self.config.parties)
         deadline = time.monotonic() + self.config.party_timeout
+        waiting = False
         while len(found) < wanted:
             new = [node for node in self.grid.get_node_ids() if node not in found]
             order = DescribeOrder(outputs=self.labels.outputs)
@@ -324,13 +321,18 @@ class Vertical(Strategy):
                 for message in messages:
                     node = pending.pop(message.metadata.reply_to_message_id)
                     found[node] = self._description(node, message)
-            wanted = max([wanted, *(description.parties for description in found.values())])
+            most = max(found.values(), key=lambda each: each.parties, default=None)
+            wanted = max(wanted, most.parties if most else 0)
             if len(found) < wanted:
                 if time.monotonic() > deadline:
+                    said = f", of which party {most.party} speaks" if most else ""
                     raise ConfigError(
-                        f"Only {len(found)} of {wanted} nodes came within "
-                        f"{self.config.party_timeout:g} s: start the others, or set `parties`."
+                        f"Only {len(found)} of the {wanted} nodes{said} came within "
+                        f"{self.config.party_timeout:g} s: start the others, or correct the number."
                     )
+                if not waiting:
+                    log.info("Waiting for %d nodes; %d are here", wanted, len(found))
+                waiting = True
                 time.sleep(_SLEEPS[1])
         return found
 
@@ -346,8 +348,9 @@ class Vertical(Strategy):
         who = f"Party {description.party}"
         if description.parties != parties:
             raise ConfigError(
-                f"{who} was started as one of {description.parties} parties, but there are "
-                f"{parties} nodes: give all the same num-partitions, and start as many."
+                f"{who} ({description.columns} columns) was started as one of "
+                f"{description.parties} parties, but there are {parties} nodes: give all the same "
+                "num-partitions, and start as many."
             )
         if (description.train_rows, description.test_rows) != rows:
             raise ConfigError(
@@ -359,6 +362,12 @@ class Vertical(Strategy):
                 f"{who} has other sample ids than the label holder, or in another order: "
                 "align them first."
             )
+        size = embedding_size(self.config, self.labels.outputs)
+        if description.embedding_size != size:
+            raise ConfigError(
+                f"{who} has embeddings of size {description.embedding_size}, where the run "
+                f"configuration gives {size}: start all with the same configuration."
+            )
         if description.code_digest != code_digest():
             raise ConfigError(
                 f"{who} runs another version of this application's code: install the same on all, "
@@ -368,8 +377,13 @@ class Vertical(Strategy):
     @property
     def engine(self) -> str:
         """Which of the three runtimes carries the messages."""
-        grids = {"LocalGrid": "local", "InMemoryGrid": "ray"}
-        return grids.get(type(self.grid).__name__, "supernodes")
+        in_simulation = type(self.grid).__name__ == "InMemoryGrid"  # its module has moved before
+        return str(getattr(self.grid, "engine", "ray" if in_simulation else "supernodes"))
+
+    @property
+    def schedule(self) -> str:
+        """What the quorum makes it: sync, t-sync or async."""
+        return "sync" if self.coordinated else "async" if self.quorum == 1 else "t-sync"
 
     def _choose_window(self) -> int:
         window = self.config.window or _WINDOWS[self.engine]
@@ -416,11 +430,9 @@ class Vertical(Strategy):
         seat.exchange += 1
         seat.in_flight = order
         seat.sent_at = time.monotonic()
-        if order.arrays is seat.feedback:
-            seat.feedback = {}
+        seat.feedback = {}  # it goes with every order
         self.traffic.bytes_down += order.nbytes
-        if seat.exposure is not None:
-            seat.exposure.add(order)
+        self.accountant.ordered(seat.party, order)
         return to_message(order, seat.node_id, self.config.party_timeout)
 
     def _send(self, messages: Iterable[Message]) -> None:
@@ -514,7 +526,9 @@ class Vertical(Strategy):
         self._wait_for([self._seat_of(party) for party in late()])
         asked = [(self._seat_of(party), ids) for party, ids in late().items()]
         self._send(
-            self._message(seat, EmbedOrder(exchange=seat.exchange + 1, arrays={"ids": ids}))
+            self._message(
+                seat, EmbedOrder(exchange=seat.exchange + 1, arrays={"ids": ids, **seat.feedback})
+            )
             for seat, ids in asked
         )
         self._wait_for([seat for seat, _ in asked])
@@ -569,30 +583,14 @@ class Vertical(Strategy):
             "parties": len(self.seats),
             "window": self.window,
             "quorum": self.quorum,
+            "schedule": self.schedule,
             "epochs": round(self.party_steps / self.steps_of_epoch, 3),
             "steps": self.holder.steps,
             **self.spent(),
             **{key: last.get(key) for key in _RESULTS},
-            **self._epsilons(),
+            **self.accountant.figures(),
             "peak_memory_mb": round(max(self.party_memory_mb, peak_memory_mb()), 1),
             "failed_parties": [seat.party for seat in self.seats if not seat.alive],
-        }
-
-    def _epsilons(self) -> dict[str, Any]:
-        """Epsilon of one party's record in the label holder's view, and by the paper's theorem."""
-        if self.config.privacy == "none":
-            return {"epsilon": None, "delta": None, "epsilon_of_paper": None}
-        samples = max(seat.steps for seat in self.seats) * self.config.batch_size
-        return {
-            "epsilon": max(
-                privacy.epsilon(self.config, seat.exposure.most_uploads)
-                for seat in self.seats
-                if seat.exposure
-            ),
-            "delta": self.config.delta,
-            "epsilon_of_paper": privacy.epsilon_of_theorem_6(
-                self.config, len(self.labels.train), samples
-            ),
         }
 
     def result(self) -> Result:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from strategies import SYSTEMS, resolve
+from strategies.vafl import Vafl
 from tests.conftest import Start
 from vfl_flower.config import flower_defaults, keys
 from vfl_flower.errors import ConfigError, VflError
@@ -138,11 +139,31 @@ def test_unknown_strategy_is_refused_with_their_names() -> None:
 @pytest.mark.parametrize("key", sorted(keys().keys() - FREE_TEXT))
 def test_auto_is_accepted_only_where_it_means_something(key: str) -> None:
     spec = keys()[key]
-    if spec.metadata["auto"]:
-        assert getattr(resolve({key: "auto"}), spec.name) is None
+    if spec.metadata["auto"] or spec.metadata["preset"]:
+        assert getattr(resolve({key: "auto"}), spec.name) == spec.default
     else:
         with pytest.raises(ConfigError, match=f"{key} = 'auto'"):
             resolve({key: "auto"})
+
+
+def test_a_system_may_have_defaults_which_a_user_may_override(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Preset(Vafl):
+        name = "preset"
+        defaults = {"party_lr": 0.003, "batch_size": 7}  # noqa: RUF012
+
+    monkeypatch.setitem(SYSTEMS, "preset", Preset)
+    as_flower_sends_it = {**flower_defaults(), "strategy": "preset", "batch-size": 9}
+    config = resolve(as_flower_sends_it)
+    assert (config.party_lr, config.batch_size, config.server_lr) == (0.003, 9, 0.2)
+
+
+def test_every_default_that_a_system_prefers_is_of_a_key_that_may_be_auto() -> None:
+    fields = {spec.name: key for key, spec in keys().items()}
+    for system in SYSTEMS.values():
+        for name in system.defaults:
+            assert flower_defaults()[fields[name]] == "auto"
 
 
 def test_combine_without_a_top_model_is_refused() -> None:

@@ -119,7 +119,18 @@ def test_alone_is_the_best_single_party(run: Start) -> None:
     alone = run(2, {"strategy": "alone", "epochs": 3}).summary
     assert alone["test_accuracy"] == max(alone["test_accuracy_of_party"].values())
     assert len(alone["test_accuracy_of_party"]) == 2
+    assert alone["exchanges"] == 3 * 45
     assert alone["test_accuracy"] < run(2, {"epochs": 3}).summary["test_accuracy"]
+
+
+def test_after_alone_every_party_has_the_model_of_its_own_run(run: Start) -> None:
+    alone = run(2, {"strategy": "alone", "epochs": 2})
+    for party in range(2):
+        config = strategies.resolve({})
+        shape = load_features(config, party, 2).train.shape[1:]
+        first = dict(build_bottom(config, party, shape, 32).named_parameters())
+        for key, values in alone.parameters(f"party-{party}").items():
+            assert (values != first[key].detach().numpy()).any()
 
 
 def test_a_window_of_many_steps_is_many_steps_of_delayed_sgd(run: Start) -> None:

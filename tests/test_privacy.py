@@ -22,7 +22,7 @@ from vfl_flower import client_app
 from vfl_flower.batches import draw_window
 from vfl_flower.config import RunConfig
 from vfl_flower.data import load_labels
-from vfl_flower.errors import ConfigError
+from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.first_order import embed, update
 from vfl_flower.local_grid import LocalGrid
 from vfl_flower.models import BottomModel, build_bottom, build_optimizer
@@ -31,6 +31,7 @@ from vfl_flower.privacy import Perturbation, epsilon, epsilon_of_theorem_6
 from vfl_flower.records import DescribeOrder, EmbedOrder, EvaluateOrder, TrainOrder, Upload
 
 PRIVATE = {"privacy": "perturbed-embedding", "noise-seed": 3}
+SECRET = {"privacy": "perturbed-embedding"}
 LENGTHS = (5, 5, 3)
 ROWS = sum(LENGTHS)
 LAST = 1  # an mlp's second layer
@@ -287,18 +288,17 @@ def trained(parties: int, keys: dict[str, Any]) -> Vertical:
 @pytest.mark.parametrize("window", [1, 4, 100])
 def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
     keys = {**PRIVATE, "epochs": 3, "window": window, "batch-size": 100}
-    for seat in trained(3, keys).seats:
-        assert seat.exposure is not None
-        assert (seat.exposure.epochs, seat.exposure.evaluations) == (3, 3)
-        assert seat.exposure.most_uploads == 3
+    accountant = trained(3, keys).accountant
+    assert accountant.epochs == accountant.evaluations == {0: 3, 1: 3, 2: 3}
+    assert [accountant.most_uploads(party) for party in range(3)] == [3, 3, 3]
 
 
 def test_uploads_of_test_rows_count_too() -> None:
     private = {**PRIVATE, "strategy": "frozen", "epochs": 3}
-    exposure = trained(2, private).seats[1].exposure
-    assert exposure is not None and exposure.most_uploads == 1
-    exposure.add(EvaluateOrder(exchange=3))
-    assert exposure.most_uploads == 2
+    accountant = trained(2, private).accountant
+    assert accountant.most_uploads(1) == 1
+    accountant.ordered(1, EvaluateOrder(exchange=3))
+    assert accountant.most_uploads(1) == 2
 
 
 class Counting:
@@ -322,7 +322,7 @@ class Counting:
 )
 def test_asynchronous_run_counts_what_was_sent(run: Start, more: dict[str, Any]) -> None:
     keys = {"dataset": "breast-cancer", "strategy": "vafl", "window": 4, "epochs": 3}
-    keys = {**PRIVATE, **keys, "delay": "exponential", "eval-every": 3, **more}
+    keys = {**SECRET, **keys, "delay": "exponential", "eval-every": 3, **more}
     counting: Any = Counting(3, 455)
     summary = run(3, keys, counting).summary
     most = int(counting.uploads.max())
@@ -334,12 +334,23 @@ def test_asynchronous_run_counts_what_was_sent(run: Start, more: dict[str, Any])
 
 
 def test_summary_reports_epsilon_delta_and_the_figure_of_the_paper(run: Start) -> None:
-    keys = {**PRIVATE, "epochs": 3, "window": 45, "embedding-noise": 2.0, "delta": 1e-4}
+    keys = {**SECRET, "epochs": 3, "window": 45, "embedding-noise": 2.0, "delta": 1e-4}
     summary, config = run(2, keys).summary, resolve(keys)
     assert summary["epsilon"] == epsilon(config, 3)
     assert summary["delta"] == 1e-4
     of_paper = epsilon_of_theorem_6(config, rows=1437, samples=3 * 1437)
     assert summary["epsilon_of_paper"] == pytest.approx(of_paper, rel=0.01)
+
+
+def test_noise_that_anyone_can_repeat_is_worth_no_epsilon(run: Start) -> None:
+    assert run(2, {**PRIVATE, "epochs": 1, "window": 45}).summary["epsilon"] is None
+
+
+def test_a_party_refuses_to_upload_a_row_twice_at_once() -> None:
+    party = described(batch_size=20)
+    twice = EmbedOrder(exchange=1, arrays={"ids": np.array([4, 7, 4], np.int32)})
+    with pytest.raises(VflError, match="a row more than once"):
+        party.embed(twice)
 
 
 def test_run_without_privacy_claims_none(run: Start) -> None:

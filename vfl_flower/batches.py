@@ -43,8 +43,20 @@ def draw_window(
     return Window(ids, lengths)
 
 
-@lru_cache(maxsize=8)
 def _order(seed: int, rows: int, party: int | None, epoch: int) -> NDArray[np.int32]:
+    """The order of an epoch; the last two of each party are kept, since windows overlap epochs."""
+    kept = _orders.setdefault((seed, rows, party), {})
+    if epoch not in kept:
+        kept[epoch] = _draw_order(seed, rows, party, epoch)
+        while len(kept) > 2:
+            del kept[next(iter(kept))]
+    return kept[epoch]
+
+
+_orders: dict[tuple[int, int, int | None], dict[int, NDArray[np.int32]]] = {}
+
+
+def _draw_order(seed: int, rows: int, party: int | None, epoch: int) -> NDArray[np.int32]:
     stream = 0 if party is None else party + 1
     generator = np.random.default_rng([seed, 1, stream, epoch])
     order = generator.permutation(rows).astype(np.int32)

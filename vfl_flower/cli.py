@@ -7,7 +7,6 @@ import logging
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 _PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # key=value, as Flower reads it
@@ -76,22 +75,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"vfl: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("vfl: stopped; what was trained so far is saved.", file=sys.stderr)
+        print("vfl: stopped.", file=sys.stderr)
         return 130
     return 0
 
 
 def _run(options: argparse.Namespace) -> None:
+    import strategies
     from vfl_flower import engines
-    from vfl_flower.results import headline
+    from vfl_flower.results import headline, results_folder
 
     run_config = _parse(options.run_config)
     if options.out:
-        run_config["out"] = str(Path(options.out).expanduser().absolute())
+        run_config["out"] = options.out
+    folder = results_folder(strategies.resolve(run_config))
+    is_new = not folder.exists()
     start = {"local": engines.run_local, "ray": engines.run_ray}[options.engine]
-    finished = start(options.parties, run_config)
-    print(headline(finished.summary))
-    print(f"results: {finished.folder}")
+    try:
+        finished = start(options.parties, {**run_config, "out": str(folder)})
+        print(headline(finished.summary))
+    finally:
+        if is_new and (folder / "top.npz").exists():
+            print(f"results: {folder}")
 
 
 def _parse(texts: list[str]) -> dict[str, Any]:

@@ -19,9 +19,22 @@ AUTO = "auto"
 """Value of a key that the chosen system, the data or the runtime decides."""
 
 
-def _key(default: Any, help: str, auto: str = "", choices: tuple[str, ...] = ()) -> Any:
-    """A configuration key; ``auto`` says in words what "auto" means for it."""
-    return field(default=default, metadata={"help": help, "auto": auto, "choices": choices})
+def _key(
+    default: Any, help: str, auto: str = "", choices: tuple[str, ...] = (), preset: bool = False
+) -> Any:
+    """A configuration key.
+
+    ``auto`` says in words what "auto" means for a key without a default of its own; a ``preset``
+    key is "auto" unless a user gives it, so that a system may have a default of its own for it.
+    """
+    return field(
+        default=default,
+        metadata={"help": help, "auto": auto, "choices": choices, "preset": preset},
+    )
+
+
+def _may_be_auto(spec: Any) -> bool:
+    return spec.default is None or spec.metadata["preset"]
 
 
 @dataclass(frozen=True)
@@ -70,11 +83,14 @@ class RunConfig:
     )
     # Training
     epochs: int = _key(20, "passes over the training rows, for each party on average")
-    batch_size: int = _key(32, "rows of a mini-batch")
-    party_lr: float = _key(0.2, "learning rate of the parties")
-    server_lr: float = _key(0.2, "learning rate of the top model")
+    batch_size: int = _key(32, "rows of a mini-batch", preset=True)
+    party_lr: float = _key(0.2, "learning rate of the parties", preset=True)
+    server_lr: float = _key(0.2, "learning rate of the top model", preset=True)
     optimizer: str = _key(
-        "sgd", "optimizer of parties and top model", choices=("sgd", "momentum", "adam")
+        "sgd",
+        "optimizer of parties and top model",
+        choices=("sgd", "momentum", "adam"),
+        preset=True,
     )
     l2: float = _key(0.0, "weight lambda of the party's own regulariser lambda/2 ||theta_m||^2")
     # Schedule
@@ -102,6 +118,7 @@ class RunConfig:
         "none",
         "perturbed-embedding adds noise to every embedding that leaves a party (VAFL sec. 4)",
         choices=("none", "perturbed-embedding"),
+        preset=True,
     )
     embedding_noise: float = _key(1.0, "standard deviation c of the last layer's Gaussian noise")
     inner_noise: float = _key(0.0, "standard deviation of the inner layers' uniform noise")
@@ -171,7 +188,7 @@ def keys() -> dict[str, Any]:
 
 def flower_defaults() -> dict[str, Any]:
     """The table ``[tool.flwr.app.config]`` of pyproject.toml: Flower accepts these keys only."""
-    return {key: AUTO if spec.default is None else spec.default for key, spec in keys().items()}
+    return {key: AUTO if _may_be_auto(spec) else spec.default for key, spec in keys().items()}
 
 
 def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +207,7 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
             hint = f" Did you mean {close[0]}?" if close else ""
             raise ConfigError(f"There is no configuration key {key!r}.{hint} See `vfl list`.")
         spec = known[key]
-        if spec.default is None and value == AUTO:
+        if value == AUTO and _may_be_auto(spec):
             continue
         values[spec.name] = _typed(key, value, str(spec.type))
     return values

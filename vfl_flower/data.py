@@ -49,7 +49,6 @@ class Labels:
         return 1 if len(self.classes) == 2 else len(self.classes)
 
 
-@lru_cache(maxsize=128)
 def load_features(config: RunConfig, party: int, parties: int) -> FeatureBlock:
     """Party ``party``'s block of columns, scaled by what its own training rows say.
 
@@ -58,6 +57,11 @@ def load_features(config: RunConfig, party: int, parties: int) -> FeatureBlock:
     ConfigError
         If the data cannot be read, is empty or not numeric, or has fewer columns than parties.
     """
+    return _load_features(_about_data(config), party, parties)
+
+
+@lru_cache(maxsize=128)
+def _load_features(config: RunConfig, party: int, parties: int) -> FeatureBlock:
     source = _open(config)
     parts = source.features(lambda shape: _block(config, shape, party, parties))
     train, test, digest = _split(config, parts)
@@ -70,7 +74,6 @@ def load_features(config: RunConfig, party: int, parties: int) -> FeatureBlock:
     return FeatureBlock(train, test, digest)
 
 
-@lru_cache(maxsize=4)
 def load_labels(config: RunConfig) -> Labels:
     """The labels of the training and the test rows.
 
@@ -79,6 +82,11 @@ def load_labels(config: RunConfig) -> Labels:
     ConfigError
         If there is no label column, a label is missing, or there are fewer than two classes.
     """
+    return _load_labels(_about_data(config))
+
+
+@lru_cache(maxsize=4)
+def _load_labels(config: RunConfig) -> Labels:
     parts = _open(config).labels()
     if any(part.ndim != 1 for part in parts):
         raise ConfigError(
@@ -98,6 +106,17 @@ def load_labels(config: RunConfig) -> Labels:
     indices = indices.astype(np.int64)
     return Labels(
         indices[: len(train)], indices[len(train) :], tuple(map(str, classes.tolist())), digest
+    )
+
+
+def _about_data(config: RunConfig) -> RunConfig:
+    """What of a run configuration decides the data: runs that differ in the rest share it."""
+    return RunConfig(
+        dataset=config.dataset,
+        label=config.label,
+        test_fraction=config.test_fraction,
+        image_split=config.image_split,
+        bottom_model="lstm" if config.bottom_model == "lstm" else "linear",
     )
 
 
@@ -245,8 +264,11 @@ def _npz(config: RunConfig, place: str) -> _Source:
 
     def features(columns: Columns) -> list[Array]:
         parts = arrays("X")
-        if parts[0].dtype.kind not in "biuf" or parts[0].ndim < 2:
-            raise ConfigError(f"X of {config.dataset} must be a numeric array with columns.")
+        shapes = {rows.shape[1:] for rows in parts}
+        if any(rows.dtype.kind not in "biuf" or rows.ndim < 2 for rows in parts) or len(shapes) > 1:
+            raise ConfigError(
+                f"X of {config.dataset} must be numeric arrays, whose rows all have one shape."
+            )
         return [rows[columns(rows.shape[1:])] for rows in parts]
 
     return _Source(features, lambda: arrays("y"))
@@ -320,6 +342,8 @@ def _hugging_face(config: RunConfig, place: str) -> _Source:
             rows = [column(part, others[0]) for part in parts]
             _all_numeric(config, {others[0]: rows[0].dtype.kind})
             if rows[0].ndim > 1:  # images or sequences
+                if len({each.shape[1:] for each in rows}) > 1:
+                    raise ConfigError(f"The parts of {config.dataset} have rows of unequal shape.")
                 return [each[columns(each.shape[1:])] for each in rows]
         mine = _own_columns(config, names, columns)
         table = [{name: column(part, name) for name in mine} for part in parts]

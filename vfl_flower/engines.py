@@ -71,8 +71,9 @@ def run_local(
     try:
         server_app.app(grid, context)
     finally:
+        trained = strategies.SYSTEMS[config.strategy].trains_parties
         for party, node in enumerate(grid.contexts.values()):
-            if "model" in node.state:
+            if trained and "model" in node.state:
                 model: dict[str, Any] = load_arrays(node.state, "model")
                 np.savez(finished.folder / f"party-{party}.npz", **model)
     return finished
@@ -100,6 +101,11 @@ def _prepare(parties: int, run_config: Mapping[str, Any]) -> tuple[Any, dict[str
     if parties < 1:
         raise ConfigError(f"{parties} parties cannot train: name at least one.")
     config = strategies.resolve(run_config)
+    if config.parties not in (0, parties):
+        raise ConfigError(
+            f"parties = {config.parties} in the run configuration contradicts the {parties} that "
+            "are to run: leave it out."
+        )
     load_labels(config)
     return config, {**run_config, "out": str(results_folder(config))}
 

@@ -89,7 +89,7 @@ class LabelHolder:
         rows = len(self.train_labels)
         window = draw_window(self.config, rows, owner, order.epoch, order.first, order.steps)
         if not order.coordinated:
-            window = Window(self._checked_ids(upload, len(window.ids)), window.lengths)
+            self._check_ids(upload, window.ids)
         self.refresh(party, window.ids, upload)
         return Arrival(party, window, order.coordinated)
 
@@ -196,13 +196,13 @@ class LabelHolder:
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
 
-    def _checked_ids(self, upload: Upload, count: int) -> NDArray[np.int32]:
+    def _check_ids(self, upload: Upload, expected: NDArray[np.int32]) -> None:
         try:
-            ids: NDArray[np.int32] = checked(upload.arrays, "ids", "int32", (count,))
+            ids = checked(upload.arrays, "ids", "int32", expected.shape)
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
-        if ids.min() < 0 or ids.max() >= len(self.train_labels) or len(np.unique(ids)) < count:
+        if not np.array_equal(ids, expected):
             raise VflError(
-                "sent sample ids that are out of range or repeated: they are not this run's."
+                "sent sample ids that are not those of its mini-batches: another party's, or "
+                "another run's."
             )
-        return ids

@@ -50,6 +50,8 @@ class LocalGrid(Grid):
     config : the same, resolved; says which delays to draw.
     """
 
+    engine = "local"
+
     def __init__(
         self, client_app: ClientApp, parties: int, run_config: Mapping[str, Any], config: RunConfig
     ) -> None:

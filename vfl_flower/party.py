@@ -8,7 +8,6 @@ skeleton are built once a process. The messages are served by `vfl_flower.client
 from __future__ import annotations
 
 import secrets
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,10 @@ class Party:
         scalars = records.load_scalars(context.state)
         if not scalars:
             raise VflError("was never asked to describe itself: start the run again.")
-        party = _skeleton(*identity(context), scalars["outputs"])
+        config, index, parties = identity(context)
+        party = _skeletons.get((index, parties))
+        if party is None or (party.config, party.outputs) != (config, scalars["outputs"]):
+            party = _skeletons[index, parties] = cls(config, index, parties, scalars["outputs"])
         party.exchange = scalars["exchange"]
         party.secret = scalars["secret"]
         party.pending = None
@@ -154,9 +156,14 @@ class Party:
     def embed(self, order: EmbedOrder) -> Upload:
         """Upload fresh embeddings of the rows that have grown too old at the label holder."""
         self._count(order.exchange)
-        ids = order.arrays.get("ids", np.zeros(0))
+        feedback = dict(order.arrays)
+        ids = feedback.pop("ids", np.zeros(0))
         if ids.dtype != np.int32 or ids.ndim != 1 or not _within(ids, len(self.block.train)):
             raise VflError("was asked for rows that it does not have.")
+        if len(np.unique(ids)) < len(ids):
+            raise VflError("was asked for a row more than once: each time has noise of its own.")
+        if feedback:
+            self._learn(feedback)
         return self._upload(self._embeddings(self.block.train[ids]))
 
     # --- what they have in common ---------------------------------------------------------------
@@ -224,8 +231,8 @@ class Party:
         )
 
 
-_skeleton = lru_cache(maxsize=128)(Party)
-"""One `Party` a process, node and run configuration, whose state `Party.resume` fills in."""
+_skeletons: dict[tuple[int, int], Party] = {}
+"""What a process keeps of each party that it serves, for `Party.resume` to fill with its state."""
 
 
 def identity(context: Context) -> tuple[RunConfig, int, int]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config import RunConfig
@@ -67,31 +68,55 @@ class Perturbation:
         return torch.from_numpy(noise.astype(np.float32, copy=False))
 
 
-class Exposure:
-    """How often a party was asked to upload each of its rows.
+class Accountant:
+    """How often each row was asked for, and what that is worth.
 
-    Counted when it is asked, so that an upload that is lost or refused counts too. Noise protects
-    test rows as it does training rows.
+    Kept by the label holder, whose honesty in counting is assumed. An upload counts when it is
+    asked for, so one that is lost or refused counts too; noise protects test rows as it does
+    training rows.
     """
 
-    def __init__(self, rows: int) -> None:
-        self.epochs = 0  # passes begun over the training rows, each of which uploads a row once
-        self.queries = np.zeros(rows, np.int32)  # of each training row, apart from those
-        self.evaluations = 0  # uploads of every test row
+    def __init__(self, config: RunConfig, rows: int) -> None:
+        self.config = config
+        self.rows = rows
+        self.steps: dict[int, int] = {}  # by party: mini-batches asked for
+        self.epochs: dict[int, int] = {}  # passes begun, each of which uploads a row once
+        self.queries: dict[int, NDArray[np.int32]] = {}  # of each training row, apart from those
+        self.evaluations: dict[int, int] = {}  # uploads of every test row
 
-    def add(self, order: Order) -> None:
-        """Count what this order asks for."""
+    def ordered(self, party: int, order: Order) -> None:
+        """Count what this order asks a party for."""
+        if self.config.privacy == "none":
+            return
         if isinstance(order, TrainOrder):
-            self.epochs = order.epoch + 1
+            self.steps[party] = self.steps.get(party, 0) + order.steps
+            self.epochs[party] = order.epoch + 1
         elif isinstance(order, EmbedOrder):
-            self.queries[order.arrays["ids"]] += 1
+            queries = self.queries.setdefault(party, np.zeros(self.rows, np.int32))
+            queries[order.arrays["ids"]] += 1  # ids do not repeat
         elif isinstance(order, EvaluateOrder):
-            self.evaluations += 1
+            self.evaluations[party] = self.evaluations.get(party, 0) + 1
 
-    @property
-    def most_uploads(self) -> int:
-        """Uploads of the row that is uploaded most."""
-        return max(self.epochs + int(self.queries.max()), self.evaluations)
+    def most_uploads(self, party: int) -> int:
+        """Uploads of the row that this party uploads most."""
+        queries = int(self.queries[party].max()) if party in self.queries else 0
+        return max(self.epochs.get(party, 0) + queries, self.evaluations.get(party, 0))
+
+    def figures(self) -> dict[str, float | None]:
+        """Epsilon of the most uploaded record of any party, and what the paper would claim.
+
+        There is none where the noise can be repeated from the run configuration.
+        """
+        if self.config.privacy == "none" or self.config.noise_seed >= 0:
+            return {"epsilon": None, "delta": None, "epsilon_of_paper": None}
+        parties = {*self.epochs, *self.queries, *self.evaluations}
+        uploads = max((self.most_uploads(party) for party in parties), default=0)
+        samples = max(self.steps.values(), default=0) * self.config.batch_size
+        return {
+            "epsilon": epsilon(self.config, uploads),
+            "delta": self.config.delta,
+            "epsilon_of_paper": epsilon_of_theorem_6(self.config, self.rows, samples),
+        }
 
 
 def epsilon(config: RunConfig, uploads: int) -> float:

@@ -90,7 +90,10 @@ class EvaluateOrder(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOrder(Order):
-    """Upload fresh embeddings of the training rows in ``arrays["ids"]`` (bounded delay)."""
+    """Upload fresh embeddings of the training rows in ``arrays["ids"]`` (bounded delay).
+
+    The other arrays are the feedback for the last window, if there is any to come with it.
+    """
 
     kind: ClassVar[str] = "query.embed"
     exchange: int
