@@ -7,7 +7,6 @@ system gains over it is what federating is worth.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,21 +21,17 @@ class Alone(Vertical):
     name = "alone"
     axes = "sync · first-order · first-order server · identity · no privacy, one party at a time"
 
-    def seat(self, nodes: Mapping[int, int]) -> None:
-        """As ever; then no party has run yet."""
-        self.nodes = nodes
-        self.runs: list[Vertical] = []
-        super().seat(nodes)
+    runs: tuple[Vertical, ...] = ()  # those that are finished
 
     def train(self) -> None:
         """`split-nn` with one party at a time; the best run becomes this one's."""
         config = replace(self.config, quorum=None, max_delay=0, on_party_failure="stop")
-        for party, node in sorted(self.nodes.items()):
+        for seat in self.seats:
             run = SplitNN(config, self.labels)
             run.grid = self.grid
-            run.seat({party: node})
+            run.seat({seat.party: seat.node_id})
             run.train()
-            self.runs.append(run)
+            self.runs = (*self.runs, run)
         for entry in self._best().history:
             self.record(entry)
 

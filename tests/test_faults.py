@@ -469,3 +469,12 @@ def test_two_runs_of_the_same_second_have_folders_of_their_own(
     arguments = ["run", "-c", "dataset='breast-cancer' epochs=1 window=15", "--parties", "2"]
     assert [main(arguments), main(arguments)] == [0, 0]
     assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+@pytest.mark.parametrize("strategy", sorted(SYSTEMS))
+def test_parties_that_cannot_be_are_one_line_for_every_system(
+    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(tmp_path, f"strategy='{strategy}'", 100)) == 1
+    printed = capsys.readouterr()
+    assert "too few to divide" in printed.err and len(printed.err.splitlines()) == 1

@@ -44,16 +44,17 @@ def draw_window(
 
 
 def _order(seed: int, rows: int, party: int | None, epoch: int) -> NDArray[np.int32]:
-    """The order of an epoch; the last two of each party are kept, since windows overlap epochs."""
-    kept = _orders.setdefault((seed, rows, party), {})
-    if epoch not in kept:
-        kept[epoch] = _draw_order(seed, rows, party, epoch)
+    """The order of an epoch; a party's last two are kept, since feedback trails its window."""
+    kept = _orders.setdefault(party, {})
+    key = (seed, rows, epoch)
+    if key not in kept:
+        kept[key] = _draw_order(seed, rows, party, epoch)
         while len(kept) > 2:
             del kept[next(iter(kept))]
-    return kept[epoch]
+    return kept[key]
 
 
-_orders: dict[tuple[int, int, int | None], dict[int, NDArray[np.int32]]] = {}
+_orders: dict[int | None, dict[tuple[int, int, int], NDArray[np.int32]]] = {}
 
 
 def _draw_order(seed: int, rows: int, party: int | None, epoch: int) -> NDArray[np.int32]:
