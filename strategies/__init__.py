@@ -7,6 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from strategies.alone import Alone
+from strategies.asyrevel import AsyREVEL, SynREVEL
+from strategies.cascaded import Cascaded, SynZoo
+from strategies.dpzv import DPZV
 from strategies.frozen import Frozen
 from strategies.joined import Joined
 from strategies.split_nn import SplitNN
@@ -14,11 +17,27 @@ from strategies.vafl import Vafl, VaflT
 from strategies.vertical import Vertical
 from vfl_flower.config import RunConfig, parse
 from vfl_flower.errors import ConfigError
+from vfl_flower.models import BLACK_BOXES
 
 SYSTEMS: dict[str, type[Vertical]] = {
-    system.name: system for system in (SplitNN, Vafl, VaflT, Frozen, Alone, Joined)
+    system.name: system
+    for system in (
+        SplitNN,
+        Vafl,
+        VaflT,
+        AsyREVEL,
+        SynREVEL,
+        Cascaded,
+        SynZoo,
+        DPZV,
+        Frozen,
+        Alone,
+        Joined,
+    )
 }
 """Name -> Strategy, in the order in which `vfl list` prints them."""
+
+BASELINES = (Frozen.name, Alone.name, Joined.name)
 
 
 def resolve(raw: Mapping[str, Any]) -> RunConfig:
@@ -39,4 +58,14 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     name = given.get("strategy", RunConfig.strategy)
     if name not in SYSTEMS:
         raise ConfigError(f"strategy = {name!r} is not known: choose one of {', '.join(SYSTEMS)}.")
-    return RunConfig(**{**SYSTEMS[name].defaults, **given})
+    defaults = dict(SYSTEMS[name].defaults)
+    if {"epsilon", "delta", "noise_multiplier", "privacy"} & given.keys():
+        for half in ("epsilon", "delta"):  # a budget is given whole, or taken whole
+            defaults.pop(half, None)
+    config = RunConfig(**{**defaults, **given})
+    if config.bottom_model in BLACK_BOXES and not SYSTEMS[name].serves_black_boxes(config):
+        raise ConfigError(
+            f"bottom-model = {config.bottom_model!r} has no gradient, which strategy = {name!r} "
+            "needs of it: choose a zeroth-order system, such as 'cascaded', or another model."
+        )
+    return config

@@ -12,6 +12,7 @@ from tqdm.auto import trange
 
 from strategies.vertical import Vertical
 from vfl_flower.batches import draw_window
+from vfl_flower.config import RunConfig
 from vfl_flower.label_holder import Arrival
 from vfl_flower.records import EmbedOrder, EvaluateOrder
 
@@ -21,6 +22,11 @@ class Frozen(Vertical):
 
     name = "frozen"
     axes = "one upload · parties untrained · first-order server · identity · no privacy"
+
+    @classmethod
+    def serves_black_boxes(cls, config: RunConfig) -> bool:
+        """Yes: parties need not learn."""
+        return True
 
     def train(self) -> None:
         """Two messages a party, for training and test embeddings; then epochs without messages."""
@@ -33,7 +39,7 @@ class Frozen(Vertical):
             self._wait_for(self.seats)
         for epoch in trange(self.config.epochs, unit="epoch", disable=None, leave=False):
             window = draw_window(self.config, len(rows), None, epoch, 0, self.steps_per_epoch)
-            self.holder.answer([Arrival(self.seats[0].party, window, coordinated=True)])
+            self.holder.learn([Arrival(self.seats[0].party, window, coordinated=True)])
             self.party_steps += self.steps_of_epoch
             if (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.epochs:
                 self._record(self.holder.evaluate())

@@ -10,9 +10,10 @@ from tqdm.auto import tqdm
 
 from strategies.vertical import Vertical
 from vfl_flower.batches import draw_window
+from vfl_flower.config import RunConfig
 from vfl_flower.data import load_features
 from vfl_flower.errors import ConfigError
-from vfl_flower.models import build_bottom, build_optimizer, mean_loss
+from vfl_flower.models import build_bottom, build_optimizer, mean_loss, penalty
 
 
 class Joined(Vertical):
@@ -21,6 +22,11 @@ class Joined(Vertical):
     name = "joined"
     trains_parties = False
     axes = "no messages · centralised mini-batch training of bottom and top models together"
+
+    @classmethod
+    def serves_black_boxes(cls, config: RunConfig) -> bool:
+        """No: it is trained by gradients, whatever the estimator."""
+        return False
 
     def train(self) -> None:
         """Plain mini-batch training; the batches are those of a synchronous system."""
@@ -52,10 +58,12 @@ class Joined(Vertical):
                     [bottom(x[rows]) for bottom, x in zip(bottoms, inputs, strict=True)], dim=1
                 )
                 loss = mean_loss(holder.top(h), holder.train_labels[rows])
-                penalty = sum(p.square().sum() for p in bottoms.parameters()) if config.l2 else 0.0
+                own = loss.new_zeros(())
+                if config.regulariser_weight:
+                    own = torch.stack([penalty(config, p).sum() for p in bottoms.parameters()])
                 for optimizer in optimizers:
                     optimizer.zero_grad()
-                (loss + 0.5 * config.l2 * penalty).backward()
+                (loss + config.regulariser_weight * own.sum()).backward()
                 for optimizer in optimizers:
                     optimizer.step()
                 holder.losses.append(loss.detach()[None])

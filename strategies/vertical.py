@@ -29,7 +29,7 @@ from vfl_flower.data import Labels
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.label_holder import Arrival, LabelHolder, Metrics
 from vfl_flower.models import embedding_size, load_model, model_arrays
-from vfl_flower.privacy import Accountant
+from vfl_flower.privacy import accountant
 from vfl_flower.provenance import code_digest, peak_memory_mb
 from vfl_flower.records import (
     Arrays,
@@ -129,9 +129,14 @@ class Vertical(Strategy):
         self.assigned = 0  # steps ordered, over all parties
         self.recorded = 0  # number of the last evaluation that every party has answered
         self.party_memory_mb = 0.0
-        self.accountant = Accountant(config, len(labels.train))
+        self.accountant = accountant(config, len(labels.train))
         self._waiting: dict[str, Seat] = {}  # message id -> its receiver
         self._started_at = time.perf_counter()
+
+    @classmethod
+    def serves_black_boxes(cls, config: RunConfig) -> bool:
+        """Whether bottom models without a gradient can take part."""
+        return config.estimator == "zeroth-order"
 
     def default_quorum(self, parties: int) -> int:
         """Uploads to wait for, where the configuration does not say: all, which is synchronous."""
@@ -215,6 +220,8 @@ class Vertical(Strategy):
             group, self.arrivals = self.arrivals[:count], self.arrivals[count:]
             group.sort(key=lambda arrival: arrival.party)
             self._refresh(group)
+            for arrival in group:
+                self.accountant.answered(arrival.party, arrival.window)
             for party, feedback in self.holder.answer(group).items():
                 seat = self._seat_of(party)
                 seat.feedback = feedback
@@ -287,6 +294,14 @@ class Vertical(Strategy):
                 f"quorum = {self.quorum} can never be met by {len(self.seats)} parties: lower it."
             )
         self.coordinated = self.quorum == len(self.seats)
+        if self.config.privacy == "scalar":
+            if self.coordinated and len(self.seats) > 1:
+                raise ConfigError(
+                    "privacy = 'scalar' needs mini-batches that are secret, and those of a "
+                    f"synchronous system are known to all {len(self.seats)} parties: lower the "
+                    "quorum."
+                )
+            self.coordinated = False
         if self.coordinated and self.config.on_party_failure == "continue":
             raise ConfigError(
                 "on-party-failure = 'continue' needs a quorum below the number of parties, "
@@ -295,10 +310,18 @@ class Vertical(Strategy):
         self.window = self._choose_window()
         self.steps_per_epoch = steps_per_epoch(self.config, len(self.labels.train))
         self.steps_of_epoch = self.steps_per_epoch * len(self.seats)  # over all parties
-        self.budget = self.config.epochs * self.steps_of_epoch
+        planned = self.config.epochs * self.steps_of_epoch
+        self.budget = self.accountant.steps_allowed(planned)
+        if self.budget < planned:
+            log.warning(
+                "The privacy budget epsilon = %g allows %d of %d steps; the run stops there.",
+                self.config.epsilon,
+                self.budget,
+                planned,
+            )
         size = embedding_size(self.config, self.labels.outputs)
         sizes = {seat.party: size for seat in self.seats}
-        self.holder = LabelHolder(self.config, self.labels, sizes)
+        self.holder = LabelHolder(self.config, self.labels, sizes, self.accountant.noise())
 
     def _describe_nodes(self) -> dict[int, Description]:
         """Node id -> description, once there are as many nodes as the first ones say."""

@@ -171,7 +171,7 @@ def test_a_misbehaving_party_ends_the_run_with_a_sentence_and_what_was_trained_i
     assert finished.summary["test_accuracy"] == finished.history[-1]["test_accuracy"]
     for name in ("top", "party-0", "party-1", "party-2"):
         assert all(np.isfinite(each).all() for each in finished.parameters(name).values())
-    assert finished.parameters("top")["network.0.weight"].shape == (64, 96)
+    assert finished.parameters("top")["layers.0.weight"].shape == (64, 96)
     assert client.after == 0
 
 

@@ -43,7 +43,7 @@ def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]
                 loss = functional.cross_entropy(outputs, y[ids])
             for bottom in bottoms:
                 for p in bottom.parameters():
-                    loss = loss + 0.5 * config.l2 * p.square().sum()
+                    loss = loss + 0.5 * config.regulariser_weight * p.square().sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -58,7 +58,12 @@ def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]
     "keys",
     [
         {},
-        {"l2": 0.01, "top-model": "linear", "combine": "mean", "embedding-activation": "sigmoid"},
+        {
+            "regulariser-weight": 0.01,
+            "top-model": "linear",
+            "combine": "mean",
+            "embedding-activation": "sigmoid",
+        },
         {"optimizer": "momentum", "party-lr": 0.05, "server-lr": 0.05},
         {"optimizer": "adam", "party-lr": 0.003, "server-lr": 0.003, "bottom-model": "cnn"},
         {"dataset": "breast-cancer", "bottom-model": "linear", "top-model": "sum", "epochs": 4},

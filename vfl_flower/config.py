@@ -57,8 +57,8 @@ class RunConfig:
     # Models
     bottom_model: str = _key(
         "mlp",
-        "model of a party, from features to embedding",
-        choices=("linear", "mlp", "cnn", "lstm"),
+        "model of a party, from features to embedding; binarised and scorecard have no gradient",
+        choices=("linear", "mlp", "cnn", "lstm", "binarised", "scorecard"),
     )
     bottom_hidden: int = _key(64, "hidden units (mlp, lstm) or channels (cnn) of the bottom model")
     embedding_size: int | None = _key(
@@ -92,7 +92,38 @@ class RunConfig:
         choices=("sgd", "momentum", "adam"),
         preset=True,
     )
-    l2: float = _key(0.0, "weight lambda of the party's own regulariser lambda/2 ||theta_m||^2")
+    regulariser: str = _key(
+        "l2",
+        "the party's own regulariser g: l2 is ||w||^2 / 2, nonconvex is AsyREVEL Eq. (22)",
+        choices=("l2", "nonconvex"),
+    )
+    regulariser_weight: float = _key(0.0, "weight lambda of the party's own regulariser")
+    # Estimators
+    estimator: str = _key(
+        "first-order",
+        "how parties learn: by gradient rows, or by scalar loss differences",
+        choices=("first-order", "zeroth-order"),
+        preset=True,
+    )
+    server_update: str = _key(
+        "first-order",
+        "how the top model learns: by its gradient, or by loss differences of its own",
+        choices=("first-order", "zeroth-order"),
+        preset=True,
+    )
+    differences: str = _key(
+        "one-sided",
+        "points of a zeroth-order difference: w + mu u and w, or w + mu u and w - mu u",
+        choices=("one-sided", "two-sided"),
+        preset=True,
+    )
+    directions: str = _key(
+        "gaussian",
+        "directions u: standard normal, unit sphere, or sphere of radius sqrt(d)",
+        choices=("gaussian", "sphere", "scaled-sphere"),
+        preset=True,
+    )
+    mu: float = _key(1e-3, "smoothing parameter mu of zeroth-order differences", preset=True)
     # Schedule
     quorum: int | None = _key(
         None,
@@ -104,20 +135,29 @@ class RunConfig:
         "steps of a party that one message exchange carries",
         auto="1 in process, 8 under Ray, 16 on SuperNodes",
     )
+    sampling: str = _key(
+        "shuffle",
+        "mini-batches: slices of a shuffled epoch, or each row by chance batch-size / rows",
+        choices=("shuffle", "poisson"),
+        preset=True,
+    )
     max_delay: int = _key(
         0,
         "bound D on the age, in label-holder steps, of an embedding that is used; 0: no bound",
     )
     delay: str = _key(
         "none",
-        "delay of an activation on the virtual clock of the in-process engine (VAFL app. G)",
-        choices=("none", "poisson", "exponential"),
+        "delay of an activation on the in-process engine's virtual clock: none, VAFL's "
+        "appendix G, or one party 20 to 60 % slower than the others (AsyREVEL)",
+        choices=("none", "poisson", "exponential", "straggler"),
+        preset=True,
     )
     # Privacy
     privacy: str = _key(
         "none",
-        "perturbed-embedding adds noise to every embedding that leaves a party (VAFL sec. 4)",
-        choices=("none", "perturbed-embedding"),
+        "perturbed-embedding: noise on all that leaves a party (VAFL sec. 4); scalar: clipped "
+        "differences and noise on the scalars that parties receive (DPZV)",
+        choices=("none", "perturbed-embedding", "scalar"),
         preset=True,
     )
     embedding_noise: float = _key(1.0, "standard deviation c of the last layer's Gaussian noise")
@@ -125,9 +165,29 @@ class RunConfig:
     embedding_bound: float = _key(
         1.0, "norm R to which the last layer's output is clipped before its noise is added"
     )
-    delta: float = _key(1e-5, "delta at which epsilon is reported")
+    clip: float = _key(
+        1.0, "bound C of a row's loss difference, which is clipped to [-C, C]", preset=True
+    )
+    epsilon: float | None = _key(
+        None, "privacy budget of a run with scalar noise, at `delta`", auto="the system's, or none"
+    )
+    delta: float | None = _key(
+        None, "delta at which epsilon is meant", auto="1e-5, where no budget is given"
+    )
+    noise_multiplier: float | None = _key(
+        None,
+        "deviation of the scalar noise over C / batch-size, what one row can change",
+        auto="calibrated to epsilon, delta and the length of the run",
+    )
+    calibration: str = _key(
+        "pld",
+        "noise for a budget by dp-accounting's PLD accountant, or by DPZV's own formula",
+        choices=("pld", "paper"),
+    )
     noise_seed: int = _key(
-        -1, "-1: each party draws a secret seed; >= 0: repeatable noise, for experiments only"
+        -1,
+        "-1: secret noise, directions and Poisson batches; >= 0: repeatable ones, for "
+        "experiments only",
     )
     # Running
     parties: int = _key(0, "number of parties to wait for; 0: as many as there are nodes")
@@ -153,22 +213,54 @@ class RunConfig:
                 )
         self._at_least(1, "bottom_hidden", "top_hidden", "epochs", "batch_size", "eval_every")
         self._at_least(1, "embedding_size", "quorum", "window")
-        self._at_least(0, "max_delay", "parties", "party_lr", "server_lr", "l2", "inner_noise")
+        self._at_least(0, "max_delay", "parties", "party_lr", "server_lr", "regulariser_weight")
+        self._at_least(0, "inner_noise", "noise_multiplier", "seed")
         self._at_least(-1, "noise_seed")
-        self._at_least(0, "seed")
-        for name in ("party_timeout", "embedding_noise", "embedding_bound"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{_kebab(name)} = {getattr(self, name)} must be above 0.")
+        self._above(0, "party_timeout", "embedding_noise", "embedding_bound", "mu", "clip")
+        self._above(0, "epsilon")
         for name in ("test_fraction", "delta"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{_kebab(name)} = {getattr(self, name)} must lie between 0 and 1."
-                )
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1:
+                raise ConfigError(f"{_kebab(name)} = {value} must lie between 0 and 1.")
         if self.top_model == "sum" and self.combine != "concat":
             raise ConfigError(
                 "combine has no meaning for top-model = 'sum', which adds the embeddings itself: "
                 "leave it out, or choose a linear or mlp top model."
             )
+        self._check_scalar_privacy()
+
+    def _check_scalar_privacy(self) -> None:
+        if self.epsilon is not None and self.delta is None:
+            raise ConfigError(
+                f"epsilon = {self.epsilon} says nothing without its delta: give delta too, well "
+                "below one over the number of rows."
+            )
+        if self.privacy != "scalar":
+            if self.epsilon is not None or self.noise_multiplier is not None:
+                raise ConfigError(
+                    "epsilon and noise-multiplier are for privacy = 'scalar': add it, or leave "
+                    "them out (a perturbed embedding's epsilon follows from embedding-noise)."
+                )
+            return
+        if self.estimator == "first-order":
+            raise ConfigError(
+                "privacy = 'scalar' adds noise to scalars, but first-order feedback is gradient "
+                "rows: choose estimator = 'zeroth-order', or strategy = 'dpzv'."
+            )
+        if self.sampling != "poisson":
+            raise ConfigError(
+                "privacy = 'scalar' is accounted for Poisson sampling: set sampling = 'poisson'."
+            )
+        if self.epsilon is None and self.noise_multiplier is None:
+            raise ConfigError(
+                "privacy = 'scalar' needs a budget, epsilon with delta, or a noise-multiplier."
+            )
+
+    def _above(self, bound: float, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value <= bound:
+                raise ConfigError(f"{_kebab(name)} = {value} must be above {bound}.")
 
     def _at_least(self, least: int, *names: str) -> None:
         for name in names:

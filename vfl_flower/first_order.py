@@ -7,11 +7,22 @@ Every gradient of a window is taken at the party parameters that made the upload
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from vfl_flower.models import BottomModel, TopModel, loss_per_row, mean_loss
+from vfl_flower.config import RunConfig
+from vfl_flower.models import (
+    BottomModel,
+    TopModel,
+    is_plain_sgd,
+    loss_gradient,
+    loss_per_row,
+    penalty_gradient,
+    targets,
+)
 from vfl_flower.privacy import Perturbation
 
 
@@ -21,46 +32,75 @@ def embed(model: BottomModel, x: Tensor, perturb: Perturbation | None) -> Tensor
     return h
 
 
+@torch.no_grad()
 def answer(
     top: TopModel,
     optimizer: torch.optim.Optimizer | None,
     h: Tensor,
     labels: Tensor,
-    lengths: list[int],
-) -> tuple[Tensor, Tensor]:
-    """Label holder: gradient rows of each step's mean loss, and those losses.
+    lengths: Sequence[int],
+    divisors: Sequence[int],
+    rows_wanted: bool = True,
+) -> tuple[Tensor | None, Tensor]:
+    """Label holder: gradient rows of each step's loss, and those losses, stepping the top model.
 
-    The S steps run in order, each evaluated with the top model that the last one left (Eq. 2);
-    a top model without parameters needs no order, so one batched pass serves them all.
+    The S steps run in order, each evaluated with the top model that the last one left (Eq. 2).
+    Without an optimizer the top model stays, and one batched pass serves them all. The passes are
+    written out, since autograd would take several times their arithmetic.
 
     Parameters
     ----------
     h : embeddings of all parties side by side, [R, M * E], the rows of step 0 first.
     labels : [R].
     lengths : rows of each step; they add up to R.
+    divisors : what each step's sum of row losses is divided by.
 
     Returns
     -------
-    Gradient rows [R, M * E] and losses [S].
+    Gradient rows [R, M * E], if they are wanted, and losses [S].
     """
-    if optimizer is None:
-        leaf = h.detach().requires_grad_()
-        each = loss_per_row(top(leaf), labels).split(lengths)
-        losses = torch.stack([of_step.mean() for of_step in each])
-        (rows,) = torch.autograd.grad(losses.sum(), leaf)
-        return rows, losses.detach()
-    parameters = optimizer.param_groups[0]["params"]
-    gradients, mean_losses = [], []
-    for h_step, labels_step in zip(h.split(lengths), labels.split(lengths), strict=True):
-        leaf = h_step.detach().requires_grad_()
-        loss = mean_loss(top(leaf), labels_step)
-        rows, *of_parameters = torch.autograd.grad(loss, [leaf, *parameters])
-        for parameter, gradient in zip(parameters, of_parameters, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
-        gradients.append(rows)
-        mean_losses.append(loss.detach())
-    return torch.cat(gradients), torch.stack(mean_losses)
+    counts = torch.tensor(lengths, device=h.device)
+    weights = (1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)).repeat_interleave(counts)
+    weights = weights[:, None]
+    x = top.combined(h)
+    y = targets(labels, top.outputs)
+    parts = list(lengths) if optimizer else [len(h)]
+    all_outputs, all_rows = [], []
+    for x_step, y_step, weights_step in zip(
+        x.split(parts), y.split(parts), weights.split(parts), strict=True
+    ):
+        inputs = [x_step]
+        for layer in top.layers[:-1]:
+            inputs.append(layer(inputs[-1]).relu_())
+        outputs = top.layers[-1](inputs[-1]) if len(top.layers) else x_step
+        all_outputs.append(outputs)
+        signal = loss_gradient(outputs, y_step) * weights_step
+        gradients: list[Tensor] = []
+        for depth in reversed(range(len(top.layers))):
+            if optimizer:
+                gradients = [signal.T @ inputs[depth], signal.sum(0), *gradients]
+            if depth or rows_wanted:
+                signal = signal @ top.layers[depth].weight
+            if depth:
+                signal *= inputs[depth] > 0
+        all_rows.append(signal)
+        if optimizer:
+            descend(optimizer, gradients)
+    losses = loss_per_row(torch.cat(all_outputs), labels) * weights[:, 0]
+    of_steps = torch.stack([each.sum() for each in losses.split(list(lengths))])
+    return top.spread(torch.cat(all_rows)) if rows_wanted else None, of_steps
+
+
+def descend(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) -> None:
+    """One optimizer step along these gradients; plain SGD without torch's overhead."""
+    group = optimizer.param_groups[0]
+    if is_plain_sgd(optimizer):
+        for parameter, gradient in zip(group["params"], gradients, strict=True):
+            parameter.add_(gradient, alpha=-group["lr"])
+        return
+    for parameter, gradient in zip(group["params"], gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
 
 
 def update(
@@ -69,8 +109,8 @@ def update(
     x: Tensor,
     h: Tensor | None,
     gradient_rows: Tensor,
-    lengths: list[int],
-    l2: float,
+    lengths: Sequence[int],
+    config: RunConfig,
     perturb: Perturbation | None,
 ) -> None:
     """Party: S optimizer steps, from the gradient rows [R, E] that answer its upload of ``x``.
@@ -79,13 +119,15 @@ def update(
     ``h`` is what `embed` returned, if it is still at hand; else the forward pass is repeated, which
     gives the same, since the parameters have not changed since.
     """
-    group = optimizer.param_groups[0]
-    if isinstance(optimizer, torch.optim.SGD) and group["momentum"] == 0:
+    weight = config.regulariser_weight
+    if is_plain_sgd(optimizer):
         h = embed(model, x, perturb) if h is None else h
-        parameters = group["params"]
+        parameters = optimizer.param_groups[0]["params"]
         gradients = torch.autograd.grad(h, parameters, gradient_rows)
         for p, gradient in zip(parameters, gradients, strict=True):
-            p.grad = gradient + len(lengths) * l2 * p.detach() if l2 else gradient
+            p.grad = gradient
+            if weight:
+                p.grad = gradient + len(lengths) * weight * penalty_gradient(config, p.detach())
         optimizer.step()
         return
     uploaded_with = {
@@ -101,5 +143,5 @@ def update(
         for p, at, gradient in zip(
             model.parameters(), uploaded_with.values(), gradients, strict=True
         ):
-            p.grad = gradient + l2 * at.detach()
+            p.grad = gradient + weight * penalty_gradient(config, at.detach())
         optimizer.step()

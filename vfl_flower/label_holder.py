@@ -7,6 +7,7 @@ are the strategy's; this module is what the label holder computes between them.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower import first_order
-from vfl_flower.batches import Window, draw_window
+from vfl_flower import first_order, zeroth_order
+from vfl_flower.batches import Window, divisors, draw_window
 from vfl_flower.codecs import Identity
 from vfl_flower.config import RunConfig
 from vfl_flower.data import Labels
 from vfl_flower.errors import VflError
 from vfl_flower.models import build_optimizer, build_top, choose_device, mean_loss
+from vfl_flower.privacy import ScalarNoise
 from vfl_flower.records import Arrays, TrainOrder, Upload, checked
 
 
@@ -32,6 +34,22 @@ class Arrival:
     party: int
     window: Window
     coordinated: bool
+    pair: tuple[Tensor, Tensor] | None = None  # of embeddings [R, E], under zeroth order
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The rows that S steps of the top model use, those of step 0 first.
+
+    ``divisors`` is what each step's sum over rows is divided by. ``places`` says where each
+    arrival's rows are, in its own order.
+    """
+
+    h: Tensor
+    labels: Tensor
+    lengths: NDArray[np.int64]
+    divisors: NDArray[np.int64]
+    places: list[NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -49,10 +67,18 @@ class LabelHolder:
     Parameters
     ----------
     sizes : party -> embedding size.
+    noise : what is done to scalars before they are sent, if anything.
     """
 
-    def __init__(self, config: RunConfig, labels: Labels, sizes: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        labels: Labels,
+        sizes: Mapping[int, int],
+        noise: ScalarNoise | None = None,
+    ) -> None:
         self.config = config
+        self.noise = noise
         self.device = choose_device(config)
         self.train_labels = torch.from_numpy(labels.train).to(self.device)
         self.test_labels = torch.from_numpy(labels.test).to(self.device)
@@ -67,6 +93,9 @@ class LabelHolder:
         trainable = any(True for _ in self.top.parameters())
         self.optimizer = build_optimizer(config, self.top, config.server_lr) if trainable else None
         self.codec = Identity()
+        self.secret = secrets.token_bytes(16)  # decides zeroth-order directions of the top model
+        if config.noise_seed >= 0:
+            self.secret = f"{config.noise_seed} top model".encode()
         self.steps = 0  # label-holder steps so far: VAFL's counter k
         self.losses: list[Tensor] = []  # of steps, since the last `train_loss`
         rows = len(labels.train)
@@ -87,16 +116,31 @@ class LabelHolder:
         """
         owner = None if order.coordinated else party
         rows = len(self.train_labels)
-        window = draw_window(self.config, rows, owner, order.epoch, order.first, order.steps)
-        if not order.coordinated:
-            self._check_ids(upload, window.ids)
-        self.refresh(party, window.ids, upload)
-        return Arrival(party, window, order.coordinated)
+        if order.coordinated or self.config.sampling == "shuffle":
+            window = draw_window(self.config, rows, owner, order.epoch, order.first, order.steps)
+            if not order.coordinated:
+                self._check_ids(upload, window.ids)
+        else:
+            window = self._read_window(upload, order.steps)
+        if self.config.estimator == "first-order":
+            self.refresh(party, window.ids, upload)
+            return Arrival(party, window, order.coordinated)
+        first, second = (
+            self._decoded(party, upload, len(window.ids), name)
+            for name in zeroth_order.block_names(self.config)
+        )
+        self._write(party, window.ids, zeroth_order.fresh(self.config, (first, second)))
+        return Arrival(party, window, order.coordinated, (first, second))
 
     def refresh(self, party: int, ids: NDArray[np.int32], upload: Upload) -> None:
         """Write a party's fresh embeddings of these rows into the table."""
+        self._write(party, ids, self._decoded(party, upload, len(ids), "embedding"))
+
+    def _write(self, party: int, ids: NDArray[np.int32], embeddings: Tensor) -> None:
+        if self.config.sampling == "poisson":  # of a row that is there twice, the last counts
+            ids, from_end = np.unique(ids[::-1], return_index=True)
+            embeddings = embeddings[torch.from_numpy(len(embeddings) - 1 - from_end)]
         rows = torch.from_numpy(ids).to(self.device)
-        embeddings = self._decoded(party, upload, len(ids))
         self.table[:, self.columns[party]].index_copy_(0, rows.long(), embeddings)
         if self.config.max_delay:
             self.written[party][ids] = self.steps
@@ -123,38 +167,91 @@ class LabelHolder:
 
         Step j takes the j-th mini-batch of every arrival: one shared batch when they are
         coordinated (split learning), else the parties' own, one after the other (VAFL Alg. 2; with
-        one arrival, Alg. 1). A party's feedback is the gradient of the mean loss of its own batch.
+        one arrival, Alg. 1). A party's feedback is of the mean loss of its own batch: gradient
+        rows, each step's at the top model that the last one left; or scalar differences, at the top
+        model that the window met.
         """
-        windows = [arrivals[0].window] if arrivals[0].coordinated else [a.window for a in arrivals]
-        step_of = np.concatenate([np.repeat(np.arange(len(w.lengths)), w.lengths) for w in windows])
-        by_step = np.argsort(step_of, kind="stable")  # all rows of step 0 first
-        lengths = np.bincount(step_of)
-        ids = np.concatenate([window.ids for window in windows])
-        rows = torch.from_numpy(ids[by_step]).to(self.device)
-        gradients, losses = first_order.answer(
-            self.top,
-            self.optimizer,
-            self.table.index_select(0, rows),
-            self.train_labels.index_select(0, rows),
-            lengths.tolist(),
-        )
+        feedback: dict[int, Arrays] = {}
+        for arrival in arrivals:
+            if arrival.pair is not None:
+                feedback[arrival.party] = {"difference": self._differences(arrival, arrival.pair)}
+        rows, batches = self.learn(arrivals)
+        if rows is not None:
+            for number, arrival in enumerate(arrivals):
+                mine = self._gradient_rows(arrival, batches, number, rows)
+                feedback[arrival.party] = self.codec.encode("gradient", mine)
+        return feedback
+
+    def learn(self, arrivals: Sequence[Arrival]) -> tuple[Tensor | None, Batches]:
+        """Step the top model once a mini-batch; under first order, also the gradient rows."""
+        batches = self._gather(arrivals)
+        lengths, divided = batches.lengths.tolist(), batches.divisors.tolist()
+        evaluated = batches.h, batches.labels, lengths, divided
+        wanted = self.config.estimator == "first-order"
+        first_order_server = self.config.server_update == "first-order"
+        rows: Tensor | None = None
+        if wanted or first_order_server:
+            optimizer = self.optimizer if first_order_server else None
+            rows, losses = first_order.answer(self.top, optimizer, *evaluated, wanted)
+        if not first_order_server:
+            key = self.secret + f"|{self.steps}".encode()
+            losses = zeroth_order.step_top(self.config, self.top, self.optimizer, *evaluated, key)
         if not torch.isfinite(losses).all():
             raise VflError("The loss is no longer finite: lower the learning rates.")
         self.steps += len(lengths)
         self.losses.append(losses)
+        return rows if wanted else None, batches
 
-        feedback: dict[int, Arrays] = {}
-        starts = np.cumsum([0, *(len(window.ids) for window in windows)])
-        for number, arrival in enumerate(arrivals):
-            mine = gradients[:, self.columns[arrival.party]]
-            if len(windows) > 1:  # its own rows, in its own order; a mean over its own batch
-                own_lengths = windows[number].lengths
-                scale = np.repeat(lengths[: len(own_lengths)] / own_lengths, own_lengths)
-                places = np.argsort(by_step)[starts[number] : starts[number + 1]]
-                mine = mine[torch.from_numpy(places).to(self.device)]
-                mine = mine * torch.from_numpy(scale.astype(np.float32)).to(self.device)[:, None]
-            feedback[arrival.party] = self.codec.encode("gradient", mine)
-        return feedback
+    def _gather(self, arrivals: Sequence[Arrival]) -> Batches:
+        """The rows of these arrivals' windows, step by step."""
+        windows = [arrivals[0].window] if arrivals[0].coordinated else [a.window for a in arrivals]
+        step_of = np.concatenate([np.repeat(np.arange(len(w.lengths)), w.lengths) for w in windows])
+        by_step = np.argsort(step_of, kind="stable")  # all rows of step 0 first
+        steps = max(len(window.lengths) for window in windows)
+        divided = np.zeros(steps, np.int64)
+        for window in windows:
+            divided[: len(window.lengths)] += divisors(self.config, window.lengths)
+        ids = np.concatenate([window.ids for window in windows])
+        rows = torch.from_numpy(ids[by_step]).to(self.device)
+        starts = np.cumsum([len(window.ids) for window in windows])[:-1]
+        return Batches(
+            self.table.index_select(0, rows),
+            self.train_labels.index_select(0, rows),
+            np.bincount(step_of, minlength=steps),
+            divided,
+            np.split(np.argsort(by_step), starts),
+        )
+
+    def _gradient_rows(
+        self, arrival: Arrival, batches: Batches, number: int, rows: Tensor
+    ) -> Tensor:
+        """A party's columns of its own rows, in its own order, of a mean over its own batch."""
+        mine = rows[:, self.columns[arrival.party]]
+        if len(batches.places) == 1:
+            return mine
+        lengths = arrival.window.lengths
+        own = divisors(self.config, lengths)
+        scale = np.repeat(batches.divisors[: len(own)] / own, lengths).astype(np.float32)
+        mine = mine[torch.from_numpy(batches.places[number]).to(self.device)]
+        return mine * torch.from_numpy(scale).to(self.device)[:, None]
+
+    def _differences(self, arrival: Arrival, pair: tuple[Tensor, Tensor]) -> NDArray[np.float32]:
+        """One scalar a step, [S]: the loss difference of a pair, over its distance."""
+        window = arrival.window
+        rows = torch.from_numpy(window.ids).to(self.device)
+        differences = zeroth_order.answer(
+            self.config,
+            self.top,
+            self.table.index_select(0, rows),
+            self.columns[arrival.party],
+            pair,
+            self.train_labels.index_select(0, rows),
+            window.lengths.tolist(),
+            divisors(self.config, window.lengths).tolist(),
+            self.noise,
+        )
+        array: NDArray[np.float32] = differences.cpu().numpy()
+        return array
 
     def train_loss(self) -> float | None:
         """Mean loss of the steps since the last call, if there were any."""
@@ -169,7 +266,8 @@ class LabelHolder:
     def receive_test(self, party: int, upload: Upload) -> None:
         """Check a party's embeddings of the test rows, and write them into the test table."""
         rows = len(self.test_labels)
-        self.test_table[:, self.columns[party]] = self._decoded(party, upload, rows)
+        embeddings = self._decoded(party, upload, rows, "embedding")
+        self.test_table[:, self.columns[party]] = embeddings
 
     @torch.no_grad()
     def evaluate(self) -> Metrics:
@@ -188,21 +286,39 @@ class LabelHolder:
 
     # --- checks ---------------------------------------------------------------------------------
 
-    def _decoded(self, party: int, upload: Upload, rows: int) -> Tensor:
+    def _decoded(self, party: int, upload: Upload, rows: int, name: str) -> Tensor:
         columns = self.columns[party]
         shape = (rows, columns.stop - columns.start)
         try:
-            return self.codec.decode("embedding", upload.arrays, shape).to(self.device)
+            return self.codec.decode(name, upload.arrays, shape).to(self.device)
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
 
     def _check_ids(self, upload: Upload, expected: NDArray[np.int32]) -> None:
-        try:
-            ids = checked(upload.arrays, "ids", "int32", expected.shape)
-        except VflError as error:
-            raise VflError(f"sent an upload that cannot be used: {error}") from None
+        ids = self._checked(upload, "ids", expected.shape)
         if not np.array_equal(ids, expected):
             raise VflError(
                 "sent sample ids that are not those of its mini-batches: another party's, or "
                 "another run's."
             )
+
+    def _read_window(self, upload: Upload, steps: int) -> Window:
+        """The mini-batches that a party has drawn in secret."""
+        rows = len(self.train_labels)
+        lengths = self._checked(upload, "lengths", (steps,))
+        if lengths.min() < 0 or lengths.max() > rows:
+            raise VflError(f"sent mini-batches of {lengths.min()} to {lengths.max()} rows.")
+        ids = self._checked(upload, "ids", (int(lengths.sum(dtype=np.int64)),))
+        if len(ids) and not (ids.min() >= 0 and ids.max() < rows):
+            raise VflError("sent sample ids out of range.")
+        places = np.repeat(np.arange(steps), lengths) * rows + ids  # one number for (step, row)
+        if len(np.unique(places)) < len(places):
+            raise VflError("sent a mini-batch in which a row occurs more than once.")
+        return Window(ids, lengths)
+
+    def _checked(self, upload: Upload, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
+        try:
+            array: NDArray[np.int32] = checked(upload.arrays, name, "int32", shape)
+        except VflError as error:
+            raise VflError(f"sent an upload that cannot be used: {error}") from None
+        return array

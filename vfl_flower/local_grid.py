@@ -30,12 +30,15 @@ def delay_seconds(config: RunConfig, party: int, parties: int, activation: int) 
 
     poisson : Poisson(2 m) / (2 M), App. G.2; the slowest party's mean is one second.
     exponential : mean m, App. G.3 (section 3.1 makes a party's parameter its mean waiting time).
+    straggler : one second; the last party 20 to 60 % more (AsyREVEL, section 5.3).
     """
     if config.delay == "none":
         return 0.0
     generator = np.random.default_rng([config.seed, 2, party, activation])
     if config.delay == "poisson":
         return float(generator.poisson(2 * (party + 1)) / (2 * parties))
+    if config.delay == "straggler":
+        return 1.0 + (float(generator.uniform(0.2, 0.6)) if party == parties - 1 else 0.0)
     return float(generator.exponential(party + 1))
 
 

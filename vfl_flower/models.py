@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
+BLACK_BOXES = ("binarised", "scorecard")
+"""Bottom models without a gradient, which only zeroth-order systems can train."""
+
 
 class _LastState(nn.Module):
     """An LSTM's hidden state after the last time step: [R, T, F] to [R, hidden]."""
@@ -44,6 +48,40 @@ class _LastState(nn.Module):
         return last
 
 
+class _Binarised(nn.Module):
+    """A linear layer that uses the signs of its weights only: [R, ...] to [R, size]."""
+
+    def __init__(self, features: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(size, features))
+        self.scale = features**-0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Sums of the features, each with its sign, scaled to the spread of one feature."""
+        sums: Tensor = self.scale * functional.linear(x.flatten(1), self.weight.sign())
+        return sums
+
+
+class _Scorecard(nn.Module):
+    """An integer table, as banks score with: points for the bin of each feature, added up.
+
+    A feature's bins are cut at -1, 0 and 1 standard deviation; ten points are 1.0.
+    """
+
+    edges: Tensor
+
+    def __init__(self, features: int, size: int) -> None:
+        super().__init__()
+        self.points = nn.Parameter(torch.randn(4 * features, size))
+        self.register_buffer("edges", torch.tensor([-1.0, 0.0, 1.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Points [R, size] of the rows' bins, in tens."""
+        bins = (x.flatten(1)[..., None] > self.edges).sum(-1, keepdim=True)
+        hits = (bins == torch.arange(4, device=x.device)).to(x.dtype)
+        return hits.flatten(1) @ self.points.round() / 10
+
+
 class BottomModel(nn.Module):
     """Layers u_l = sigma_l(w_l u_{l-1} + b_l), VAFL Eq. (9), or with noise Z_l inside, Eq. (10)."""
 
@@ -51,6 +89,8 @@ class BottomModel(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.activations = [_ACTIVATIONS[name] for name in activations]
+        # Whether torch.func.vmap can evaluate it at many parameters at once.
+        self.stackable = not any(isinstance(each, nn.RNNBase) for each in self.modules())
 
     def forward(self, x: Tensor, perturb: Perturb | None = None) -> Tensor:
         """Embeddings [R, E] of features [R, ...]."""
@@ -63,21 +103,39 @@ class BottomModel(nn.Module):
 
 
 class TopModel(nn.Module):
-    """From the parties' embeddings, side by side, to the outputs."""
+    """From the parties' embeddings, side by side, to the outputs: linear layers, ReLU between."""
 
-    def __init__(self, parties: int, combine: str, network: nn.Module) -> None:
+    stackable = True
+
+    def __init__(
+        self, parties: int, combine: str, layers: Iterable[nn.Linear], outputs: int
+    ) -> None:
         super().__init__()
         self.parties = parties
         self.combine = combine
-        self.network = network
+        self.outputs = outputs
+        self.layers = nn.ModuleList(layers)
 
     def forward(self, h: Tensor) -> Tensor:
         """Outputs [R, C] of embeddings [R, M * E]."""
-        if self.combine != "concat":
-            blocks = h.view(len(h), self.parties, -1)
-            h = blocks.sum(1) if self.combine == "sum" else blocks.mean(1)
-        outputs: Tensor = self.network(h)
-        return outputs
+        x = self.combined(h)
+        for depth, layer in enumerate(self.layers):
+            x = layer(functional.relu(x) if depth else x)
+        return x
+
+    def combined(self, h: Tensor) -> Tensor:
+        """What the first layer reads of embeddings [R, M * E]."""
+        if self.combine == "concat":
+            return h
+        blocks = h.view(len(h), self.parties, -1)
+        return blocks.sum(1) if self.combine == "sum" else blocks.mean(1)
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """Gradient rows of embeddings [R, M * E] from those of what the first layer reads."""
+        if self.combine == "concat":
+            return rows
+        rows = rows / self.parties if self.combine == "mean" else rows
+        return rows.repeat(1, self.parties)
 
 
 def embedding_size(config: RunConfig, outputs: int) -> int:
@@ -116,6 +174,10 @@ def build_bottom(
                 nn.Linear(hidden, size),
             ]
             activations = ["relu", activation]
+        elif config.bottom_model == "binarised":
+            layers, activations = [_Binarised(flat, size)], [activation]
+        elif config.bottom_model == "scorecard":
+            layers, activations = [_Scorecard(flat, size)], [activation]
         elif config.bottom_model == "cnn":
             if len(sample_shape) not in (2, 3):
                 raise ConfigError(
@@ -167,17 +229,14 @@ def build_top(config: RunConfig, sizes: Sequence[int], outputs: int) -> TopModel
     """
     parties = len(sizes)
     if config.top_model == "sum":
-        return TopModel(parties, "sum", nn.Identity())
+        return TopModel(parties, "sum", [], outputs)
     inputs = sum(sizes) if config.combine == "concat" else sizes[0]
     with _seeded(config, -1):
-        network: nn.Module = nn.Linear(inputs, outputs)
-        if config.top_model == "mlp":
-            network = nn.Sequential(
-                nn.Linear(inputs, config.top_hidden),
-                nn.ReLU(),
-                nn.Linear(config.top_hidden, outputs),
-            )
-    return TopModel(parties, config.combine, network)
+        widths = [inputs, config.top_hidden, outputs]
+        if config.top_model == "linear":
+            widths = [inputs, outputs]
+        layers = [nn.Linear(wide, out) for wide, out in pairwise(widths)]
+    return TopModel(parties, config.combine, layers, outputs)
 
 
 @contextmanager
@@ -194,6 +253,18 @@ def loss_per_row(outputs: Tensor, labels: Tensor) -> Tensor:
     return _loss(outputs, labels, "none")
 
 
+def targets(labels: Tensor, outputs: int) -> Tensor:
+    """Labels [R] as the outputs [R, C] that a sure model would have as probabilities."""
+    if outputs == 1:
+        return labels.to(torch.float32)[:, None]
+    return functional.one_hot(labels, outputs).to(torch.float32)
+
+
+def loss_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The gradient [R, C] of the sum of `loss_per_row` with respect to the outputs."""
+    return (outputs.sigmoid() if outputs.shape[1] == 1 else outputs.softmax(1)) - targets
+
+
 def mean_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     """The mean of `loss_per_row`, a scalar."""
     return _loss(outputs, labels, "mean")
@@ -205,6 +276,22 @@ def _loss(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
             outputs[:, 0], labels.to(outputs.dtype), reduction=reduction
         )
     return functional.cross_entropy(outputs, labels, reduction=reduction)
+
+
+def penalty(config: RunConfig, w: Tensor) -> Tensor:
+    """The regulariser's terms, elementwise: g(w) is their sum. l2, or AsyREVEL Eq. (22)."""
+    half = 0.5 * w.square()
+    return half if config.regulariser == "l2" else half / (1 + w.square())
+
+
+def penalty_gradient(config: RunConfig, w: Tensor) -> Tensor:
+    """The gradient of `penalty`, elementwise."""
+    return w if config.regulariser == "l2" else w / (1 + w.square()).square()
+
+
+def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its steps are linear in the gradients, so that several can be taken as one."""
+    return isinstance(optimizer, torch.optim.SGD) and optimizer.param_groups[0]["momentum"] == 0
 
 
 def build_optimizer(config: RunConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:

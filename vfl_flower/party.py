@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import strategies
-from vfl_flower import first_order, records
+from vfl_flower import first_order, records, zeroth_order
 from vfl_flower.batches import Window, draw_window
 from vfl_flower.codecs import Identity
 from vfl_flower.config import RunConfig
@@ -35,12 +35,14 @@ from vfl_flower.models import (
 from vfl_flower.privacy import Perturbation
 from vfl_flower.provenance import code_digest, peak_memory_mb
 from vfl_flower.records import (
+    Arrays,
     DescribeOrder,
     Description,
     EmbedOrder,
     EvaluateOrder,
     TrainOrder,
     Upload,
+    checked,
 )
 
 
@@ -64,9 +66,10 @@ class Party:
         self.pending: TrainOrder | None = None  # the window that awaits feedback
         self.secret = b""  # seed of the noise, known to this party alone
         # What this process may still have from the last message: the record that holds this very
-        # model, and the pending window's embeddings with their graph.
+        # model, and of the pending window the embeddings with their graph (first order), or the
+        # directions (zeroth order).
         self.kept: object = None
-        self.uploaded: Tensor | None = None
+        self.trace: Tensor | None = None
 
     @classmethod
     def resume(cls, context: Context) -> Party:
@@ -91,7 +94,7 @@ class Party:
                 coordinated=bool(coordinated),
             )
         if party.kept is not context.state.get("model"):
-            party.uploaded = None
+            party.trace = None
             load_model(party.model, records.load_arrays(context.state, "model"))
             _load_optimizer(party.optimizer, records.load_arrays(context.state, "optimizer"))
         party.kept = None
@@ -139,12 +142,11 @@ class Party:
         self._learn(order.arrays)
         window = self._window(order)
         self.pending = order
-        self.uploaded = first_order.embed(
-            self.model, self._features(window.ids), self._noise(order.exchange, window.lengths)
-        )
-        arrays = self.codec.encode("embedding", self.uploaded)
+        arrays = self._embed(order, window)
         if not order.coordinated:
             arrays["ids"] = window.ids
+            if self.config.sampling == "poisson":
+                arrays["lengths"] = window.lengths
         return self._upload(arrays)
 
     def evaluate(self, order: EvaluateOrder) -> Upload:
@@ -176,26 +178,48 @@ class Party:
             )
         self.exchange = exchange
 
-    def _learn(self, arrays: records.Arrays) -> None:
+    def _embed(self, order: TrainOrder, window: Window) -> Arrays:
+        """The window's embeddings, or pairs of them, as they are sent."""
+        x, noise = self._features(window.ids), self._noise(order.exchange, window.lengths)
+        if self.config.estimator == "first-order":
+            self.trace = first_order.embed(self.model, x, noise)
+            return self.codec.encode("embedding", self.trace)
+        lengths, directions = window.lengths.tolist(), self._directions(order)
+        pair, self.trace = zeroth_order.embed(self.model, x, lengths, directions, noise)
+        arrays: Arrays = {}
+        for name, rows in zip(zeroth_order.block_names(self.config), pair, strict=True):
+            arrays.update(self.codec.encode(name, rows))
+        return arrays
+
+    def _learn(self, arrays: Arrays) -> None:
         """Apply the feedback for the pending window, by the parameters that made its upload."""
         if self.pending is None:
             return
-        window = self._window(self.pending)
+        order, window = self.pending, self._window(self.pending)
         try:
-            feedback = self.codec.decode("gradient", arrays, (len(window.ids), self.size))
+            if self.config.estimator == "first-order":
+                rows = self.codec.decode("gradient", arrays, (len(window.ids), self.size))
+            else:
+                steps = (len(window.lengths),)
+                differences = as_tensor(checked(arrays, "difference", "float32", steps))
         except VflError as error:
             raise VflError(f"was sent feedback that it cannot use: {error}") from None
-        first_order.update(
-            self.model,
-            self.optimizer,
-            self._features(window.ids),
-            self.uploaded,
-            feedback.to(self.device),
-            window.lengths.tolist(),
-            self.config.l2,
-            self._noise(self.pending.exchange, window.lengths),
-        )
-        self.pending = self.uploaded = None
+        if self.config.estimator == "first-order":
+            first_order.update(
+                self.model,
+                self.optimizer,
+                self._features(window.ids),
+                self.trace,
+                rows.to(self.device),
+                window.lengths.tolist(),
+                self.config,
+                self._noise(order.exchange, window.lengths),
+            )
+        else:
+            zeroth_order.update(
+                self.optimizer, self._directions(order), self.trace, differences.to(self.device)
+            )
+        self.pending = self.trace = None
 
     def _window(self, order: TrainOrder) -> Window:
         return draw_window(
@@ -205,12 +229,17 @@ class Party:
             order.epoch,
             order.first,
             order.steps,
+            b"" if order.coordinated else self.secret,
         )
+
+    def _directions(self, order: TrainOrder) -> zeroth_order.Directions:
+        key = self.secret + f"|{order.exchange}".encode()
+        return zeroth_order.Directions(self.config, key, self.model)
 
     def _features(self, ids: NDArray[np.int32]) -> Tensor:
         return self.rows.index_select(0, torch.from_numpy(ids)).to(self.device)
 
-    def _embeddings(self, rows: NDArray[Any]) -> records.Arrays:
+    def _embeddings(self, rows: NDArray[Any]) -> Arrays:
         noise = self._noise(self.exchange, np.array([len(rows)]))
         with torch.no_grad():
             h = first_order.embed(self.model, torch.from_numpy(rows).to(self.device), noise)
@@ -222,7 +251,7 @@ class Party:
         last = len(self.model.layers) - 1
         return Perturbation(self.config, self.secret, exchange, tuple(lengths.tolist()), last)
 
-    def _upload(self, arrays: records.Arrays) -> Upload:
+    def _upload(self, arrays: Arrays) -> Upload:
         return Upload(
             party=self.index,
             exchange=self.exchange,
@@ -247,7 +276,7 @@ def identity(context: Context) -> tuple[RunConfig, int, int]:
     return strategies.resolve(context.run_config), index, parties
 
 
-def _optimizer_arrays(optimizer: torch.optim.Optimizer) -> records.Arrays:
+def _optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
     """The state of a torch optimizer, named as "parameter number.name"."""
     parameters = optimizer.param_groups[0]["params"]
     return {
@@ -258,7 +287,7 @@ def _optimizer_arrays(optimizer: torch.optim.Optimizer) -> records.Arrays:
     }
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, arrays: records.Arrays) -> None:
+def _load_optimizer(optimizer: torch.optim.Optimizer, arrays: Arrays) -> None:
     optimizer.state.clear()
     parameters = optimizer.param_groups[0]["params"]
     for key, array in arrays.items():

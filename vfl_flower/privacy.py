@@ -1,23 +1,33 @@
-"""Privacy axis: perturbed local embedding (VAFL section 4), and what it is worth.
+"""Privacy axis: two kinds of noise, and what each is worth.
 
-What it protects, and from whom: the feature values of a record of one party, from the label holder
-and whoever reads its messages, over all uploads of that record by that party. What the party's
-parameters learn from a record, and other rows' uploads then show of it, is not bounded by it; nor
-does it protect labels from the parties.
+``perturbed-embedding`` (VAFL section 4) protects the feature values of a record of one party, from
+the label holder and whoever reads its messages, over all uploads of that record by that party. What
+the party's parameters learn from a record, and other rows' uploads then show of it, is not bounded
+by it; nor does it protect labels from the parties.
+
+``scalar`` (DPZV section IV) protects labels, and the records behind other parties' embeddings, in
+the scalars that parties receive; embeddings reach the label holder as they are. Its epsilon is for
+who does not know which rows a mini-batch held. A party knows that of its own mini-batches, so the
+summary also has the epsilon without that ignorance. Neither counts what reaches the scalars through
+the top model, which learns from labels without noise and is not sent to anyone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.batches import Window, secret_generator
 from vfl_flower.config import RunConfig
+from vfl_flower.errors import ConfigError
 from vfl_flower.records import EmbedOrder, EvaluateOrder, Order, TrainOrder
 
 
@@ -36,6 +46,7 @@ class Perturbation:
     lengths: tuple[int, ...]
     last: int
     first_step: int = 0
+    other_of_pair: bool = False  # zeroth order: each of a pair has noise of its own
 
     def __call__(self, layer: int, z: Tensor) -> Tensor:
         """``z``, a layer's output before its activation for all rows of a window, with noise."""
@@ -52,13 +63,16 @@ class Perturbation:
 
     def of_step(self, step: int) -> Perturbation:
         """The same noise, for a pass over the rows of one step of the window."""
-        return Perturbation(
-            self.config, self.secret, self.exchange, (self.lengths[step],), self.last, step
-        )
+        return replace(self, lengths=(self.lengths[step],), first_step=step)
+
+    def of_pair(self) -> Perturbation:
+        """Noise for the other embedding of a zeroth-order pair."""
+        return replace(self, other_of_pair=True)
 
     def _draw(self, step: int, layer: int, shape: tuple[int, ...]) -> Tensor:
         # Torch's generator would use 32 bits of the seed, which the label holder could try out.
-        seed = hashlib.sha256(self.secret + f"|{self.exchange}|{step}|{layer}".encode()).digest()
+        place = f"|{self.exchange}|{step}|{layer}" + "|other" * self.other_of_pair
+        seed = hashlib.sha256(self.secret + place.encode()).digest()
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
         if layer == self.last:
             noise = self.config.embedding_noise * generator.standard_normal(shape, np.float32)
@@ -68,26 +82,75 @@ class Perturbation:
         return torch.from_numpy(noise.astype(np.float32, copy=False))
 
 
-class Accountant:
-    """How often each row was asked for, and what that is worth.
+class ScalarNoise:
+    """The label holder's half of scalar privacy: clipping, and noise on each scalar (DPZV Eq. 8).
 
-    Kept by the label holder, whose honesty in counting is assumed. An upload counts when it is
-    asked for, so one that is lost or refused counts too; noise protects test rows as it does
-    training rows.
+    Parameters
+    ----------
+    multiplier : deviation of the noise over C / B, which is what adding or removing a row can
+        change in a step's average over B rows.
+    """
+
+    def __init__(self, config: RunConfig, multiplier: float) -> None:
+        self.clip = config.clip
+        self.deviation = multiplier * config.clip / config.batch_size
+        secret = secrets.token_bytes(16)
+        if config.noise_seed >= 0:
+            secret = f"{config.noise_seed} label holder".encode()
+        self._generator = secret_generator(b"scalar|" + secret)
+
+    def added_to(self, scalars: Tensor) -> Tensor:
+        """The scalars [S], each with noise of its own."""
+        drawn = self.deviation * self._generator.standard_normal(len(scalars))
+        return scalars + torch.from_numpy(drawn).to(scalars)
+
+
+class Accountant:
+    """What a run has released, and what that is worth. This one is for runs without privacy.
+
+    It is kept by the label holder, whose honesty in counting is assumed.
     """
 
     def __init__(self, config: RunConfig, rows: int) -> None:
         self.config = config
         self.rows = rows
+
+    def steps_allowed(self, planned: int) -> int:
+        """How many of the planned steps, over all parties, the budget allows."""
+        return planned
+
+    def noise(self) -> ScalarNoise | None:
+        """What the label holder does to scalars before it sends them."""
+        return None
+
+    def ordered(self, party: int, order: Order) -> None:
+        """Count what an order asks a party to upload."""
+
+    def answered(self, party: int, window: Window) -> None:
+        """Count the scalars that answer a window."""
+
+    def figures(self) -> dict[str, Any]:
+        """The privacy part of ``summary.json``; empty epsilons where noise can be repeated."""
+        return {"epsilon": None, "delta": None, "epsilon_of_paper": None}
+
+
+class EmbeddingAccountant(Accountant):
+    """Perturbed embeddings: how often each row was asked for.
+
+    An upload counts when it is asked for, so one that is lost or refused counts too; noise protects
+    test rows as it does training rows. A zeroth-order pair counts as two.
+    """
+
+    def __init__(self, config: RunConfig, rows: int) -> None:
+        super().__init__(config, rows)
         self.steps: dict[int, int] = {}  # by party: mini-batches asked for
         self.epochs: dict[int, int] = {}  # passes begun, each of which uploads a row once
         self.queries: dict[int, NDArray[np.int32]] = {}  # of each training row, apart from those
         self.evaluations: dict[int, int] = {}  # uploads of every test row
+        self.sampled: dict[int, NDArray[np.int32]] = {}  # Poisson: uploads of each training row
 
     def ordered(self, party: int, order: Order) -> None:
         """Count what this order asks a party for."""
-        if self.config.privacy == "none":
-            return
         if isinstance(order, TrainOrder):
             self.steps[party] = self.steps.get(party, 0) + order.steps
             self.epochs[party] = order.epoch + 1
@@ -97,26 +160,104 @@ class Accountant:
         elif isinstance(order, EvaluateOrder):
             self.evaluations[party] = self.evaluations.get(party, 0) + 1
 
+    def answered(self, party: int, window: Window) -> None:
+        """Count the rows that Poisson sampling took; a shuffled epoch takes each once."""
+        if self.config.sampling == "poisson":
+            counts = self.sampled.setdefault(party, np.zeros(self.rows, np.int32))
+            counts += np.bincount(window.ids, minlength=self.rows).astype(np.int32)
+
     def most_uploads(self, party: int) -> int:
         """Uploads of the row that this party uploads most."""
-        queries = int(self.queries[party].max()) if party in self.queries else 0
-        return max(self.epochs.get(party, 0) + queries, self.evaluations.get(party, 0))
+        trained = np.full(1, self.epochs.get(party, 0), np.int32)
+        if self.config.sampling == "poisson":
+            trained = self.sampled.get(party, np.zeros(1, np.int32))
+        each = 2 if self.config.estimator == "zeroth-order" else 1
+        most = int((each * trained + self.queries.get(party, 0)).max())
+        return max(most, self.evaluations.get(party, 0))
 
-    def figures(self) -> dict[str, float | None]:
-        """Epsilon of the most uploaded record of any party, and what the paper would claim.
-
-        There is none where the noise can be repeated from the run configuration.
-        """
-        if self.config.privacy == "none" or self.config.noise_seed >= 0:
-            return {"epsilon": None, "delta": None, "epsilon_of_paper": None}
+    def figures(self) -> dict[str, Any]:
+        """Epsilon of the most uploaded record of any party, and what the paper would claim."""
+        if self.config.noise_seed >= 0:
+            return super().figures()
         parties = {*self.epochs, *self.queries, *self.evaluations}
         uploads = max((self.most_uploads(party) for party in parties), default=0)
         samples = max(self.steps.values(), default=0) * self.config.batch_size
         return {
             "epsilon": epsilon(self.config, uploads),
-            "delta": self.config.delta,
+            "delta": _delta(self.config),
             "epsilon_of_paper": epsilon_of_theorem_6(self.config, self.rows, samples),
+            "epsilon_protects": "features of a party's record, from the label holder's view of "
+            "that record's uploads",
         }
+
+
+class ScalarAccountant(Accountant):
+    """Scalar noise: how many noisy scalars all parties together were sent."""
+
+    def __init__(self, config: RunConfig, rows: int) -> None:
+        super().__init__(config, rows)
+        self.multiplier = 0.0
+        self.released = 0
+        self.taken = np.zeros(rows, np.int32)  # releases that each row was in
+
+    def steps_allowed(self, planned: int) -> int:
+        """All that are planned, where noise is calibrated to them; else what the budget allows.
+
+        Raises
+        ------
+        ConfigError
+            If the budget does not allow a single step.
+        """
+        config = self.config
+        if config.noise_multiplier is None:
+            calibrate = calibrated if config.calibration == "pld" else calibrated_by_paper
+            self.multiplier = calibrate(config, self.rows, planned)
+            return planned
+        self.multiplier = config.noise_multiplier
+        if config.epsilon is None:
+            return planned
+        allowed = most_steps(config, self.rows, self.multiplier, planned)
+        if allowed == 0:
+            raise ConfigError(
+                f"The budget epsilon = {config.epsilon:g} is already spent: noise-multiplier = "
+                f"{self.multiplier:g} spends more in one step; raise one of them."
+            )
+        return allowed
+
+    def noise(self) -> ScalarNoise:
+        """Clipping and noise."""
+        return ScalarNoise(self.config, self.multiplier)
+
+    def answered(self, party: int, window: Window) -> None:
+        """Count a release for each step, and the rows that were in it."""
+        self.released += len(window.lengths)
+        self.taken += np.bincount(window.ids, minlength=self.rows).astype(np.int32)
+
+    def figures(self) -> dict[str, Any]:
+        """Epsilon as spent, the paper's, and to those who know the rows of every mini-batch."""
+        figures = {**super().figures(), "noise_multiplier": self.multiplier}
+        if self.config.noise_seed >= 0 or self.multiplier == 0:
+            return figures
+        config, sigma = self.config, self.multiplier
+        most = int(self.taken.max())
+        return {
+            **figures,
+            "epsilon": epsilon_of_scalars(config, self.rows, sigma, self.released),
+            "delta": _delta(config),
+            "epsilon_of_paper": epsilon_of_theorem_vi5(config, self.rows, sigma, self.released),
+            "epsilon_known_batches": _epsilon(sigma / math.sqrt(most), config) if most else 0.0,
+            "epsilon_protects": "a record and its label, from who sees the scalars of all parties "
+            "but not which rows a mini-batch held; not from the label holder",
+        }
+
+
+def accountant(config: RunConfig, rows: int) -> Accountant:
+    """The accountant of a run on so many training rows."""
+    kinds = {"perturbed-embedding": EmbeddingAccountant, "scalar": ScalarAccountant}
+    return kinds.get(config.privacy, Accountant)(config, rows)
+
+
+# --- perturbed embeddings -----------------------------------------------------------------------
 
 
 def epsilon(config: RunConfig, uploads: int) -> float:
@@ -141,7 +282,97 @@ def epsilon_of_theorem_6(config: RunConfig, rows: int, samples: int) -> float:
     return _epsilon(1 / mu, config) if mu > 0 else 0.0
 
 
+# --- scalar noise -------------------------------------------------------------------------------
+
+
+def epsilon_of_scalars(config: RunConfig, rows: int, multiplier: float, steps: int) -> float:
+    """Epsilon at delta of so many noisy scalars, each over a Poisson sample of the rows.
+
+    By privacy loss distributions, for adding or removing one record. Every scalar of every party
+    counts, since parties may put theirs together.
+    """
+    if steps == 0:
+        return 0.0
+    accountant = _pld()
+    accountant.compose(_scalars(config, rows, multiplier, steps))
+    return float(accountant.get_epsilon(_delta(config)))
+
+
+def calibrated(config: RunConfig, rows: int, steps: int) -> float:
+    """The least noise multiplier, to 0.1 %, at which so many scalars spend at most epsilon."""
+    budget = config.epsilon or math.inf
+
+    def spent(multiplier: float) -> float:
+        return epsilon_of_scalars(config, rows, multiplier, steps)
+
+    enough = 1.0
+    while spent(enough) > budget:
+        enough *= 2
+    too_small = enough / 2
+    while spent(too_small) <= budget:  # little noise takes long to account for: approach it slowly
+        enough, too_small = too_small, too_small / 1.5
+    while enough / too_small > 1.001:
+        middle = math.sqrt(enough * too_small)
+        if spent(middle) <= budget:
+            enough = middle
+        else:
+            too_small = middle
+    return enough
+
+
+def most_steps(config: RunConfig, rows: int, multiplier: float, planned: int) -> int:
+    """The most scalars, up to those planned, that spend no more than epsilon."""
+    budget = config.epsilon or math.inf
+
+    def fits(steps: int) -> bool:
+        return multiplier > 0 and epsilon_of_scalars(config, rows, multiplier, steps) <= budget
+
+    if fits(planned):
+        return planned
+    fit, over = 0, planned
+    while over - fit > 1:
+        middle = (fit + over) // 2
+        fit, over = (middle, over) if fits(middle) else (fit, middle)
+    return fit
+
+
+def calibrated_by_paper(config: RunConfig, rows: int, steps: int) -> float:
+    """The multiplier that DPZV's Theorem VI.5 gives for epsilon, which can be far too small.
+
+    Its sigma = 2 C sqrt(T) / (D mu) treats sub-sampling as if it scaled the mechanism's mu.
+    """
+    from dp_accounting import get_sigma_gaussian
+
+    mu = 1 / float(get_sigma_gaussian(config.epsilon, config.delta))
+    return 2 * config.batch_size * math.sqrt(steps) / (rows * mu)
+
+
+def epsilon_of_theorem_vi5(config: RunConfig, rows: int, multiplier: float, steps: int) -> float:
+    """What DPZV's Theorem VI.5 would claim for so many scalars."""
+    mu = 2 * config.batch_size * math.sqrt(steps) / (rows * multiplier)
+    return _epsilon(1 / mu, config) if mu > 0 else 0.0
+
+
+def _pld() -> Any:
+    from dp_accounting import pld
+
+    return pld.PLDAccountant()
+
+
+def _scalars(config: RunConfig, rows: int, multiplier: float, steps: int) -> Any:
+    import dp_accounting as dp
+
+    one = dp.PoissonSampledDpEvent(
+        min(1.0, config.batch_size / rows), dp.GaussianDpEvent(multiplier)
+    )
+    return dp.SelfComposedDpEvent(one, steps)
+
+
+def _delta(config: RunConfig) -> float:
+    return 1e-5 if config.delta is None else config.delta
+
+
 def _epsilon(noise_multiplier: float, config: RunConfig) -> float:
     from dp_accounting import get_epsilon_gaussian  # here, since parties start often and need none
 
-    return float(get_epsilon_gaussian(noise_multiplier, config.delta))
+    return float(get_epsilon_gaussian(noise_multiplier, _delta(config)))
