@@ -52,7 +52,7 @@ def test_answer_over_a_window_is_its_steps_in_order(
     top = build_top(config, [SIZE] * PARTIES, outputs)
     by_hand = copy.deepcopy(top)
     theirs = build_optimizer(config, by_hand, 0.1)
-    rows, _ = answer(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS)
+    rows, _ = answer(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS, LENGTHS)
 
     expected = []
     for h_step, labels_step in zip(h.split(LENGTHS), labels.split(LENGTHS), strict=True):
@@ -72,7 +72,7 @@ def test_plain_steps_of_the_top_model_are_gradient_descent() -> None:
     h, labels = data()
     top = build_top(config, [SIZE] * PARTIES, 3)
     weight, bias = (p.detach().clone() for p in top.parameters())
-    answer(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS)
+    answer(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS, LENGTHS)
     for h_step, labels_step in zip(h.split(LENGTHS), labels.split(LENGTHS), strict=True):
         n = len(h_step)
         error = (h_step @ weight.T + bias).softmax(1)
@@ -88,7 +88,7 @@ def test_answer_of_a_top_model_without_parameters(outputs: int) -> None:
     top = build_top(config_of(top_model="sum"), [outputs] * PARTIES, outputs)
     h = torch.randn(ROWS, PARTIES * outputs, generator=generator())
     labels = torch.randint(max(2, outputs), (ROWS,), generator=generator(1))
-    rows, _ = answer(top, None, h, labels, LENGTHS)
+    rows, _ = answer(top, None, h, labels, LENGTHS, LENGTHS)
     sums = h.view(ROWS, PARTIES, outputs).sum(1)
     if outputs == 1:
         error = sums.sigmoid() - labels[:, None]
@@ -110,12 +110,49 @@ def test_answer_tells_the_losses_before_each_step(top_model: str) -> None:
     optimizers = [
         build_optimizer(config, each, 0.1) if trainable else None for each in (top, by_hand)
     ]
-    _, losses = answer(top, optimizers[0], h, labels, [4, 4])
+    _, losses = answer(top, optimizers[0], h, labels, [4, 4], [4, 4])
     first = loss_per_row(by_hand(h[:4]), labels[:4]).mean().item()
-    answer(by_hand, optimizers[1], h[:4], labels[:4], [4])
+    answer(by_hand, optimizers[1], h[:4], labels[:4], [4], [4])
     second = loss_per_row(by_hand(h[4:]), labels[4:]).mean().item()
     assert not losses.requires_grad
     assert losses.mean().item() == pytest.approx((first + second) / 2)
+
+
+def test_sums_over_rows_are_divided_by_what_the_sampling_says() -> None:
+    config = config_of(top_model="sum")
+    top = build_top(config, [3] * PARTIES, 3)
+    h = torch.randn(7, PARTIES * 3, generator=generator())
+    labels = torch.randint(3, (7,), generator=generator(1))
+    rows, losses = answer(top, None, h, labels, [5, 0, 2], [4, 4, 4])  # Poisson, batches of 4
+    row_losses = loss_per_row(top(h), labels)
+    expected = torch.stack([row_losses[:5].sum(), torch.zeros(()), row_losses[5:].sum()]) / 4
+    torch.testing.assert_close(losses, expected)
+    (gradient,) = torch.autograd.grad(loss_per_row(top(h.requires_grad_()), labels).sum() / 4, [h])
+    torch.testing.assert_close(rows, gradient)
+
+
+def test_a_step_without_rows_leaves_the_top_model_alone() -> None:
+    config = config_of(top_model="mlp")
+    tops = [build_top(config, [SIZE] * PARTIES, 3) for _ in range(2)]
+    h, labels = data()
+    for top, lengths in zip(tops, ([4, 0, 7], [4, 7]), strict=True):
+        optimizer = build_optimizer(config, top, 0.1)
+        answer(top, optimizer, h, labels, lengths, [5] * len(lengths))
+    assert_same_parameters(*tops)
+
+
+def test_gradient_rows_that_are_not_wanted_change_nothing_else() -> None:
+    config = config_of(top_model="mlp")
+    tops = [build_top(config, [SIZE] * PARTIES, 3) for _ in range(2)]
+    h, labels = data()
+    answers = [
+        answer(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS, LENGTHS, wanted)
+        for top, wanted in zip(tops, (True, False), strict=True)
+    ]
+    assert answers[0][0] is not None and answers[1][0] is None
+    assert torch.equal(answers[0][1], answers[1][1])
+    for p, q in zip(tops[0].parameters(), tops[1].parameters(), strict=True):
+        assert torch.equal(p, q)
 
 
 # --- the party ----------------------------------------------------------------------------------
@@ -127,10 +164,23 @@ def party(config: RunConfig) -> tuple[BottomModel, Tensor, Tensor]:
     return build_bottom(config, 0, (FEATURES,), SIZE), x, gradient_rows
 
 
-def gradients_at(model: BottomModel, x: Tensor, gradient_rows: Tensor, l2: float) -> list[Tensor]:
-    """Of <h, rows> + l2 / 2 ||theta||^2, at the model's parameters."""
-    penalty = sum(p.square().sum() for p in model.parameters())
-    objective = (model(x) * gradient_rows).sum() + 0.5 * l2 * penalty
+REGULARISERS: list[dict[str, Any]] = [
+    {},
+    {"regulariser_weight": 0.3},
+    {"regulariser_weight": 0.3, "regulariser": "nonconvex"},
+]
+
+
+def gradients_at(
+    model: BottomModel, x: Tensor, gradient_rows: Tensor, config: RunConfig | None = None
+) -> list[Tensor]:
+    """Of <h, rows> + lambda g(theta), at the model's parameters; g(w) = w^2 / 2, or Eq. (22)."""
+    objective = (model(x) * gradient_rows).sum()
+    if config:
+        for p in model.parameters():
+            w2 = p.square()
+            g = w2 / 2 if config.regulariser == "l2" else w2 / (2 * (1 + w2))
+            objective = objective + config.regulariser_weight * g.sum()
     return list(torch.autograd.grad(objective, list(model.parameters())))
 
 
@@ -141,47 +191,47 @@ def test_embedding_is_the_forward_pass() -> None:
 
 
 def test_update_from_the_embeddings_at_hand_repeats_no_pass_and_gives_the_same() -> None:
-    results = []
+    config, results = config_of(regulariser_weight=0.1), []
     for at_hand in (True, False):
-        model, x, gradient_rows = party(config_of())
+        model, x, gradient_rows = party(config)
         h = embed(model, x, None) if at_hand else None
-        update(
-            model, build_optimizer(config_of(), model, 0.1), x, h, gradient_rows, LENGTHS, 0.1, None
-        )
+        optimizer = build_optimizer(config, model, 0.1)
+        update(model, optimizer, x, h, gradient_rows, LENGTHS, config, None)
         results.append([p.detach() for p in model.parameters()])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("l2", [0.0, 0.3])
-def test_plain_update_is_sequential_steps_at_the_parameters_of_the_upload(l2: float) -> None:
-    model, x, gradient_rows = party(config_of())
+@pytest.mark.parametrize("keys", REGULARISERS, ids=str)
+def test_plain_update_is_sequential_steps_at_the_parameters_of_the_upload(
+    keys: dict[str, Any],
+) -> None:
+    config = config_of(**keys)
+    model, x, gradient_rows = party(config)
     uploaded_with, expected = copy.deepcopy(model), copy.deepcopy(model)
-    update(
-        model, build_optimizer(config_of(), model, 0.1), x, None, gradient_rows, LENGTHS, l2, None
-    )
+    optimizer = build_optimizer(config, model, 0.1)
+    update(model, optimizer, x, None, gradient_rows, LENGTHS, config, None)
     for x_step, rows in zip(x.split(LENGTHS), gradient_rows.split(LENGTHS), strict=True):
-        gradients = gradients_at(uploaded_with, x_step, rows, l2)
+        gradients = gradients_at(uploaded_with, x_step, rows, config)
         for p, g in zip(expected.parameters(), gradients, strict=True):
             p.data -= 0.1 * g
     assert_same_parameters(model, expected)
 
 
-@pytest.mark.parametrize("l2", [0.0, 0.3])
+@pytest.mark.parametrize("keys", REGULARISERS, ids=str)
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
-def test_update_is_the_loop_of_torch_over_two_windows(name: str, l2: float) -> None:
-    config = config_of(optimizer=name)
+def test_update_is_the_loop_of_torch_over_two_windows(name: str, keys: dict[str, Any]) -> None:
+    config = config_of(optimizer=name, **keys)
     model, x, gradient_rows = party(config)
     expected = copy.deepcopy(model)
     ours, theirs = (build_optimizer(config, each, 0.05) for each in (model, expected))
     for window in range(2):
         window_rows = gradient_rows * (window + 1)
-        update(model, ours, x, None, window_rows, LENGTHS, l2, None)
+        update(model, ours, x, None, window_rows, LENGTHS, config, None)
         uploaded_with = copy.deepcopy(expected)
         for x_step, rows in zip(x.split(LENGTHS), window_rows.split(LENGTHS), strict=True):
-            for p, g in zip(
-                expected.parameters(), gradients_at(uploaded_with, x_step, rows, l2), strict=True
-            ):
+            gradients = gradients_at(uploaded_with, x_step, rows, config)
+            for p, g in zip(expected.parameters(), gradients, strict=True):
                 p.grad = g
             theirs.step()
     assert_same_parameters(model, expected)
@@ -193,28 +243,30 @@ def test_one_step_is_gradient_descent_for_every_model(kind: str) -> None:
     model = build_bottom(config, 0, (4, 4), SIZE)
     x = torch.randn(ROWS, 4, 4, generator=generator(2))
     rows = torch.randn(ROWS, SIZE, generator=generator(3))
-    gradients = gradients_at(model, x, rows, 0.0)
+    gradients = gradients_at(model, x, rows)
     before = [p.detach().clone() for p in model.parameters()]
-    update(model, build_optimizer(config, model, 0.1), x, None, rows, [ROWS], 0.0, None)
+    update(model, build_optimizer(config, model, 0.1), x, None, rows, [ROWS], config, None)
     for p, q, g in zip(model.parameters(), before, gradients, strict=True):
         torch.testing.assert_close(p.detach(), q - 0.1 * g)
 
 
 @pytest.mark.parametrize("lengths", [[ROWS], LENGTHS])
 def test_regulariser_alone_shrinks_the_parameters(lengths: list[int]) -> None:
-    model, x, _ = party(config_of())
+    config = config_of(regulariser_weight=0.5)
+    model, x, _ = party(config)
     before = [p.detach().clone() for p in model.parameters()]
-    optimizer = build_optimizer(config_of(), model, 0.1)
-    update(model, optimizer, x, None, torch.zeros(ROWS, SIZE), lengths, 0.5, None)
+    optimizer = build_optimizer(config, model, 0.1)
+    update(model, optimizer, x, None, torch.zeros(ROWS, SIZE), lengths, config, None)
     for p, q in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(p.detach(), q * (1 - 0.1 * 0.5 * len(lengths)))
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_learning_rate_zero_changes_nothing(optimizer: str) -> None:
-    config = config_of(optimizer=optimizer)
+    config = config_of(optimizer=optimizer, regulariser_weight=0.1)
     model, x, gradient_rows = party(config)
     before = copy.deepcopy(model)
-    update(model, build_optimizer(config, model, 0.0), x, None, gradient_rows, LENGTHS, 0.1, None)
+    still = build_optimizer(config, model, 0.0)
+    update(model, still, x, None, gradient_rows, LENGTHS, config, None)
     for p, q in zip(model.parameters(), before.parameters(), strict=True):
         assert torch.equal(p, q)

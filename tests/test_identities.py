@@ -72,13 +72,14 @@ def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]
 )
 def test_sync_first_order_is_centralised_sgd(run: Start, keys: dict[str, Any]) -> None:
     keys = {"batch-size": 29, "epochs": 1, **keys}  # 50 steps an epoch on digits
+    atol = 5e-5 if keys.get("optimizer") == "adam" else 1e-5  # Adam enlarges rounding
     federated = run(4, keys)
     assert federated.summary["steps"] >= 50
     for name, expected in centralised(keys, 4).items():
         found = federated.parameters(name) if expected else {}
         assert set(found) == set(expected)
         for key, values in expected.items():
-            np.testing.assert_allclose(found[key], values, atol=1e-5, rtol=0, err_msg=name + key)
+            np.testing.assert_allclose(found[key], values, atol=atol, rtol=0, err_msg=name + key)
 
 
 def test_vafl_t_with_all_parties_is_split_nn_bit_for_bit(run: Start) -> None:

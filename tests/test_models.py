@@ -190,10 +190,10 @@ def test_top_model_combines_embeddings(top_model: str, combine: str) -> None:
     combined["sum"] = parties.sum(0)
     w = dict(top.named_parameters())
     if top_model == "linear":
-        expected = combined[combine] @ w["network.weight"].T + w["network.bias"]
+        expected = combined[combine] @ w["layers.0.weight"].T + w["layers.0.bias"]
     else:
-        hidden = torch.relu(combined[combine] @ w["network.0.weight"].T + w["network.0.bias"])
-        expected = hidden @ w["network.2.weight"].T + w["network.2.bias"]
+        hidden = torch.relu(combined[combine] @ w["layers.0.weight"].T + w["layers.0.bias"])
+        expected = hidden @ w["layers.1.weight"].T + w["layers.1.bias"]
     torch.testing.assert_close(top(torch.cat(list(parties), 1)), expected)
 
 

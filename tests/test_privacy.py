@@ -27,7 +27,7 @@ from vfl_flower.first_order import embed, update
 from vfl_flower.local_grid import LocalGrid
 from vfl_flower.models import BottomModel, build_bottom, build_optimizer
 from vfl_flower.party import Party
-from vfl_flower.privacy import Perturbation, epsilon, epsilon_of_theorem_6
+from vfl_flower.privacy import EmbeddingAccountant, Perturbation, epsilon, epsilon_of_theorem_6
 from vfl_flower.records import DescribeOrder, EmbedOrder, EvaluateOrder, TrainOrder, Upload
 
 PRIVATE = {"privacy": "perturbed-embedding", "noise-seed": 3}
@@ -152,7 +152,7 @@ def test_feedback_pass_repeats_the_noise_of_the_upload(optimizer: str) -> None:
     h = by_hand(model, x, inner, outer, 1.0).detach()
     torch.testing.assert_close(embed(model, x, perturb), h)
     ours = build_optimizer(config, model, 0.1)
-    update(model, ours, x, None, gradient_rows, list(LENGTHS), 0.0, perturb)
+    update(model, ours, x, None, gradient_rows, list(LENGTHS), config, perturb)
     theirs, uploaded_with = build_optimizer(config, expected, 0.1), copy.deepcopy(expected)
     for step in range(len(LENGTHS)):
         x_s, rows_s, inner_s, outer_s = (
@@ -221,7 +221,7 @@ def test_party_learns_by_the_noise_of_the_upload_that_is_answered(optimizer: str
     x, lengths = torch.from_numpy(party.block.train[ids]), (20, 20, 20)
     noise = Perturbation(party.config, party.secret, 1, lengths, LAST)
     theirs = build_optimizer(party.config, expected, party.config.party_lr)
-    update(expected, theirs, x, None, torch.from_numpy(rows), list(lengths), 0.0, noise)
+    update(expected, theirs, x, None, torch.from_numpy(rows), list(lengths), party.config, noise)
     for p, q in zip(party.model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(p, q)
 
@@ -289,6 +289,7 @@ def trained(parties: int, keys: dict[str, Any]) -> Vertical:
 def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
     keys = {**PRIVATE, "epochs": 3, "window": window, "batch-size": 100}
     accountant = trained(3, keys).accountant
+    assert isinstance(accountant, EmbeddingAccountant)
     assert accountant.epochs == accountant.evaluations == {0: 3, 1: 3, 2: 3}
     assert [accountant.most_uploads(party) for party in range(3)] == [3, 3, 3]
 
@@ -296,6 +297,7 @@ def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
 def test_uploads_of_test_rows_count_too() -> None:
     private = {**PRIVATE, "strategy": "frozen", "epochs": 3}
     accountant = trained(2, private).accountant
+    assert isinstance(accountant, EmbeddingAccountant)
     assert accountant.most_uploads(1) == 1
     accountant.ordered(1, EvaluateOrder(exchange=3))
     assert accountant.most_uploads(1) == 2
