@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from strategies import resolve
-from vfl_flower.batches import Window, draw_window, steps_per_epoch
+from vfl_flower.batches import Window, divisors, draw_window, steps_per_epoch
 from vfl_flower.config import RunConfig
 from vfl_flower.data import load_labels
 from vfl_flower.label_holder import LabelHolder
 from vfl_flower.party import Party
-from vfl_flower.records import TrainOrder
+from vfl_flower.records import DescribeOrder, TrainOrder
 
 
 def windows_of_epoch(
@@ -100,3 +104,122 @@ def test_both_sides_use_the_same_rows(coordinated: bool) -> None:
         rows = torch.from_numpy(arrival.window.ids).long()
         torch.testing.assert_close(holder.table[rows][:, holder.columns[party.index]], h)
     assert (used[0].tolist() == used[1].tolist()) == coordinated
+
+
+# --- Poisson sampling ---------------------------------------------------------------------------
+
+
+def poisson(batch: int, **keys: int) -> RunConfig:
+    return resolve({"sampling": "poisson", "batch-size": batch, **keys})
+
+
+def taken(window: Window, rows: int) -> NDArray[np.bool_]:
+    """Which rows each step took, [steps, rows]."""
+    found = np.zeros((len(window.lengths), rows), bool)
+    found[np.repeat(np.arange(len(window.lengths)), window.lengths), window.ids] = True
+    return found
+
+
+@given(
+    rows=st.integers(1, 200),
+    batch=st.integers(1, 300),
+    steps=st.integers(1, 40),
+    epoch=st.integers(0, 20),
+    first=st.integers(0, 100),
+    party=st.none() | st.integers(0, 9),
+    secret=st.binary(max_size=16),
+)
+def test_poisson_windows_are_steps_of_rows_that_do_not_repeat(
+    rows: int, batch: int, steps: int, epoch: int, first: int, party: int | None, secret: bytes
+) -> None:
+    config = poisson(batch)
+    window = draw_window(config, rows, party, epoch, first, steps, secret)
+    assert window.ids.dtype == window.lengths.dtype == np.int32
+    assert len(window.lengths) == steps
+    assert window.lengths.sum() == len(window.ids)
+    assert len(window.ids) == 0 or (window.ids.min() >= 0 and window.ids.max() < rows)
+    for part in np.split(window.ids, np.cumsum(window.lengths)[:-1]):
+        assert len(set(part.tolist())) == len(part)
+    if batch >= rows:  # the rate is at most 1
+        assert (window.lengths == rows).all()
+    assert divisors(config, window.lengths).tolist() == [batch] * steps
+    again = draw_window.__wrapped__(config, rows, party, epoch, first, steps, secret)
+    assert np.array_equal(again.ids, window.ids)
+    assert np.array_equal(again.lengths, window.lengths)
+
+
+def test_shuffled_steps_are_means_over_their_rows() -> None:
+    config = resolve({"batch-size": 30})
+    assert divisors(config, np.array([30, 30, 7], np.int32)).tolist() == [30, 30, 7]
+
+
+@pytest.mark.parametrize(("rows", "batch"), [(50, 2), (50, 20), (50, 45)])
+@pytest.mark.parametrize("steps", [1, 100])
+def test_poisson_sampling_takes_every_row_by_the_same_chance_and_each_step_anew(
+    rows: int, batch: int, steps: int
+) -> None:
+    config, all_steps, q = poisson(batch), 5000, batch / rows
+    by_step = np.concatenate(
+        [
+            taken(draw_window(config, rows, 0, epoch, 0, steps, b"secret"), rows)
+            for epoch in range(all_steps // steps)
+        ]
+    )
+    deviation = np.sqrt(q * (1 - q) / all_steps)
+    assert np.abs(by_step.mean(0) - q).max() < 5 * deviation  # of each row
+    assert abs(by_step.mean() - q) < 5 * deviation / np.sqrt(rows)
+    sizes = by_step.sum(1)  # binomial
+    assert np.var(sizes) == pytest.approx(rows * q * (1 - q), rel=0.15)
+    # Neither rows of a step, nor steps of a row, nor neighbours across both, go together.
+    centred = (by_step - q) / np.sqrt(q * (1 - q))
+    for one, other in (
+        (centred[:, :-1], centred[:, 1:]),
+        (centred[:-1], centred[1:]),
+        (centred[:-1, -1:], centred[1:, :1]),
+    ):
+        assert abs((one * other).mean()) < 5 / np.sqrt(one.size)
+
+
+def test_poisson_mini_batches_differ_between_all_that_name_them() -> None:
+    def ids(party: int | None = 0, epoch: int = 0, first: int = 0, **more: Any) -> tuple[int, ...]:
+        secret = more.pop("secret", b"secret")
+        window = draw_window(poisson(50, **more), 200, party, epoch, first, 1, secret)
+        return tuple(window.ids.tolist())
+
+    drawn = [ids(), ids(None), ids(1), ids(epoch=1), ids(first=1), ids(seed=1), ids(secret=b"")]
+    drawn.append(ids(secret=b"secreu"))
+    assert len(set(drawn)) == len(drawn)
+    assert ids() == ids()
+
+
+def test_only_the_party_knows_the_rows_of_its_poisson_mini_batches() -> None:
+    config = resolve({"dataset": "breast-cancer", "batch-size": 20, "sampling": "poisson"})
+    holder = LabelHolder(config, load_labels(config), {0: 32, 1: 32})
+    order = TrainOrder(exchange=1, epoch=0, first=0, steps=3, coordinated=False)
+    sent = []
+    for _ in range(2):
+        party = Party(config, 0, 2, 1)
+        party.describe(DescribeOrder(outputs=1))  # draws its secret
+        upload = party.train(order)
+        arrival = holder.receive(0, order, upload)
+        window = draw_window(config, 455, 0, 0, 0, 3, party.secret)
+        assert arrival.window.ids.tolist() == window.ids.tolist() == upload.arrays["ids"].tolist()
+        assert arrival.window.lengths.tolist() == upload.arrays["lengths"].tolist()
+        assert window.ids.tolist() != draw_window(config, 455, 0, 0, 0, 3).ids.tolist()
+        sent.append(window.ids.tolist())
+    assert sent[0] != sent[1]
+
+
+def test_of_a_row_that_a_poisson_window_has_twice_the_last_embedding_counts() -> None:
+    config = resolve({"dataset": "breast-cancer", "batch-size": 400, "sampling": "poisson"})
+    holder = LabelHolder(config, load_labels(config), {0: 32, 1: 32})
+    order = TrainOrder(exchange=1, epoch=0, first=0, steps=2, coordinated=False)
+    party = Party(config, 1, 2, 1)
+    upload = party.train(order)
+    ids, (first, _) = upload.arrays["ids"], upload.arrays["lengths"]
+    numbered = np.repeat(np.arange(len(ids), dtype=np.float32)[:, None], 32, axis=1)
+    holder.receive(1, order, replace(upload, arrays={**upload.arrays, "embedding": numbered}))
+    where = {row: place for place, row in enumerate(ids.tolist())}  # the last place of each
+    assert len(set(ids[:first].tolist()) & set(ids[first:].tolist())) > 200
+    assert {row: int(holder.table[row, 32]) for row in where} == where
+    assert (holder.table[:, :32] == 0).all()

@@ -14,6 +14,7 @@ from strategies import resolve
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
 from vfl_flower.models import (
+    BLACK_BOXES,
     BottomModel,
     build_bottom,
     build_optimizer,
@@ -21,12 +22,18 @@ from vfl_flower.models import (
     choose_device,
     embedding_size,
     load_model,
+    loss_gradient,
     loss_per_row,
     model_arrays,
+    penalty,
+    penalty_gradient,
+    targets,
 )
 
 
 def config_of(**keys: Any) -> RunConfig:
+    if keys.get("bottom_model") in BLACK_BOXES:
+        keys["strategy"] = "cascaded"
     return resolve({key.replace("_", "-"): value for key, value in keys.items()})
 
 
@@ -49,6 +56,10 @@ def flat(model: torch.nn.Module) -> Tensor:
         ("cnn", (7, 9, 3)),
         ("lstm", (6, 2)),
         ("lstm", (1, 1)),
+        ("binarised", (5,)),
+        ("binarised", (4, 3)),
+        ("scorecard", (5,)),
+        ("scorecard", (4, 3)),
     ],
 )
 @pytest.mark.parametrize("rows", [1, 3])
@@ -64,6 +75,8 @@ def test_bottom_model_makes_embeddings(kind: str, shape: tuple[int, ...], rows: 
         ("mlp", (5,), 5 * 6 + 6 + 6 * 7 + 7),
         ("cnn", (8, 8), (9 * 6 + 6) + (9 * 6 * 6 + 6) + (6 * 2 * 2 * 7 + 7)),
         ("lstm", (9, 2), 4 * (2 * 6 + 6 * 6 + 2 * 6) + (6 * 7 + 7)),
+        ("binarised", (5,), 5 * 7),
+        ("scorecard", (5,), 4 * 5 * 7),
     ],
 )
 def test_bottom_model_has_so_many_parameters(kind: str, shape: tuple[int, ...], count: int) -> None:
@@ -99,10 +112,50 @@ def test_embedding_activation(keys: dict[str, Any], least: float, most: float) -
     assert (h.max() > 1) == (most > 1)
 
 
+# --- models without a gradient ------------------------------------------------------------------
+
+
+def black_box(kind: str, parameter: list[list[float]]) -> BottomModel:
+    keys = {"bottom_model": kind, "embedding_activation": "none"}
+    model = build_bottom(config_of(**keys), 0, (2,), 2)
+    with torch.no_grad():
+        next(model.parameters()).copy_(torch.tensor(parameter))
+    return model
+
+
+def test_scorecard_adds_up_the_points_of_each_feature_s_bin() -> None:
+    points = [[10.4, 0.0], [20.0, 1.0], [30.0, -2.6], [40.0, 3.0]]  # first feature, bin by bin
+    points += [[1.0, 0.0], [2.0, 0.0], [3.0, 0.0], [4.0, 50.0]]  # second
+    model = black_box("scorecard", points)
+    x = torch.tensor([[-1.5, -1.0], [-0.5, 0.5], [0.0, 1.0], [0.7, 7.0], [1.1, -9.0]])
+    expected = [
+        [1.0 + 0.1, 0.0],  # a feature at an edge is in the bin below
+        [2.0 + 0.3, 0.1],
+        [2.0 + 0.3, 0.1],
+        [3.0 + 0.4, -0.3 + 5.0],
+        [4.0 + 0.1, 0.3],
+    ]
+    torch.testing.assert_close(model(x).detach(), torch.tensor(expected))
+
+
+def test_binarised_layer_uses_the_signs_of_its_weights() -> None:
+    model = black_box("binarised", [[0.3, -2.0], [0.0, 1e-9]])
+    x = torch.tensor([[1.0, 10.0], [-3.0, 0.5]])
+    expected = torch.tensor([[1.0 - 10.0, 10.0], [-3.0 - 0.5, 0.5]]) / 2**0.5
+    torch.testing.assert_close(model(x).detach(), expected)
+
+
+@pytest.mark.parametrize("kind", ["binarised", "scorecard"])
+def test_black_boxes_have_no_gradient_to_learn_from(kind: str) -> None:
+    model = build_bottom(config_of(bottom_model=kind), 0, (5,), 3)
+    gradients = torch.autograd.grad(model(torch.randn(6, 5)).sum(), list(model.parameters()))
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
 # --- seeds --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm"])
+@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm", "binarised", "scorecard"])
 def test_equal_seeds_give_equal_parameters_and_other_parties_other_ones(kind: str) -> None:
     def parameters(party: int, seed: int = 0) -> Tensor:
         return flat(build_bottom(config_of(bottom_model=kind, seed=seed), party, (4, 4), 3))
@@ -123,7 +176,7 @@ def test_top_model_has_parameters_of_its_own_seed() -> None:
         assert not torch.equal(parameters(), flat(bottom))
 
 
-@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm"])
+@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm", "binarised", "scorecard"])
 def test_random_state_of_torch_is_untouched(kind: str) -> None:
     before = torch.get_rng_state()
     build_bottom(config_of(bottom_model=kind), 0, (4, 4), 3)
@@ -228,6 +281,27 @@ def test_loss_of_one_output_is_that_of_torch() -> None:
 def test_loss_of_one_output_is_finite_for_large_logits() -> None:
     losses = loss_per_row(torch.tensor([[1e4], [-1e4]]), torch.tensor([0, 0]))
     torch.testing.assert_close(losses, torch.tensor([1e4, 0.0]))
+
+
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_gradient_of_the_loss_is_its_derivative(outputs: int) -> None:
+    h, labels = torch.randn(6, outputs, requires_grad=True), torch.randint(max(2, outputs), (6,))
+    (expected,) = torch.autograd.grad(loss_per_row(h, labels).sum(), [h])
+    torch.testing.assert_close(loss_gradient(h.detach(), targets(labels, outputs)), expected)
+
+
+@pytest.mark.parametrize(
+    ("regulariser", "values"),
+    [("l2", [0.0, 0.5, 4.5]), ("nonconvex", [0.0, 0.25, 0.45])],  # w^2 / 2; w^2 / (2 + 2 w^2)
+)
+def test_regularisers_by_hand_and_their_gradient(regulariser: str, values: list[float]) -> None:
+    config = config_of(regulariser=regulariser)
+    torch.testing.assert_close(
+        penalty(config, torch.tensor([0.0, -1.0, 3.0])), torch.tensor(values)
+    )
+    w = 3 * torch.randn(50, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(penalty(config, w).sum(), [w])
+    torch.testing.assert_close(penalty_gradient(config, w.detach()), expected)
 
 
 @pytest.mark.parametrize(
