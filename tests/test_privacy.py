@@ -1,4 +1,4 @@
-"""Perturbed local embedding: the noise that is added, and what the accountant says of it."""
+"""Noise on embeddings and on scalars, and what the accountants say of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dp_accounting import GaussianDpEvent
+from dp_accounting import (
+    DpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+    calibrate_dp_mechanism,
+    get_epsilon_gaussian,
+)
 from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
@@ -19,7 +26,7 @@ from strategies import SYSTEMS, resolve
 from strategies.vertical import Vertical
 from tests.conftest import Start
 from vfl_flower import client_app
-from vfl_flower.batches import draw_window
+from vfl_flower.batches import Window, draw_window
 from vfl_flower.config import RunConfig
 from vfl_flower.data import load_labels
 from vfl_flower.errors import ConfigError, VflError
@@ -27,7 +34,21 @@ from vfl_flower.first_order import embed, update
 from vfl_flower.local_grid import LocalGrid
 from vfl_flower.models import BottomModel, build_bottom, build_optimizer
 from vfl_flower.party import Party
-from vfl_flower.privacy import EmbeddingAccountant, Perturbation, epsilon, epsilon_of_theorem_6
+from vfl_flower.privacy import (
+    Accountant,
+    EmbeddingAccountant,
+    Perturbation,
+    ScalarAccountant,
+    ScalarNoise,
+    accountant,
+    calibrated,
+    calibrated_by_paper,
+    epsilon,
+    epsilon_of_scalars,
+    epsilon_of_theorem_6,
+    epsilon_of_theorem_vi5,
+    most_steps,
+)
 from vfl_flower.records import DescribeOrder, EmbedOrder, EvaluateOrder, TrainOrder, Upload
 
 PRIVATE = {"privacy": "perturbed-embedding", "noise-seed": 3}
@@ -255,8 +276,8 @@ def test_epsilon_is_that_of_composed_gaussian_mechanisms(
     noise: float, bound: float, uploads: int
 ) -> None:
     config = config_of(embedding_noise=noise, embedding_bound=bound)
-    accountant = PLDAccountant().compose(GaussianDpEvent(noise / bound), uploads)
-    assert epsilon(config, uploads) == pytest.approx(accountant.get_epsilon(1e-5), rel=0.01)
+    theirs = PLDAccountant().compose(GaussianDpEvent(noise / bound), uploads)
+    assert epsilon(config, uploads) == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
 
 
 def test_epsilon_is_exact_for_its_delta() -> None:
@@ -288,19 +309,19 @@ def trained(parties: int, keys: dict[str, Any]) -> Vertical:
 @pytest.mark.parametrize("window", [1, 4, 100])
 def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
     keys = {**PRIVATE, "epochs": 3, "window": window, "batch-size": 100}
-    accountant = trained(3, keys).accountant
-    assert isinstance(accountant, EmbeddingAccountant)
-    assert accountant.epochs == accountant.evaluations == {0: 3, 1: 3, 2: 3}
-    assert [accountant.most_uploads(party) for party in range(3)] == [3, 3, 3]
+    counted = trained(3, keys).accountant
+    assert isinstance(counted, EmbeddingAccountant)
+    assert counted.epochs == counted.evaluations == {0: 3, 1: 3, 2: 3}
+    assert [counted.most_uploads(party) for party in range(3)] == [3, 3, 3]
 
 
 def test_uploads_of_test_rows_count_too() -> None:
     private = {**PRIVATE, "strategy": "frozen", "epochs": 3}
-    accountant = trained(2, private).accountant
-    assert isinstance(accountant, EmbeddingAccountant)
-    assert accountant.most_uploads(1) == 1
-    accountant.ordered(1, EvaluateOrder(exchange=3))
-    assert accountant.most_uploads(1) == 2
+    counted = trained(2, private).accountant
+    assert isinstance(counted, EmbeddingAccountant)
+    assert counted.most_uploads(1) == 1
+    counted.ordered(1, EvaluateOrder(exchange=3))
+    assert counted.most_uploads(1) == 2
 
 
 class Counting:
@@ -333,6 +354,42 @@ def test_asynchronous_run_counts_what_was_sent(run: Start, more: dict[str, Any])
     assert summary["epsilon"] >= epsilon(resolve(keys), most)
     if "max-delay" not in more:
         assert summary["epsilon"] == epsilon(resolve(keys), most)
+
+
+@pytest.mark.parametrize("strategy", ["cascaded", "syn-zoo"])
+def test_a_pair_of_embeddings_counts_as_two_uploads(run: Start, strategy: str) -> None:
+    keys = {**SECRET, "dataset": "breast-cancer", "window": 15, "epochs": 3, "strategy": strategy}
+    assert run(2, keys).summary["epsilon"] == epsilon(resolve(keys), 6)
+
+
+@pytest.mark.parametrize(("strategy", "each"), [("vafl", 1), ("split-nn", 1), ("cascaded", 2)])
+def test_uploads_of_poisson_batches_are_counted_row_by_row(
+    run: Start, strategy: str, each: int
+) -> None:
+    keys = {**SECRET, "dataset": "breast-cancer", "window": 5, "epochs": 3, "sampling": "poisson"}
+    keys["strategy"] = strategy
+    ids: dict[int, list[int]] = {0: [], 1: []}
+
+    def watched(message: Any, context: Any) -> Any:
+        reply = client_app.app(message, context)
+        if message.metadata.message_type == "train":
+            order = message.content["scalars"]
+            arrays = reply.content.array_records["arrays"]
+            party = context.node_config["partition-id"]
+            if order["coordinated"]:
+                place = (order[name] for name in ("epoch", "first", "steps"))
+                window = draw_window(resolve(context.run_config), 455, None, *place)
+                ids[party] += window.ids.tolist()
+            else:
+                # Rows that a window has twice are twice in it.
+                ids[party] += arrays["ids"].numpy().tolist()
+        return reply
+
+    watching: Any = watched
+    summary = run(2, keys, watching).summary
+    most = max(int(np.bincount(rows).max()) for rows in ids.values())
+    assert most > 3
+    assert summary["epsilon"] == epsilon(resolve(keys), each * most)
 
 
 def test_summary_reports_epsilon_delta_and_the_figure_of_the_paper(run: Start) -> None:
@@ -376,3 +433,244 @@ def test_noise_seed_makes_a_run_repeatable_and_a_secret_one_does_not(run: Start)
     assert np.array_equal(parameters(3), parameters(3))
     assert not np.allclose(parameters(3), parameters(4), atol=1e-3)
     assert not np.allclose(parameters(-1), parameters(-1), atol=1e-3)
+
+
+# --- scalar noise -------------------------------------------------------------------------------
+
+DPZV = {"strategy": "dpzv", "dataset": "breast-cancer", "batch-size": 64, "window": 8}
+
+
+def budget_of(eps: float, delta: float, batch: int, **more: Any) -> RunConfig:
+    keys = {"strategy": "dpzv", "epsilon": eps, "delta": delta, "batch-size": batch, **more}
+    return resolve(keys)
+
+
+def event(rate: float, multiplier: float, steps: int) -> DpEvent:
+    one = PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier))
+    return SelfComposedDpEvent(one, steps)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "multiplier", "steps", "delta"),
+    [(1000, 50, 1.5, 300, 1e-4), (1000, 10, 0.8, 1000, 1e-5), (60_000, 64, 1.07, 93_700, 1e-3)],
+)
+def test_epsilon_of_scalars_is_that_of_dp_accounting(
+    rows: int, batch: int, multiplier: float, steps: int, delta: float
+) -> None:
+    theirs = PLDAccountant().compose(event(batch / rows, multiplier, steps)).get_epsilon(delta)
+    config = budget_of(1.0, delta, batch)
+    assert epsilon_of_scalars(config, rows, multiplier, steps) == theirs
+
+
+@pytest.mark.parametrize("batch", [100, 500])
+def test_scalars_over_all_rows_are_composed_gaussian_mechanisms(batch: int) -> None:
+    eps = epsilon_of_scalars(budget_of(1.0, 1e-5, batch), 100, 30.0, 400)
+    assert delta_of_gaussian(eps, 20 / 30) == pytest.approx(1e-5, rel=0.02)
+
+
+def test_no_scalar_costs_nothing_and_each_costs_more() -> None:
+    config = budget_of(1.0, 1e-3, 50)
+    costs = [epsilon_of_scalars(config, 1000, 2.0, steps) for steps in (0, 1, 10, 100)]
+    assert costs[0] == 0.0
+    assert costs == sorted(set(costs))
+
+
+@pytest.mark.parametrize(
+    ("eps", "delta", "rows", "batch", "steps"),
+    [
+        (1.0, 1e-3, 60_000, 64, 93_700),
+        (0.1, 1e-3, 1437, 32, 540),
+        (0.3, 1e-6, 455, 455, 10),
+    ],
+)
+def test_calibrated_noise_spends_the_budget_and_hardly_less(
+    eps: float, delta: float, rows: int, batch: int, steps: int
+) -> None:
+    config = budget_of(eps, delta, batch)
+    multiplier = calibrated(config, rows, steps)
+    theirs = PLDAccountant().compose(event(batch / rows, multiplier, steps)).get_epsilon(delta)
+    assert 0.995 * eps <= theirs <= eps
+
+
+def test_calibrated_noise_is_that_of_dp_accounting() -> None:
+    theirs = calibrate_dp_mechanism(
+        PLDAccountant, lambda sigma: event(32 / 1437, sigma, 540), 0.1, 1e-4, tol=1e-3
+    )
+    ours = calibrated(budget_of(0.1, 1e-4, 32), 1437, 540)
+    assert ours == pytest.approx(theirs, rel=2e-3)
+
+
+@pytest.mark.parametrize(("eps", "multiplier"), [(0.1, 8.0), (0.3, 4.0)])
+def test_most_steps_is_the_most_that_fit(eps: float, multiplier: float) -> None:
+    config = budget_of(eps, 1e-3, 50)
+    steps = most_steps(config, 1000, multiplier, 2000)
+    assert 0 < steps < 2000
+    spent = [epsilon_of_scalars(config, 1000, multiplier, steps + more) for more in (0, 1)]
+    assert spent[0] <= eps < spent[1]
+    assert most_steps(config, 1000, multiplier, steps // 2) == steps // 2
+
+
+def test_without_noise_no_step_fits() -> None:
+    assert most_steps(budget_of(1.0, 1e-3, 50), 1000, 0.0, 10) == 0
+
+
+@pytest.mark.parametrize(
+    ("claimed", "spent", "digits"), [(0.5, 0.23, 2), (1.0, 0.49, 2), (5.0, 15.9, 1), (10.0, 234, 0)]
+)
+def test_what_the_noise_of_the_paper_is_worth(claimed: float, spent: float, digits: int) -> None:
+    config = budget_of(claimed, 1e-3, 64)
+    multiplier = calibrated_by_paper(config, 60_000, 93_700)
+    assert round(epsilon_of_scalars(config, 60_000, multiplier, 93_700), digits) == spent
+    claim = epsilon_of_theorem_vi5(config, 60_000, multiplier, 93_700)
+    assert claim == pytest.approx(claimed, rel=1e-6)
+
+
+def test_noise_of_the_paper_is_its_formula() -> None:
+    # sigma = 2 C sqrt(T) / (D mu) on a mean over B rows, where mu-GDP is (epsilon, delta)-DP.
+    config = budget_of(2.0, 1e-4, 50, clip=0.3)
+    sigma = calibrated_by_paper(config, 1000, 400) * 0.3 / 50
+    mu = 2 * 0.3 * 20 / (1000 * sigma)
+    assert delta_of_gaussian(2.0, mu) == pytest.approx(1e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize(("multiplier", "clip", "batch"), [(1.5, 0.2, 32), (0.3, 4.0, 5)])
+def test_scalars_get_gaussian_noise_of_the_calibrated_deviation(
+    multiplier: float, clip: float, batch: int
+) -> None:
+    config = budget_of(1.0, 1e-3, batch, clip=clip)
+    noise, count = ScalarNoise(config, multiplier), 200_000
+    drawn = torch.cat([noise.added_to(torch.full((count // 10,), 7.0)) for _ in range(10)]) - 7.0
+    unit = drawn / (multiplier * clip / batch)
+    assert noise.clip == clip
+    assert unit.mean().abs() < 5 / math.sqrt(count)
+    assert (unit.square().mean() - 1).abs() < 5 * math.sqrt(2 / count)
+    assert (unit.pow(4).mean() - 3).abs() < 5 * math.sqrt(96 / count)
+    assert (unit[1:] * unit[:-1]).mean().abs() < 5 / math.sqrt(count)
+
+
+def test_noise_on_scalars_is_secret_unless_a_seed_is_given() -> None:
+    zeros = torch.zeros(5)
+
+    def drawn(noise_seed: int) -> list[float]:
+        config = budget_of(1.0, 1e-3, 32, **{"noise-seed": noise_seed})
+        values: list[float] = ScalarNoise(config, 1.0).added_to(zeros).tolist()
+        return values
+
+    assert drawn(-1) != drawn(-1)
+    assert drawn(3) == drawn(3) != drawn(4)
+
+
+def test_the_accountant_is_that_of_the_privacy() -> None:
+    kinds = {"none": Accountant, "perturbed-embedding": EmbeddingAccountant}
+    for privacy, kind in kinds.items():
+        assert type(accountant(resolve({"privacy": privacy}), 10)) is kind
+    scalar = accountant(budget_of(1.0, 1e-3, 5), 10)
+    assert type(scalar) is ScalarAccountant
+    assert accountant(resolve({}), 10).steps_allowed(77) == 77
+    assert accountant(resolve({}), 10).noise() is None
+
+
+@pytest.mark.parametrize("eps", [0.1])
+def test_noise_is_calibrated_to_the_scalars_of_all_parties(run: Start, eps: float) -> None:
+    keys = {**DPZV, "epochs": 2, "epsilon": eps, "delta": 1e-3}
+    summary, config = run(3, keys).summary, resolve(keys)
+    steps = 2 * 3 * 8
+    assert summary["epochs"] == 2.0
+    assert summary["noise_multiplier"] == calibrated(config, 455, steps)
+    assert 0.995 * eps <= summary["epsilon"] <= eps
+    assert summary["delta"] == 1e-3
+    of_paper = epsilon_of_theorem_vi5(config, 455, summary["noise_multiplier"], steps)
+    assert summary["epsilon_of_paper"] == of_paper
+
+
+def test_noise_of_the_paper_is_reported_with_what_it_spends(run: Start) -> None:
+    keys = {**DPZV, "epochs": 3, "epsilon": 5.0, "delta": 1e-3, "calibration": "paper"}
+    summary, config = run(3, keys).summary, resolve(keys)
+    assert summary["noise_multiplier"] == calibrated_by_paper(config, 455, 72)
+    assert summary["epsilon_of_paper"] == pytest.approx(5.0)
+    spent = epsilon_of_scalars(config, 455, summary["noise_multiplier"], 72)
+    assert summary["epsilon"] == spent != pytest.approx(5.0, rel=0.1)
+
+
+@pytest.mark.parametrize("window", [1, 5])
+def test_a_run_stops_before_it_goes_past_its_budget(run: Start, window: int) -> None:
+    budget = {"epsilon": 0.2, "delta": 1e-3, "noise-multiplier": 8.0}
+    keys = {**DPZV, **budget, "epochs": 10, "window": window}
+    scalars = [0]
+
+    def counting(message: Any, context: Any) -> Any:
+        sent = message.content.array_records["arrays"]
+        if "difference" in sent:
+            scalars[0] += len(sent["difference"].numpy())
+        return client_app.app(message, context)
+
+    client: Any = counting
+    finished = run(2, keys, client)
+    summary, config = finished.summary, resolve(keys)
+    allowed = most_steps(config, 455, 8.0, 2 * 10 * 8)
+    assert 0 < allowed < 2 * 10 * 8
+    assert scalars[0] == summary["steps"] == allowed
+    assert summary["epochs"] == pytest.approx(allowed / 16, abs=1e-3)
+    assert summary["epsilon"] == epsilon_of_scalars(config, 455, 8.0, allowed) <= 0.2
+    assert epsilon_of_scalars(config, 455, 8.0, allowed + 1) > 0.2
+    assert summary["failure"] is None
+    assert finished.history[-1]["epoch"] == summary["epochs"]
+
+
+@pytest.mark.parametrize(("multiplier", "noise_seed"), [(2.0, 0), (0.0, -1), (0.0, 0)])
+def test_noise_that_is_known_or_none_is_worth_no_epsilon(
+    run: Start, multiplier: float, noise_seed: int
+) -> None:
+    given = {"noise-multiplier": multiplier, "noise-seed": noise_seed}
+    summary = run(2, {**DPZV, **given, "epochs": 1}).summary
+    assert (summary["epsilon"], summary["delta"], summary["epsilon_of_paper"]) == (None,) * 3
+    assert summary.get("epsilon_known_batches") is None
+    assert summary["noise_multiplier"] == multiplier
+
+
+def test_epsilon_for_who_knows_the_mini_batches() -> None:
+    counted = ScalarAccountant(budget_of(1.0, 1e-4, 2), 4)
+    counted.multiplier = 3.0
+    assert counted.figures()["epsilon_known_batches"] == 0.0
+    lengths = np.array([2, 0, 1], np.int32)
+    for party, ids in enumerate(([0, 3, 3], [3, 1, 3])):
+        counted.answered(party, Window(np.array(ids, np.int32), lengths))
+    figures = counted.figures()
+    # Row 3 was in four scalars, of both parties; all six count for those who do not know that.
+    assert figures["epsilon_known_batches"] == get_epsilon_gaussian(3.0 / 2, 1e-4)
+    assert figures["epsilon"] == epsilon_of_scalars(counted.config, 4, 3.0, 6)
+    assert "not from the label holder" in figures["epsilon_protects"]
+
+
+def test_a_run_counts_the_scalars_that_each_row_was_in(run: Start) -> None:
+    keys = {**DPZV, "epochs": 3, "noise-multiplier": 5.0, "delta": 1e-3}
+    taken = np.zeros(455, int)
+
+    def watched(message: Any, context: Any) -> Any:
+        reply = client_app.app(message, context)
+        arrays: Any = reply.content.array_records.get("arrays", {})
+        if "ids" in arrays:
+            np.add.at(taken, arrays["ids"].numpy(), 1)
+        return reply
+
+    client: Any = watched
+    summary = run(2, keys, client).summary
+    assert taken.max() > 3
+    of_batches = get_epsilon_gaussian(5.0 / math.sqrt(taken.max()), 1e-3)
+    assert summary["epsilon_known_batches"] == of_batches
+    assert summary["epsilon"] == epsilon_of_scalars(resolve(keys), 455, 5.0, 2 * 3 * 8)
+
+
+@pytest.mark.xfail(reason="Party._noise perturbs embeddings whenever privacy is not 'none'")
+def test_scalar_noise_leaves_embeddings_as_they_are() -> None:
+    keys = {**DPZV, "noise-seed": 0, "embedding-activation": "none"}
+    config = resolve(keys)
+    party = Party(config, 0, 2, 1)
+    party.describe(DescribeOrder(outputs=1))
+    test = party.evaluate(EvaluateOrder(exchange=1)).arrays["embedding"]
+    with torch.no_grad():
+        clean = party.model(torch.from_numpy(party.block.test))
+    np.testing.assert_allclose(test, clean.numpy(), atol=1e-6)
+    order = TrainOrder(exchange=2, epoch=0, first=0, steps=8, coordinated=False)
+    pair = party.train(order).arrays
+    assert np.abs(pair["plus"] - pair["minus"]).max() < 1.0  # two mu along one direction
