@@ -24,6 +24,15 @@ examples:
 """
 
 
+_COMPARE_EXAMPLES = """\
+examples:
+  vfl compare split-nn vafl cascaded -c "dataset='breast-cancer' epochs=10"
+      three systems and the three baselines
+  vfl compare vafl "cascaded party-lr=0.006" "cascaded party-lr=0.02" --target 0.95
+      one system twice, with keys of its own each time
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run, and turn an error into one sentence and an exit code."""
     parser = argparse.ArgumentParser(
@@ -40,24 +49,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    run_parser.add_argument(
-        "-c",
-        "--run-config",
-        action="append",
-        default=[],
-        metavar='"KEY=VALUE ..."',
-        help="configuration, as for `flwr run`; texts in quotes. `vfl list` names the keys",
-    )
-    run_parser.add_argument(
-        "--parties", type=int, default=4, metavar="M", help="number of parties (default: 4)"
-    )
+    _add_common(run_parser)
     run_parser.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
         help="local: in this process (default); ray: Flower's simulation",
     )
-    run_parser.add_argument("--out", metavar="DIR", help="results folder (default: under runs/)")
+    compare_parser = commands.add_parser(
+        "compare",
+        help="several systems and the three baselines on one data set: a table and a picture",
+        description="Run systems and, beside them, the baselines frozen, alone and joined, in this "
+        "process; print a table, and draw their curves in one picture.",
+        epilog=_COMPARE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    compare_parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help='a system, or in quotes a system and keys of its own: "cascaded party-lr=0.01"',
+    )
+    _add_common(compare_parser)
+    compare_parser.add_argument(
+        "--target",
+        type=float,
+        default=0.90,
+        metavar="ACCURACY",
+        help="test accuracy to which bytes are counted (default: %(default)s)",
+    )
     commands.add_parser("list", help="print systems, baselines and every configuration key")
     options = parser.parse_args(arguments)
 
@@ -69,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "list":
             print(_listing())
+        elif options.command == "compare":
+            _compare(options)
         else:
             _run(options)
     except VflError as error:
@@ -78,6 +100,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("vfl: stopped.", file=sys.stderr)
         return 130
     return 0
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    """What every command that trains takes."""
+    parser.add_argument(
+        "-c",
+        "--run-config",
+        action="append",
+        default=[],
+        metavar='"KEY=VALUE ..."',
+        help="configuration, as for `flwr run`; texts in quotes. `vfl list` names the keys",
+    )
+    parser.add_argument(
+        "--parties", type=int, default=4, metavar="M", help="number of parties (default: 4)"
+    )
+    parser.add_argument("--out", metavar="DIR", help="results folder (default: under runs/)")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from vfl_flower.compare import compare, table
+
+    common = _parse(options.run_config)
+    if options.out:
+        common["out"] = options.out
+    runs = []
+    for text in options.runs:
+        name, *keys = text.split(None, 1)
+        runs.append({"strategy": name, **_parse(keys)})
+    folder = compare(options.parties, common, runs, options.target)
+    print(table(folder, options.target))
+    print(f"results: {folder}")
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -246,7 +246,7 @@ class Party:
         return self.codec.encode("embedding", h)
 
     def _noise(self, exchange: int, lengths: NDArray[Any]) -> Perturbation | None:
-        if self.config.privacy == "none":
+        if self.config.privacy != "perturbed-embedding":
             return None
         last = len(self.model.layers) - 1
         return Perturbation(self.config, self.secret, exchange, tuple(lengths.tolist()), last)

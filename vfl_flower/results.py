@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,12 @@ def results_folder(config: RunConfig) -> Path:
     return next(folder for each in names if not (folder := Path("runs", each).absolute()).exists())
 
 
-def draw_curves(histories: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Test accuracy against exchanges, bytes and time, a line for each run."""
+def draw_curves(
+    histories: Mapping[str, list[dict[str, Any]]],
+    path: Path,
+    levels: Mapping[str, float] | None = None,
+) -> None:
+    """Test accuracy against exchanges, bytes and time: a line for each run, a level for others."""
     from matplotlib.figure import Figure  # no pyplot: works without a display, in any thread
 
     def value(entry: dict[str, Any], key: str) -> float:
@@ -89,11 +94,16 @@ def draw_curves(histories: dict[str, list[dict[str, Any]]], path: Path) -> None:
             x = [unit * value(entry, key) for entry in history]
             y = [entry["test_accuracy"] for entry in history]
             axes.plot(x, y, marker=".", markersize=4, linewidth=1.2, label=name)
+        for number_of_level, (name, accuracy) in enumerate((levels or {}).items()):
+            style = ("--", "-.", ":")[number_of_level % 3]
+            axes.axhline(accuracy, color="grey", linestyle=style, linewidth=1, label=name)
+        if key == "bytes" and len(histories) > 1:
+            axes.set_xscale("log")
         axes.set_xlabel(label)
         axes.set_ylabel("test accuracy" if number == 0 else "")
         axes.grid(alpha=0.3)
         if number == 0:
-            axes.legend()
+            axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)
 
 
