@@ -1,0 +1,357 @@
+"""Privacy audit: published attacks on a system, by what its messages carry.
+
+An attack runs the application itself, with a ClientApp in front of the parties' own that reads the
+messages of party 0 (`Wiretap`), or that also answers in its place (`Curious`). An attacker has
+those messages, the run configuration, and what its row of the table says it has; true labels and
+features otherwise serve to count its successes. The memory of a party or of the label holder is
+never looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+import strategies
+from vfl_flower.audit_clients import Curious, Ids, Rows, Wiretap
+from vfl_flower.config import RunConfig, keys
+from vfl_flower.data import load_features, load_labels
+from vfl_flower.engines import run_local
+from vfl_flower.errors import ConfigError
+from vfl_flower.provenance import code_digest, versions
+from vfl_flower.results import results_folder
+
+_DRAWS = 10  # of the labelled rows that an attacker knows; its success is the mean
+_SUMMING = {"top-model": "sum", "epochs": 1, "batch-size": 64}  # Cascaded, section VI-B
+_OF_OTHER_SERVERS = (  # keys that mean nothing, or something else, where the server sums
+    "combine",
+    "embedding-size",
+    "embedding-activation",
+    "top-hidden",
+    "on-party-failure",
+    "parties",
+    "out",
+)
+_SMALL = 0.001  # party-lr there: the least that the paper tried, since the user's is for another
+_IMAGES = 10  # in the picture
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of the table: how often an attacker is right, beside one that only guesses.
+
+    ``measure``: "accuracy", the share of rows whose class is named, where guessing names the most
+    frequent class; with two classes "AUC"; or for features "R2", the share of variance explained.
+    ``rows`` is how many rows it was measured on, over all trials.
+    """
+
+    attack: str
+    attacker: str
+    measure: str
+    success: float
+    guessing: float
+    rows: int
+
+
+# --- attacks: scores [R, C] of the classes, the highest of which is named -------------------------
+
+
+def direct(gradients: Rows) -> Rows:
+    """Label inference by the sign of the gradient of the outputs [R, C] (Fu et al., 2022).
+
+    d loss / d y_c is p_c, less one if c is the label: only the label's component is negative.
+    """
+    return np.hstack([gradients, -gradients]) if gradients.shape[1] == 1 else -gradients
+
+
+def by_norm(gradients: Rows, known: Ids, labels: Ids) -> Rows:
+    """Label inference by the norms of gradient rows [R, E] (Li et al., 2022), on a log scale.
+
+    A row is of the class whose known rows have the nearest mean.
+    """
+    logs = np.log(np.linalg.norm(gradients, axis=1) + 1e-30)
+    means = _class_means(logs[known, None], labels)[:, 0]
+    scores: Rows = -np.square(logs[:, None] - means)
+    return scores
+
+
+def by_direction(gradients: Rows, known: Ids, labels: Ids) -> Rows:
+    """Label inference by the directions of gradient rows [R, E] (Li et al., 2022).
+
+    A row is of the class whose known rows' mean direction makes the largest cosine with its own.
+    """
+    directions = _unit(gradients)
+    scores: Rows = directions @ _unit(_class_means(directions[known], labels)).T
+    return scores
+
+
+def complete(embeddings: Rows, known: Ids, labels: Ids) -> Rows:
+    """Model completion (Fu et al., 2022): a head for embeddings [R, E], fitted to known rows."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    scaled = StandardScaler().fit_transform(embeddings)
+    scores: Rows = (
+        LogisticRegression(max_iter=500).fit(scaled[known], labels).predict_log_proba(scaled)
+    )
+    return scores
+
+
+def reconstruct(embeddings: Rows, known: Ids, features: Rows) -> Rows:
+    """Features [R, F] from embeddings [R, E], by a decoder trained on the features of known rows.
+
+    One hidden layer; the weight decay is strong because few rows are known.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPRegressor
+    from sklearn.preprocessing import StandardScaler
+
+    scaled = StandardScaler().fit_transform(embeddings)
+    decoder = MLPRegressor(hidden_layer_sizes=(256,), alpha=10, max_iter=300, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        decoder.fit(scaled[known], features if features.shape[1] > 1 else features[:, 0])
+    decoded: Rows = decoder.predict(scaled).reshape(len(embeddings), -1)
+    return decoded
+
+
+def _class_means(rows: Rows, labels: Ids) -> Rows:
+    return np.stack([rows[labels == each].mean(0) for each in range(labels.max() + 1)])
+
+
+def _unit(rows: Rows) -> Rows:
+    unit: Rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+    return unit
+
+
+# --- the audit ----------------------------------------------------------------------------------
+
+
+def audit(
+    parties: int, run_config: Mapping[str, Any], known: int = 4, shown: int = 500
+) -> tuple[list[Finding], Path]:
+    """Attack a system, and write ``audit.json`` into the results folder of the run attacked.
+
+    Parameters
+    ----------
+    known : labelled rows of each class that some attackers have.
+    shown : rows, up to a tenth of all, whose features the label holder has for its decoder.
+
+    Raises
+    ------
+    ConfigError, PartyError
+        As `run_local`; or if the strategy is a baseline, or a class has too few rows.
+    """
+    config = strategies.resolve(run_config)
+    if config.strategy in strategies.BASELINES:
+        systems = [name for name in strategies.SYSTEMS if name not in strategies.BASELINES]
+        raise ConfigError(
+            f"strategy = {config.strategy!r} is a baseline, and the audit is for systems: choose "
+            f"one of {', '.join(systems)}."
+        )
+    labels = load_labels(config).train
+    counts = np.bincount(labels)
+    if known < 1 or counts.min() <= known:
+        raise ConfigError(
+            f"{known} known rows a class cannot be: the smallest class of {config.dataset} has "
+            f"{counts.min()} training rows, and some must be left to attack."
+        )
+    folder = results_folder(config)
+    trials = min(5, math.ceil(5000 / len(labels)))
+    with tqdm(total=2 + 2 * trials, unit="run", desc="audit", disable=None, leave=False) as bar:
+        tap = Wiretap(config)
+        run = run_local(parties, {**run_config, "out": str(folder)}, tap)
+        bar.update()
+        untrained = Wiretap(config)
+        _run({**run_config, "party-lr": 0.0, "epochs": 1}, parties, untrained, run.summary)
+        bar.update()
+        findings = _direct_inference(parties, run_config, labels, trials, bar)
+    findings += _with_known_rows(config, labels, known, tap, untrained)
+    findings.append(_reconstruction(config, parties, shown, tap, folder))
+    report = {
+        "strategy": config.strategy,
+        "dataset": config.dataset,
+        "parties": parties,
+        "test_accuracy": run.summary["test_accuracy"],
+        "attacks": [asdict(finding) for finding in findings],
+        "config": {key: getattr(config, spec.name) for key, spec in keys().items()},
+        "versions": versions(),
+        "code": code_digest(),
+    }
+    (folder / "audit.json").write_text(json.dumps(report, indent=2) + "\n")
+    return findings, folder
+
+
+def table(findings: list[Finding]) -> str:
+    """The findings, one a line, in aligned columns."""
+    lines = [("attack", "attacker: what it has", "measure", "success", "guessing")]
+    for each in findings:
+        figures = f"{each.success:.4f}", f"{each.guessing:.4f}"
+        lines.append((each.attack, each.attacker, each.measure, *figures))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if number > 2 else text.ljust(width)
+            for number, (text, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def _run(
+    run_config: Mapping[str, Any], parties: int, tap: Wiretap, like: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A run of which only what the wiretap read is kept; its summary.
+
+    Scalar noise is that of the run that ``like`` sums up, since calibrating it anew takes long.
+    """
+    calibrated = like.get("noise_multiplier")
+    if calibrated is not None:
+        run_config = {key: run_config[key] for key in run_config.keys() - {"epsilon"}}
+        run_config["noise-multiplier"] = calibrated
+    with TemporaryDirectory() as out:
+        return run_local(parties, {**run_config, "out": out}, tap).summary
+
+
+def _direct_inference(
+    parties: int, run_config: Mapping[str, Any], labels: Ids, trials: int, bar: Any
+) -> list[Finding]:
+    """Table I of Cascaded: two parties, a server that sums their outputs, one epoch, batch 64.
+
+    Trials differ in their seed. Beside its direct inference, the forward embedding leak of Sun et
+    al. (2022): embeddings that are summed to the outputs may show the class without any feedback.
+    """
+    config = strategies.resolve(run_config)
+    given = {key: run_config[key] for key in run_config.keys() - set(_OF_OTHER_SERVERS)} | _SUMMING
+    if config.top_model != "sum":
+        given["party-lr"] = _SMALL
+    if config.quorum:
+        given["quorum"] = 2 if config.quorum >= parties else 1
+    heard: list[tuple[Wiretap, ...]] = []
+    first: dict[str, Any] = {}
+    for trial in range(trials):
+        of_trial = {**given, "seed": config.seed + trial}
+        resolved = strategies.resolve(of_trial)
+        guessing = Wiretap(resolved, guess=np.random.default_rng([resolved.seed, 4]))
+        heard.append((Wiretap(resolved, Curious(resolved)), Wiretap(resolved, guessing), guessing))
+        for tap in heard[-1][:2]:
+            summary = _run(of_trial, 2, tap, first)
+            first = first or summary
+            bar.update()
+    attackers = {
+        "direct, designed queries*": "party 0: answers to queries of its own",
+        "direct, uploads read*": "eavesdropper: uploads and answers of party 0",
+        "direct, uploads guessed*": "eavesdropper: answers of party 0",
+    }
+    if config.estimator == "first-order":  # uploads are not used
+        del attackers["direct, uploads guessed*"]
+    findings = [
+        _finding(
+            name,
+            attacker,
+            [(direct(tap.gradients[tap.answered]), labels[tap.answered]) for tap in taps],
+        )
+        for (name, attacker), taps in zip(attackers.items(), zip(*heard, strict=True), strict=False)
+    ]
+    benign = [taps[1] for taps in heard]
+    outputs = [(direct(-tap.embeddings[tap.uploaded]), labels[tap.uploaded]) for tap in benign]
+    findings.append(_finding("embeddings as outputs*", "eavesdropper: uploads of party 0", outputs))
+    return findings
+
+
+def _with_known_rows(
+    config: RunConfig, labels: Ids, known: int, tap: Wiretap, untrained: Wiretap
+) -> list[Finding]:
+    """Attacks that start from a few labelled rows of each class: all draws of those together."""
+    of_messages = tap.gradients, tap.answered
+    attacks = [
+        ("gradient norms", "eavesdropper: messages of party 0", by_norm, *of_messages),
+        ("gradient directions", "eavesdropper: messages of party 0", by_direction, *of_messages),
+        ("model completion", "party 0: its embeddings", complete, tap.embeddings, tap.uploaded),
+        (
+            "model completion, control",
+            "party 0, untrained: its embeddings",
+            complete,
+            untrained.embeddings,
+            untrained.uploaded,
+        ),
+    ]
+    findings = []
+    for name, attacker, attack, rows, reached in attacks:
+        rows, truth = rows[reached], labels[reached]
+        of_class = [np.flatnonzero(truth == each) for each in range(labels.max() + 1)]
+        if min(map(len, of_class)) <= known:
+            raise ConfigError(
+                f"Of some class no more than {known} rows were in a mini-batch, and some must be "
+                "left to attack: give the run more epochs, or attackers fewer known rows."
+            )
+        generator = np.random.default_rng([config.seed, 5])
+        draws = []
+        for _ in range(_DRAWS):
+            ids = np.concatenate([generator.choice(each, known, False) for each in of_class])
+            scores = attack(rows, ids, truth[ids])
+            draws.append((np.delete(scores, ids, 0), np.delete(truth, ids)))
+        findings.append(_finding(name, f"{attacker}, {known} labels a class", draws))
+    return findings
+
+
+def _finding(attack: str, attacker: str, trials: Sequence[tuple[Rows, Ids]]) -> Finding:
+    """How often the highest score is that of the true class; with two classes, the AUC.
+
+    Parameters
+    ----------
+    trials : of each, scores [R, C] and labels [R]; the mean over trials is reported.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    rows = sum(len(truth) for _, truth in trials)
+    if trials[0][0].shape[1] == 2:
+        areas = [roc_auc_score(truth, scores[:, 1] - scores[:, 0]) for scores, truth in trials]
+        return Finding(attack, attacker, "AUC", float(np.mean(areas)), 0.5, rows)
+    success = np.mean([(scores.argmax(1) == truth).mean() for scores, truth in trials])
+    guessing = np.mean([np.bincount(truth).max() / len(truth) for _, truth in trials])
+    return Finding(attack, attacker, "accuracy", float(success), float(guessing), rows)
+
+
+def _reconstruction(
+    config: RunConfig, parties: int, shown: int, tap: Wiretap, folder: Path
+) -> Finding:
+    """The label holder's decoder, on rows that it does not know; draws images, if they are such."""
+    block = load_features(config, 0, parties).train[tap.uploaded]
+    features = block.reshape(len(block), -1)
+    order = np.random.default_rng([config.seed, 6]).permutation(len(block))
+    known, others = np.split(order, [max(2, min(shown, len(block) // 10))])
+    decoded = reconstruct(tap.embeddings[tap.uploaded], known, features[known])
+    error = np.square(features - decoded)[others].sum(dtype=float)
+    error_of_mean = np.square(features - features[known].mean(0))[others].sum(dtype=float)
+    if block.ndim > 2 and config.bottom_model != "lstm":
+        few = others[:_IMAGES]
+        draw_images(block[few], decoded.reshape(block.shape)[few], folder / "reconstruction.png")
+    attacker = f"label holder: embeddings of party 0, features of {len(known)} rows"
+    success = 1 - error / error_of_mean
+    return Finding("feature reconstruction", attacker, "R2", success, 0.0, len(others))
+
+
+def draw_images(originals: Rows, decoded: Rows, path: Path) -> None:
+    """Images [n, H, W] or [n, H, W, colours], each beside what was made of it."""
+    from matplotlib.figure import Figure
+
+    low, high = originals.min(), originals.max()
+    figure = Figure(figsize=(0.9 * len(originals), 2.2), layout="constrained")
+    axes = figure.subplots(2, len(originals), squeeze=False)
+    for row, (title, images) in enumerate((("original", originals), ("decoded", decoded))):
+        for column, image in enumerate(images):
+            scaled = ((image - low) / max(high - low, 1e-9)).clip(0, 1)
+            axes[row, column].imshow(scaled, cmap="gray", vmin=0, vmax=1)
+            axes[row, column].set(xticks=[], yticks=[])
+        axes[row, 0].set_ylabel(title)
+    figure.savefig(path, dpi=120)
