@@ -116,6 +116,14 @@ def test_number_too_large_for_a_float_is_refused() -> None:
         ("test-fraction", 1.0),
         ("delta", 0.0),
         ("delta", 1.0),
+        ("delta", -1e-5),
+        ("mu", 0.0),
+        ("mu", -1e-3),
+        ("clip", 0.0),
+        ("clip", -1.0),
+        ("epsilon", 0.0),
+        ("epsilon", -1.0),
+        ("noise-multiplier", -0.5),
     ],
 )
 def test_value_out_of_range_is_refused(key: str, value: float) -> None:
@@ -166,6 +174,64 @@ def test_every_default_that_a_system_prefers_is_of_a_key_that_may_be_auto() -> N
             assert flower_defaults()[fields[name]] == "auto"
 
 
+def test_the_budget_of_a_system_is_taken_whole_or_given_whole() -> None:
+    def budget(**given: Any) -> tuple[float | None, float | None, float | None]:
+        keys = {key.replace("_", "-"): value for key, value in given.items()}
+        config = resolve({"strategy": "dpzv", **keys})
+        return config.epsilon, config.delta, config.noise_multiplier
+
+    assert budget() == (1.0, 1e-3, None)
+    assert budget(epsilon=2.0, delta=1e-5) == (2.0, 1e-5, None)
+    assert budget(noise_multiplier=3.0) == (None, None, 3.0)
+    assert budget(noise_multiplier=3.0, delta=1e-4) == (None, 1e-4, 3.0)
+    assert budget(noise_multiplier=3.0, epsilon=2.0, delta=1e-4) == (2.0, 1e-4, 3.0)
+    assert budget(privacy="none") == (None, None, None)
+
+
+SCALAR = {"privacy": "scalar", "estimator": "zeroth-order", "sampling": "poisson"}
+BUDGET = {"epsilon": 1.0, "delta": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"strategy": "dpzv", "epsilon": 1.0}, "^epsilon = 1.0 says nothing without its delta"),
+        ({**SCALAR, "epsilon": 1.0}, "^epsilon = 1.0 says nothing without its delta"),
+        ({"strategy": "dpzv", "delta": 1e-3}, "^privacy = 'scalar' needs a budget, epsilon with d"),
+        (SCALAR, "^privacy = 'scalar' needs a budget, epsilon with delta, or a noise-multiplier"),
+        (
+            {"privacy": "scalar", "sampling": "poisson", **BUDGET},
+            "^privacy = 'scalar' .* gradient rows: choose estimator = 'zeroth-order'",
+        ),
+        (
+            {"strategy": "dpzv", "estimator": "first-order", **BUDGET},
+            "^privacy = 'scalar' .* gradient rows: choose estimator = 'zeroth-order'",
+        ),
+        (
+            {"strategy": "cascaded", "privacy": "scalar", **BUDGET},
+            "^privacy = 'scalar' .* set sampling = 'poisson'",
+        ),
+        (
+            {"strategy": "dpzv", "sampling": "shuffle"},
+            "^privacy = 'scalar' .* set sampling = 'poisson'",
+        ),
+        (BUDGET, "^epsilon and noise-multiplier are for privacy = 'scalar'"),
+        (
+            {"privacy": "perturbed-embedding", **BUDGET},
+            "^epsilon and noise-multiplier are for privacy = 'scalar'",
+        ),
+        ({"noise-multiplier": 1.0}, "^epsilon and noise-multiplier are for privacy = 'scalar'"),
+    ],
+    ids=str,
+)
+def test_privacy_that_cannot_be_is_refused_with_a_sentence(
+    given: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence) as error:
+        resolve(given)
+    assert "\n" not in str(error.value) and str(error.value).endswith(".")
+
+
 def test_combine_without_a_top_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="combine has no meaning"):
         resolve({"top-model": "sum", "combine": "mean"})
@@ -177,6 +243,29 @@ def test_combine_without_a_top_model_is_refused() -> None:
         ({"strategy": "vafl-t", "quorum": 3}, "quorum = 3 can never be met by 2 parties"),
         ({"max-delay": 2, "window": 4}, "window = 4 .* max-delay = 2"),
         ({"device": "abacus"}, "device = 'abacus'"),
+        (
+            {"strategy": "dpzv", "quorum": 2},
+            "^privacy = 'scalar' needs mini-batches that are secret, .* all 2 parties: lower the q",
+        ),
+        (
+            {**SCALAR, **BUDGET, "strategy": "syn-zoo"},
+            "^privacy = 'scalar' needs mini-batches that are secret",
+        ),
+        (
+            {
+                "strategy": "dpzv",
+                "epsilon": 0.01,
+                "delta": 1e-3,
+                "noise-multiplier": 2.0,
+                "epochs": 1,
+            },
+            "^The budget epsilon = 0.01 is already spent: noise-multiplier = 2 spends more",
+        ),
+        (
+            {"strategy": "dpzv", **BUDGET, "noise-multiplier": 0.0},
+            "^The budget epsilon = 1 is already spent: noise-multiplier = 0 spends more",
+        ),
+        ({"bottom-model": "binarised"}, "bottom-model = 'binarised' has no gradient"),
     ],
 )
 def test_what_only_a_run_can_tell_is_refused_by_it(

@@ -23,6 +23,7 @@ from vfl_flower.cli import main
 from vfl_flower.config import keys as configuration_keys
 from vfl_flower.engines import Run
 from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.label_holder import LabelHolder
 from vfl_flower.local_grid import LocalGrid
 from vfl_flower.party import Party
 from vfl_flower.records import Upload, read_reply, to_reply
@@ -139,6 +140,116 @@ FAULTS_OF_IDS: dict[str, tuple[Fault, str]] = {
 }
 
 
+ZEROTH = {**KEYS, "strategy": "cascaded", "noise-seed": 0}
+ZEROTH_SYNC = {**ZEROTH, "strategy": "syn-zoo"}
+POISSON = {**ZEROTH, "sampling": "poisson"}
+DPZV = {**KEYS, "strategy": "dpzv", "noise-multiplier": 1.0, "noise-seed": 0}
+
+
+def without(name: str) -> Fault:
+    return changed(arrays=lambda arrays: {k: v for k, v in arrays.items() if k != name})
+
+
+def of_steps(change: Callable[[Any, Any], Any]) -> Fault:
+    """Alter ids and lengths together."""
+
+    def both(arrays: dict[str, Any]) -> dict[str, Any]:
+        ids, lengths = arrays["ids"].copy(), arrays["lengths"].copy()
+        change(ids, lengths)
+        return {**arrays, "ids": ids, "lengths": lengths}
+
+    return changed(arrays=both)
+
+
+def row_twice(ids: Any, lengths: Any) -> None:
+    assert lengths[0] > 1
+    ids[1] = ids[0]
+
+
+def out_of_range(value: int) -> Callable[[Any, Any], None]:
+    def change(ids: Any, lengths: Any) -> None:
+        ids[-1] = value
+
+    return change
+
+
+def negative_length(ids: Any, lengths: Any) -> None:
+    lengths[0], lengths[1] = -1, lengths[0] + lengths[1] + 1  # the sum stays
+
+
+def longer_than_the_data(ids: Any, lengths: Any) -> None:
+    lengths[0] = 456
+
+
+def overflowing(ids: Any, lengths: Any) -> None:
+    lengths[:] = 2**31 - 1
+
+
+FAULTS_OF_PAIRS: dict[str, tuple[Fault, str]] = {
+    "no perturbed embedding": (without("perturbed"), "'perturbed' is missing"),
+    "no embedding": (without("embedding"), "'embedding' is missing"),
+    "perturbed of a wrong shape": (
+        array("perturbed", lambda h: h[:, :-1].copy()),
+        r"'perturbed' is float32 of shape \(\d+, 31\)",
+    ),
+    "too few perturbed rows": (array("perturbed", lambda h: h[:-1]), "'perturbed' is float32 of"),
+    "perturbed of a wrong dtype": (
+        array("perturbed", lambda h: h.astype(np.float16)),
+        "'perturbed' is float16",
+    ),
+    "NaN in perturbed": (
+        array("perturbed", with_nan),
+        "'perturbed' has values that are not finite",
+    ),
+    "NaN in embedding": (
+        array("embedding", with_nan),
+        "'embedding' has values that are not finite",
+    ),
+}
+FAULTS_OF_STEPS: dict[str, tuple[Fault, str]] = {
+    "no lengths": (without("lengths"), "'lengths' is missing"),
+    "no ids": (without("ids"), "'ids' is missing"),
+    "too few lengths": (array("lengths", lambda n: n[:-1]), r"'lengths' is int32 of shape \(14,\)"),
+    "lengths of a wrong dtype": (
+        array("lengths", lambda n: n.astype(np.int64)),
+        "'lengths' is int64",
+    ),
+    "lengths of fractions": (array("lengths", lambda n: n + 0.5), "'lengths' is float64"),
+    "lengths of two axes": (array("lengths", lambda n: n[None]), r"'lengths' .* shape \(1, 15\)"),
+    "lengths that add up to more": (array("lengths", lambda n: n + 1), "'ids' is int32 of shape"),
+    "lengths that add up to less": (array("lengths", lambda n: n // 2), "'ids' is int32 of shape"),
+    "negative length": (of_steps(negative_length), "mini-batches of -1 to"),
+    "mini-batch of more rows than there are": (
+        of_steps(longer_than_the_data),
+        "mini-batches of .* to 456 rows",
+    ),
+    "lengths that overflow": (of_steps(overflowing), "mini-batches of 2147483647 to"),
+    "ids of a wrong dtype": (array("ids", lambda ids: ids.astype(np.int64)), "'ids' is int64"),
+    "too few ids": (array("ids", lambda ids: ids[:-1]), "'ids' is int32 of shape"),
+    "id out of range": (of_steps(out_of_range(455)), "sent sample ids out of range"),
+    "negative id": (of_steps(out_of_range(-1)), "sent sample ids out of range"),
+    "row twice in a step": (of_steps(row_twice), "a row occurs more than once"),
+}
+FAULTS_OF_DPZV: dict[str, tuple[Fault, str]] = {
+    "no plus": (without("plus"), "'plus' is missing"),
+    "no minus": (without("minus"), "'minus' is missing"),
+    "NaN in minus": (array("minus", with_nan), "'minus' has values that are not finite"),
+    "minus of a wrong shape": (array("minus", lambda h: h[:, :-1].copy()), "'minus' is float32 of"),
+}
+KINDS = [
+    ("cascaded", ZEROTH, FAULTS_OF_PAIRS | FAULTS_OF_IDS),
+    ("syn-zoo", ZEROTH_SYNC, FAULTS_OF_PAIRS),
+    ("cascaded Poisson", POISSON, FAULTS_OF_PAIRS | FAULTS_OF_STEPS),
+    ("dpzv", DPZV, FAULTS_OF_DPZV | FAULTS_OF_STEPS),
+]
+OF_ZEROTH_ORDER = [
+    pytest.param(keys, *each, id=f"{kind} {name}")
+    for kind, keys, faults in KINDS
+    for name, each in faults.items()
+    if (kind, name) != ("cascaded", "no ids")  # that fault is made for one embedding
+]
+
+
 def failing(run: Start, folder: Path, keys: dict[str, Any], client: Any) -> tuple[Run, str]:
     """A run that fails, and the sentence that it fails with."""
     with pytest.raises(PartyError) as error:
@@ -173,6 +284,62 @@ def test_a_misbehaving_party_ends_the_run_with_a_sentence_and_what_was_trained_i
         assert all(np.isfinite(each).all() for each in finished.parameters(name).values())
     assert finished.parameters("top")["layers.0.weight"].shape == (64, 96)
     assert client.after == 0
+
+
+@pytest.mark.parametrize(("keys", "fault", "cause"), OF_ZEROTH_ORDER)
+def test_a_party_that_misbehaves_under_zeroth_order_ends_the_run_with_a_sentence(
+    run: Start, tmp_path: Path, keys: dict[str, Any], fault: Fault, cause: str
+) -> None:
+    client = Misbehaving(fault)
+    finished, sentence = failing(run, tmp_path / "out", {**keys, "epochs": 3}, client)
+    assert sentence.startswith("Party 1 ")
+    assert re.search(cause, sentence), sentence
+    assert finished.summary["failure"] == sentence
+    assert finished.summary["failed_parties"] == [1]
+    assert len(finished.history) == 2
+    for array in finished.parameters("top").values():
+        assert np.isfinite(array).all()
+    assert client.after == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        (ZEROTH, FAULTS_OF_PAIRS["NaN in perturbed"][0]),
+        (POISSON, FAULTS_OF_STEPS["row twice in a step"][0]),
+        (DPZV, FAULTS_OF_STEPS["negative length"][0]),
+        (DPZV, raises),
+    ],
+    ids=["cascaded", "cascaded Poisson", "dpzv", "dpzv raises"],
+)
+def test_a_zeroth_order_run_goes_on_without_the_party(
+    run: Start, keys: dict[str, Any], fault: Fault
+) -> None:
+    client: Any = Misbehaving(fault)
+    finished = run(3, {**keys, "on-party-failure": "continue"}, client)
+    assert finished.summary["failure"] is None
+    assert finished.summary["failed_parties"] == [1]
+    assert finished.summary["epochs"] == pytest.approx((4 + 4 + 2) / 3, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d[:-1],
+        lambda d: d.astype(np.float64),
+        lambda d: np.full_like(d, np.nan),
+        lambda d: d[:, None],
+    ],
+    ids=["shape", "dtype", "NaN", "axes"],
+)
+def test_a_party_refuses_scalars_that_it_cannot_use(
+    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]
+) -> None:
+    differences = LabelHolder._differences
+    monkeypatch.setattr(LabelHolder, "_differences", lambda *a: change(differences(*a)))
+    finished, sentence = failing(run, tmp_path / "out", ZEROTH, client_app.app)
+    assert "was sent feedback that it cannot use: 'difference'" in sentence
+    assert finished.summary["failure"] == sentence
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -358,6 +525,17 @@ def tables(tmp_path: Path) -> Path:
         ("epochs=1", 0, "0 parties cannot train"),
         ("strategy='vafl-t' quorum=3", 2, "quorum = 3 can never be met by 2 parties"),
         ("dataset='breast-cancer' server-lr=1e30 window=1", 2, "no longer finite"),
+        ("strategy='cascaded' party-lr=1e30 dataset='breast-cancer'", 2, "not finite; lower the"),
+        ("strategy='cascaded' mu=0", 2, "mu = 0.0 must be above 0."),
+        ("strategy='dpzv' clip=0", 2, "clip = 0.0 must be above 0."),
+        ("strategy='dpzv' epsilon=1", 2, "epsilon = 1.0 says nothing without its delta"),
+        ("strategy='dpzv' quorum=2", 2, "privacy = 'scalar' needs mini-batches that are secret"),
+        (
+            "strategy='dpzv' epsilon=0.01 delta=1e-3 noise-multiplier=2 epochs=1",
+            2,
+            "The budget epsilon = 0.01 is already spent: noise-multiplier = 2 spends more",
+        ),
+        ("bottom-model='scorecard'", 2, "bottom-model = 'scorecard' has no gradient"),
     ],
 )
 def test_command_that_cannot_be_is_answered_by_one_line(

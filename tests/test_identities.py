@@ -147,7 +147,6 @@ NOT_PRIVATE = {
 }
 
 
-@pytest.mark.xfail(reason="Party._noise perturbs embeddings whenever privacy is not 'none'")
 @pytest.mark.parametrize("window", [1, 8])
 @pytest.mark.parametrize("server_update", ["first-order", "zeroth-order"])
 def test_dpzv_without_noise_is_cascaded_bit_for_bit(

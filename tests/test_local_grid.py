@@ -67,6 +67,18 @@ def test_poisson_delays_are_multiples_of_their_unit() -> None:
     assert all(unit == int(unit) for unit in units)
 
 
+@pytest.mark.parametrize("parties", [1, 4])
+def test_a_straggler_is_20_to_60_percent_slower_than_the_others(parties: int) -> None:
+    config = config_of("straggler")
+    seconds = np.array(
+        [[delay_seconds(config, party, parties, k) for k in range(500)] for party in range(parties)]
+    )
+    assert (seconds[:-1] == 1.0).all()
+    assert 1.2 <= seconds[-1].min() < 1.22
+    assert 1.58 < seconds[-1].max() <= 1.6
+    assert seconds[-1].mean() == pytest.approx(1.4, abs=5 * 0.4 / math.sqrt(12 * 500))
+
+
 def test_delays_depend_on_seed_party_and_activation_only() -> None:
     def delay(seed: int = 0, party: int = 0, activation: int = 1) -> float:
         return delay_seconds(config_of("exponential", seed), party, 3, activation)
@@ -198,6 +210,15 @@ def test_the_fewer_parties_are_waited_for_the_sooner_the_same_work_is_done(
         return seconds
 
     assert time_of("vafl") < time_of("vafl-t", quorum=2) < time_of("split-nn")
+
+
+def test_a_straggler_holds_up_only_those_who_wait_for_it(run: Start) -> None:
+    keys = {**FAST, "epochs": 3, "eval-every": 3}
+    waiting = run(3, {**keys, "strategy": "synrevel"}).summary["virtual_seconds"]
+    alone = [delay_seconds(config_of("straggler"), 2, 3, k) for k in range(1, 25)]
+    assert waiting == pytest.approx(sum(alone), abs=1e-3)
+    free = run(3, {**keys, "strategy": "asyrevel"}).summary["virtual_seconds"]
+    assert free < 0.85 * waiting
 
 
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl", "vafl-t"])

@@ -661,7 +661,6 @@ def test_a_run_counts_the_scalars_that_each_row_was_in(run: Start) -> None:
     assert summary["epsilon"] == epsilon_of_scalars(resolve(keys), 455, 5.0, 2 * 3 * 8)
 
 
-@pytest.mark.xfail(reason="Party._noise perturbs embeddings whenever privacy is not 'none'")
 def test_scalar_noise_leaves_embeddings_as_they_are() -> None:
     keys = {**DPZV, "noise-seed": 0, "embedding-activation": "none"}
     config = resolve(keys)
