@@ -10,15 +10,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from strategies import resolve
 from vfl_flower.batches import Window, divisors, draw_window, steps_per_epoch
 from vfl_flower.config import RunConfig
-from vfl_flower.data import load_labels
+from vfl_flower.data import Labels, load_labels
+from vfl_flower.errors import VflError
 from vfl_flower.label_holder import LabelHolder
 from vfl_flower.party import Party
-from vfl_flower.records import DescribeOrder, TrainOrder
+from vfl_flower.records import DescribeOrder, TrainOrder, Upload
 
 
 def windows_of_epoch(
@@ -223,3 +225,36 @@ def test_of_a_row_that_a_poisson_window_has_twice_the_last_embedding_counts() ->
     assert len(set(ids[:first].tolist()) & set(ids[first:].tolist())) > 200
     assert {row: int(holder.table[row, 32]) for row in where} == where
     assert (holder.table[:, :32] == 0).all()
+
+
+@given(
+    lengths=hnp.arrays(np.int32, 3, elements=st.integers(-2, 6) | st.integers(-(2**31), 2**31 - 1)),
+    ids=hnp.arrays(np.int32, st.integers(0, 12), elements=st.integers(-1, 10)),
+    fit=st.booleans(),
+)
+def test_what_a_party_says_of_its_mini_batches_is_a_window_or_refused(
+    lengths: NDArray[np.int32], ids: NDArray[np.int32], fit: bool
+) -> None:
+    if fit:  # else few examples would pass the first check
+        lengths = np.clip(lengths, 0, len(ids) // 3)
+        ids = ids[: lengths.sum()]
+    config = resolve({"sampling": "poisson", "batch-size": 3, "top-model": "sum"})
+    labels = Labels(np.zeros(10, np.int64), np.zeros(2, np.int64), ("a", "b"), "")
+    holder = LabelHolder(config, labels, {0: 2})
+    order = TrainOrder(exchange=1, epoch=0, first=0, steps=3, coordinated=False)
+    arrays = {"ids": ids, "lengths": lengths, "embedding": np.ones((len(ids), 2), np.float32)}
+    upload = Upload(party=0, exchange=1, peak_memory_mb=1.0, arrays=arrays)
+    steps = np.split(ids, np.cumsum(np.clip(lengths, 0, len(ids)))[:-1])
+    sound = (
+        (lengths >= 0).all()
+        and lengths.sum(dtype=np.int64) == len(ids)
+        and all(len(set(step.tolist())) == len(step) for step in steps)
+        and not set(ids.tolist()) & {-1, 10}
+    )
+    if sound:
+        window = holder.receive(0, order, upload).window
+        assert np.array_equal(window.ids, ids) and np.array_equal(window.lengths, lengths)
+    else:
+        with pytest.raises(VflError):
+            holder.receive(0, order, upload)
+        assert (holder.table == 0).all()

@@ -29,7 +29,7 @@ from vfl_flower import client_app
 from vfl_flower.batches import Window, draw_window
 from vfl_flower.config import RunConfig
 from vfl_flower.data import load_labels
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.first_order import embed, update
 from vfl_flower.local_grid import LocalGrid
 from vfl_flower.models import BottomModel, build_bottom, build_optimizer
@@ -390,6 +390,32 @@ def test_uploads_of_poisson_batches_are_counted_row_by_row(
     most = max(int(np.bincount(rows).max()) for rows in ids.values())
     assert most > 3
     assert summary["epsilon"] == epsilon(resolve(keys), each * most)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        "shuffle",
+        pytest.param(
+            "poisson",
+            marks=pytest.mark.xfail(reason="Poisson uploads count only once they are answered"),
+        ),
+    ],
+)
+def test_uploads_count_though_the_run_ends_before_their_answer(sampling: str) -> None:
+    keys = {**SECRET, "dataset": "breast-cancer", "window": 5, "sampling": sampling}
+
+    def client(message: Any, context: Any) -> Any:
+        if context.node_config["partition-id"] == 2 and message.metadata.message_type == "train":
+            raise ValueError
+        return client_app.app(message, context)
+
+    app: Any = client
+    config = resolve(keys)
+    strategy = SYSTEMS[config.strategy](config, load_labels(config))
+    with pytest.raises(PartyError):
+        strategy.start(LocalGrid(app, 3, keys, config))
+    assert strategy.figures()["epsilon"] >= epsilon(config, 1)
 
 
 def test_summary_reports_epsilon_delta_and_the_figure_of_the_paper(run: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -120,6 +121,45 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("keys", COMBINATIONS.values(), ids=COMBINATIONS.keys())
 def test_combinations_that_no_paper_has_learn(run: Start, keys: dict[str, Any]) -> None:
     assert run(4, {"epochs": 3, **keys}).summary["test_accuracy"] > 3 * CHANCE
+
+
+TINY = {"dataset": "breast-cancer", "batch-size": 2, "sampling": "poisson", "epochs": 1}
+no_rows_to_combine = pytest.mark.xfail(
+    raises=RuntimeError, reason="TopModel.combined cannot view embeddings of no rows"
+)
+
+
+@pytest.mark.parametrize("window", [1, 9])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "split-nn"},
+        {"strategy": "vafl", "optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01},
+        {"strategy": "asyrevel"},
+        {"strategy": "cascaded", "bottom-model": "linear", "top-model": "sum"},
+        {"strategy": "split-nn", "combine": "mean"},
+        {"strategy": "dpzv", "noise-multiplier": 3.0},
+    ],
+    ids=str,
+)
+def test_poisson_mini_batches_may_have_no_rows(
+    run: Start, keys: dict[str, Any], window: int, request: pytest.FixtureRequest
+) -> None:
+    if window == 1 and {"top-model", "combine"} & keys.keys():
+        request.applymarker(no_rows_to_combine)
+    summary = run(2, {**TINY, **keys, "window": window}).summary
+    assert summary["epochs"] == 1.0
+    assert math.isfinite(summary["train_loss"])
+
+
+@pytest.mark.parametrize("strategy", ["frozen", "alone"])
+def test_baselines_take_poisson_mini_batches_without_rows(run: Start, strategy: str) -> None:
+    assert math.isfinite(run(2, {**TINY, "strategy": strategy}).summary["train_loss"])
+
+
+@pytest.mark.xfail(reason="the mean over no rows is not a number, nor then valid JSON")
+def test_joined_training_takes_poisson_mini_batches_without_rows(run: Start) -> None:
+    assert math.isfinite(run(2, {**TINY, "strategy": "joined"}).summary["train_loss"])
 
 
 def test_one_exchange_of_zeroth_order_brings_a_number_a_step(run: Start) -> None:
