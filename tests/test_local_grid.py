@@ -14,6 +14,7 @@ from tests.conftest import Start
 from vfl_flower import client_app
 from vfl_flower.config import RunConfig
 from vfl_flower.data import load_labels
+from vfl_flower.errors import PartyError
 from vfl_flower.label_holder import LabelHolder
 from vfl_flower.local_grid import LocalGrid, delay_seconds
 from vfl_flower.records import EvaluateOrder, TrainOrder, to_message
@@ -282,3 +283,16 @@ def test_no_embedding_older_than_the_delay_bound_is_used(
     keys = {**FAST, **more, "delay": "exponential", "epochs": 2}
     run(4, {**keys, "max-delay": bound, "window": window})
     assert max(oldest) <= bound
+
+
+@pytest.mark.xfail(
+    raises=PartyError,
+    reason="Vertical._refresh waits for an evaluation that is already among the replies at hand",
+)
+@pytest.mark.parametrize("estimator", ["first-order", "zeroth-order"])
+def test_bounded_delay_does_not_wait_for_an_evaluation_that_has_come(
+    run: Start, estimator: str
+) -> None:
+    keys = {"strategy": "vafl-t", "quorum": 3, "max-delay": 8, "window": 8, "epochs": 2}
+    summary = run(4, {**keys, "estimator": estimator, "party-timeout": 0.5}).summary
+    assert summary["epochs"] == 2.0
