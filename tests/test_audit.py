@@ -1,0 +1,245 @@
+"""The privacy audit: attacks succeed where they should, and use nothing but messages."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+import strategies
+from strategies import BASELINES
+from tests.conftest import Start
+from vfl_flower import audit as attacks
+from vfl_flower import client_app, results
+from vfl_flower.audit import Finding, audit
+from vfl_flower.audit_clients import Curious, Wiretap
+from vfl_flower.cli import main
+from vfl_flower.data import load_labels
+from vfl_flower.errors import ConfigError, PartyError
+
+SHORT = {"epochs": 2, "window": 8, "noise-seed": 0}
+DPZV = {"privacy": "scalar", "noise-multiplier": 1.0}  # noise as given, without accounting
+SUMMING = {"top-model": "sum", "epochs": 1, "noise-seed": 0}
+
+
+@pytest.fixture(autouse=True)
+def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "draw_curves", lambda *arguments: None)
+
+
+def audited(folder: Path, parties: int = 4, **more: Any) -> dict[str, Finding]:
+    keys = {key.replace("_", "-"): value for key, value in more.items()}
+    findings, _ = audit(parties, {**SHORT, **keys, "out": str(folder / "out")})
+    return {finding.attack: finding for finding in findings}
+
+
+class Recorder(ClientApp):
+    """The parties' ClientApp, whose messages are kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[tuple[Message, Message]] = []
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        reply: Message = client_app.app(message, context)
+        self.messages.append((message, reply))
+        return reply
+
+
+class Recording(ClientApp):
+    """What a Recorder kept, again."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.replies = {id(message): reply for message, reply in recorder.messages}
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return self.replies[id(message)]
+
+
+# --- what each attack finds ---------------------------------------------------------------------
+
+
+def test_command_prints_a_row_for_each_attack_and_never_writes_over_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "out"
+    command = ["audit", "--strategy", "vafl", "-c", "epochs=2 window=8", "--out", str(folder)]
+    assert main(command) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"results: {folder}"
+    assert len({len(line) for line in lines}) == 1
+    report = json.loads((folder / "audit.json").read_text())
+    assert [line.split("  ")[0] for line in lines[1:]] == [a["attack"] for a in report["attacks"]]
+    found = {each["attack"]: each for each in report["attacks"]}
+    assert found["direct, designed queries*"]["success"] >= 0.99
+    assert found["direct, uploads read*"]["success"] >= 0.99
+    assert found["gradient directions"]["success"] > 0.8
+    assert found["gradient norms"]["success"] < 0.2
+    assert found["feature reconstruction"]["success"] > 0.7
+    assert 0.10 < found["gradient norms"]["guessing"] < 0.11
+    assert (folder / "reconstruction.png").stat().st_size > 1000
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert main(command) == 1
+    assert "already holds a run" in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(("strategy", "more"), [("cascaded", {}), ("dpzv", DPZV)])
+def test_scalars_hide_labels_from_an_eavesdropper(
+    tmp_path: Path, strategy: str, more: dict[str, Any]
+) -> None:
+    found = audited(tmp_path, strategy=strategy, **more)
+    for name in ("direct, uploads read*", "direct, uploads guessed*", "gradient directions"):
+        assert found[name].success == pytest.approx(found[name].guessing, abs=0.03)
+    assert found["direct, designed queries*"].success == pytest.approx(0.11, abs=0.03)
+    assert found["feature reconstruction"].success > 0.7  # what it does not hide
+
+
+def test_two_classes_are_measured_by_auc(tmp_path: Path) -> None:
+    found = audited(tmp_path, 3, strategy="vafl", dataset="breast-cancer")
+    assert found["direct, designed queries*"].success == 1
+    assert found["gradient directions"].success > 0.99
+    assert {each.measure for each in found.values()} == {"AUC", "R2"}
+    assert found["gradient norms"].guessing == 0.5
+    assert not (tmp_path / "out" / "reconstruction.png").exists()
+
+
+def test_a_user_configuration_meets_the_setting_of_an_attack(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"combine": "mean", "embedding_size": 8, "quorum": 3}
+    found = audited(tmp_path, strategy="vafl-t", embedding_activation="tanh", **keys)
+    assert found["direct, uploads read*"].success >= 0.99
+
+
+def test_equal_seeds_give_equal_audits(tmp_path: Path) -> None:
+    first, second = (audited(tmp_path / each, strategy="asyrevel", epochs=1) for each in "ab")
+    assert first == second
+
+
+# --- how they work ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        ("split-nn", {}),
+        ("vafl", {"max-delay": 4, "window": 2, "delay": "exponential"}),
+        ("cascaded", {}),
+        ("dpzv", DPZV),
+    ],
+)
+def test_recorded_messages_are_all_that_a_wiretap_needs(
+    run: Start, strategy: str, more: dict[str, Any]
+) -> None:
+    keys = {**SHORT, "strategy": strategy, **more}
+    config = strategies.resolve(keys)
+    recorder = Recorder()
+    live = Wiretap(config, recorder)
+    run(3, keys, live)
+    later = Wiretap(config, Recording(recorder))
+    no_context: Any = None
+    for message, _ in recorder.messages:
+        later(message, no_context)
+    assert np.array_equal(live.gradients, later.gradients)
+    assert np.array_equal(live.embeddings, later.embeddings)
+    share = 1 - np.exp(-2) if strategy == "dpzv" else 1  # of rows that are in a Poisson batch
+    assert live.answered.mean() == pytest.approx(share, abs=0.02)
+    assert (live.uploaded >= live.answered).all()
+
+
+def test_gradient_rows_of_a_wiretap_are_those_of_single_rows(run: Start) -> None:
+    keys = {**SUMMING, "strategy": "split-nn", "batch-size": 100}  # the last batch is smaller
+    tap = Wiretap(strategies.resolve(keys))
+    run(2, keys, tap)
+    label = load_labels(tap.config).train
+    assert tap.answered.all()
+    assert np.abs(tap.gradients.sum(1)).max() < 1e-5  # softmax less one at the label
+    is_label = np.arange(10) == label[:, None]
+    assert (tap.gradients[is_label] < 0).all() and (tap.gradients[~is_label] > 0).all()
+
+
+@pytest.mark.parametrize("differences", ["one-sided", "two-sided"])
+def test_a_curious_client_learns_from_batches_of_one_row(run: Start, differences: str) -> None:
+    keys = {**SUMMING, "strategy": "cascaded", "batch-size": 1, "window": 64}
+    config = strategies.resolve({**keys, "differences": differences, "party-lr": 0.0})
+    tap = Wiretap(config, Curious(config))
+    run(2, {**keys, "differences": differences, "party-lr": 0.0}, tap)
+    hits = tap.gradients.argmin(1) == load_labels(config).train
+    assert hits.mean() > 0.17  # guessing: 0.10; batches of 64 hide most of the difference
+
+
+def test_failure_of_a_party_is_told_as_ever(run: Start) -> None:
+    class Broken(ClientApp):
+        def __call__(self, message: Message, context: Context) -> Message:
+            raise ValueError("out of order")
+
+    with pytest.raises(PartyError, match="failed: ValueError: out of order"):
+        run(2, SHORT, Wiretap(strategies.resolve(SHORT), Broken()))
+
+
+def test_norms_and_directions_name_classes_that_differ_in_them() -> None:
+    generator = np.random.default_rng(0)
+    labels = np.arange(300) % 3
+    axes = np.eye(3, 8)[labels] + 0.1 * generator.standard_normal((300, 8))
+    known = np.arange(30)
+    scores = attacks.by_direction(axes.astype(np.float32), known, labels[known])
+    assert (scores.argmax(1) == labels).mean() > 0.95
+    rows = (10.0 ** labels[:, None] * axes).astype(np.float32)
+    assert (attacks.by_norm(rows, known, labels[known]).argmax(1) == labels).mean() > 0.95
+
+
+def test_decoder_inverts_what_can_be_inverted() -> None:
+    generator = np.random.default_rng(0)
+    features = generator.standard_normal((600, 6)).astype(np.float32)
+    embeddings = np.tanh(features @ generator.standard_normal((6, 16)) / 3).astype(np.float32)
+    known = np.arange(200)
+    decoded = attacks.reconstruct(embeddings, known, features[known])
+    unexplained = np.square(decoded - features)[200:].sum() / np.square(features[200:]).sum()
+    assert unexplained < 0.1
+    noise = generator.standard_normal((600, 16)).astype(np.float32)
+    decoded = attacks.reconstruct(noise, known, features[known])
+    assert np.square(decoded - features)[200:].sum() > np.square(features[200:]).sum()
+
+
+# --- what it refuses ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", BASELINES)
+def test_baselines_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], strategy: str
+) -> None:
+    assert main(["audit", "--strategy", strategy, "--out", str(tmp_path / "out")]) == 1
+    sentence = capsys.readouterr().err
+    assert f"strategy = {strategy!r} is a baseline" in sentence
+    assert sentence.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--known", "0"], "0 known rows a class cannot be"),
+        (["--known", "200"], "the smallest class of digits has 1"),
+        (["-c", "strategy='cascaded'"], "leave one out"),
+        (["-c", "mu=0"], "mu = 0"),
+    ],
+)
+def test_what_cannot_be_audited_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    command = ["audit", "--strategy", "vafl", "--out", str(tmp_path / "out"), *arguments]
+    assert main(command) == 1
+    printed = capsys.readouterr()
+    assert sentence in printed.err and printed.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_few_rows_in_mini_batches(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give the run more epochs"):
+        keys = {**SHORT, **DPZV, "strategy": "dpzv", "epochs": 1, "out": str(tmp_path)}
+        audit(4, keys, known=110)
