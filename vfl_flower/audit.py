@@ -166,7 +166,7 @@ def audit(
             f"{counts.min()} training rows, and some must be left to attack."
         )
     folder = results_folder(config)
-    trials = min(5, math.ceil(5000 / len(labels)))
+    trials = min(10, math.ceil(15_000 / len(labels)))  # few rows alone leave much to chance
     with tqdm(total=2 + 2 * trials, unit="run", desc="audit", disable=None, leave=False) as bar:
         tap = Wiretap(config)
         run = run_local(parties, {**run_config, "out": str(folder)}, tap)
