@@ -6,13 +6,18 @@ import argparse
 import json
 import logging
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import strategies
+from vfl_flower.client_app import app as client_app
+from vfl_flower.data import load_labels
 from vfl_flower.engines import Run, run_local
+from vfl_flower.local_grid import LocalGrid
 
 PARTIES = 4
 
@@ -60,6 +65,16 @@ def quiet_run(
     with tempfile.TemporaryDirectory() as folder:
         finished = engine(parties, {**keys, "out": f"{folder}/run"})
         return finished.summary, finished.history
+
+
+def local_epoch(parties: int, run_config: dict[str, Any]) -> tuple[float, float]:
+    """Seconds and test accuracy of a configuration's training on a LocalGrid, without its start."""
+    config = strategies.resolve(run_config)
+    strategy = strategies.SYSTEMS[config.strategy](config, load_labels(config))
+    strategy.enrol(LocalGrid(client_app, parties, run_config, config))
+    start = time.perf_counter()
+    strategy.train()
+    return time.perf_counter() - start, strategy.history[-1]["test_accuracy"]
 
 
 def part_of_mnist(path: str, rows: int, folder: str) -> str:

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import strategies
-from benchmarks.common import CASCADED_MODEL, PARTIES, parser, report
-from vfl_flower.client_app import app as client_app
+from benchmarks.common import CASCADED_MODEL, PARTIES, local_epoch, parser, report
 from vfl_flower.data import load_features, load_labels
-from vfl_flower.local_grid import LocalGrid
 
 
 def run_config(mnist: str, window: int) -> dict[str, Any]:
@@ -65,25 +63,14 @@ def plain_epoch(mnist: str) -> tuple[float, float]:
     return time.perf_counter() - start, accuracy
 
 
-def local_epoch(mnist: str, window: int) -> tuple[float, float]:
-    """Seconds and test accuracy of `split-nn` on a LocalGrid."""
-    raw = run_config(mnist, window)
-    config = strategies.resolve(raw)
-    strategy = strategies.SYSTEMS["split-nn"](config, load_labels(config))
-    strategy.enrol(LocalGrid(client_app, PARTIES, raw, config))
-    start = time.perf_counter()
-    strategy.train()
-    return time.perf_counter() - start, strategy.history[-1]["test_accuracy"]
-
-
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--repeats", type=int, default=5)
     options = made.parse_args()
     ways = {
         "plain": lambda: plain_epoch(options.mnist),
-        "window_1": lambda: local_epoch(options.mnist, 1),
-        "window_8": lambda: local_epoch(options.mnist, 8),
+        "window_1": lambda: local_epoch(PARTIES, run_config(options.mnist, 1)),
+        "window_8": lambda: local_epoch(PARTIES, run_config(options.mnist, 8)),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     accuracy: dict[str, float] = {}

@@ -9,11 +9,11 @@ import torch
 from tqdm.auto import tqdm
 
 from strategies.vertical import Vertical
-from vfl_flower.batches import draw_window
+from vfl_flower.batches import divisors, draw_window
 from vfl_flower.config import RunConfig
 from vfl_flower.data import load_features
 from vfl_flower.errors import ConfigError
-from vfl_flower.models import build_bottom, build_optimizer, mean_loss, penalty
+from vfl_flower.models import build_bottom, build_optimizer, loss_per_row, penalty
 
 
 class Joined(Vertical):
@@ -52,12 +52,15 @@ class Joined(Vertical):
         optimizers += [holder.optimizer] if holder.optimizer else []
         for epoch in tqdm(range(config.epochs), unit="epoch", disable=None, leave=False):
             window = draw_window(config, len(inputs[0]), None, epoch, 0, self.steps_per_epoch)
-            for ids in torch.from_numpy(window.ids).split(window.lengths.tolist()):
+            batches = torch.from_numpy(window.ids).split(window.lengths.tolist())
+            for ids, divisor in zip(
+                batches, divisors(config, window.lengths).tolist(), strict=True
+            ):
                 rows = ids.to(holder.device)
                 h = torch.cat(
                     [bottom(x[rows]) for bottom, x in zip(bottoms, inputs, strict=True)], dim=1
                 )
-                loss = mean_loss(holder.top(h), holder.train_labels[rows])
+                loss = loss_per_row(holder.top(h), holder.train_labels[rows]).sum() / divisor
                 own = loss.new_zeros(())
                 if config.regulariser_weight:
                     own = torch.stack([penalty(config, p).sum() for p in bottoms.parameters()])

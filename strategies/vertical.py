@@ -181,8 +181,11 @@ class Vertical(Strategy):
                 self._send(self.configure_evaluate(self.epoch, *nothing, self.grid))
                 self._send(self.configure_train(self.epoch, *nothing, self.grid))
                 replies = self._replies()
+                # Evaluations first: a bounded delay waits for what is in flight.
+                self.aggregate_evaluate(self.epoch, replies)
                 self.aggregate_train(self.epoch, replies)
-                if self.aggregate_evaluate(self.epoch, replies) is not None:
+                self._record_if_all_are_in()  # a party that has failed is waited for no more
+                if self.history:
                     bar.set_postfix(test_accuracy=f"{self.history[-1]['test_accuracy']:.4f}")
                 bar.total = self.budget
                 bar.update(self.party_steps - bar.n)
@@ -250,6 +253,9 @@ class Vertical(Strategy):
         for seat, _, message in self._answers_to(EvaluateOrder, replies):
             self._take(seat, message, partial(self.holder.receive_test, seat.party))
             seat.evaluation = seat.evaluation_sent
+        return self._record_if_all_are_in()
+
+    def _record_if_all_are_in(self) -> MetricRecord | None:
         evaluated = min((seat.evaluation for seat in self.seats if seat.alive), default=0)
         if evaluated == self.recorded:
             return None
@@ -310,14 +316,14 @@ class Vertical(Strategy):
         self.window = self._choose_window()
         self.steps_per_epoch = steps_per_epoch(self.config, len(self.labels.train))
         self.steps_of_epoch = self.steps_per_epoch * len(self.seats)  # over all parties
-        planned = self.config.epochs * self.steps_of_epoch
-        self.budget = self.accountant.steps_allowed(planned)
-        if self.budget < planned:
+        self.planned = self.config.epochs * self.steps_of_epoch
+        self.allowed = self.accountant.steps_allowed(self.planned)
+        if self.allowed < self.planned:
             log.warning(
                 "The privacy budget epsilon = %g allows %d of %d steps; the run stops there.",
                 self.config.epsilon,
-                self.budget,
-                planned,
+                self.allowed,
+                self.planned,
             )
         size = embedding_size(self.config, self.labels.outputs)
         sizes = {seat.party: size for seat in self.seats}
@@ -398,6 +404,11 @@ class Vertical(Strategy):
             )
 
     @property
+    def budget(self) -> int:
+        """Steps to order, over all parties: those planned, as far as the privacy budget allows."""
+        return min(self.planned, self.allowed)
+
+    @property
     def engine(self) -> str:
         """Which of the three runtimes carries the messages."""
         in_simulation = type(self.grid).__name__ == "InMemoryGrid"  # its module has moved before
@@ -443,7 +454,7 @@ class Vertical(Strategy):
         self._waiting = {key: other for key, other in self._waiting.items() if other is not seat}
         if self.config.on_party_failure == "stop" or not any(s.alive for s in self.seats):
             raise error
-        self.budget -= max(0, self.config.epochs * self.steps_per_epoch - seat.steps)
+        self.planned -= max(0, self.config.epochs * self.steps_per_epoch - seat.steps)
         log.warning("%s Going on without it, by its last embeddings.", error)
 
     # --- messages -------------------------------------------------------------------------------
@@ -533,6 +544,7 @@ class Vertical(Strategy):
         for seat, order, message in self._answers_to(TrainOrder, replies):
             arrival = self._take(seat, message, partial(self.holder.receive, seat.party, order))
             if arrival is not None:
+                self.accountant.received(seat.party, arrival.window)
                 seat.awaits_quorum = True
                 self.arrivals.append(arrival)
         for seat, query, message in self._answers_to(EmbedOrder, replies):

@@ -14,7 +14,6 @@ from tests.conftest import Start
 from vfl_flower import client_app
 from vfl_flower.config import RunConfig
 from vfl_flower.data import load_labels
-from vfl_flower.errors import PartyError
 from vfl_flower.label_holder import LabelHolder
 from vfl_flower.local_grid import LocalGrid, delay_seconds
 from vfl_flower.records import EvaluateOrder, TrainOrder, to_message
@@ -285,10 +284,6 @@ def test_no_embedding_older_than_the_delay_bound_is_used(
     assert max(oldest) <= bound
 
 
-@pytest.mark.xfail(
-    raises=PartyError,
-    reason="Vertical._refresh waits for an evaluation that is already among the replies at hand",
-)
 @pytest.mark.parametrize("estimator", ["first-order", "zeroth-order"])
 def test_bounded_delay_does_not_wait_for_an_evaluation_that_has_come(
     run: Start, estimator: str

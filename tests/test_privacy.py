@@ -392,16 +392,7 @@ def test_uploads_of_poisson_batches_are_counted_row_by_row(
     assert summary["epsilon"] == epsilon(resolve(keys), each * most)
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        "shuffle",
-        pytest.param(
-            "poisson",
-            marks=pytest.mark.xfail(reason="Poisson uploads count only once they are answered"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
 def test_uploads_count_though_the_run_ends_before_their_answer(sampling: str) -> None:
     keys = {**SECRET, "dataset": "breast-cancer", "window": 5, "sampling": sampling}
 
@@ -485,7 +476,7 @@ def test_epsilon_of_scalars_is_that_of_dp_accounting(
 ) -> None:
     theirs = PLDAccountant().compose(event(batch / rows, multiplier, steps)).get_epsilon(delta)
     config = budget_of(1.0, delta, batch)
-    assert epsilon_of_scalars(config, rows, multiplier, steps) == theirs
+    assert epsilon_of_scalars(config, rows, multiplier, steps) == pytest.approx(theirs, rel=1e-4)
 
 
 @pytest.mark.parametrize("batch", [100, 500])

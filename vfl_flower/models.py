@@ -118,16 +118,32 @@ class TopModel(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """Outputs [R, C] of embeddings [R, M * E]."""
+        return self.rest(self.first(h))
+
+    def first(self, h: Tensor) -> Tensor:
+        """The first layer's output before its activation, [R, width]."""
         x = self.combined(h)
-        for depth, layer in enumerate(self.layers):
-            x = layer(functional.relu(x) if depth else x)
-        return x
+        return self.layers[0](x) if len(self.layers) else x
+
+    def first_change(self, columns: slice, change: Tensor) -> Tensor:
+        """How `first` changes when one party's ``columns`` of h change so, [R, E] to [R, width]."""
+        change = change / self.parties if self.combine == "mean" else change
+        if not len(self.layers):
+            return change
+        weight = next(self.parameters())
+        return change @ (weight[:, columns] if self.combine == "concat" else weight).T
+
+    def rest(self, z: Tensor) -> Tensor:
+        """Outputs [R, C] from the first layer's output."""
+        for layer in self.layers[1:]:
+            z = layer(functional.relu(z))
+        return z
 
     def combined(self, h: Tensor) -> Tensor:
         """What the first layer reads of embeddings [R, M * E]."""
         if self.combine == "concat":
             return h
-        blocks = h.view(len(h), self.parties, -1)
+        blocks = h.view(len(h), self.parties, h.shape[1] // self.parties)
         return blocks.sum(1) if self.combine == "sum" else blocks.mean(1)
 
     def spread(self, rows: Tensor) -> Tensor:

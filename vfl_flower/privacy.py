@@ -126,6 +126,9 @@ class Accountant:
     def ordered(self, party: int, order: Order) -> None:
         """Count what an order asks a party to upload."""
 
+    def received(self, party: int, window: Window) -> None:
+        """Count the rows that a party has uploaded."""
+
     def answered(self, party: int, window: Window) -> None:
         """Count the scalars that answer a window."""
 
@@ -148,11 +151,13 @@ class EmbeddingAccountant(Accountant):
         self.queries: dict[int, NDArray[np.int32]] = {}  # of each training row, apart from those
         self.evaluations: dict[int, int] = {}  # uploads of every test row
         self.sampled: dict[int, NDArray[np.int32]] = {}  # Poisson: uploads of each training row
+        self.unseen: dict[int, int] = {}  # Poisson: steps whose rows are not known, or not yet
 
     def ordered(self, party: int, order: Order) -> None:
         """Count what this order asks a party for."""
         if isinstance(order, TrainOrder):
             self.steps[party] = self.steps.get(party, 0) + order.steps
+            self.unseen[party] = self.unseen.get(party, 0) + order.steps
             self.epochs[party] = order.epoch + 1
         elif isinstance(order, EmbedOrder):
             queries = self.queries.setdefault(party, np.zeros(self.rows, np.int32))
@@ -160,17 +165,18 @@ class EmbeddingAccountant(Accountant):
         elif isinstance(order, EvaluateOrder):
             self.evaluations[party] = self.evaluations.get(party, 0) + 1
 
-    def answered(self, party: int, window: Window) -> None:
-        """Count the rows that Poisson sampling took; a shuffled epoch takes each once."""
+    def received(self, party: int, window: Window) -> None:
+        """Count the rows that Poisson sampling took, in the place of one a step."""
         if self.config.sampling == "poisson":
             counts = self.sampled.setdefault(party, np.zeros(self.rows, np.int32))
             counts += np.bincount(window.ids, minlength=self.rows).astype(np.int32)
+            self.unseen[party] -= len(window.lengths)
 
     def most_uploads(self, party: int) -> int:
         """Uploads of the row that this party uploads most."""
         trained = np.full(1, self.epochs.get(party, 0), np.int32)
         if self.config.sampling == "poisson":
-            trained = self.sampled.get(party, np.zeros(1, np.int32))
+            trained = self.sampled.get(party, np.zeros(1, np.int32)) + self.unseen.get(party, 0)
         each = 2 if self.config.estimator == "zeroth-order" else 1
         most = int((each * trained + self.queries.get(party, 0)).max())
         return max(most, self.evaluations.get(party, 0))
@@ -293,8 +299,14 @@ def epsilon_of_scalars(config: RunConfig, rows: int, multiplier: float, steps: i
     """
     if steps == 0:
         return 0.0
-    accountant = _pld()
-    accountant.compose(_scalars(config, rows, multiplier, steps))
+    import dp_accounting as dp
+    from dp_accounting import pld
+
+    one = dp.GaussianDpEvent(multiplier)
+    sampled = dp.PoissonSampledDpEvent(min(1.0, config.batch_size / rows), one)
+    # Privacy losses grow as 1 / multiplier^2; steps that grow with them keep the work the same.
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-4 * max(1, multiplier**-2))
+    accountant.compose(dp.SelfComposedDpEvent(sampled, steps))
     return float(accountant.get_epsilon(_delta(config)))
 
 
@@ -327,9 +339,13 @@ def most_steps(config: RunConfig, rows: int, multiplier: float, planned: int) ->
     def fits(steps: int) -> bool:
         return multiplier > 0 and epsilon_of_scalars(config, rows, multiplier, steps) <= budget
 
-    if fits(planned):
-        return planned
-    fit, over = 0, planned
+    fit, over = 0, 1
+    while over < planned and fits(over):
+        fit, over = over, 2 * over
+    if over >= planned:
+        if fits(planned):
+            return planned
+        over = planned
     while over - fit > 1:
         middle = (fit + over) // 2
         fit, over = (middle, over) if fits(middle) else (fit, middle)
@@ -351,21 +367,6 @@ def epsilon_of_theorem_vi5(config: RunConfig, rows: int, multiplier: float, step
     """What DPZV's Theorem VI.5 would claim for so many scalars."""
     mu = 2 * config.batch_size * math.sqrt(steps) / (rows * multiplier)
     return _epsilon(1 / mu, config) if mu > 0 else 0.0
-
-
-def _pld() -> Any:
-    from dp_accounting import pld
-
-    return pld.PLDAccountant()
-
-
-def _scalars(config: RunConfig, rows: int, multiplier: float, steps: int) -> Any:
-    import dp_accounting as dp
-
-    one = dp.PoissonSampledDpEvent(
-        min(1.0, config.batch_size / rows), dp.GaussianDpEvent(multiplier)
-    )
-    return dp.SelfComposedDpEvent(one, steps)
 
 
 def _delta(config: RunConfig) -> float:

@@ -19,10 +19,11 @@ memory, as MeZO does: perturbed in place, restored, and the direction drawn anew
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -38,6 +39,7 @@ from vfl_flower.models import (
 from vfl_flower.privacy import Perturbation, ScalarNoise
 
 _STACK = 2**24  # numbers in the perturbed models that are evaluated at once: 64 MB
+_ANY_SEED = np.random.SeedSequence(0)
 _BLOCK = 2**18  # numbers of a direction that are drawn at once, in place
 
 
@@ -67,43 +69,62 @@ class Directions:
         self.size = sum(p.numel() for p in self.parameters)  # d
         self.phi = self.size if config.directions == "sphere" else 1
         self._radius = self.size**0.5 if config.directions == "scaled-sphere" else 1.0
-        self._generator = secret_generator(b"direction|" + key)
-        self._start = self._at = self._state()
-        self._scale = 1.0  # from the normal draws to the present direction
-
-    def restart(self) -> None:
-        """Go back to before the first step."""
-        self._generator.bit_generator.state = self._start
+        self._seeds = secret_generator(b"direction|" + key)
+        self._states = np.zeros((0, 4), np.uint64)  # by step, of the generator that draws it
 
     def stack(self, steps: int) -> Tensor:
-        """The directions of the next steps, [steps, d]."""
-        drawn = self._generator.standard_normal((steps, self.size), np.float32)
+        """The directions of all steps, [S, d]."""
+        drawn = np.empty((steps, self.size), np.float32)
+        states = self._states_of(steps)
+
+        def fill(share: range) -> None:
+            bits = np.random.SFC64(_ANY_SEED)
+            for step in share:
+                _at(bits, states[step]).standard_normal(out=drawn[step], dtype=np.float32)
+
+        threads = torch.get_num_threads() if drawn.size > _BLOCK else 1
+        if threads > 1:
+            with ThreadPoolExecutor(threads) as pool:  # NumPy draws without Python's lock
+                list(pool.map(fill, [range(first, steps, threads) for first in range(threads)]))
+        else:
+            fill(range(steps))
         u = torch.from_numpy(drawn).to(self.parameters[0].device)
         if self.config.directions != "gaussian":
             u *= self._radius / u.norm(dim=1, keepdim=True)
         return u
 
-    def advance(self) -> None:
-        """Go to the direction of the next step, for `add`."""
-        self._at = self._state()
+    def add(self, step: int, tensors: Sequence[Tensor], factor: float) -> None:
+        """Add a step's direction times a factor to tensors shaped as the parameters are."""
         if self.config.directions != "gaussian":
-            squares = sum(float(drawn.square().sum()) for _, drawn in self._draw(self.parameters))
-            self._scale = self._radius / squares**0.5
+            squares = sum(float(drawn.square().sum()) for _, drawn in self._draw(step, tensors))
+            factor *= self._radius / squares**0.5
+        for part, drawn in self._draw(step, tensors):
+            part.add_(drawn.to(part.device), alpha=factor)
 
-    def add(self, tensors: Sequence[Tensor], factor: float) -> None:
-        """Add the present direction times a factor to tensors shaped as the parameters are."""
-        self._generator.bit_generator.state = self._at
-        for part, drawn in self._draw(tensors):
-            part.add_(drawn.to(part.device), alpha=factor * self._scale)
-
-    def _draw(self, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _draw(self, step: int, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Slices of the tensors, each with as many normal draws."""
+        generator = _at(np.random.SFC64(_ANY_SEED), self._states_of(step + 1)[step])
         for tensor in tensors:
             for part in tensor.view(-1).split(_BLOCK):
-                yield part, torch.from_numpy(self._generator.standard_normal(len(part), np.float32))
+                yield part, torch.from_numpy(generator.standard_normal(len(part), np.float32))
 
-    def _state(self) -> Any:
-        return self._generator.bit_generator.state
+    def _states_of(self, steps: int) -> NDArray[np.uint64]:
+        """States from which the first steps' directions are drawn; seeding would take longer."""
+        missing = steps - len(self._states)
+        if missing > 0:
+            more = self._seeds.integers(0, 2**64, (missing, 4), np.uint64)
+            self._states = np.concatenate([self._states, more])
+        return self._states
+
+
+def _at(bits: np.random.SFC64, state: NDArray[np.uint64]) -> np.random.Generator:
+    bits.state = {
+        "bit_generator": "SFC64",
+        "state": {"state": state},
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return np.random.Generator(bits)
 
 
 # --- the party ----------------------------------------------------------------------------------
@@ -126,8 +147,8 @@ def embed(
     at_w = None if two_sided else _call(model, x, perturb)
     if model.stackable and perturb is None and 1 < len(lengths) <= _STACK // directions.size:
         u = directions.stack(len(lengths))
-        plus = _at_many(model, x, lengths, mu * u)
-        return (plus, _at_many(model, x, lengths, -mu * u) if at_w is None else at_w), u
+        plus = _at_many(model, x, lengths, u, mu)
+        return (plus, _at_many(model, x, lengths, u, -mu) if at_w is None else at_w), u
     by_step = x.split(list(lengths))
 
     def evaluate(step: int, first: bool) -> Tensor:
@@ -148,24 +169,23 @@ def _in_place(
     mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
     firsts, seconds = [], []
     for step in range(steps):
-        directions.advance()
-        directions.add(directions.parameters, mu)
+        directions.add(step, directions.parameters, mu)
         firsts.append(evaluate(step, True))
         if two_sided:
-            directions.add(directions.parameters, -2 * mu)
+            directions.add(step, directions.parameters, -2 * mu)
             seconds.append(evaluate(step, False))
-        directions.add(directions.parameters, mu if two_sided else -mu)
+        directions.add(step, directions.parameters, mu if two_sided else -mu)
     return firsts, seconds
 
 
 def _at_many(
-    model: BottomModel | TopModel, x: Tensor, lengths: Sequence[int], shifts: Tensor
+    model: BottomModel | TopModel, x: Tensor, lengths: Sequence[int], u: Tensor, mu: float
 ) -> Tensor:
-    """Outputs [R, ...] where the rows of step s meet the model shifted by row s of [S, d]."""
+    """Outputs [R, ...] where the rows of step s meet the model at w + mu u_s."""
     named = dict(model.named_parameters())
-    parts = shifts.split([p.numel() for p in named.values()], dim=1)
+    parts = u.split([p.numel() for p in named.values()], dim=1)
     shifted = {
-        name: p + part.view(-1, *p.shape)
+        name: torch.add(p, part.view(-1, *p.shape), alpha=mu)
         for (name, p), part in zip(named.items(), parts, strict=True)
     }
     padded, held = _pad(x, lengths)
@@ -216,10 +236,10 @@ def answer(
     h : embeddings of all parties, [R, M * E], whose ``columns`` are this party's; overwritten.
     pair : the party's embeddings, as `embed` returns them.
     """
-    values = []
-    for half in pair:
-        h[:, columns] = half
-        values.append(loss_per_row(top(h), labels))
+    h[:, columns] = pair[1]
+    z = top.first(h)
+    change = top.first_change(columns, pair[0] - pair[1])  # the other parties' part is the same
+    values = [loss_per_row(top.rest(each), labels) for each in (z + change, z)]
     differences, _ = _differences(config, values)
     if noise:
         differences = differences.clamp(-noise.clip, noise.clip)
@@ -319,14 +339,12 @@ def descend(
                 p.grad = part.view_as(p)
             optimizer.step()
         return
-    directions.restart()
-    for scalar in scalars.tolist():
-        directions.advance()
+    for step, scalar in enumerate(scalars.tolist()):
         if is_plain_sgd(optimizer):
-            directions.add(directions.parameters, -optimizer.param_groups[0]["lr"] * scalar)
+            directions.add(step, directions.parameters, -optimizer.param_groups[0]["lr"] * scalar)
             continue
         gradients = [torch.zeros_like(p) for p in parameters]
-        directions.add(gradients, scalar)
+        directions.add(step, gradients, scalar)
         for p, gradient in zip(parameters, gradients, strict=True):
             p.grad = gradient
         optimizer.step()

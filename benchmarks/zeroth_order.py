@@ -1,0 +1,131 @@
+"""What batching a window is worth: an epoch of MNIST, in process and as a plain loop.
+
+The plain loop is the same algorithm in ordinary PyTorch on joined data, without messages, one step
+after another: a party draws its direction, both embeddings are evaluated, top model and party step.
+Ours runs on a LocalGrid with its messages, at window 64. Each repeat times both ways, one after the
+other; each includes one evaluation on the test rows. Prints one JSON object as its last line.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import strategies
+from benchmarks.common import (
+    CASCADED_MODEL,
+    PARTIES,
+    SIGMOID_MODEL,
+    local_epoch,
+    parser,
+    report,
+)
+from vfl_flower.data import load_features, load_labels
+
+MODELS = {"196-16": SIGMOID_MODEL, "196-128": CASCADED_MODEL}
+SYSTEMS = ("cascaded", "asyrevel")
+WINDOW, MU, BATCH = 64, 1e-3, 64
+
+
+def plain_epoch(mnist: str, model: str, system: str, lr: float) -> tuple[float, float]:
+    """Seconds and test accuracy of an epoch, one step after another."""
+    config = strategies.resolve({"dataset": f"npz:{mnist}"})
+    labels = load_labels(config)
+    features = [load_features(config, party, PARTIES) for party in range(PARTIES)]
+    train = [torch.from_numpy(block.train).flatten(1) for block in features]
+    test = [torch.from_numpy(block.test).flatten(1) for block in features]
+    y, test_labels = torch.from_numpy(labels.train), torch.from_numpy(labels.test)
+    torch.manual_seed(0)
+    size = 16 if model == "196-16" else 128
+    bottoms = [nn.Linear(196, size) for _ in range(PARTIES)]
+    activation = torch.sigmoid if model == "196-16" else torch.relu
+    wide = nn.Sequential(nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 10))
+    top: nn.Module = nn.Linear(16, 10) if model == "196-16" else wide
+    optimizer = torch.optim.SGD(top.parameters(), lr=0.1)
+    table = torch.zeros(PARTIES, len(y), size)
+
+    def outputs(h: Tensor) -> Tensor:
+        read = h.mean(0) if model == "196-16" else h.permute(1, 0, 2).flatten(1)
+        result: Tensor = top(read)
+        return result
+
+    start = time.perf_counter()
+    orders = [torch.randperm(len(y)).split(BATCH) for _ in range(PARTIES)]
+    for turn in zip(*orders, strict=True):
+        for party, ids in enumerate(turn):
+            weight, bias = bottoms[party].weight.data, bottoms[party].bias.data
+            x, labels_step = train[party][ids], y[ids]
+            u_weight, u_bias = torch.randn_like(weight), torch.randn_like(bias)
+            table[party, ids] = activation(functional.linear(x, weight, bias))
+            h = table[:, ids]
+            perturbed = h.clone()
+            perturbed[party] = activation(
+                functional.linear(x, weight + MU * u_weight, bias + MU * u_bias)
+            )
+            with torch.set_grad_enabled(system == "cascaded"):
+                loss = functional.cross_entropy(outputs(h), labels_step)
+            with torch.no_grad():
+                difference = functional.cross_entropy(outputs(perturbed), labels_step) - loss
+            if system == "cascaded":
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            else:
+                with torch.no_grad():
+                    directions = [torch.randn_like(p) for p in top.parameters()]
+                    for p, u in zip(top.parameters(), directions, strict=True):
+                        p.add_(u, alpha=MU)
+                    of_top = functional.cross_entropy(outputs(h), labels_step) - loss
+                    for p, u in zip(top.parameters(), directions, strict=True):
+                        p.add_(u, alpha=-MU - lr * of_top.item() / MU)
+            step = lr * difference.item() / MU
+            weight.sub_(u_weight, alpha=step)
+            bias.sub_(u_bias, alpha=step)
+    with torch.no_grad():
+        h = torch.stack([activation(b(x)) for b, x in zip(bottoms, test, strict=True)])
+        accuracy = (outputs(h).argmax(1) == test_labels).float().mean().item()
+    return time.perf_counter() - start, accuracy
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--repeats", type=int, default=5)
+    options = made.parse_args()
+    result: dict[str, Any] = {"threads": torch.get_num_threads(), "window": WINDOW}
+    for model, keys in MODELS.items():
+        for system in SYSTEMS:
+            lr = 0.01 if model == "196-16" else 0.001
+            raw = {
+                **keys,
+                "dataset": f"npz:{options.mnist}",
+                "strategy": system,
+                "window": WINDOW,
+                "epochs": 1,
+                "party-lr": lr,
+                "server-lr": 0.1 if system == "cascaded" else lr,
+                "noise-seed": 0,
+            }
+            pairs = []
+            for repeat in range(options.repeats + 1):  # the first warms caches up
+                plain, plain_accuracy = plain_epoch(options.mnist, model, system, lr)
+                ours, accuracy = local_epoch(PARTIES, raw)
+                if repeat:
+                    pairs.append((plain, ours))
+            result[f"{system} {model}"] = {
+                "plain_seconds": round(statistics.median(plain for plain, _ in pairs), 3),
+                "seconds": round(statistics.median(ours for _, ours in pairs), 3),
+                "ratio": round(statistics.median(ours / plain for plain, ours in pairs), 3),
+                "plain_accuracy": round(plain_accuracy, 4),
+                "test_accuracy": round(accuracy, 4),
+            }
+            print(f"{system} {model}", result[f"{system} {model}"], flush=True)
+    report("zeroth_order", result)
+
+
+if __name__ == "__main__":
+    main()
