@@ -1,4 +1,4 @@
-"""What first-order windows cost in accuracy: `split-nn` on full MNIST, windows 1, 8 and 16.
+"""What windows cost in accuracy, on full MNIST: `split-nn` at 1, 8 and 16, `cascaded` to 64.
 
 Four quadrant parties 196-16 with sigmoid, a linear top model on the mean, batch 64.
 """
@@ -10,29 +10,35 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from benchmarks.common import PARTIES, SIGMOID_MODEL, parser, quiet_run, report
+from benchmarks.common import PARTIES, SIGMOID_MODEL, ZEROTH_ORDER, parser, quiet_run, report
 
-WINDOWS = (1, 8, 16)
+SYSTEMS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {  # windows, epochs, keys
+    "split-nn": ((1, 8, 16), 3, {}),
+    "cascaded": ((1, 16, 64), 10, {**ZEROTH_ORDER["cascaded"], "eval-every": 10}),
+}
 
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("--epochs", type=int, default=3)
     made.add_argument("--seeds", type=int, default=3)
     options = made.parse_args()
-    accuracies: dict[int, list[float]] = {window: [] for window in WINDOWS}
-    jobs = [(window, seed) for seed in range(options.seeds) for window in WINDOWS]
-    for window, seed in tqdm(jobs, disable=None):
-        keys = {**SIGMOID_MODEL, "epochs": options.epochs, "window": window, "seed": seed}
-        summary, _ = quiet_run(PARTIES, {**keys, "dataset": f"npz:{options.mnist}"})
-        accuracies[window].append(summary["test_accuracy"])
-    figures: dict[str, Any] = {"epochs": options.epochs}
-    for window, each in accuracies.items():
-        figures[f"window_{window}"] = {
-            "test_accuracy": round(mean(each), 4),
-            "by_seed": [round(value, 4) for value in each],
-        }
-        print(f"window {window:2d}", figures[f"window_{window}"])
+    figures: dict[str, Any] = {}
+    for system, (windows, epochs, own) in SYSTEMS.items():
+        accuracies: dict[int, list[float]] = {window: [] for window in windows}
+        jobs = [(window, seed) for seed in range(options.seeds) for window in windows]
+        for window, seed in tqdm(jobs, disable=None, leave=False):
+            keys = {**SIGMOID_MODEL, **own, "strategy": system, "epochs": epochs, "window": window}
+            keys |= {"seed": seed, "noise-seed": seed, "dataset": f"npz:{options.mnist}"}
+            summary, _ = quiet_run(PARTIES, keys)
+            accuracies[window].append(summary["test_accuracy"])
+        for window, each in accuracies.items():
+            name = f"{system}, window {window}"
+            figures[name] = {
+                "epochs": epochs,
+                "test_accuracy": round(mean(each), 4),
+                "by_seed": [round(value, 4) for value in each],
+            }
+            print(f"{name:22s}", figures[name], flush=True)
     report("windows", figures)
 
 

@@ -108,6 +108,7 @@ def main() -> None:
                 "epochs": 1,
                 "party-lr": lr,
                 "server-lr": 0.1 if system == "cascaded" else lr,
+                "optimizer": "sgd",
                 "noise-seed": 0,
             }
             pairs = []

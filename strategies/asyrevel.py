@@ -6,6 +6,9 @@ along directions of their own (lines 6-7 and 10-11, Eq. 15-17). Key ``directions
 AsyREVEL-Gau, ``sphere`` AsyREVEL-Uni. The estimator's factor is Cascaded's phi(d), where this
 paper writes d for both. ``regulariser = "nonconvex"`` is that of Eq. (22), added at the party.
 
+The papers' optimizer is plain SGD, which here is ``optimizer = "sgd"``; with Adam, the default, one
+learning rate serves large and small models.
+
 Section 5.3 compares it with its synchronous counterpart, SynREVEL, where one party is 20 to 60 %
 slower than the others.
 """
@@ -27,8 +30,10 @@ class AsyREVEL(Vertical):
         "estimator": "zeroth-order",
         "server_update": "zeroth-order",
         "delay": "straggler",
-        "party_lr": 0.01,
-        "server_lr": 0.01,
+        "optimizer": "adam",
+        "batch_size": 8,
+        "party_lr": 0.002,
+        "server_lr": 0.002,
     }
 
     def default_quorum(self, parties: int) -> int:

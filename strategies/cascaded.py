@@ -5,7 +5,7 @@ by its own gradient (lines 10-11, Eq. 4), after the losses are taken (line 9). T
 sends their difference, which is all that a party uses of them.
 
 Algorithm 2 (appendix B), Syn-ZOO-VFL: all parties and the server step by zeroth order, on one
-shared mini-batch.
+shared mini-batch. Adam is the default here, as for AsyREVEL; the paper's is plain SGD.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Cascaded(Vertical):
     axes = "async · zeroth-order, one-sided · first-order server · identity · no privacy"
     defaults: ClassVar[Mapping[str, Any]] = {
         "estimator": "zeroth-order",
-        "party_lr": 0.01,
+        "party_lr": 0.002,
         "server_lr": 0.1,
     }
 
@@ -40,6 +40,8 @@ class SynZoo(Vertical):
     defaults: ClassVar[Mapping[str, Any]] = {
         "estimator": "zeroth-order",
         "server_update": "zeroth-order",
-        "party_lr": 0.01,
-        "server_lr": 0.01,
+        "optimizer": "adam",
+        "batch_size": 8,
+        "party_lr": 0.002,
+        "server_lr": 0.002,
     }

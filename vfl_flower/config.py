@@ -133,7 +133,7 @@ class RunConfig:
     window: int | None = _key(
         None,
         "steps of a party that one message exchange carries",
-        auto="1 in process, 8 under Ray, 16 on SuperNodes",
+        auto="1 in process, 8 under Ray, 16 on SuperNodes; zeroth order 16, 64 and 64",
     )
     sampling: str = _key(
         "shuffle",
