@@ -42,7 +42,13 @@ SIGMOID_MODEL: dict[str, Any] = {  # 196-16 sigmoid, a linear top model on the m
 
 ZEROTH_ORDER: dict[str, dict[str, Any]] = {  # learning rates for the 196-16 model, plain SGD
     "cascaded": {"party-lr": 0.006, "server-lr": 0.1},
-    "asyrevel": {"optimizer": "sgd", "batch-size": 64, "party-lr": 0.01, "server-lr": 0.03},
+    "asyrevel": {
+        "optimizer": "sgd",
+        "batch-size": 64,
+        "party-lr": 0.01,
+        "server-lr": 0.03,
+        "delay": "none",
+    },
     "syn-zoo": {"optimizer": "sgd", "batch-size": 64, "party-lr": 0.01, "server-lr": 0.03},
     "dpzv": {"party-lr": 0.05, "server-lr": 0.1, "clip": 0.5},
 }

@@ -141,7 +141,7 @@ FAULTS_OF_IDS: dict[str, tuple[Fault, str]] = {
 
 
 ZEROTH = {**KEYS, "strategy": "cascaded", "noise-seed": 0}
-ZEROTH_SYNC = {**ZEROTH, "strategy": "syn-zoo"}
+ZEROTH_SYNC = {**ZEROTH, "strategy": "syn-zoo", "batch-size": 32}
 POISSON = {**ZEROTH, "sampling": "poisson"}
 DPZV = {**KEYS, "strategy": "dpzv", "noise-multiplier": 1.0, "noise-seed": 0}
 

@@ -213,7 +213,7 @@ def test_the_fewer_parties_are_waited_for_the_sooner_the_same_work_is_done(
 
 
 def test_a_straggler_holds_up_only_those_who_wait_for_it(run: Start) -> None:
-    keys = {**FAST, "epochs": 3, "eval-every": 3}
+    keys = {**FAST, "epochs": 3, "eval-every": 3, "window": 1}
     waiting = run(3, {**keys, "strategy": "synrevel"}).summary["virtual_seconds"]
     alone = [delay_seconds(config_of("straggler"), 2, 3, k) for k in range(1, 25)]
     assert waiting == pytest.approx(sum(alone), abs=1e-3)

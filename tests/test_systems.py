@@ -13,9 +13,9 @@ from vfl_flower.errors import ConfigError
 CHANCE = 0.1  # on digits
 MAJORITY = 0.68  # of the test rows of breast-cancer
 
-DIGITS = {"window": 16, "noise-seed": 0, "bottom-hidden": 16, "embedding-size": 10}
-LINEAR = {**DIGITS, "top-model": "linear"}
-SUM = {"window": 16, "noise-seed": 0, "bottom-model": "linear", "top-model": "sum"}
+SGD = {"window": 16, "noise-seed": 0, "optimizer": "sgd", "batch-size": 32}
+LINEAR = {**SGD, "bottom-hidden": 16, "embedding-size": 10, "top-model": "linear"}
+SUM = {**SGD, "bottom-model": "linear", "top-model": "sum", "party-lr": 0.01}
 ZEROTH_SERVER = {"server-update": "zeroth-order", "server-lr": 0.01}
 
 
