@@ -153,13 +153,16 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def _compare(options: argparse.Namespace) -> None:
     from vfl_flower.compare import compare, table
+    from vfl_flower.errors import ConfigError
 
     common = _parse(options.run_config)
     if options.out:
         common["out"] = options.out
     runs = []
     for text in options.runs:
-        name, *keys = text.split(None, 1)
+        name, *keys = text.split(None, 1) or [""]
+        if not name:
+            raise ConfigError("A run of `vfl compare` is empty: name a system, then its own keys.")
         runs.append({"strategy": name, **_parse(keys)})
     folder = compare(options.parties, common, runs, options.target)
     print(table(folder, options.target))

@@ -1,0 +1,102 @@
+"""`vfl compare`: what it runs, the table it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vfl_flower.cli import main
+from vfl_flower.compare import compare, table
+from vfl_flower.engines import Run
+from vfl_flower.errors import ConfigError
+
+COMMON: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 2, "noise-seed": 0, "window": 8}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("compare") / "out"
+    runs: list[dict[str, Any]] = [
+        {"strategy": "vafl", "party-lr": 0.1},
+        {"strategy": "vafl", "party-lr": 0.0},
+        {"strategy": "cascaded"},
+    ]
+    return compare(3, {**COMMON, "out": str(out)}, runs, target=0.9)
+
+
+def test_every_system_and_baseline_runs_once(folder: Path) -> None:
+    figures = json.loads((folder / "compare.json").read_text())
+    assert list(figures) == [
+        "vafl party-lr=0.1",
+        "vafl party-lr=0.0",
+        "cascaded",
+        "frozen",
+        "alone",
+        "joined",
+    ]
+    for name, each in figures.items():
+        finished = Run(folder / name.replace(" ", "-"))
+        assert finished.summary["test_accuracy"] == each["test_accuracy"]
+        assert finished.summary["config"]["dataset"] == "breast-cancer"
+    assert (folder / "curves.png").stat().st_size > 10_000
+
+
+def test_bytes_to_the_target_are_those_of_the_first_evaluation_that_reaches_it(
+    folder: Path,
+) -> None:
+    figures = json.loads((folder / "compare.json").read_text())
+    history = Run(folder / "vafl-party-lr=0.1").history
+    reached = [e for e in history if e["test_accuracy"] >= 0.9]
+    expected = (reached[0]["bytes_up"] + reached[0]["bytes_down"]) / 1e6 if reached else None
+    assert figures["vafl party-lr=0.1"]["megabytes_to_target"] == expected
+
+
+def test_the_table_has_a_line_for_each_and_aligned_columns(folder: Path) -> None:
+    lines = table(folder, 0.9).splitlines()
+    assert len(lines) == 7 and len({len(line) for line in lines}) == 1
+    assert "MB to 0.9" in lines[0]
+    accuracy = json.loads((folder / "compare.json").read_text())["cascaded"]["test_accuracy"]
+    assert lines[3].split()[:2] == ["cascaded", f"{accuracy:.4f}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (["nonsense"], "strategy = 'nonsense' is not known"),
+        (["vafl", "vafl"], "vafl is there twice"),
+        (["cascaded mu=0.0"], "mu = 0.0 must be above 0"),
+        (["vafl party-lr"], "cannot be read"),
+        ([" "], "name a system"),
+    ],
+)
+def test_wrong_input_is_one_sentence_before_anything_runs(
+    arguments: list[str], cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["compare", *arguments, "--out", str(out)]) == 1
+    sentence = capsys.readouterr().err
+    assert cause in sentence and sentence.count("\n") == 1
+    assert not out.exists()
+
+
+def test_an_existing_folder_is_never_written_over(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="already exists"):
+        compare(3, {**COMMON, "out": str(folder)}, [{"strategy": "vafl"}], 0.9)
+
+
+def test_a_failing_run_leaves_the_results_of_those_before(tmp_path: Path) -> None:
+    runs: list[dict[str, Any]] = [{"strategy": "vafl"}, {"strategy": "cascaded", "party-lr": 1e6}]
+    with pytest.raises(Exception, match="finite"):
+        compare(3, {**COMMON, "out": str(tmp_path / "out")}, runs, 0.9)
+    assert Run(tmp_path / "out" / "vafl").summary["test_accuracy"] > 0
+
+
+def test_help_teaches() -> None:
+    command = [sys.executable, "-m", "vfl_flower.cli", "compare", "--help"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "examples:" in text and "--target" in text
