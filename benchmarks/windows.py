@@ -10,11 +10,11 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from benchmarks.common import PARTIES, SIGMOID_MODEL, ZEROTH_ORDER, parser, quiet_run, report
+from benchmarks.common import PARTIES, SIGMOID_MODEL, parser, quiet_run, report
 
 SYSTEMS: dict[str, tuple[tuple[int, ...], int, dict[str, Any]]] = {  # windows, epochs, keys
     "split-nn": ((1, 8, 16), 3, {}),
-    "cascaded": ((1, 16, 64), 10, {**ZEROTH_ORDER["cascaded"], "eval-every": 10}),
+    "cascaded": ((1, 16, 64), 10, {"party-lr": 0.003, "server-lr": 0.1, "eval-every": 10}),
 }
 
 

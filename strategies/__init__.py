@@ -59,7 +59,8 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     if name not in SYSTEMS:
         raise ConfigError(f"strategy = {name!r} is not known: choose one of {', '.join(SYSTEMS)}.")
     defaults = dict(SYSTEMS[name].defaults)
-    if {"epsilon", "delta", "noise_multiplier", "privacy"} & given.keys():
+    other_privacy = given.get("privacy", "scalar") != "scalar"
+    if {"epsilon", "delta", "noise_multiplier"} & given.keys() or other_privacy:
         for half in ("epsilon", "delta"):  # a budget is given whole, or taken whole
             defaults.pop(half, None)
     config = RunConfig(**{**defaults, **given})

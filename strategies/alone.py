@@ -12,6 +12,7 @@ from typing import Any
 
 from strategies.split_nn import SplitNN
 from strategies.vertical import Vertical
+from vfl_flower.errors import ConfigError
 from vfl_flower.records import Arrays
 
 
@@ -25,6 +26,10 @@ class Alone(Vertical):
 
     def train(self) -> None:
         """`split-nn` with one party at a time; the best run becomes this one's."""
+        if self.config.privacy == "scalar":
+            raise ConfigError(
+                "strategy = 'alone' is a baseline without scalar noise: leave `privacy` out."
+            )
         config = replace(self.config, quorum=None, max_delay=0, on_party_failure="stop")
         for seat in self.seats:
             run = SplitNN(config, self.labels)

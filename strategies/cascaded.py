@@ -5,7 +5,7 @@ by its own gradient (lines 10-11, Eq. 4), after the losses are taken (line 9). T
 sends their difference, which is all that a party uses of them.
 
 Algorithm 2 (appendix B), Syn-ZOO-VFL: all parties and the server step by zeroth order, on one
-shared mini-batch. Adam is the default here, as for AsyREVEL; the paper's is plain SGD.
+shared mini-batch. For it Adam is the default, as for AsyREVEL; the paper's is plain SGD.
 """
 
 from __future__ import annotations

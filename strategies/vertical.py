@@ -328,6 +328,12 @@ class Vertical(Strategy):
                 self.allowed,
                 self.planned,
             )
+        if self.config.epsilon and (self.config.delta or 0) >= 1 / len(self.labels.train):
+            log.warning(
+                "delta = %g is not below one over the %d training rows, where epsilon says little.",
+                self.config.delta,
+                len(self.labels.train),
+            )
         size = embedding_size(self.config, self.labels.outputs)
         sizes = {seat.party: size for seat in self.seats}
         self.holder = LabelHolder(self.config, self.labels, sizes, self.accountant.noise())

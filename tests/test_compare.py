@@ -68,10 +68,12 @@ def test_the_table_has_a_line_for_each_and_aligned_columns(folder: Path) -> None
     ("arguments", "cause"),
     [
         (["nonsense"], "strategy = 'nonsense' is not known"),
-        (["vafl", "vafl"], "vafl is there twice"),
+        (["vafl", "vafl"], "there twice"),
         (["cascaded mu=0.0"], "mu = 0.0 must be above 0"),
         (["vafl party-lr"], "cannot be read"),
         ([" "], "name a system"),
+        (["vafl strategy='cascaded'"], "names a strategy or out twice"),
+        (["vafl", "-c", "strategy='cascaded'"], "leave strategy out of -c"),
     ],
 )
 def test_wrong_input_is_one_sentence_before_anything_runs(
@@ -94,6 +96,22 @@ def test_a_failing_run_leaves_the_results_of_those_before(tmp_path: Path) -> Non
     with pytest.raises(Exception, match="finite"):
         compare(3, {**COMMON, "out": str(tmp_path / "out")}, runs, 0.9)
     assert Run(tmp_path / "out" / "vafl").summary["test_accuracy"] > 0
+    assert table(tmp_path / "out", 0.9).splitlines()[1].startswith("vafl ")
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        ({"privacy": "perturbed-embedding"}, ["cascaded", "frozen", "alone", "joined"]),
+        ({"bottom-model": "scorecard", "mu": 0.5}, ["cascaded", "frozen"]),
+    ],
+)
+def test_baselines_stand_beside_noise_and_black_boxes_as_far_as_they_can(
+    keys: dict[str, Any], names: list[str], tmp_path: Path
+) -> None:
+    keys = {**COMMON, **keys, "epochs": 1, "out": str(tmp_path / "out")}
+    folder = compare(2, keys, [{"strategy": "cascaded"}], 0.9)
+    assert list(json.loads((folder / "compare.json").read_text())) == names
 
 
 def test_help_teaches() -> None:

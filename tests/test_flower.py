@@ -54,8 +54,13 @@ def processes_of(home: Path) -> list[str]:
     [
         (run_ray, 3, {"epochs": 2, "batch-size": 64}),
         (run_supernodes, 2, {"epochs": 1, "batch-size": 128, "window": 6}),
+        (
+            run_supernodes,  # a fresh process draws the directions of the last one's window again
+            2,
+            {"strategy": "syn-zoo", "epochs": 2, "batch-size": 128, "window": 12, "noise-seed": 0},
+        ),
     ],
-    ids=["ray", "supernodes"],
+    ids=["ray", "supernodes", "supernodes, zeroth order"],
 )
 def test_a_synchronous_run_is_the_same_as_in_process(
     engine: Callable[[int, Mapping[str, Any]], Run],
@@ -78,17 +83,21 @@ def test_a_synchronous_run_is_the_same_as_in_process(
     assert len(homes) == 1 and processes_of(homes[0]) == []
 
 
-def test_vafl_learns_on_ray_and_a_failing_party_ends_it_with_a_sentence(
+def test_asynchronous_systems_learn_on_ray_and_a_failing_party_ends_it_with_a_sentence(
     tmp_path: Path, homes: list[Path]
 ) -> None:
     finished = run_ray(2, {"strategy": "vafl", "epochs": 8, "out": str(tmp_path / "vafl")})
     assert finished.summary["test_accuracy"] > 0.8
     assert finished.summary["exchanges"] == 2 * 8 * 6
+    private = {"strategy": "dpzv", "epochs": 6, "epsilon": 3.0, "delta": 1e-3}
+    finished = run_ray(2, {**private, "out": str(tmp_path / "dpzv")})
+    assert finished.summary["test_accuracy"] > 0.7
+    assert 2.9 < finished.summary["epsilon"] <= 3.0
     with pytest.raises(VflError, match="too few to divide among 80"):
         run_ray(80, {"bottom-model": "lstm", "out": str(tmp_path / "too-many")})
     log = (tmp_path / "too-many" / "flower.log").read_text()
     assert "too few to divide among 80" in log and "Traceback" not in log
-    assert [processes_of(home) for home in homes] == [[], []]
+    assert [processes_of(home) for home in homes] == [[], [], []]
 
 
 def test_the_code_that_runs_is_that_of_the_app_that_was_named(

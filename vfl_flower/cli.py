@@ -129,6 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except VflError as error:
         print(f"vfl: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # as by `vfl list | head`
+        sys.stderr.close()
     except KeyboardInterrupt:
         print("vfl: stopped.", file=sys.stderr)
         return 130
@@ -156,6 +158,8 @@ def _compare(options: argparse.Namespace) -> None:
     from vfl_flower.errors import ConfigError
 
     common = _parse(options.run_config)
+    if "strategy" in common:
+        raise ConfigError("`vfl compare` takes its systems as arguments: leave strategy out of -c.")
     if options.out:
         common["out"] = options.out
     runs = []
@@ -163,7 +167,10 @@ def _compare(options: argparse.Namespace) -> None:
         name, *keys = text.split(None, 1) or [""]
         if not name:
             raise ConfigError("A run of `vfl compare` is empty: name a system, then its own keys.")
-        runs.append({"strategy": name, **_parse(keys)})
+        own = _parse(keys)
+        if {"strategy", "out"} & own.keys():
+            raise ConfigError(f"{text!r} names a strategy or out twice: write the system first.")
+        runs.append({"strategy": name, **own})
     folder = compare(options.parties, common, runs, options.target)
     print(table(folder, options.target))
     print(f"results: {folder}")
@@ -233,6 +240,8 @@ def _listing() -> str:
     for name, system in SYSTEMS.items():
         about = (system.__doc__ or "").splitlines()[0]
         lines += [f"  {name:<10} {about}", f"  {'':<10} {system.axes}"]
+        own = [f"{name.replace('_', '-')}={value!r}" for name, value in system.defaults.items()]
+        lines += [f"  {'':<10} defaults of its own: {' '.join(own)}"] if own else []
     lines += ["", "Configuration keys, with defaults", ""]
     for key, spec in keys().items():
         default = repr(spec.default) if spec.default is not None else "auto"

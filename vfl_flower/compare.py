@@ -7,6 +7,7 @@ best of them is worth without the others, `joined` what their columns are worth 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from vfl_flower.engines import Run, run_local
 from vfl_flower.errors import ConfigError
 from vfl_flower.results import draw_curves, results_folder
 
-_COLUMNS = ("test accuracy", "MB up", "MB down", "exchanges", "epsilon", "seconds")
+_COLUMNS = ("test accuracy", "MB up", "MB down", "exchanges")
+_MORE_COLUMNS = ("epsilon", "batches known", "seconds")
 
 
 def compare(
@@ -28,7 +30,7 @@ def compare(
     runs: Sequence[Mapping[str, Any]],
     target: float,
 ) -> Path:
-    """Run each configuration in this process, and each baseline that is not among them.
+    """Run each configuration in this process, and each baseline that is not among them and can.
 
     Parameters
     ----------
@@ -47,32 +49,57 @@ def compare(
         If a configuration cannot work, before any of them runs.
     """
     named = {run["strategy"] for run in runs}
-    runs = [*runs, *({"strategy": name} for name in strategies.BASELINES if name not in named)]
-    labels = [label(run, runs) for run in runs]
-    for run, its_label in zip(runs, labels, strict=True):
-        if labels.count(its_label) > 1:
-            raise ConfigError(f"{its_label} is there twice: leave one of them out.")
-        strategies.resolve({**common, **run})
-    first = strategies.resolve({**common, **runs[0]})
+    configurations = {label(run, runs): {**common, **run} for run in runs}
+    if len(configurations) < len(runs):
+        raise ConfigError("The same run is there twice: leave one of them out.")
+    for configuration in configurations.values():
+        strategies.resolve(configuration)
+    for name in strategies.BASELINES:
+        beside = None if name in named else _baseline(name, common)
+        if beside is not None:
+            configurations[name] = beside
+    first = strategies.resolve(next(iter(configurations.values())))
     folder = results_folder(replace(first, strategy="compare"))
     if folder.exists():
         raise ConfigError(f"out = {str(folder)!r} already exists: name another folder.")
     finished: dict[str, Run] = {}
-    bar = tqdm(labels, unit="run", disable=None, leave=False)
-    for its_label, run in zip(bar, runs, strict=False):
-        bar.set_postfix_str(its_label)
-        out = str(folder / its_label.replace(" ", "-").replace("'", "").replace("/", "-"))
-        finished[its_label] = run_local(parties, {**common, **run, "out": out})
+    bar = tqdm(configurations.items(), unit="run", disable=None, leave=False)
+    try:
+        for name, configuration in bar:
+            bar.set_postfix_str(name)
+            out = str(folder / re.sub(r"[^\w.=-]+", "-", name))
+            finished[name] = run_local(parties, {**configuration, "out": out})
+    finally:  # if one fails, those before it are kept
+        _write(folder, finished, target)
+    return folder
+
+
+def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The keys of a baseline beside runs with these keys; none if it cannot stand beside them."""
+    keys = {**common, "strategy": name}
+    if name == "joined" or keys.get("privacy") == "scalar":  # they send nothing to add noise to
+        private = ("privacy", "epsilon", "delta", "noise-multiplier")
+        keys = {key: value for key, value in keys.items() if key not in private}
+    try:
+        strategies.resolve(keys)
+    except ConfigError:  # black boxes, which only zeroth-order systems can train
+        return None
+    return keys
+
+
+def _write(folder: Path, finished: Mapping[str, Run], target: float) -> None:
+    """``compare.json`` and ``curves.png``, of the runs that have finished."""
+    if not finished:
+        return
     figures = {name: {**run.summary, **_reached(run, target)} for name, run in finished.items()}
     (folder / "compare.json").write_text(json.dumps(figures, indent=2) + "\n")
-    baselines = {
-        name: run.summary["test_accuracy"]
-        for name, run in finished.items()
-        if run.summary["strategy"] in strategies.BASELINES
+    levels = {
+        name: each["test_accuracy"]
+        for name, each in figures.items()
+        if each["strategy"] in strategies.BASELINES
     }
-    histories = {name: run.history for name, run in finished.items() if name not in baselines}
-    draw_curves(histories, folder / "curves.png", baselines)
-    return folder
+    histories = {name: run.history for name, run in finished.items() if name not in levels}
+    draw_curves(histories, folder / "curves.png", levels)
 
 
 def label(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
@@ -86,10 +113,10 @@ def label(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
 def table(folder: Path, target: float) -> str:
     """The figures of a comparison, as aligned columns."""
     figures: dict[str, dict[str, Any]] = json.loads((folder / "compare.json").read_text())
-    rows = [("", *_COLUMNS[:4], f"MB to {target:g}", *_COLUMNS[4:])]
+    rows = [("", *_COLUMNS, f"MB to {target:g}", *_MORE_COLUMNS)]
     for name, each in figures.items():
         reached = each["megabytes_to_target"]
-        epsilon = each["epsilon"]
+        epsilon, known = each["epsilon"], each.get("epsilon_known_batches")
         rows.append(
             (
                 name,
@@ -97,8 +124,9 @@ def table(folder: Path, target: float) -> str:
                 f"{each['bytes_up'] / 1e6:.1f}",
                 f"{each['bytes_down'] / 1e6:.1f}",
                 str(each["exchanges"]),
-                "not reached" if reached is None else f"{reached:.1f}",
+                "not reached" if reached is None else f"{reached:.1f}" if reached else "-",
                 "-" if epsilon is None else f"{epsilon:.3g}",
+                "-" if known is None else f"{known:.3g}",
                 f"{each['seconds']:.1f}",
             )
         )

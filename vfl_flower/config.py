@@ -218,6 +218,8 @@ class RunConfig:
         self._at_least(-1, "noise_seed")
         self._above(0, "party_timeout", "embedding_noise", "embedding_bound", "mu", "clip")
         self._above(0, "epsilon")
+        if self.mu < 1e-6:
+            raise ConfigError(f"mu = {self.mu} is lost in 32-bit numbers: give at least 1e-6.")
         for name in ("test_fraction", "delta"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:

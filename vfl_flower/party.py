@@ -64,7 +64,8 @@ class Party:
         self.codec = Identity()
         self.exchange = 0  # number of the last message served
         self.pending: TrainOrder | None = None  # the window that awaits feedback
-        self.secret = b""  # seed of the noise, known to this party alone
+        # Decides noise, directions and Poisson mini-batches; known to this party alone.
+        self.secret = b""
         # What this process may still have from the last message: the record that holds this very
         # model, and of the pending window the embeddings with their graph (first order), or the
         # directions (zeroth order).

@@ -94,15 +94,19 @@ class ScalarNoise:
     def __init__(self, config: RunConfig, multiplier: float) -> None:
         self.clip = config.clip
         self.deviation = multiplier * config.clip / config.batch_size
-        secret = secrets.token_bytes(16)
+        self._secret = secrets.token_bytes(16)
         if config.noise_seed >= 0:
-            secret = f"{config.noise_seed} label holder".encode()
-        self._generator = secret_generator(b"scalar|" + secret)
+            self._secret = f"{config.noise_seed} label holder".encode()
+        self._sent = 0  # scalars so far
 
     def added_to(self, scalars: Tensor) -> Tensor:
-        """The scalars [S], each with noise of its own."""
-        drawn = self.deviation * self._generator.standard_normal(len(scalars))
-        return scalars + torch.from_numpy(drawn).to(scalars)
+        """The scalars [S], each with noise of its own, from which that of others cannot follow."""
+        drawn = []
+        for _ in range(len(scalars)):
+            self._sent += 1
+            generator = secret_generator(f"scalar|{self._sent}|".encode() + self._secret)
+            drawn.append(self.deviation * generator.standard_normal())
+        return scalars + torch.tensor(drawn).to(scalars)
 
 
 class Accountant:
@@ -253,7 +257,8 @@ class ScalarAccountant(Accountant):
             "epsilon_of_paper": epsilon_of_theorem_vi5(config, self.rows, sigma, self.released),
             "epsilon_known_batches": _epsilon(sigma / math.sqrt(most), config) if most else 0.0,
             "epsilon_protects": "a record and its label, from who sees the scalars of all parties "
-            "but not which rows a mini-batch held; not from the label holder",
+            "but not which rows a mini-batch held, which parties draw honestly; not from the label "
+            "holder, and not what the top model learns from labels without noise",
         }
 
 

@@ -115,7 +115,9 @@ def headline(summary: dict[str, Any]) -> str:
     if summary["test_auc"] is not None:
         parts.append(f"AUC {summary['test_auc']:.4f}")
     if summary["epsilon"] is not None:
-        parts.append(f"epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}")
+        known = summary.get("epsilon_known_batches")
+        aside = "" if known is None else f" ({known:.3g} to who knows the mini-batches)"
+        parts.append(f"epsilon {summary['epsilon']:.3g}{aside} at delta {summary['delta']:g}")
     up, down = summary["bytes_up"] / 1e6, summary["bytes_down"] / 1e6
     parts += [
         f"{summary['exchanges']} exchanges",

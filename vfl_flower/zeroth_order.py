@@ -29,6 +29,7 @@ from torch.func import functional_call, vmap
 
 from vfl_flower.batches import secret_generator
 from vfl_flower.config import RunConfig
+from vfl_flower.errors import VflError
 from vfl_flower.models import (
     BottomModel,
     TopModel,
@@ -241,8 +242,10 @@ def answer(
     change = top.first_change(columns, pair[0] - pair[1])  # the other parties' part is the same
     values = [loss_per_row(top.rest(each), labels) for each in (z + change, z)]
     differences, _ = _differences(config, values)
-    if noise:
-        differences = differences.clamp(-noise.clip, noise.clip)
+    if noise:  # not a number counts as no difference, or it would pass the clip
+        differences = differences.nan_to_num(nan=0.0).clamp(-noise.clip, noise.clip)
+    elif not torch.isfinite(differences).all():
+        raise VflError("The loss is no longer finite: lower the learning rates.")
     means = _step_means(differences, lengths, divisors)
     return noise.added_to(means) if noise else means
 
@@ -312,7 +315,7 @@ def _penalties(directions: Directions, u: Tensor | None, steps: int) -> Tensor:
     if u is not None:
         w = torch.cat([p.view(-1) for p in directions.parameters])
         ends = [w + config.mu * u, w - config.mu * u if two_sided else w]
-        return _differences(config, [penalty(config, end).sum(-1) for end in ends])[0]
+        return _differences(config, [penalty(config, end) for end in ends])[0].sum(-1)
 
     def g() -> Tensor:
         return torch.stack([penalty(config, p).sum() for p in directions.parameters]).sum()
