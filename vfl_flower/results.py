@@ -85,7 +85,7 @@ def draw_curves(
     used = [
         curve
         for curve in _CURVES
-        if any(value(entry, curve[0]) for history in histories.values() for entry in history)
+        if all(any(value(entry, curve[0]) for entry in each) for each in histories.values())
     ]
     figure = Figure(figsize=(4.2 * max(1, len(used)), 3.4), layout="constrained")
     for number, (key, label, unit) in enumerate(used):
@@ -97,7 +97,7 @@ def draw_curves(
         for number_of_level, (name, accuracy) in enumerate((levels or {}).items()):
             style = ("--", "-.", ":")[number_of_level % 3]
             axes.axhline(accuracy, color="grey", linestyle=style, linewidth=1, label=name)
-        if key == "bytes" and len(histories) > 1:
+        if key in ("bytes", "exchanges") and len(histories) > 1:
             axes.set_xscale("log")
         axes.set_xlabel(label)
         axes.set_ylabel("test accuracy" if number == 0 else "")
