@@ -28,7 +28,7 @@ from vfl_flower.data import load_features, load_labels
 from vfl_flower.engines import run_local
 from vfl_flower.errors import ConfigError
 from vfl_flower.provenance import code_digest, versions
-from vfl_flower.results import results_folder
+from vfl_flower.results import aligned, results_folder
 
 _DRAWS = 10  # of the labelled rows that an attacker knows; its success is the mean
 _SUMMING = {"top-model": "sum", "epochs": 1, "batch-size": 64}  # Cascaded, section VI-B
@@ -197,14 +197,7 @@ def table(findings: list[Finding]) -> str:
     for each in findings:
         figures = f"{each.success:.4f}", f"{each.guessing:.4f}"
         lines.append((each.attack, each.attacker, each.measure, *figures))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            text.rjust(width) if number > 2 else text.ljust(width)
-            for number, (text, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
+    return aligned(lines, texts=3)
 
 
 def _run(

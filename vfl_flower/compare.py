@@ -18,7 +18,7 @@ from tqdm.auto import tqdm
 import strategies
 from vfl_flower.engines import Run, run_local
 from vfl_flower.errors import ConfigError
-from vfl_flower.results import draw_curves, results_folder
+from vfl_flower.results import aligned, draw_curves, results_folder
 
 _COLUMNS = ("test accuracy", "MB up", "MB down", "exchanges")
 _MORE_COLUMNS = ("epsilon", "batches known", "seconds")
@@ -130,14 +130,7 @@ def table(folder: Path, target: float) -> str:
                 f"{each['seconds']:.1f}",
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
+    return aligned(rows, texts=1)
 
 
 def _reached(run: Run, target: float) -> dict[str, float | None]:

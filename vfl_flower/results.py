@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -125,3 +125,15 @@ def headline(summary: dict[str, Any]) -> str:
         f"{summary['seconds']:.1f} s",
     ]
     return f"{summary['strategy']}: {', '.join(parts)}"
+
+
+def aligned(rows: Sequence[Sequence[str]], texts: int) -> str:
+    """A table: so many columns of texts to the left, then figures to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < texts else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
