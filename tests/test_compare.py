@@ -104,6 +104,10 @@ def test_a_failing_run_leaves_the_results_of_those_before(tmp_path: Path) -> Non
     [
         ({"privacy": "perturbed-embedding"}, ["cascaded", "frozen", "alone", "joined"]),
         ({"bottom-model": "scorecard", "mu": 0.5}, ["cascaded", "frozen"]),
+        (
+            {"privacy": "scalar", "sampling": "poisson", "epsilon": 5.0, "delta": 1e-3},
+            ["cascaded", "frozen", "alone", "joined"],
+        ),
     ],
 )
 def test_baselines_stand_beside_noise_and_black_boxes_as_far_as_they_can(

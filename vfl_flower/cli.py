@@ -172,7 +172,10 @@ def _compare(options: argparse.Namespace) -> None:
             raise ConfigError(f"{text!r} names a strategy or out twice: write the system first.")
         runs.append({"strategy": name, **own})
     folder = compare(options.parties, common, runs, options.target)
-    print(table(folder, options.target))
+    lines = table(folder, options.target)
+    print(lines)
+    if "\njoined " not in lines:
+        print("alone and joined are left out: they train by gradients, and black boxes have none.")
     print(f"results: {folder}")
 
 

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 import strategies
 from vfl_flower.engines import Run, run_local
 from vfl_flower.errors import ConfigError
+from vfl_flower.models import BLACK_BOXES
 from vfl_flower.results import aligned, draw_curves, results_folder
 
 _COLUMNS = ("test accuracy", "MB up", "MB down", "exchanges")
@@ -76,15 +77,15 @@ def compare(
 
 def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     """The keys of a baseline beside runs with these keys; none if it cannot stand beside them."""
-    keys = {**common, "strategy": name}
-    if name == "joined" or keys.get("privacy") == "scalar":  # they send nothing to add noise to
-        private = ("privacy", "epsilon", "delta", "noise-multiplier")
-        keys = {key: value for key, value in keys.items() if key not in private}
-    try:
-        strategies.resolve(keys)
-    except ConfigError:  # black boxes, which only zeroth-order systems can train
+    dropped = {"epsilon", "noise-multiplier"}  # of scalar noise, which no baseline has
+    if name == "joined" or common.get("privacy") == "scalar":
+        dropped.add("privacy")
+    keys = {key: value for key, value in common.items() if key not in dropped}
+    model = strategies.resolve({**keys, "strategy": "frozen"}).bottom_model
+    if model in BLACK_BOXES and name != "frozen":
         return None
-    return keys
+    strategies.resolve({**keys, "strategy": name})
+    return {**keys, "strategy": name}
 
 
 def _write(folder: Path, finished: Mapping[str, Run], target: float) -> None:

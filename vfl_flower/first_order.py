@@ -21,6 +21,7 @@ from vfl_flower.models import (
     loss_gradient,
     loss_per_row,
     penalty_gradient,
+    step_along,
     targets,
 )
 from vfl_flower.privacy import Perturbation
@@ -85,22 +86,10 @@ def answer(
                 signal *= inputs[depth] > 0
         all_rows.append(signal)
         if optimizer:
-            descend(optimizer, gradients)
+            step_along(optimizer, gradients)
     losses = loss_per_row(torch.cat(all_outputs), labels) * weights[:, 0]
     of_steps = torch.stack([each.sum() for each in losses.split(list(lengths))])
     return top.spread(torch.cat(all_rows)) if rows_wanted else None, of_steps
-
-
-def descend(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) -> None:
-    """One optimizer step along these gradients; plain SGD without torch's overhead."""
-    group = optimizer.param_groups[0]
-    if is_plain_sgd(optimizer):
-        for parameter, gradient in zip(group["params"], gradients, strict=True):
-            parameter.add_(gradient, alpha=-group["lr"])
-        return
-    for parameter, gradient in zip(group["params"], gradients, strict=True):
-        parameter.grad = gradient
-    optimizer.step()
 
 
 def update(

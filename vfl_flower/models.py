@@ -310,6 +310,19 @@ def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, torch.optim.SGD) and optimizer.param_groups[0]["momentum"] == 0
 
 
+def step_along(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) -> None:
+    """One optimizer step along these gradients; plain SGD without torch's overhead."""
+    group = optimizer.param_groups[0]
+    if is_plain_sgd(optimizer):
+        with torch.no_grad():
+            for parameter, gradient in zip(group["params"], gradients, strict=True):
+                parameter.add_(gradient, alpha=-group["lr"])
+        return
+    for parameter, gradient in zip(group["params"], gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
 def build_optimizer(config: RunConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """The configured torch optimizer."""
     parameters = list(model.parameters())

@@ -36,6 +36,7 @@ from vfl_flower.models import (
     is_plain_sgd,
     loss_per_row,
     penalty,
+    step_along,
 )
 from vfl_flower.privacy import Perturbation, ScalarNoise
 
@@ -338,9 +339,8 @@ def descend(
         estimates = (scalars @ u)[None] if is_plain_sgd(optimizer) else scalars[:, None] * u
         for estimate in estimates:
             parts = estimate.split([p.numel() for p in parameters])
-            for p, part in zip(parameters, parts, strict=True):
-                p.grad = part.view_as(p)
-            optimizer.step()
+            gradients = [part.view_as(p) for p, part in zip(parameters, parts, strict=True)]
+            step_along(optimizer, gradients)
         return
     for step, scalar in enumerate(scalars.tolist()):
         if is_plain_sgd(optimizer):
@@ -348,6 +348,4 @@ def descend(
             continue
         gradients = [torch.zeros_like(p) for p in parameters]
         directions.add(step, gradients, scalar)
-        for p, gradient in zip(parameters, gradients, strict=True):
-            p.grad = gradient
-        optimizer.step()
+        step_along(optimizer, gradients)
