@@ -10,6 +10,7 @@ from strategies.alone import Alone
 from strategies.asyrevel import AsyREVEL, SynREVEL
 from strategies.cascaded import Cascaded, SynZoo
 from strategies.dpzv import DPZV
+from strategies.ef_vfl import CVFL, EFVFL
 from strategies.frozen import Frozen
 from strategies.joined import Joined
 from strategies.split_nn import SplitNN
@@ -29,6 +30,8 @@ SYSTEMS: dict[str, type[Vertical]] = {
         SynREVEL,
         Cascaded,
         SynZoo,
+        EFVFL,
+        CVFL,
         DPZV,
         Frozen,
         Alone,

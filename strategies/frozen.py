@@ -41,5 +41,5 @@ class Frozen(Vertical):
             window = draw_window(self.config, len(rows), None, epoch, 0, self.steps_per_epoch)
             self.holder.learn([Arrival(self.seats[0].party, window, coordinated=True)])
             self.party_steps += self.steps_of_epoch
-            if (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.epochs:
+            if self.is_due(epoch + 1):
                 self._record(self.holder.evaluate())

@@ -72,7 +72,7 @@ class Joined(Vertical):
                 holder.losses.append(loss.detach()[None])
                 holder.steps += 1
             self.party_steps += self.steps_of_epoch
-            if (epoch + 1) % config.eval_every == 0 or epoch + 1 == config.epochs:
+            if self.is_due(epoch + 1):
                 with torch.no_grad():
                     for bottom, block, columns in zip(
                         bottoms, blocks, holder.columns.values(), strict=True

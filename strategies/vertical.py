@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
 from vfl_flower.batches import steps_per_epoch
+from vfl_flower.codecs import check_memory, party_bytes
 from vfl_flower.config import RunConfig
 from vfl_flower.data import Labels
 from vfl_flower.errors import ConfigError, PartyError, VflError
@@ -38,6 +39,7 @@ from vfl_flower.records import (
     EmbedOrder,
     EvaluateOrder,
     Order,
+    RejoinOrder,
     TrainOrder,
     Upload,
     pack,
@@ -74,6 +76,7 @@ class Seat:
     evaluation_sent: int = 0  # number of the last evaluation that it was asked for
     evaluation: int = 0  # number of the last that it answered
     alive: bool = True
+    asked_back: int = 0  # number of the evaluation at which a failed party was last asked back
 
     @property
     def done(self) -> bool:
@@ -181,6 +184,7 @@ class Vertical(Strategy):
         nothing = ArrayRecord(), ConfigRecord()
         with tqdm(total=self.budget, unit="step", disable=None, leave=False) as bar:
             while not all(seat.done for seat in self.seats if seat.alive):
+                self._send(self._ask_back())
                 self._send(self.configure_evaluate(self.epoch, *nothing, self.grid))
                 self._send(self.configure_train(self.epoch, *nothing, self.grid))
                 replies = self._replies()
@@ -203,13 +207,14 @@ class Vertical(Strategy):
                 continue
             epoch, first = divmod(seat.steps, self.steps_per_epoch)
             steps = min(self.window, self.steps_per_epoch - first, self.budget - self.assigned)
+            to_begin_with = {} if seat.steps else self.holder.shared_labels()
             order = TrainOrder(
                 exchange=seat.exchange + 1,
                 epoch=epoch,
                 first=first,
                 steps=steps,
                 coordinated=self.coordinated,
-                arrays=seat.feedback,
+                arrays={**to_begin_with, **seat.feedback},
             )
             self.assigned += steps
             seat.steps += steps
@@ -239,8 +244,7 @@ class Vertical(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """An evaluation for each idle party that is due for one, or has no steps left."""
-        due = self.party_steps // (self.config.eval_every * self.steps_of_epoch)
-        number = _FINAL if self.assigned >= self.budget else due
+        number = _FINAL if self.assigned >= self.budget else self._due
         messages = []
         for seat in self.seats:
             if seat.idle and seat.evaluation < number:
@@ -257,6 +261,17 @@ class Vertical(Strategy):
             self._take(seat, message, partial(self.holder.receive_test, seat.party))
             seat.evaluation = seat.evaluation_sent
         return self._record_if_all_are_in()
+
+    @property
+    def _due(self) -> int:
+        """Number of the last evaluation that is due by the steps answered."""
+        passed = self.party_steps / self.steps_of_epoch / self.config.eval_every
+        return int(passed * (1 + 1e-12))
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether to evaluate after this epoch, for baselines that train by whole epochs."""
+        every = self.config.eval_every
+        return epoch == self.config.epochs or int(epoch / every) > int((epoch - 1) / every)
 
     def _record_if_all_are_in(self) -> MetricRecord | None:
         evaluated = min((seat.evaluation for seat in self.seats if seat.alive), default=0)
@@ -311,6 +326,11 @@ class Vertical(Strategy):
                     "quorum."
                 )
             self.coordinated = False
+        if self.config.labels == "shared" and not self.coordinated:
+            raise ConfigError(
+                "labels = 'shared' sends every upload on to all parties, which then step together: "
+                f"it needs a synchronous system, with a quorum of all {len(self.seats)}."
+            )
         if self.coordinated and self.config.on_party_failure == "continue":
             raise ConfigError(
                 "on-party-failure = 'continue' needs a quorum below the number of parties, "
@@ -336,7 +356,30 @@ class Vertical(Strategy):
             )
         size = embedding_size(self.config, self.labels.outputs)
         sizes = {seat.party: size for seat in self.seats}
+        self._check_memory(size)
         self.holder = LabelHolder(self.config, self.labels, sizes, self.accountant.noise())
+
+    def _check_memory(self, size: int) -> None:
+        """Say what surrogates take, and refuse what cannot fit."""
+        shape, parties = (len(self.labels.train), size), len(self.seats)
+        of_party = party_bytes(self.config, parties, shape)
+        if not of_party:
+            return
+        here = 4 * shape[0] * shape[1] * parties  # the table
+        if self.config.labels == "private" and self.config.downlink_surrogates:
+            here *= 2
+        log.info(
+            "Error feedback keeps surrogates of %d x %d numbers: %.1f MB a party, %.1f MB at the "
+            "label holder",
+            *shape,
+            of_party / 1e6,
+            here / 1e6,
+        )
+        together = self.engine != "supernodes"
+        check_memory(
+            "all parties' and the label holder's" if together else "the label holder's",
+            here + parties * of_party * together,
+        )
 
     def _describe_nodes(self) -> dict[int, Description]:
         """Node id -> description, once there are as many nodes as the first ones say."""
@@ -458,13 +501,32 @@ class Vertical(Strategy):
 
     def _fail(self, seat: Seat, error: PartyError) -> None:
         """Stop, or go on without a party, by its last embeddings."""
-        seat.alive = False
         seat.in_flight = None
         self._waiting = {key: other for key, other in self._waiting.items() if other is not seat}
+        if not seat.alive:  # it was asked back, and does not come
+            return
+        seat.alive = False
+        seat.asked_back = self._due
         if self.config.on_party_failure == "stop" or not any(s.alive for s in self.seats):
             raise error
         self.planned -= max(0, self.config.epochs * self.steps_per_epoch - seat.steps)
         log.warning("%s Going on without it, by its last embeddings.", error)
+
+    def _ask_back(self) -> Iterator[Message]:
+        """Once an evaluation, a failed party is asked whether it is there again."""
+        for seat in self.seats:
+            if not seat.alive and not seat.in_flight and seat.asked_back < self._due:
+                seat.asked_back = self._due
+                known = self.holder.surrogate_of(seat.party)
+                yield self._message(seat, RejoinOrder(exchange=seat.exchange + 1, arrays=known))
+
+    def _rejoin(self, seat: Seat) -> None:
+        self.holder.rejoined(seat.party)
+        seat.alive = True
+        seat.awaits_quorum = False
+        seat.evaluation = self.recorded
+        self.planned += max(0, self.config.epochs * self.steps_per_epoch - seat.steps)
+        log.info("Party %d is back.", seat.party)
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -559,6 +621,9 @@ class Vertical(Strategy):
         for seat, query, message in self._answers_to(EmbedOrder, replies):
             ids = query.arrays["ids"]
             self._take(seat, message, partial(self.holder.refresh, seat.party, ids))
+        for seat, _, message in self._answers_to(RejoinOrder, replies):
+            if self._take(seat, message, lambda upload: True):
+                self._rejoin(seat)
 
     def _refresh(self, group: Sequence[Arrival]) -> None:
         """Bounded delay: ask late parties for fresh embeddings of the rows that are to be used."""

@@ -80,8 +80,8 @@ def test_a_batch_far_larger_than_the_data_is_the_whole_data() -> None:
 
 def test_orders_differ_between_epochs_parties_and_seeds() -> None:
     def order(party: int | None = None, epoch: int = 0, seed: int = 0) -> tuple[int, ...]:
-        config = resolve({"batch-size": 200, "seed": seed})
-        return tuple(draw_window(config, 200, party, epoch, 0, 1).ids.tolist())
+        config = resolve({"batch-size": 100, "seed": seed})
+        return tuple(draw_window(config, 200, party, epoch, 0, 2).ids.tolist())
 
     orders = [order(), order(0), order(1), order(epoch=1), order(0, epoch=1), order(seed=1)]
     assert len(set(orders)) == len(orders)

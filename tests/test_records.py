@@ -147,7 +147,7 @@ def test_packing_is_the_file_format_of_numpy() -> None:
 def test_state_survives_a_message(ours: dict[str, AnyArray]) -> None:
     state = RecordDict()
     assert not load_scalars(state)
-    save_state(state, {"exchange": 3, "secret": b"\0\xff"}, model=ours)
+    save_state(state, {"exchange": 3, "secret": b"\0\xff"}, {}, model=ours)
     assert dict(load_scalars(state)) == {"exchange": 3, "secret": b"\0\xff"}
     assert_same(ours, load_arrays(state, "model"))
 

@@ -59,7 +59,7 @@ def draw_window(
     """
     if config.sampling == "poisson":
         return _draw_poisson(config, rows, party, epoch, first, steps, secret)
-    order = _order(config.seed, rows, party, epoch)
+    order = _order(config.seed, rows, party, epoch, config.batch_size >= rows)
     ids = order[first * config.batch_size : (first + steps) * config.batch_size]
     lengths = np.full(steps, config.batch_size, np.int32)
     lengths[-1] = len(ids) - config.batch_size * (steps - 1)
@@ -99,23 +99,27 @@ def secret_generator(key: bytes) -> np.random.Generator:
     return np.random.Generator(np.random.SFC64(seed))
 
 
-def _order(seed: int, rows: int, party: int | None, epoch: int) -> NDArray[np.int32]:
+def _order(seed: int, rows: int, party: int | None, epoch: int, full: bool) -> NDArray[np.int32]:
     """The order of an epoch; a party's last two are kept, since feedback trails its window."""
     kept = _orders.setdefault(party, {})
-    key = (seed, rows, epoch)
+    key = (seed, rows, 0 if full else epoch, full)
     if key not in kept:
-        kept[key] = _draw_order(seed, rows, party, epoch)
+        kept[key] = _draw_order(seed, rows, party, epoch, full)
         while len(kept) > 2:
             del kept[next(iter(kept))]
     return kept[key]
 
 
-_orders: dict[int | None, dict[tuple[int, int, int], NDArray[np.int32]]] = {}
+_orders: dict[int | None, dict[tuple[int, int, int, bool], NDArray[np.int32]]] = {}
 
 
-def _draw_order(seed: int, rows: int, party: int | None, epoch: int) -> NDArray[np.int32]:
+def _draw_order(
+    seed: int, rows: int, party: int | None, epoch: int, full: bool
+) -> NDArray[np.int32]:
     stream = 0 if party is None else party + 1
     generator = np.random.default_rng([seed, 1, stream, epoch])
-    order = generator.permutation(rows).astype(np.int32)
+    order = np.arange(rows, dtype=np.int32)
+    if not full:  # one batch of all rows needs no order
+        generator.shuffle(order)
     order.flags.writeable = False
     return order

@@ -1,4 +1,4 @@
-"""The Flower ClientApp of a party: four messages, each served by a method of `Party`."""
+"""The Flower ClientApp of a party: five messages, each served by a method of `Party`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from vfl_flower.records import (
     EvaluateOrder,
     Order,
     Payload,
+    RejoinOrder,
     TrainOrder,
     read_order,
     to_failure,
@@ -56,6 +57,12 @@ def evaluate(message: Message, context: Context) -> Message:
 def embed(message: Message, context: Context) -> Message:
     """Fresh embeddings of rows that have grown too old at the label holder."""
     return _serve(message, context, EmbedOrder, Party.embed)
+
+
+@app.query("rejoin")
+def rejoin(message: Message, context: Context) -> Message:
+    """Go on after a failure, by what the label holder knows."""
+    return _serve(message, context, RejoinOrder, Party.rejoin)
 
 
 def _serve(

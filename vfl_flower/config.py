@@ -70,6 +70,7 @@ class RunConfig:
         auto="none for `sum`, else relu",
         choices=("none", "relu", "sigmoid", "tanh"),
     )
+    bottom_bias: bool = _key(True, "whether linear layers of a bottom model have a bias")
     top_model: str = _key(
         "mlp",
         "model of the label holder; `sum` adds the embeddings up and has no parameters",
@@ -83,7 +84,9 @@ class RunConfig:
     )
     # Training
     epochs: int = _key(20, "passes over the training rows, for each party on average")
-    batch_size: int = _key(32, "rows of a mini-batch", preset=True)
+    batch_size: int = _key(
+        32, "rows of a mini-batch; as many as there are, or more: full batch", preset=True
+    )
     party_lr: float = _key(0.2, "learning rate of the parties", preset=True)
     server_lr: float = _key(0.2, "learning rate of the top model", preset=True)
     optimizer: str = _key(
@@ -152,6 +155,43 @@ class RunConfig:
         choices=("none", "poisson", "exponential", "straggler"),
         preset=True,
     )
+    # Codecs
+    codec: str = _key(
+        "identity",
+        "uplink: embeddings as they are, their largest entries, or quantized by chance",
+        choices=("identity", "top-k", "qsgd"),
+        preset=True,
+    )
+    keep: float | None = _key(None, "share of a mini-batch's entries that top-k keeps", auto="0.1")
+    bits: int | None = _key(None, "qsgd has 2^bits levels", auto="4")
+    compression: str = _key(
+        "direct",
+        "what the codec compresses: an embedding itself (CVFL), or its difference from a surrogate "
+        "that both ends keep (EF21, EF-VFL)",
+        choices=("direct", "error-feedback"),
+        preset=True,
+    )
+    downlink_codec: str = _key(
+        "identity",
+        "downlink: codec of gradient rows, or with shared labels of the top model",
+        choices=("identity", "top-k", "qsgd"),
+    )
+    downlink_keep: float | None = _key(None, "as `keep`, for the downlink", auto="0.1")
+    downlink_bits: int | None = _key(None, "as `bits`, for the downlink", auto="4")
+    downlink_compression: str = _key(
+        "direct",
+        "as `compression`, for the downlink",
+        choices=("direct", "error-feedback"),
+    )
+    labels: str = _key(
+        "private",
+        "who knows the labels: the label holder alone, which sends gradient rows (EF-VFL Alg. 2), "
+        "or the parties too, which get each other's embeddings and the top model (Alg. 1)",
+        choices=("private", "shared"),
+    )
+    local_steps: int = _key(
+        1, "steps Q that all take on a mini-batch, with shared labels (EF-VFL sec. 5.3)"
+    )
     # Privacy
     privacy: str = _key(
         "none",
@@ -197,7 +237,7 @@ class RunConfig:
         "when a party fails: stop, or continue with its last embeddings (quorum below all)",
         choices=("stop", "continue"),
     )
-    eval_every: int = _key(1, "epochs between evaluations on the test rows")
+    eval_every: float = _key(1.0, "epochs, or parts of one, between evaluations on the test rows")
     seed: int = _key(0, "seed of models, batches and delays")
     device: str = _key("auto", "cpu, cuda, or auto: a GPU where there is one")
     out: str = _key("", "results folder; empty: runs/STRATEGY-DATASET-TIME")
@@ -211,13 +251,13 @@ class RunConfig:
                     f"{_kebab(spec.name)} = {value!r} is not known: "
                     f"choose one of {', '.join(choices)}."
                 )
-        self._at_least(1, "bottom_hidden", "top_hidden", "epochs", "batch_size", "eval_every")
-        self._at_least(1, "embedding_size", "quorum", "window")
+        self._at_least(1, "bottom_hidden", "top_hidden", "epochs", "batch_size")
+        self._at_least(1, "embedding_size", "quorum", "window", "local_steps")
         self._at_least(0, "max_delay", "parties", "party_lr", "server_lr", "regulariser_weight")
         self._at_least(0, "inner_noise", "noise_multiplier", "seed")
         self._at_least(-1, "noise_seed")
         self._above(0, "party_timeout", "embedding_noise", "embedding_bound", "mu", "clip")
-        self._above(0, "epsilon")
+        self._above(0, "epsilon", "eval_every")
         if self.mu < 1e-6:
             raise ConfigError(f"mu = {self.mu} is lost in 32-bit numbers: give at least 1e-6.")
         for name in ("test_fraction", "delta"):
@@ -230,6 +270,49 @@ class RunConfig:
                 "leave it out, or choose a linear or mlp top model."
             )
         self._check_scalar_privacy()
+        self._check_codecs()
+
+    @property
+    def uplink_surrogates(self) -> bool:
+        """Whether both ends keep surrogates of embeddings; unchanged numbers need none."""
+        return self.compression == "error-feedback" and self.codec != "identity"
+
+    @property
+    def downlink_surrogates(self) -> bool:
+        """Whether both ends keep surrogates of what the downlink carries."""
+        return self.downlink_compression == "error-feedback" and self.downlink_codec != "identity"
+
+    def _check_codecs(self) -> None:
+        for prefix, codec in (("", self.codec), ("downlink_", self.downlink_codec)):
+            keep, bits = getattr(self, f"{prefix}keep"), getattr(self, f"{prefix}bits")
+            if keep is not None and not 0 < keep <= 1:
+                raise ConfigError(
+                    f"{_kebab(prefix)}keep = {keep} is no share: give one above 0, and at most 1."
+                )
+            if bits is not None and not 1 <= bits <= 16:
+                raise ConfigError(f"{_kebab(prefix)}bits = {bits} must lie between 1 and 16.")
+            for name, value, of in (("keep", keep, "top-k"), ("bits", bits, "qsgd")):
+                if value is not None and codec != of:
+                    raise ConfigError(
+                        f"{_kebab(prefix)}{name} is for {_kebab(prefix)}codec = {of!r}, and not "
+                        f"for {codec!r}: leave it out, or choose that codec."
+                    )
+        if self.local_steps > 1 and self.labels == "private":
+            raise ConfigError(
+                f"local-steps = {self.local_steps} needs labels = 'shared': without labels and top "
+                "model, a party has a gradient for one step only."
+            )
+        if self.estimator == "zeroth-order":
+            if self.labels == "shared":
+                raise ConfigError(
+                    "labels = 'shared' is for first-order parties, which then differentiate the "
+                    "loss themselves: leave it out, or choose estimator = 'first-order'."
+                )
+            if self.downlink_codec != "identity":
+                raise ConfigError(
+                    "downlink-codec has nothing to compress under zeroth order, whose feedback is "
+                    "one number a step: leave it out."
+                )
 
     def _check_scalar_privacy(self) -> None:
         if self.epsilon is not None and self.delta is None:
@@ -309,16 +392,17 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _typed(key: str, value: Any, type_name: str) -> Any:
     """``value`` as the field's type; an int passes for a float, nothing else is converted."""
-    wanted: type = {"int": int, "float": float, "str": str}[type_name.split(" |")[0]]
+    wanted: type = {"int": int, "float": float, "str": str, "bool": bool}[type_name.split(" |")[0]]
     if wanted is int and isinstance(value, int) and abs(value) >= 2**31:
         raise ConfigError(f"{key} is out of range: give a number below {2**31}.")
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 10**300 else math.inf
     if (
         not isinstance(value, wanted)
-        or isinstance(value, bool)
+        or isinstance(value, bool) != (wanted is bool)
         or (isinstance(value, float) and not math.isfinite(value))
     ):
-        kind = {int: "a whole number", float: "a number", str: "a text in quotes"}[wanted]
+        kinds = {int: "a whole number", float: "a number", str: "a text in quotes"}
+        kind = kinds.get(wanted, "true or false")
         raise ConfigError(f"{key} = {value!r} must be {kind}.")
     return value

@@ -3,6 +3,10 @@
 Read from top to bottom as data meets it: the party embeds (VAFL Alg. 1 line 5), the label holder
 evaluates, steps its top model and answers (lines 9, 10 and 12), the party steps (line 7, Eq. 4a).
 Every gradient of a window is taken at the party parameters that made the upload.
+
+With shared labels (EF-VFL, Algorithm 1) a party gets the other parties' embeddings and the top
+model instead, and finds the gradient rows itself, with its own embedding exact (Eq. 4): so it can
+take several local steps on a mini-batch. They meet the top model that the window met.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ def answer(
     lengths: Sequence[int],
     divisors: Sequence[int],
     rows_wanted: bool = True,
+    local_steps: int = 1,
 ) -> tuple[Tensor | None, Tensor]:
     """Label holder: gradient rows of each step's loss, and those losses, stepping the top model.
 
@@ -55,6 +60,7 @@ def answer(
     labels : [R].
     lengths : rows of each step; they add up to R.
     divisors : what each step's sum of row losses is divided by.
+    local_steps : Q, how often the optimizer steps on each mini-batch; losses are of the first time.
 
     Returns
     -------
@@ -70,23 +76,25 @@ def answer(
     for x_step, y_step, weights_step in zip(
         x.split(parts), y.split(parts), weights.split(parts), strict=True
     ):
-        inputs = [x_step]
-        for layer in top.layers[:-1]:
-            inputs.append(layer(inputs[-1]).relu_())
-        outputs = top.layers[-1](inputs[-1]) if len(top.layers) else x_step
-        all_outputs.append(outputs)
-        signal = loss_gradient(outputs, y_step) * weights_step
-        gradients: list[Tensor] = []
-        for depth in reversed(range(len(top.layers))):
+        for local_step in range(local_steps if optimizer else 1):
+            inputs = [x_step]
+            for layer in top.layers[:-1]:
+                inputs.append(layer(inputs[-1]).relu_())
+            outputs = top.layers[-1](inputs[-1]) if len(top.layers) else x_step
+            signal = loss_gradient(outputs, y_step) * weights_step
+            gradients: list[Tensor] = []
+            for depth in reversed(range(len(top.layers))):
+                if optimizer:
+                    gradients = [signal.T @ inputs[depth], signal.sum(0), *gradients]
+                if depth or rows_wanted:
+                    signal = signal @ top.layers[depth].weight
+                if depth:
+                    signal *= inputs[depth] > 0
+            if local_step == 0:
+                all_outputs.append(outputs)
+                all_rows.append(signal)
             if optimizer:
-                gradients = [signal.T @ inputs[depth], signal.sum(0), *gradients]
-            if depth or rows_wanted:
-                signal = signal @ top.layers[depth].weight
-            if depth:
-                signal *= inputs[depth] > 0
-        all_rows.append(signal)
-        if optimizer:
-            step_along(optimizer, gradients)
+                step_along(optimizer, gradients)
     losses = loss_per_row(torch.cat(all_outputs), labels) * weights[:, 0]
     of_steps = torch.stack([each.sum() for each in losses.split(list(lengths))])
     return top.spread(torch.cat(all_rows)) if rows_wanted else None, of_steps
@@ -134,3 +142,43 @@ def update(
         ):
             p.grad = gradient + weight * penalty_gradient(config, at.detach())
         optimizer.step()
+
+
+def update_with_labels(
+    model: BottomModel,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    h: Tensor | None,
+    embeddings: Tensor,
+    columns: slice,
+    top: TopModel,
+    labels: Tensor,
+    lengths: Sequence[int],
+    divisors: Sequence[int],
+    config: RunConfig,
+    perturb: Perturbation | None,
+) -> None:
+    """Party, with shared labels: Q steps on each mini-batch of its upload of ``x`` (Alg. 1 line 2).
+
+    Parameters
+    ----------
+    embeddings : of all parties, [R, M * E]; this party's ``columns`` are overwritten.
+    top : the top model as the window met it.
+    """
+    parameters = optimizer.param_groups[0]["params"]
+    start = 0
+    for step, (length, divisor) in enumerate(zip(lengths, divisors, strict=True)):
+        rows = slice(start, start + length)
+        start += length
+        noise = perturb.of_step(step) if perturb else None
+        for local_step in range(config.local_steps):
+            traced = h is not None and len(lengths) == 1 and local_step == 0
+            own = h if traced else embed(model, x[rows], noise)
+            assert own is not None
+            embeddings[rows, columns] = own.detach()
+            signal, _ = answer(top, None, embeddings[rows], labels[rows], [length], [divisor])
+            assert signal is not None
+            gradients = torch.autograd.grad(own, parameters, signal[:, columns])
+            for p, gradient in zip(parameters, gradients, strict=True):
+                p.grad = gradient + config.regulariser_weight * penalty_gradient(config, p.detach())
+            optimizer.step()

@@ -1,28 +1,37 @@
 """The label holder: labels, top model, and the embedding table.
 
 The table holds the latest embedding that the label holder knows of every (training row, party),
-stale or not, side by side: [N, E_1 + ... + E_M]; zero until the first upload. Messages and waiting
-are the strategy's; this module is what the label holder computes between them.
+stale or not, side by side: [N, E_1 + ... + E_M]; zero until the first upload. With error feedback
+it is the label holder's copy of the parties' surrogates. Messages and waiting are the strategy's;
+this module is what the label holder computes between them.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower import first_order, zeroth_order
+from vfl_flower import codecs, first_order, zeroth_order
 from vfl_flower.batches import Window, divisors, draw_window
-from vfl_flower.codecs import Identity
 from vfl_flower.config import RunConfig
 from vfl_flower.data import Labels
 from vfl_flower.errors import VflError
-from vfl_flower.models import build_optimizer, build_top, choose_device, mean_loss
+from vfl_flower.models import (
+    as_tensor,
+    build_optimizer,
+    build_top,
+    choose_device,
+    count,
+    flat,
+    mean_loss,
+)
 from vfl_flower.privacy import ScalarNoise
 from vfl_flower.records import Arrays, TrainOrder, Upload, checked
 
@@ -35,6 +44,7 @@ class Arrival:
     window: Window
     coordinated: bool
     pair: tuple[Tensor, Tensor] | None = None  # of embeddings [R, E], under zeroth order
+    sent: Arrays = field(default_factory=dict)  # as it came, to be sent on with shared labels
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,18 @@ class LabelHolder:
         self.top = build_top(config, list(sizes.values()), labels.outputs).to(self.device)
         trainable = any(True for _ in self.top.parameters())
         self.optimizer = build_optimizer(config, self.top, config.server_lr) if trainable else None
-        self.codec = Identity()
+        shape = len(labels.train), next(iter(sizes.values()))
+        shared = config.labels == "shared"
+        # This end of the parties' links.
+        self.uplinks = {
+            party: codecs.uplink(config, self.table[:, columns])
+            for party, columns in self.columns.items()
+        }
+        self.changes = codecs.changes(config)
+        self.gradients = {
+            party: codecs.downlink(config, torch.zeros(shape)) for party in sizes if not shared
+        }
+        self.top_link = codecs.downlink(config, torch.zeros(1, count(self.top)))
         self.secret = secrets.token_bytes(16)  # decides zeroth-order directions of the top model
         if config.noise_seed >= 0:
             self.secret = f"{config.noise_seed} top model".encode()
@@ -123,25 +144,43 @@ class LabelHolder:
         else:
             window = self._read_window(upload, order.steps)
         if self.config.estimator == "first-order":
-            self.refresh(party, window.ids, upload)
-            return Arrival(party, window, order.coordinated)
+            self._write(party, window.ids, self._decoded(party, upload, window, "embedding"))
+            sent = upload.arrays if self.config.labels == "shared" else {}
+            return Arrival(party, window, order.coordinated, sent=sent)
         first, second = (
-            self._decoded(party, upload, len(window.ids), name)
+            self._decoded(party, upload, window, name)
             for name in zeroth_order.block_names(self.config)
         )
-        self._write(party, window.ids, zeroth_order.fresh(self.config, (first, second)))
-        return Arrival(party, window, order.coordinated, (first, second))
+        pair = zeroth_order.pair_of(self.config, first, second)
+        self._write(party, window.ids, zeroth_order.fresh(self.config, pair))
+        return Arrival(party, window, order.coordinated, pair)
 
     def refresh(self, party: int, ids: NDArray[np.int32], upload: Upload) -> None:
         """Write a party's fresh embeddings of these rows into the table."""
-        self._write(party, ids, self._decoded(party, upload, len(ids), "embedding"))
+        window = Window(ids, np.array([len(ids)], np.int32))
+        self._write(party, ids, self._decoded(party, upload, window, "embedding"))
+
+    def rejoined(self, party: int) -> None:
+        """A party has come back, with its surrogates as they are here."""
+        link = self.gradients.get(party)
+        if link is not None and link.surrogate is not None:
+            link.surrogate.zero_()
+
+    def surrogate_of(self, party: int) -> Arrays:
+        """The copy that a party needs which comes back; empty without error feedback."""
+        known = self.uplinks[party].surrogate
+        return {} if known is None else {"embedding": known.cpu().contiguous().numpy()}
+
+    def shared_labels(self) -> Arrays:
+        """The training labels, for the parties, if they are to know them."""
+        if self.config.labels == "private":
+            return {}
+        labels = self.train_labels.cpu().numpy()
+        return {"labels": labels.astype(np.min_scalar_type(labels.max()))}
 
     def _write(self, party: int, ids: NDArray[np.int32], embeddings: Tensor) -> None:
-        if self.config.sampling == "poisson":  # of a row that is there twice, the last counts
-            ids, from_end = np.unique(ids[::-1], return_index=True)
-            embeddings = embeddings[torch.from_numpy(len(embeddings) - 1 - from_end)]
-        rows = torch.from_numpy(ids).to(self.device)
-        self.table[:, self.columns[party]].index_copy_(0, rows.long(), embeddings)
+        if self.uplinks[party].surrogate is None:  # which else is these columns, already written
+            codecs.write_rows(self.config, self.table[:, self.columns[party]], ids, embeddings)
         if self.config.max_delay:
             self.written[party][ids] = self.steps
 
@@ -169,8 +208,13 @@ class LabelHolder:
         coordinated (split learning), else the parties' own, one after the other (VAFL Alg. 2; with
         one arrival, Alg. 1). A party's feedback is of the mean loss of its own batch: gradient
         rows, each step's at the top model that the last one left; or scalar differences, at the top
-        model that the window met.
+        model that the window met. With shared labels it is the other parties' uploads, as they
+        came, and the top model that the window met.
         """
+        if self.config.labels == "shared":
+            broadcast = self._broadcast(arrivals)
+            self.learn(arrivals)
+            return broadcast
         feedback: dict[int, Arrays] = {}
         for arrival in arrivals:
             if arrival.pair is not None:
@@ -179,7 +223,24 @@ class LabelHolder:
         if rows is not None:
             for number, arrival in enumerate(arrivals):
                 mine = self._gradient_rows(arrival, batches, number, rows)
-                feedback[arrival.party] = self.codec.encode("gradient", mine)
+                link, window = self.gradients[arrival.party], arrival.window
+                key = f"{self.config.seed}|down|{arrival.party}|{self.steps}"
+                sent = link.send("gradient", mine, window.ids, window.lengths, key)
+                feedback[arrival.party] = sent
+        return feedback
+
+    def _broadcast(self, arrivals: Sequence[Arrival]) -> dict[int, Arrays]:
+        """EF-VFL Alg. 1 line 4: to each party the others' uploads, and the top model."""
+        top: Arrays = {}
+        if self.optimizer:
+            key, one = f"{self.config.seed}|down|{self.steps}", np.ones(1, np.int32)
+            top = self.top_link.send("top", flat(self.top)[None], 0 * one, one, key)
+        uploads = {a.party: codecs.for_party(a.party, a.sent) for a in arrivals}
+        feedback: dict[int, Arrays] = {}
+        for party in uploads:
+            feedback[party] = dict(top)
+            for other in uploads.keys() - {party}:
+                feedback[party].update(uploads[other])
         return feedback
 
     def learn(self, arrivals: Sequence[Arrival]) -> tuple[Tensor | None, Batches]:
@@ -187,12 +248,13 @@ class LabelHolder:
         batches = self._gather(arrivals)
         lengths, divided = batches.lengths.tolist(), batches.divisors.tolist()
         evaluated = batches.h, batches.labels, lengths, divided
-        wanted = self.config.estimator == "first-order"
+        wanted = self.config.estimator == "first-order" and self.config.labels == "private"
         first_order_server = self.config.server_update == "first-order"
         rows: Tensor | None = None
         if wanted or first_order_server:
             optimizer = self.optimizer if first_order_server else None
-            rows, losses = first_order.answer(self.top, optimizer, *evaluated, wanted)
+            local_steps = self.config.local_steps
+            rows, losses = first_order.answer(self.top, optimizer, *evaluated, wanted, local_steps)
         if not first_order_server:
             key = self.secret + f"|{self.steps}".encode()
             losses = zeroth_order.step_top(self.config, self.top, self.optimizer, *evaluated, key)
@@ -265,9 +327,19 @@ class LabelHolder:
 
     def receive_test(self, party: int, upload: Upload) -> None:
         """Check a party's embeddings of the test rows, and write them into the test table."""
-        rows = len(self.test_labels)
-        embeddings = self._decoded(party, upload, rows, "embedding")
-        self.test_table[:, self.columns[party]] = embeddings
+        columns = self.columns[party]
+        shape = len(self.test_labels), columns.stop - columns.start
+        embeddings = as_tensor(self._checked(upload, "embedding", shape, "float32"))
+        self.test_table[:, columns] = embeddings.to(self.device)
+        links = [self.uplinks[party], *self._others_links(party)]
+        if codecs.digest(links) != upload.surrogates:
+            raise VflError("keeps other surrogates than the label holder: start the run again.")
+
+    def _others_links(self, party: int) -> list[codecs.Channel]:
+        """In the order in which the party has them."""
+        if self.config.labels == "private":
+            return [self.gradients[party]]
+        return [*(link for other, link in self.uplinks.items() if other != party), self.top_link]
 
     @torch.no_grad()
     def evaluate(self) -> Metrics:
@@ -286,11 +358,13 @@ class LabelHolder:
 
     # --- checks ---------------------------------------------------------------------------------
 
-    def _decoded(self, party: int, upload: Upload, rows: int, name: str) -> Tensor:
+    def _decoded(self, party: int, upload: Upload, window: Window, name: str) -> Tensor:
         columns = self.columns[party]
-        shape = (rows, columns.stop - columns.start)
+        link = self.uplinks[party] if name == "embedding" else self.changes
+        width = columns.stop - columns.start
         try:
-            return self.codec.decode(name, upload.arrays, shape).to(self.device)
+            rows = link.receive(name, upload.arrays, window.ids, window.lengths, width)
+            return rows.to(self.device)
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
 
@@ -316,9 +390,11 @@ class LabelHolder:
             raise VflError("sent a mini-batch in which a row occurs more than once.")
         return Window(ids, lengths)
 
-    def _checked(self, upload: Upload, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    def _checked(
+        self, upload: Upload, name: str, shape: tuple[int, ...], dtype: str = "int32"
+    ) -> NDArray[Any]:
         try:
-            array: NDArray[np.int32] = checked(upload.arrays, name, "int32", shape)
+            array: NDArray[Any] = checked(upload.arrays, name, dtype, shape)
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
         return array

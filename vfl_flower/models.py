@@ -177,17 +177,17 @@ def build_bottom(
     ConfigError
         If the model cannot read samples of this shape.
     """
-    hidden = config.bottom_hidden
+    hidden, bias = config.bottom_hidden, config.bottom_bias
     activation = config.embedding_activation or ("none" if config.top_model == "sum" else "relu")
     flat = int(np.prod(sample_shape))
     with _seeded(config, party):
         if config.bottom_model == "linear":
-            layers: list[nn.Module] = [nn.Sequential(nn.Flatten(), nn.Linear(flat, size))]
+            layers: list[nn.Module] = [nn.Sequential(nn.Flatten(), nn.Linear(flat, size, bias))]
             activations = [activation]
         elif config.bottom_model == "mlp":
             layers = [
-                nn.Sequential(nn.Flatten(), nn.Linear(flat, hidden)),
-                nn.Linear(hidden, size),
+                nn.Sequential(nn.Flatten(), nn.Linear(flat, hidden, bias)),
+                nn.Linear(hidden, size, bias),
             ]
             activations = ["relu", activation]
         elif config.bottom_model == "binarised":
@@ -200,7 +200,8 @@ def build_bottom(
                     f"bottom-model = 'cnn' needs images, but a sample of {config.dataset} has "
                     f"shape {sample_shape}: choose linear or mlp."
                 )
-            layers, activations = _convolutions(sample_shape, hidden, size), ["relu", "relu"]
+            layers = _convolutions(sample_shape, hidden, size, bias)
+            activations = ["relu", "relu"]
             activations.append(activation)
         else:
             if len(sample_shape) != 2:
@@ -208,12 +209,12 @@ def build_bottom(
                     f"bottom-model = 'lstm' needs sequences of shape (time, signals), but a sample "
                     f"of {config.dataset} has shape {sample_shape}: choose linear or mlp."
                 )
-            layers = [_LastState(sample_shape[1], hidden), nn.Linear(hidden, size)]
+            layers = [_LastState(sample_shape[1], hidden), nn.Linear(hidden, size, bias)]
             activations = ["none", activation]
     return BottomModel(layers, activations)
 
 
-def _convolutions(shape: tuple[int, ...], channels: int, size: int) -> list[nn.Module]:
+def _convolutions(shape: tuple[int, ...], channels: int, size: int, bias: bool) -> list[nn.Module]:
     """Two 3x3 convolutions, each halving images of at least 4 pixels, and a linear layer."""
     colours = shape[2] if len(shape) == 3 else 1
     to_planes: nn.Module = _ChannelsFirst()
@@ -224,7 +225,7 @@ def _convolutions(shape: tuple[int, ...], channels: int, size: int) -> list[nn.M
         convolution = nn.Conv2d(inputs, channels, 3, stride=stride, padding=1)
         layers.append(nn.Sequential(to_planes, convolution) if depth == 0 else convolution)
         height, width = -(-height // stride), -(-width // stride)
-    layers.append(nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, size)))
+    layers.append(nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, size, bias)))
     return layers
 
 
@@ -347,6 +348,24 @@ def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(as_tensor(arrays[name]))
+
+
+def count(model: nn.Module) -> int:
+    """Numbers that a model is made of."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def flat(model: nn.Module) -> Tensor:
+    """A model's parameters as one vector."""
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def load_flat(model: nn.Module, vector: Tensor) -> None:
+    """Copy such a vector into a model's parameters."""
+    parameters = list(model.parameters())
+    with torch.no_grad():
+        for p, part in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
+            p.copy_(part.view_as(p))
 
 
 def model_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:

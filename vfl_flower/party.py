@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import strategies
-from vfl_flower import first_order, records, zeroth_order
-from vfl_flower.batches import Window, draw_window
-from vfl_flower.codecs import Identity
+from vfl_flower import codecs, first_order, records, zeroth_order
+from vfl_flower.batches import Window, divisors, draw_window
 from vfl_flower.config import RunConfig
 from vfl_flower.data import load_features
 from vfl_flower.errors import ConfigError, VflError
@@ -27,8 +26,11 @@ from vfl_flower.models import (
     as_tensor,
     build_bottom,
     build_optimizer,
+    build_top,
     choose_device,
+    count,
     embedding_size,
+    load_flat,
     load_model,
     model_arrays,
 )
@@ -40,6 +42,7 @@ from vfl_flower.records import (
     Description,
     EmbedOrder,
     EvaluateOrder,
+    RejoinOrder,
     TrainOrder,
     Upload,
     checked,
@@ -61,7 +64,10 @@ class Party:
         model = build_bottom(config, index, self.block.train.shape[1:], self.size)
         self.model = model.to(self.device)
         self.optimizer = build_optimizer(config, self.model, config.party_lr)
-        self.codec = Identity()
+        self.top = build_top(config, [self.size] * parties, outputs).to(self.device)
+        shape = len(self.rows), self.size
+        self.channels = codecs.party_channels(config, index, parties, shape, count(self.top))
+        self.labels: NDArray[Any] = np.zeros(0, np.uint8)  # known to it if they are shared
         self.exchange = 0  # number of the last message served
         self.pending: TrainOrder | None = None  # the window that awaits feedback
         # Decides noise, directions and Poisson mini-batches; known to this party alone.
@@ -82,6 +88,10 @@ class Party:
         party = _skeletons.get((index, parties))
         if party is None or (party.config, party.outputs) != (config, scalars["outputs"]):
             party = _skeletons[index, parties] = cls(config, index, parties, scalars["outputs"])
+        large = records.load_large(context.state)
+        party.labels = large.pop("labels")
+        for name, surrogate in large.items():
+            party.channels[name].surrogate = torch.from_numpy(surrogate)
         party.exchange = scalars["exchange"]
         party.secret = scalars["secret"]
         party.pending = None
@@ -110,9 +120,15 @@ class Party:
             "secret": self.secret,
             "pending": [p.exchange, p.epoch, p.first, p.steps, int(p.coordinated)] if p else [],
         }
+        large = {
+            name: channel.surrogate.numpy()
+            for name, channel in self.channels.items()
+            if channel.surrogate is not None
+        }
         records.save_state(
             context.state,
             scalars,
+            {"labels": self.labels, **large},
             model=model_arrays(self.model),
             optimizer=_optimizer_arrays(self.optimizer),
         )
@@ -140,6 +156,8 @@ class Party:
     def train(self, order: TrainOrder) -> Upload:
         """Learn from the feedback for the last window; upload the next (VAFL Alg. 1 lines 3-7)."""
         self._count(order.exchange)
+        if "labels" in order.arrays:
+            self.labels = self._checked_labels(order.arrays["labels"])
         self._learn(order.arrays)
         window = self._window(order)
         self.pending = order
@@ -151,10 +169,11 @@ class Party:
         return self._upload(arrays)
 
     def evaluate(self, order: EvaluateOrder) -> Upload:
-        """Learn from the feedback, if any; upload the embeddings of the test rows."""
+        """Learn from the feedback, if any; upload the embeddings of the test rows, as they are."""
         self._count(order.exchange)
         self._learn(order.arrays)
-        return self._upload(self._embeddings(self.block.test))
+        h = self._embeddings(self.block.test).cpu().numpy()
+        return self._upload({"embedding": h}, codecs.digest(self.channels.values()))
 
     def embed(self, order: EmbedOrder) -> Upload:
         """Upload fresh embeddings of the rows that have grown too old at the label holder."""
@@ -167,7 +186,22 @@ class Party:
             raise VflError("was asked for a row more than once: each time has noise of its own.")
         if feedback:
             self._learn(feedback)
-        return self._upload(self._embeddings(self.block.train[ids]))
+        h = self._embeddings(self.block.train[ids])
+        return self._upload(self._encoded("embedding", h, ids, np.array([len(ids)], np.int32)))
+
+    def rejoin(self, order: RejoinOrder) -> Upload:
+        """Go on after a failure, with the label holder's count and copy of the surrogate."""
+        self.exchange = order.exchange
+        self.pending = self.trace = None
+        for name, channel in self.channels.items():
+            if channel.surrogate is not None:
+                shape = tuple(channel.surrogate.shape)
+                if name == "uplink":
+                    known = checked(order.arrays, "embedding", "float32", shape)
+                    channel.surrogate.copy_(as_tensor(known))
+                else:
+                    channel.surrogate.zero_()
+        return self._upload({})
 
     # --- what they have in common ---------------------------------------------------------------
 
@@ -184,13 +218,21 @@ class Party:
         x, noise = self._features(window.ids), self._noise(order.exchange, window.lengths)
         if self.config.estimator == "first-order":
             self.trace = first_order.embed(self.model, x, noise)
-            return self.codec.encode("embedding", self.trace)
+            return self._encoded("embedding", self.trace, window.ids, window.lengths)
         lengths, directions = window.lengths.tolist(), self._directions(order)
         pair, self.trace = zeroth_order.embed(self.model, x, lengths, directions, noise)
         arrays: Arrays = {}
-        for name, rows in zip(zeroth_order.block_names(self.config), pair, strict=True):
-            arrays.update(self.codec.encode(name, rows))
+        blocks = zeroth_order.blocks(self.config, pair)
+        for name, rows in zip(zeroth_order.block_names(self.config), blocks, strict=True):
+            arrays.update(self._encoded(name, rows, window.ids, window.lengths))
         return arrays
+
+    def _encoded(
+        self, name: str, rows: Tensor, ids: NDArray[np.int32], lengths: NDArray[np.int32]
+    ) -> Arrays:
+        channel = self.channels["uplink" if name == "embedding" else "changes"]
+        key = f"{self.config.seed}|up|{self.index}|{self.exchange}"
+        return channel.send(name, rows, ids, lengths, key)
 
     def _learn(self, arrays: Arrays) -> None:
         """Apply the feedback for the pending window, by the parameters that made its upload."""
@@ -198,29 +240,77 @@ class Party:
             return
         order, window = self.pending, self._window(self.pending)
         try:
-            if self.config.estimator == "first-order":
-                rows = self.codec.decode("gradient", arrays, (len(window.ids), self.size))
-            else:
+            if self.config.estimator == "zeroth-order":
                 steps = (len(window.lengths),)
                 differences = as_tensor(checked(arrays, "difference", "float32", steps))
+            elif self.config.labels == "shared":
+                embeddings = self._broadcast(arrays, window)
+            else:
+                link = self.channels["gradient"]
+                rows = link.receive("gradient", arrays, window.ids, window.lengths, self.size)
         except VflError as error:
             raise VflError(f"was sent feedback that it cannot use: {error}") from None
-        if self.config.estimator == "first-order":
+        lengths, noise = window.lengths.tolist(), self._noise(order.exchange, window.lengths)
+        if self.config.estimator == "zeroth-order":
+            zeroth_order.update(
+                self.optimizer, self._directions(order), self.trace, differences.to(self.device)
+            )
+        elif self.config.labels == "shared":
+            first_order.update_with_labels(
+                self.model,
+                self.optimizer,
+                self._features(window.ids),
+                self.trace,
+                embeddings,
+                slice(self.index * self.size, (self.index + 1) * self.size),
+                self.top,
+                torch.from_numpy(self.labels[window.ids].astype(np.int64)).to(self.device),
+                lengths,
+                divisors(self.config, window.lengths).tolist(),
+                self.config,
+                noise,
+            )
+        else:
             first_order.update(
                 self.model,
                 self.optimizer,
                 self._features(window.ids),
                 self.trace,
                 rows.to(self.device),
-                window.lengths.tolist(),
+                lengths,
                 self.config,
-                self._noise(order.exchange, window.lengths),
-            )
-        else:
-            zeroth_order.update(
-                self.optimizer, self._directions(order), self.trace, differences.to(self.device)
+                noise,
             )
         self.pending = self.trace = None
+
+    def _broadcast(self, arrays: Arrays, window: Window) -> Tensor:
+        """The others' embeddings of the window's rows, [R, M * E]; the top model is loaded.
+
+        Embeddings of the party's own are left for it to fill in.
+        """
+        if len(self.labels) != len(self.block.train):
+            raise VflError("the labels, which were to be shared, have not come.")
+        blocks = []
+        for party in range(self.parties):
+            shape = len(window.ids), self.size
+            if party == self.index:
+                blocks.append(torch.empty(shape))
+                continue
+            sent = codecs.of_party(party, arrays)
+            link = self.channels[f"other-{party}"]
+            blocks.append(link.receive("embedding", sent, window.ids, window.lengths, self.size))
+        if count(self.top):
+            one = np.zeros(1, np.int32), np.ones(1, np.int32)
+            flat = self.channels["top"].receive("top", arrays, *one, count(self.top))
+            load_flat(self.top, flat[0])
+        return torch.cat(blocks, dim=1).to(self.device)
+
+    def _checked_labels(self, labels: NDArray[Any]) -> NDArray[Any]:
+        if labels.dtype.kind != "u" or labels.shape != (len(self.block.train),):
+            raise VflError("was sent labels that are not one for each of its training rows.")
+        if labels.max(initial=0) >= max(2, self.outputs):
+            raise VflError(f"was sent labels of more than {max(2, self.outputs)} classes.")
+        return labels
 
     def _window(self, order: TrainOrder) -> Window:
         return draw_window(
@@ -240,11 +330,10 @@ class Party:
     def _features(self, ids: NDArray[np.int32]) -> Tensor:
         return self.rows.index_select(0, torch.from_numpy(ids)).to(self.device)
 
-    def _embeddings(self, rows: NDArray[Any]) -> Arrays:
+    def _embeddings(self, rows: NDArray[Any]) -> Tensor:
         noise = self._noise(self.exchange, np.array([len(rows)]))
         with torch.no_grad():
-            h = first_order.embed(self.model, torch.from_numpy(rows).to(self.device), noise)
-        return self.codec.encode("embedding", h)
+            return first_order.embed(self.model, torch.from_numpy(rows).to(self.device), noise)
 
     def _noise(self, exchange: int, lengths: NDArray[Any]) -> Perturbation | None:
         if self.config.privacy != "perturbed-embedding":
@@ -252,11 +341,12 @@ class Party:
         last = len(self.model.layers) - 1
         return Perturbation(self.config, self.secret, exchange, tuple(lengths.tolist()), last)
 
-    def _upload(self, arrays: Arrays) -> Upload:
+    def _upload(self, arrays: Arrays, surrogates: str = "") -> Upload:
         return Upload(
             party=self.index,
             exchange=self.exchange,
             peak_memory_mb=peak_memory_mb(),
+            surrogates=surrogates,
             arrays=arrays,
         )
 

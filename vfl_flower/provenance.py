@@ -28,6 +28,17 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
+def free_memory() -> float:
+    """Bytes of memory that are free, or can be freed at once; infinite if the system hides it."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * float(line.split()[1])
+    except OSError:
+        pass
+    return float("inf")
+
+
 def peak_memory_mb() -> float:
     """Peak resident memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -23,7 +23,7 @@ Arrays = dict[str, NDArray[Any]]
 P = TypeVar("P", bound="Payload")
 R = TypeVar("R", ArrayRecord, ConfigRecord)
 
-_SCALARS, _ARRAYS = "scalars", "arrays"
+_SCALARS, _ARRAYS, _LARGE = "scalars", "arrays", "large"
 _FAILURE = "failure"
 _NUMPY = "numpy.ndarray"  # Flower's name for NumPy's file format
 _DTYPES = {  # every dtype of a number, by NumPy's name for it
@@ -100,6 +100,17 @@ class EmbedOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RejoinOrder(Order):
+    """Go on after a failure: count messages from this one, and forget the window before it.
+
+    ``arrays["embedding"]`` is the label holder's copy of the party's surrogate, if there is one.
+    """
+
+    kind: ClassVar[str] = "query.rejoin"
+    exchange: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Description(Payload):
     """A party's answer to `DescribeOrder`: what must agree before training begins."""
 
@@ -115,11 +126,15 @@ class Description(Payload):
 
 @dataclass(frozen=True, kw_only=True)
 class Upload(Payload):
-    """A party's answer to every other order: embeddings, through the codec, and the rows' ids."""
+    """A party's answer to every other order: embeddings, through the codec, and the rows' ids.
+
+    ``surrogates`` is a digest of the party's copies of them, with test embeddings only.
+    """
 
     party: int
     exchange: int
     peak_memory_mb: float
+    surrogates: str = ""
 
 
 # --- messages to and from Flower ----------------------------------------------------------------
@@ -207,11 +222,39 @@ def checked(
 # --- a party's state in Context.state -----------------------------------------------------------
 
 
-def save_state(state: RecordDict, scalars: dict[str, Any], **groups: Arrays) -> None:
-    """Keep scalars and groups of named arrays in a node's ``Context.state``."""
+def save_state(state: RecordDict, scalars: dict[str, Any], large: Arrays, **groups: Arrays) -> None:
+    """Keep scalars and groups of named arrays in a node's ``Context.state``.
+
+    ``large`` arrays are kept as they are, and become bytes when they leave the process.
+    """
     state[_SCALARS] = ConfigRecord(scalars)
     for name, arrays in groups.items():
         state[name] = pack(arrays)
+    state[_LARGE] = ArrayRecord({name: _LiveArray(array) for name, array in large.items()})
+
+
+def load_large(state: RecordDict) -> Arrays:
+    """The large arrays kept by `save_state`, to write to: the same, or copies from their bytes."""
+    return {
+        name: array.live if isinstance(array, _LiveArray) else _unpack(name, array).copy()
+        for name, array in _record(state, _LARGE, ArrayRecord).items()
+    }
+
+
+class _LiveArray(Array):
+    """An Array over NumPy memory that goes on changing."""
+
+    def __init__(self, live: NDArray[Any]) -> None:
+        self.dtype, self.shape, self.stype = str(live.dtype), live.shape, _NUMPY
+        self.live = live
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """Its bytes as it is now, in NumPy's file format."""
+        return _to_bytes(self.live)
+
+    def __reduce__(self) -> tuple[type[Array], tuple[str, tuple[int, ...], str, bytes]]:
+        return Array, (self.dtype, self.shape, self.stype, self.data)
 
 
 def load_scalars(state: RecordDict) -> Mapping[str, Any]:
@@ -254,9 +297,12 @@ def unpack(record: ArrayRecord) -> Arrays:
 
 
 def _pack(array: NDArray[Any]) -> Array:
-    dtype = array.dtype.str
-    data = b"".join((_header(dtype, array.shape), np.ascontiguousarray(array).data))
-    return Array(str(array.dtype), array.shape, _NUMPY, data)
+    return Array(str(array.dtype), array.shape, _NUMPY, _to_bytes(array))
+
+
+def _to_bytes(array: NDArray[Any]) -> bytes:
+    header = _header(array.dtype.str, array.shape)
+    return b"".join((header, np.ascontiguousarray(array).data))
 
 
 def _unpack(name: str, array: Array) -> NDArray[Any]:

@@ -46,13 +46,32 @@ _BLOCK = 2**18  # numbers of a direction that are drawn at once, in place
 
 
 def block_names(config: RunConfig) -> tuple[str, str]:
-    """Names of the two embeddings of a pair, in messages."""
+    """Names of the two blocks of a pair, in messages: see `blocks`."""
+    if config.codec != "identity":
+        return "change", "embedding"
     return ("plus", "minus") if config.differences == "two-sided" else ("perturbed", "embedding")
 
 
 def fresh(config: RunConfig, pair: tuple[Tensor, Tensor]) -> Tensor:
     """The embedding that a pair brings to the table: f(w), or the centre of a two-sided pair."""
     return (pair[0] + pair[1]) / 2 if config.differences == "two-sided" else pair[1]
+
+
+def blocks(config: RunConfig, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """What is sent of a pair: both embeddings; through a lossy codec, their difference and `fresh`.
+
+    Compressed apart, two embeddings that are nearly equal would lose what tells them apart.
+    """
+    return pair if config.codec == "identity" else (pair[0] - pair[1], fresh(config, pair))
+
+
+def pair_of(config: RunConfig, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """The pair of which these `blocks` were sent."""
+    if config.codec == "identity":
+        return first, second
+    if config.differences == "two-sided":
+        return second + first / 2, second - first / 2
+    return second + first, second
 
 
 class Directions:
