@@ -158,6 +158,11 @@ def audit(
             f"strategy = {config.strategy!r} is a baseline, and the audit is for systems: choose "
             f"one of {', '.join(systems)}."
         )
+    if config.labels == "shared":
+        raise ConfigError(
+            "labels = 'shared' leaves an attacker nothing to infer, since every party knows them: "
+            "audit labels = 'private'."
+        )
     labels = load_labels(config).train
     counts = np.bincount(labels)
     if known < 1 or counts.min() <= known:

@@ -10,14 +10,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
+from torch import Tensor
 
-from vfl_flower import client_app, zeroth_order
+from vfl_flower import client_app, codecs, zeroth_order
 from vfl_flower.batches import Window, divisors, draw_window
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import VflError
+from vfl_flower.models import embedding_size
 from vfl_flower.records import (
     Arrays,
     DescribeOrder,
@@ -27,6 +30,8 @@ from vfl_flower.records import (
     Order,
     TrainOrder,
     Upload,
+    load_large,
+    load_scalars,
     read_order,
     read_reply,
     to_reply,
@@ -35,6 +40,7 @@ from vfl_flower.records import (
 Rows = NDArray[np.float32]
 Ids = NDArray[np.integer[Any]]
 
+_NAMES_OF_ROWS = ("ids", "lengths")
 _ORDERS: dict[str, type[Order]] = {k.kind: k for k in (TrainOrder, EvaluateOrder, EmbedOrder)}
 
 
@@ -70,7 +76,8 @@ class Wiretap(ClientApp):
         self.config = config
         self.client = client
         self.guess = guess
-        self.pending: tuple[Window, Arrays] | None = None  # an upload that awaits its feedback
+        # The window that awaits its feedback, and of a zeroth-order pair one less the other.
+        self.pending: tuple[Window, Tensor | None] | None = None
 
     def __call__(self, message: Message, context: Context) -> Message:
         """The party's own answer, which is read on its way."""
@@ -86,6 +93,8 @@ class Wiretap(ClientApp):
                 shape = described.train_rows, described.embedding_size
                 self.embeddings, self.gradients = np.zeros((2, *shape), np.float32)
                 self.uploaded, self.answered = np.zeros((2, described.train_rows), bool)
+                self.uplink = codecs.uplink(self.config, torch.zeros(shape))
+                self.downlink = codecs.downlink(self.config, torch.zeros(shape))
             return
         upload = read_reply(reply, Upload)
         if upload.party != 0:
@@ -95,36 +104,44 @@ class Wiretap(ClientApp):
             self._read_feedback(*self.pending, order.arrays)
             self.pending = None
         if isinstance(order, TrainOrder):
-            window = self._window(order, upload.arrays)
-            self.pending = window, upload.arrays
-            self._read_embeddings(window.ids, upload.arrays)
+            window = window_of(self.config, order, upload.arrays, len(self.embeddings))
+            self.pending = window, self._read_embeddings(window, upload.arrays)
         elif isinstance(order, EmbedOrder):
-            self._read_embeddings(order.arrays["ids"], upload.arrays)
+            ids = order.arrays["ids"]
+            window = Window(ids, np.array([len(ids)], np.int32))
+            self._write(window, self._received("embedding", upload.arrays, window))
 
-    def _window(self, order: TrainOrder, arrays: Arrays) -> Window:
-        """The rows of an upload; those that it does not name follow from the configuration."""
-        if "lengths" in arrays:
-            return Window(arrays["ids"], arrays["lengths"])
-        owner, rows = None if order.coordinated else 0, len(self.embeddings)
-        return draw_window(self.config, rows, owner, order.epoch, order.first, order.steps)
+    def _read_embeddings(self, window: Window, arrays: Arrays) -> Tensor | None:
+        """Keep the embeddings of a window; of zeroth-order pairs, return one less the other."""
+        if self.config.estimator == "first-order":
+            self._write(window, self._received("embedding", arrays, window))
+            return None
+        first, second = (
+            self._received(name, arrays, window) for name in zeroth_order.block_names(self.config)
+        )
+        pair = zeroth_order.pair_of(self.config, first, second)
+        self._write(window, zeroth_order.fresh(self.config, pair))
+        return pair[0] - pair[1]
 
-    def _read_embeddings(self, ids: Ids, arrays: Arrays) -> None:
-        if "embedding" in arrays:
-            self.embeddings[ids] = arrays["embedding"]
-        else:
-            self.embeddings[ids] = (arrays["plus"] + arrays["minus"]) / 2
-        self.uploaded[ids] = True
+    def _received(self, name: str, arrays: Arrays, window: Window) -> Tensor:
+        link = self.uplink if name == "embedding" else codecs.changes(self.config)
+        return link.receive(name, arrays, window, self.embeddings.shape[1])
 
-    def _read_feedback(self, window: Window, sent: Arrays, feedback: Arrays) -> None:
+    def _write(self, window: Window, embeddings: Tensor) -> None:
+        self.embeddings[window.ids] = embeddings.numpy()
+        self.uploaded[window.ids] = True
+
+    def _read_feedback(self, window: Window, change: Tensor | None, feedback: Arrays) -> None:
         lengths = window.lengths
-        if "gradient" in feedback:
+        if change is None:
             scale = np.repeat(divisors(self.config, lengths), lengths)
-            rows = feedback["gradient"] * scale[:, None]
+            width = self.embeddings.shape[1]
+            sent = self.downlink.receive("gradient", feedback, window, width)
+            rows = sent.numpy() * scale[:, None]
         else:
-            first, second = (sent[name] for name in zeroth_order.block_names(self.config))
-            directions = first - second
+            directions = change.numpy()
             if self.guess:
-                directions = self.guess.standard_normal(first.shape, np.float32)
+                directions = self.guess.standard_normal(directions.shape, np.float32)
             rows = np.repeat(feedback["difference"], lengths)[:, None] * directions
         new = ~self.answered[window.ids]
         self.gradients[window.ids[new]] = rows[new]
@@ -135,25 +152,57 @@ class Curious(ClientApp):
     """Party 0 as a curious client, which uploads queries in place of embeddings (Cascaded, VI-B).
 
     A row's query is c ~ N(0, 1), or under zeroth order the pair c + mu u and c (two-sided: c - mu
-    u) with u ~ N(0, 1).
+    u) with u ~ N(0, 1); it goes through the codec, as an embedding would.
     """
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
         self.config = config
         self.generator = np.random.default_rng([config.seed, 3])
+        self.rows = 0
 
     def __call__(self, message: Message, context: Context) -> Message:
         """What the party would answer, but for its embeddings."""
+        kind = message.metadata.message_type
+        trains = kind == TrainOrder.kind
+        surrogate = load_large(context.state).get("uplink") if trains else None
+        before = None if surrogate is None else surrogate.copy()
         reply: Message = client_app.app(message, context)
         try:
+            if kind == DescribeOrder.kind:
+                self.rows = read_reply(reply, Description).train_rows
+            if not trains:
+                return reply
             upload = read_reply(reply, Upload)
-        except VflError:  # a description, or a failure
+        except VflError:  # a failure
             return reply
         if upload.party != 0:
             return reply
-        names = [name for name in upload.arrays if name not in ("ids", "lengths")]
-        c, u = self.generator.standard_normal((2, *upload.arrays[names[0]].shape), np.float32)
-        shift = {"perturbed": self.config.mu, "plus": self.config.mu, "minus": -self.config.mu}
-        queries = {name: c + np.float32(shift.get(name, 0)) * u for name in names}
-        return to_reply(replace(upload, arrays={**upload.arrays, **queries}), message)
+        if surrogate is not None:  # what the party has sent will not arrive
+            surrogate[:] = before
+        arrays = {name: upload.arrays[name] for name in upload.arrays if name in _NAMES_OF_ROWS}
+        window = window_of(self.config, read_order(message, TrainOrder), arrays, self.rows)
+        width = embedding_size(self.config, int(load_scalars(context.state)["outputs"]))
+        c, u = torch.from_numpy(
+            self.generator.standard_normal((2, len(window.ids), width), np.float32)
+        )
+        queries: dict[str, Tensor] = {"embedding": c}
+        if self.config.estimator == "zeroth-order":
+            two_sided = self.config.differences == "two-sided"
+            pair = c + self.config.mu * u, c - self.config.mu * u if two_sided else c
+            names = zeroth_order.block_names(self.config)
+            queries = dict(zip(names, zeroth_order.blocks(self.config, pair), strict=True))
+        table = torch.zeros(0) if surrogate is None else torch.from_numpy(surrogate)
+        for name, rows in queries.items():
+            uplink = codecs.uplink(self.config, table)
+            link = uplink if name == "embedding" else codecs.changes(self.config)
+            arrays.update(link.send(name, rows, window, f"query|{upload.exchange}"))
+        return to_reply(replace(upload, arrays=arrays), message)
+
+
+def window_of(config: RunConfig, order: TrainOrder, arrays: Arrays, rows: int) -> Window:
+    """The rows of party 0's upload; those that it does not name follow from the configuration."""
+    if "lengths" in arrays:
+        return Window(arrays["ids"], arrays["lengths"])
+    owner = None if order.coordinated else 0
+    return draw_window(config, rows, owner, order.epoch, order.first, order.steps)

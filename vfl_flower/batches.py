@@ -16,17 +16,42 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vfl_flower.config import RunConfig
 
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive mini-batches: row ids int32 [R], and rows in each of the S steps, int32 [S]."""
+    """Consecutive mini-batches: row ids int32 [R], and rows in each of the S steps, int32 [S].
+
+    ``whole`` : whether they are one full batch, all N rows in their own order.
+    """
 
     ids: NDArray[np.int32]
     lengths: NDArray[np.int32]
+    whole: bool = False
+
+
+def take(table: Tensor, window: Window) -> Tensor:
+    """The window's rows of a table [N, ...]; for a full batch, the table itself."""
+    if window.whole:
+        return table
+    return table.index_select(0, torch.from_numpy(window.ids).to(table.device))
+
+
+def put(config: RunConfig, table: Tensor, window: Window, rows: Tensor) -> None:
+    """Write the window's rows into a table; of a row that is there twice, the last counts."""
+    if window.whole:
+        table.copy_(rows)
+        return
+    ids = window.ids
+    if config.sampling == "poisson":
+        ids, from_end = np.unique(ids[::-1], return_index=True)
+        rows = rows[torch.from_numpy(len(rows) - 1 - from_end)]
+    table.index_copy_(0, torch.from_numpy(ids).to(table.device).long(), rows)
 
 
 def steps_per_epoch(config: RunConfig, rows: int) -> int:
@@ -64,7 +89,7 @@ def draw_window(
     lengths = np.full(steps, config.batch_size, np.int32)
     lengths[-1] = len(ids) - config.batch_size * (steps - 1)
     lengths.flags.writeable = False  # windows are shared
-    return Window(ids, lengths)
+    return Window(ids, lengths, config.batch_size >= rows)
 
 
 def _draw_poisson(

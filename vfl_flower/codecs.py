@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.batches import secret_generator
+from vfl_flower.batches import Window, put, secret_generator, take
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.models import as_tensor
@@ -30,7 +30,9 @@ from vfl_flower.records import Arrays, checked
 Rows = NDArray[np.float32]
 Sizes = NDArray[np.int64]
 Places = NDArray[np.int64]
-Ids = NDArray[np.int32]
+
+ONE = Window(np.zeros(1, np.int32), np.ones(1, np.int32), whole=True)
+"""The top model as the one row of a table."""
 
 _KEEP, _BITS = 0.1, 4  # where they are not given
 
@@ -179,44 +181,33 @@ class Channel:
         self.codec = codec
         self.surrogate = surrogate
 
-    def send(self, name: str, rows: Tensor, ids: Ids, lengths: Ids, key: str) -> Arrays:
-        """The arrays that say rows [R, E] with these ids, ``lengths[s]`` of them in step s."""
-        sizes = self._sizes(lengths, rows.shape[1])
-        sent = rows.detach().cpu()
+    def send(self, name: str, rows: Tensor, window: Window, key: str) -> Arrays:
+        """The arrays that say what these rows [R, E] of a window are."""
+        sizes, sent = self._sizes(window, rows.shape[1]), rows.detach().cpu()
         if self.surrogate is None:
             return self.codec.encode(name, sent.numpy(), sizes, key)
-        known = self.surrogate.index_select(0, torch.from_numpy(ids))
+        known = take(self.surrogate, window)
         arrays = self.codec.encode(name, (sent - known).numpy(), sizes, key)
         change = self.codec.decode(name, arrays, (len(known), known.shape[1]), sizes)
-        write_rows(self.config, self.surrogate, ids, known + torch.from_numpy(change))
+        put(self.config, self.surrogate, window, known + torch.from_numpy(change))
         return arrays
 
-    def receive(self, name: str, arrays: Arrays, ids: Ids, lengths: Ids, width: int) -> Tensor:
+    def receive(self, name: str, arrays: Arrays, window: Window, width: int) -> Tensor:
         """The rows [R, width] as this end now knows them; `VflError` if they do not decode."""
-        sizes = self._sizes(lengths, width)
-        rows = as_tensor(self.codec.decode(name, arrays, (len(ids), width), sizes))
+        sizes, shape = self._sizes(window, width), (len(window.ids), width)
+        rows = as_tensor(self.codec.decode(name, arrays, shape, sizes))
         if self.surrogate is None:
             return rows
-        device = self.surrogate.device
-        known = self.surrogate.index_select(0, torch.from_numpy(ids).to(device))
-        rows = known + rows.to(device)
-        write_rows(self.config, self.surrogate, ids, rows)
+        rows = take(self.surrogate, window) + rows.to(self.surrogate.device)
+        put(self.config, self.surrogate, window, rows)
         return rows
 
-    def _sizes(self, lengths: Ids, width: int) -> Sizes:
+    def _sizes(self, window: Window, width: int) -> Sizes:
         if self.config.privacy == "scalar":
             # A row is a vector of its own: else one record could change how others decode, and
             # with them more differences than its own, which is all that the noise accounts for.
-            return np.full(lengths.sum(), width, np.int64)
-        return lengths.astype(np.int64) * width
-
-
-def write_rows(config: RunConfig, table: Tensor, ids: Ids, rows: Tensor) -> None:
-    """Write rows [R, E] into a table [N, E]; of a row that is there twice, the last counts."""
-    if config.sampling == "poisson":
-        ids, from_end = np.unique(ids[::-1], return_index=True)
-        rows = rows[torch.from_numpy(len(rows) - 1 - from_end)]
-    table.index_copy_(0, torch.from_numpy(ids).to(table.device).long(), rows)
+            return np.full(len(window.ids), width, np.int64)
+        return window.lengths.astype(np.int64) * width
 
 
 def uplink(config: RunConfig, table: Tensor) -> Channel:
@@ -359,8 +350,9 @@ def pack_numbers(numbers: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
     """Numbers below 2^width as bytes, ``width`` bits each."""
     if width == 0:
         return np.zeros(0, np.uint8)
-    bits = np.unpackbits(numbers.astype(">u4")[:, None].view(np.uint8), axis=1)
-    return np.packbits(bits[:, 32 - width :])
+    held = 1 if width <= 8 else 4  # bytes that a number fits into
+    bits = np.unpackbits(numbers.astype(f">u{held}")[:, None].view(np.uint8), axis=1)
+    return np.packbits(bits[:, 8 * held - width :])
 
 
 def unpack_numbers(arrays: Arrays, name: str, count: int, width: int) -> NDArray[np.int64]:
@@ -369,9 +361,9 @@ def unpack_numbers(arrays: Arrays, name: str, count: int, width: int) -> NDArray
 
 
 def _unpack_bits(packed: NDArray[np.uint8], count: int, width: int) -> NDArray[np.int64]:
-    bits = np.zeros((count, 32), np.uint8)
-    bits[:, 32 - width :] = np.unpackbits(packed, count=count * width).reshape(count, width)
-    return np.packbits(bits, axis=1).view(">u4")[:, 0].astype(np.int64)
+    bits = np.unpackbits(packed, count=count * width).reshape(count, width)
+    numbers: NDArray[np.int64] = bits @ (1 << np.arange(width - 1, -1, -1))
+    return numbers
 
 
 def _largest(magnitudes: NDArray[np.float32], sizes: Sizes, kept: Sizes) -> Places:

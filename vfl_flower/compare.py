@@ -77,7 +77,10 @@ def compare(
 
 def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     """The keys of a baseline beside runs with these keys; none if it cannot stand beside them."""
-    dropped = {"epsilon", "noise-multiplier"}  # of scalar noise, which no baseline has
+    # Scalar noise, codecs and shared labels are the systems'; no baseline has them.
+    dropped = {"epsilon", "noise-multiplier", "codec", "keep", "bits", "compression"}
+    dropped |= {"downlink-codec", "downlink-keep", "downlink-bits", "downlink-compression"}
+    dropped |= {"labels", "local-steps"}
     if name == "joined" or common.get("privacy") == "scalar":
         dropped.add("privacy")
     keys = {key: value for key, value in common.items() if key not in dropped}

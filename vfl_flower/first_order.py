@@ -12,6 +12,7 @@ take several local steps on a mini-batch. They meet the top model that the windo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -77,27 +78,38 @@ def answer(
         x.split(parts), y.split(parts), weights.split(parts), strict=True
     ):
         for local_step in range(local_steps if optimizer else 1):
-            inputs = [x_step]
-            for layer in top.layers[:-1]:
-                inputs.append(layer(inputs[-1]).relu_())
-            outputs = top.layers[-1](inputs[-1]) if len(top.layers) else x_step
-            signal = loss_gradient(outputs, y_step) * weights_step
-            gradients: list[Tensor] = []
-            for depth in reversed(range(len(top.layers))):
-                if optimizer:
-                    gradients = [signal.T @ inputs[depth], signal.sum(0), *gradients]
-                if depth or rows_wanted:
-                    signal = signal @ top.layers[depth].weight
-                if depth:
-                    signal *= inputs[depth] > 0
+            outputs, rows, gradients = _passes(
+                top, x_step, y_step, weights_step, rows_wanted, optimizer is not None
+            )
             if local_step == 0:
                 all_outputs.append(outputs)
-                all_rows.append(signal)
+                all_rows.append(rows)
             if optimizer:
                 step_along(optimizer, gradients)
     losses = loss_per_row(torch.cat(all_outputs), labels) * weights[:, 0]
     of_steps = torch.stack([each.sum() for each in losses.split(list(lengths))])
     return top.spread(torch.cat(all_rows)) if rows_wanted else None, of_steps
+
+
+def _passes(
+    top: TopModel, x: Tensor, y: Tensor, weights: Tensor | float, rows: bool, parameters: bool
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Forward and backward: outputs, gradient rows of x, and gradients of parameters, if wanted."""
+    layers = cast(list[torch.nn.Linear], list(top.layers))
+    inputs = [x]
+    for layer in layers[:-1]:
+        inputs.append(layer(inputs[-1]).relu_())
+    outputs = layers[-1](inputs[-1]) if layers else x
+    signal = loss_gradient(outputs, y) * weights
+    gradients: list[Tensor] = []
+    for depth in reversed(range(len(layers))):
+        if parameters:
+            gradients = [signal.T @ inputs[depth], signal.sum(0), *gradients]
+        if depth or rows:
+            signal = signal @ layers[depth].weight
+        if depth:
+            signal *= inputs[depth] > 0
+    return outputs, signal, gradients
 
 
 def update(
@@ -166,19 +178,20 @@ def update_with_labels(
     top : the top model as the window met it.
     """
     parameters = optimizer.param_groups[0]["params"]
+    y = targets(labels, top.outputs)
     start = 0
     for step, (length, divisor) in enumerate(zip(lengths, divisors, strict=True)):
         rows = slice(start, start + length)
         start += length
         noise = perturb.of_step(step) if perturb else None
         for local_step in range(config.local_steps):
-            traced = h is not None and len(lengths) == 1 and local_step == 0
-            own = h if traced else embed(model, x[rows], noise)
-            assert own is not None
-            embeddings[rows, columns] = own.detach()
-            signal, _ = answer(top, None, embeddings[rows], labels[rows], [length], [divisor])
-            assert signal is not None
-            gradients = torch.autograd.grad(own, parameters, signal[:, columns])
+            if h is None or len(lengths) > 1 or local_step:  # else it is the upload's own
+                h = embed(model, x[rows], noise)
+            embeddings[rows, columns] = h.detach()
+            with torch.no_grad():
+                met = top.combined(embeddings[rows])
+                _, signal, _ = _passes(top, met, y[rows], 1 / divisor, True, False)
+            gradients = torch.autograd.grad(h, parameters, top.spread_to(columns, signal))
             for p, gradient in zip(parameters, gradients, strict=True):
                 p.grad = gradient + config.regulariser_weight * penalty_gradient(config, p.detach())
             optimizer.step()

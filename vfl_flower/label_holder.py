@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower import codecs, first_order, zeroth_order
-from vfl_flower.batches import Window, divisors, draw_window
+from vfl_flower.batches import Window, divisors, draw_window, put, take
 from vfl_flower.config import RunConfig
 from vfl_flower.data import Labels
 from vfl_flower.errors import VflError
@@ -52,13 +52,13 @@ class Batches:
     """The rows that S steps of the top model use, those of step 0 first.
 
     ``divisors`` is what each step's sum over rows is divided by. ``places`` says where each
-    arrival's rows are, in its own order.
+    arrival's rows are, in its own order; empty if all have the same.
     """
 
     h: Tensor
     labels: Tensor
-    lengths: NDArray[np.int64]
-    divisors: NDArray[np.int64]
+    lengths: NDArray[Any]
+    divisors: NDArray[Any]
     places: list[NDArray[np.int64]]
 
 
@@ -144,7 +144,7 @@ class LabelHolder:
         else:
             window = self._read_window(upload, order.steps)
         if self.config.estimator == "first-order":
-            self._write(party, window.ids, self._decoded(party, upload, window, "embedding"))
+            self._write(party, window, self._decoded(party, upload, window, "embedding"))
             sent = upload.arrays if self.config.labels == "shared" else {}
             return Arrival(party, window, order.coordinated, sent=sent)
         first, second = (
@@ -152,13 +152,13 @@ class LabelHolder:
             for name in zeroth_order.block_names(self.config)
         )
         pair = zeroth_order.pair_of(self.config, first, second)
-        self._write(party, window.ids, zeroth_order.fresh(self.config, pair))
+        self._write(party, window, zeroth_order.fresh(self.config, pair))
         return Arrival(party, window, order.coordinated, pair)
 
     def refresh(self, party: int, ids: NDArray[np.int32], upload: Upload) -> None:
         """Write a party's fresh embeddings of these rows into the table."""
         window = Window(ids, np.array([len(ids)], np.int32))
-        self._write(party, ids, self._decoded(party, upload, window, "embedding"))
+        self._write(party, window, self._decoded(party, upload, window, "embedding"))
 
     def rejoined(self, party: int) -> None:
         """A party has come back, with its surrogates as they are here."""
@@ -178,11 +178,11 @@ class LabelHolder:
         labels = self.train_labels.cpu().numpy()
         return {"labels": labels.astype(np.min_scalar_type(labels.max()))}
 
-    def _write(self, party: int, ids: NDArray[np.int32], embeddings: Tensor) -> None:
+    def _write(self, party: int, window: Window, embeddings: Tensor) -> None:
         if self.uplinks[party].surrogate is None:  # which else is these columns, already written
-            codecs.write_rows(self.config, self.table[:, self.columns[party]], ids, embeddings)
+            put(self.config, self.table[:, self.columns[party]], window, embeddings)
         if self.config.max_delay:
-            self.written[party][ids] = self.steps
+            self.written[party][window.ids] = self.steps
 
     def too_old(
         self, arrivals: Sequence[Arrival], parties: Sequence[int]
@@ -225,7 +225,7 @@ class LabelHolder:
                 mine = self._gradient_rows(arrival, batches, number, rows)
                 link, window = self.gradients[arrival.party], arrival.window
                 key = f"{self.config.seed}|down|{arrival.party}|{self.steps}"
-                sent = link.send("gradient", mine, window.ids, window.lengths, key)
+                sent = link.send("gradient", mine, window, key)
                 feedback[arrival.party] = sent
         return feedback
 
@@ -233,8 +233,8 @@ class LabelHolder:
         """EF-VFL Alg. 1 line 4: to each party the others' uploads, and the top model."""
         top: Arrays = {}
         if self.optimizer:
-            key, one = f"{self.config.seed}|down|{self.steps}", np.ones(1, np.int32)
-            top = self.top_link.send("top", flat(self.top)[None], 0 * one, one, key)
+            key = f"{self.config.seed}|down|{self.steps}"
+            top = self.top_link.send("top", flat(self.top)[None], codecs.ONE, key)
         uploads = {a.party: codecs.for_party(a.party, a.sent) for a in arrivals}
         feedback: dict[int, Arrays] = {}
         for party in uploads:
@@ -267,6 +267,10 @@ class LabelHolder:
     def _gather(self, arrivals: Sequence[Arrival]) -> Batches:
         """The rows of these arrivals' windows, step by step."""
         windows = [arrivals[0].window] if arrivals[0].coordinated else [a.window for a in arrivals]
+        if len(windows) == 1:
+            window = windows[0]
+            h, labels = take(self.table, window), take(self.train_labels, window)
+            return Batches(h, labels, window.lengths, divisors(self.config, window.lengths), [])
         step_of = np.concatenate([np.repeat(np.arange(len(w.lengths)), w.lengths) for w in windows])
         by_step = np.argsort(step_of, kind="stable")  # all rows of step 0 first
         steps = max(len(window.lengths) for window in windows)
@@ -289,7 +293,7 @@ class LabelHolder:
     ) -> Tensor:
         """A party's columns of its own rows, in its own order, of a mean over its own batch."""
         mine = rows[:, self.columns[arrival.party]]
-        if len(batches.places) == 1:
+        if not batches.places:
             return mine
         lengths = arrival.window.lengths
         own = divisors(self.config, lengths)
@@ -363,7 +367,7 @@ class LabelHolder:
         link = self.uplinks[party] if name == "embedding" else self.changes
         width = columns.stop - columns.start
         try:
-            rows = link.receive(name, upload.arrays, window.ids, window.lengths, width)
+            rows = link.receive(name, upload.arrays, window, width)
             return rows.to(self.device)
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None

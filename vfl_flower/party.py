@@ -18,7 +18,7 @@ from torch import Tensor
 
 import strategies
 from vfl_flower import codecs, first_order, records, zeroth_order
-from vfl_flower.batches import Window, divisors, draw_window
+from vfl_flower.batches import Window, divisors, draw_window, take
 from vfl_flower.config import RunConfig
 from vfl_flower.data import load_features
 from vfl_flower.errors import ConfigError, VflError
@@ -73,9 +73,10 @@ class Party:
         # Decides noise, directions and Poisson mini-batches; known to this party alone.
         self.secret = b""
         # What this process may still have from the last message: the record that holds this very
-        # model, and of the pending window the embeddings with their graph (first order), or the
-        # directions (zeroth order).
+        # model, and of the pending window the features, with the embeddings and their graph (first
+        # order), or the directions (zeroth order).
         self.kept: object = None
+        self.inputs: Tensor | None = None
         self.trace: Tensor | None = None
 
     @classmethod
@@ -105,7 +106,7 @@ class Party:
                 coordinated=bool(coordinated),
             )
         if party.kept is not context.state.get("model"):
-            party.trace = None
+            party.inputs = party.trace = None
             load_model(party.model, records.load_arrays(context.state, "model"))
             _load_optimizer(party.optimizer, records.load_arrays(context.state, "optimizer"))
         party.kept = None
@@ -187,12 +188,13 @@ class Party:
         if feedback:
             self._learn(feedback)
         h = self._embeddings(self.block.train[ids])
-        return self._upload(self._encoded("embedding", h, ids, np.array([len(ids)], np.int32)))
+        window = Window(ids, np.array([len(ids)], np.int32))
+        return self._upload(self._encoded("embedding", h, window))
 
     def rejoin(self, order: RejoinOrder) -> Upload:
         """Go on after a failure, with the label holder's count and copy of the surrogate."""
         self.exchange = order.exchange
-        self.pending = self.trace = None
+        self.pending = self.trace = self.inputs = None
         for name, channel in self.channels.items():
             if channel.surrogate is not None:
                 shape = tuple(channel.surrogate.shape)
@@ -215,24 +217,23 @@ class Party:
 
     def _embed(self, order: TrainOrder, window: Window) -> Arrays:
         """The window's embeddings, or pairs of them, as they are sent."""
-        x, noise = self._features(window.ids), self._noise(order.exchange, window.lengths)
+        x, noise = self._features(window), self._noise(order.exchange, window.lengths)
         if self.config.estimator == "first-order":
+            self.inputs = x
             self.trace = first_order.embed(self.model, x, noise)
-            return self._encoded("embedding", self.trace, window.ids, window.lengths)
+            return self._encoded("embedding", self.trace, window)
         lengths, directions = window.lengths.tolist(), self._directions(order)
         pair, self.trace = zeroth_order.embed(self.model, x, lengths, directions, noise)
         arrays: Arrays = {}
         blocks = zeroth_order.blocks(self.config, pair)
         for name, rows in zip(zeroth_order.block_names(self.config), blocks, strict=True):
-            arrays.update(self._encoded(name, rows, window.ids, window.lengths))
+            arrays.update(self._encoded(name, rows, window))
         return arrays
 
-    def _encoded(
-        self, name: str, rows: Tensor, ids: NDArray[np.int32], lengths: NDArray[np.int32]
-    ) -> Arrays:
+    def _encoded(self, name: str, rows: Tensor, window: Window) -> Arrays:
         channel = self.channels["uplink" if name == "embedding" else "changes"]
         key = f"{self.config.seed}|up|{self.index}|{self.exchange}"
-        return channel.send(name, rows, ids, lengths, key)
+        return channel.send(name, rows, window, key)
 
     def _learn(self, arrays: Arrays) -> None:
         """Apply the feedback for the pending window, by the parameters that made its upload."""
@@ -247,41 +248,43 @@ class Party:
                 embeddings = self._broadcast(arrays, window)
             else:
                 link = self.channels["gradient"]
-                rows = link.receive("gradient", arrays, window.ids, window.lengths, self.size)
+                rows = link.receive("gradient", arrays, window, self.size)
         except VflError as error:
             raise VflError(f"was sent feedback that it cannot use: {error}") from None
-        lengths, noise = window.lengths.tolist(), self._noise(order.exchange, window.lengths)
         if self.config.estimator == "zeroth-order":
             zeroth_order.update(
                 self.optimizer, self._directions(order), self.trace, differences.to(self.device)
             )
-        elif self.config.labels == "shared":
-            first_order.update_with_labels(
-                self.model,
-                self.optimizer,
-                self._features(window.ids),
-                self.trace,
-                embeddings,
-                slice(self.index * self.size, (self.index + 1) * self.size),
-                self.top,
-                torch.from_numpy(self.labels[window.ids].astype(np.int64)).to(self.device),
-                lengths,
-                divisors(self.config, window.lengths).tolist(),
-                self.config,
-                noise,
-            )
         else:
-            first_order.update(
-                self.model,
-                self.optimizer,
-                self._features(window.ids),
-                self.trace,
-                rows.to(self.device),
-                lengths,
-                self.config,
-                noise,
-            )
-        self.pending = self.trace = None
+            x = self._features(window) if self.inputs is None else self.inputs
+            lengths, noise = window.lengths.tolist(), self._noise(order.exchange, window.lengths)
+            if self.config.labels == "shared":
+                first_order.update_with_labels(
+                    self.model,
+                    self.optimizer,
+                    x,
+                    self.trace,
+                    embeddings,
+                    slice(self.index * self.size, (self.index + 1) * self.size),
+                    self.top,
+                    torch.from_numpy(self.labels[window.ids].astype(np.int64)).to(self.device),
+                    lengths,
+                    divisors(self.config, window.lengths).tolist(),
+                    self.config,
+                    noise,
+                )
+            else:
+                first_order.update(
+                    self.model,
+                    self.optimizer,
+                    x,
+                    self.trace,
+                    rows.to(self.device),
+                    lengths,
+                    self.config,
+                    noise,
+                )
+        self.pending = self.trace = self.inputs = None
 
     def _broadcast(self, arrays: Arrays, window: Window) -> Tensor:
         """The others' embeddings of the window's rows, [R, M * E]; the top model is loaded.
@@ -298,10 +301,9 @@ class Party:
                 continue
             sent = codecs.of_party(party, arrays)
             link = self.channels[f"other-{party}"]
-            blocks.append(link.receive("embedding", sent, window.ids, window.lengths, self.size))
+            blocks.append(link.receive("embedding", sent, window, self.size))
         if count(self.top):
-            one = np.zeros(1, np.int32), np.ones(1, np.int32)
-            flat = self.channels["top"].receive("top", arrays, *one, count(self.top))
+            flat = self.channels["top"].receive("top", arrays, codecs.ONE, count(self.top))
             load_flat(self.top, flat[0])
         return torch.cat(blocks, dim=1).to(self.device)
 
@@ -327,8 +329,8 @@ class Party:
         key = self.secret + f"|{order.exchange}".encode()
         return zeroth_order.Directions(self.config, key, self.model)
 
-    def _features(self, ids: NDArray[np.int32]) -> Tensor:
-        return self.rows.index_select(0, torch.from_numpy(ids)).to(self.device)
+    def _features(self, window: Window) -> Tensor:
+        return take(self.rows, window).to(self.device)
 
     def _embeddings(self, rows: NDArray[Any]) -> Tensor:
         noise = self._noise(self.exchange, np.array([len(rows)]))

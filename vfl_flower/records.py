@@ -230,7 +230,10 @@ def save_state(state: RecordDict, scalars: dict[str, Any], large: Arrays, **grou
     state[_SCALARS] = ConfigRecord(scalars)
     for name, arrays in groups.items():
         state[name] = pack(arrays)
-    state[_LARGE] = ArrayRecord({name: _LiveArray(array) for name, array in large.items()})
+    record = ArrayRecord()
+    for name, array in large.items():
+        record[name] = _LiveArray(array)
+    state[_LARGE] = record
 
 
 def load_large(state: RecordDict) -> Arrays:
