@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +31,7 @@ from vfl_flower.records import Arrays, checked
 Rows = NDArray[np.float32]
 Sizes = NDArray[np.int64]
 Places = NDArray[np.int64]
+Bits = NDArray[np.uint8]
 
 ONE = Window(np.zeros(1, np.int32), np.ones(1, np.int32), whole=True)
 """The top model as the one row of a table."""
@@ -88,7 +90,7 @@ class TopK:
         return {
             f"{name}.values": values.astype(np.float16),
             f"{name}.exponents": exponents,
-            f"{name}.places": pack_places(places, len(v)),
+            f"{name}.bits": np.packbits(place_bits(places, len(v))),
         }
 
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
@@ -99,7 +101,9 @@ class TopK:
         exponents = checked(arrays, f"{name}.exponents", "int8", sizes.shape)
         if (np.abs(values) > 1).any():
             raise VflError(f"{name!r} has values above the peak that it names.")
-        places = unpack_places(arrays, f"{name}.places", len(values), total)
+        reader = BitReader(f"{name}.bits", arrays)
+        places = read_places(reader, len(values), total)
+        reader.finish()
         if (np.searchsorted(places, ends) != np.cumsum(kept)).any():
             raise VflError(f"{name!r} keeps another number of entries than it should.")
         v = np.zeros(total, np.float32)
@@ -117,15 +121,18 @@ class QSGD:
 
     Entry v_i becomes sign(v_i) ||v|| / (s tau) * floor(s |v_i| / ||v|| + xi) with xi uniform on
     [0, 1) and tau = 1 + min(d / s^2, sqrt(d) / s). Contractive in expectation with alpha = 1 / tau.
-    Most entries of a long vector fall to level 0: sent are the norm, and of the others where they
-    are, their signs, and their levels in as many bits as the highest needs.
+
+    Sent are the norm of each vector, and bits. Most entries of a long vector are at level 0, and
+    most others at the lowest: so the bits say which are above 0, which of those are above 1, and so
+    on; if there are high levels, of the higher bits of a level, its ``lower`` ones being sent as
+    they are. Signs are sent if there are any.
     """
 
     def __init__(self, bits: int) -> None:
         self.levels = 2**bits  # s
 
     def encode(self, name: str, rows: Rows, sizes: Sizes, key: str) -> Arrays:
-        """Norms, places, signs and levels."""
+        """Norms, counts of entries at each level or above it, and bits."""
         v = _checked_flat(name, rows)
         vectors, held = _padded(v, sizes, 0.0)
         norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
@@ -135,36 +142,57 @@ class QSGD:
         generator = secret_generator(f"{name}|{key}".encode())
         flat = flat + generator.random(len(flat), np.float32)
         places = np.flatnonzero(flat >= 1)
-        levels = np.minimum(flat[places], self.levels).astype(np.int64)  # rounds down
-        width = int(levels.max(initial=1) - 1).bit_length()
+        above = np.minimum(flat[places], self.levels).astype(np.int64) - 1  # rounds down
+        lower = _lower_bits(above)
+        negative = v[places] < 0
+        signed = bool(negative.any())
+        bits = [number_bits(np.array([lower]), 5), [signed], place_bits(places, len(v))]
+        counts, height = [len(places)], above >> lower
+        while counts[-1]:
+            higher = np.flatnonzero(height)
+            bits.append(place_bits(higher, len(height)))
+            counts.append(len(higher))
+            height = height[higher] - 1
+        bits += [number_bits(above & ((1 << lower) - 1), lower), negative[: signed * len(places)]]
         return {
             f"{name}.norms": norms,
-            f"{name}.sent": np.array([len(places), width], np.int32),
-            f"{name}.places": pack_places(places, len(v)),
-            f"{name}.signs": np.packbits(v[places] < 0),
-            f"{name}.levels": pack_numbers(levels - 1, width),
+            f"{name}.counts": np.array(counts, np.min_scalar_type(len(v))),
+            f"{name}.bits": np.packbits(np.concatenate(bits).astype(np.uint8)),
         }
 
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
         """The quantized rows."""
         total = int(sizes.sum())
         norms = checked(arrays, f"{name}.norms", "float32", sizes.shape)
-        count, width = (int(each) for each in checked(arrays, f"{name}.sent", "int32", (2,)))
-        if not (0 <= count <= total and 0 <= width <= self.levels.bit_length()):
-            raise VflError(f"{name!r} says that it has {count} of {total} entries.")
         if (norms < 0).any():
             raise VflError(f"{name!r} has a negative norm.")
-        places = unpack_places(arrays, f"{name}.places", count, total)
-        signs = checked(arrays, f"{name}.signs", "uint8", (-(-count // 8),))
-        levels = 1 + unpack_numbers(arrays, f"{name}.levels", count, width)
+        length = np.size(arrays.get(f"{name}.counts", 0))
+        dtype = str(np.min_scalar_type(total))
+        counts = checked(arrays, f"{name}.counts", dtype, (length,)).astype(np.int64)
+        if not 0 < length <= 17 or counts[-1] or (np.diff(counts, prepend=total) > 0).any():
+            raise VflError(f"{name!r} has counts that cannot be.")
+        reader = BitReader(f"{name}.bits", arrays)
+        lower = int(reader.numbers(1, 5)[0])
+        signed = bool(reader.take(1)[0])
+        places = read_places(reader, int(counts[0]), total)
+        levels = np.ones(len(places), np.int64)
+        which = np.arange(len(places))
+        for count in counts[1:].tolist():
+            which = which[read_places(reader, count, len(which))]
+            levels[which] += 1 << lower
+        levels += reader.numbers(len(places), lower)
+        negative = reader.take(signed * len(places)).view(bool)
+        reader.finish()
         if levels.max(initial=0) > self.levels:
             raise VflError(f"{name!r} has a level above {self.levels}.")
         tau = 1 + np.minimum(sizes / self.levels**2, np.sqrt(sizes) / self.levels)
         unit = (norms / (self.levels * tau)).astype(np.float32)
-        counts = np.diff(np.searchsorted(places, np.cumsum(sizes)), prepend=0)
-        values = unit.repeat(counts) * levels.astype(np.float32)
+        of_vector = np.diff(np.searchsorted(places, np.cumsum(sizes)), prepend=0)
+        values = unit.repeat(of_vector) * levels.astype(np.float32)
+        if signed:
+            values[negative] *= -1
         v = np.zeros(total, np.float32)
-        v[places] = np.where(np.unpackbits(signs, count=count).view(bool), -values, values)
+        v[places] = values
         return v.reshape(shape)
 
 
@@ -297,73 +325,109 @@ def _codec(name: str, keep: float | None, bits: int | None) -> Codec:
     return TopK(keep or _KEEP) if name == "top-k" else QSGD(bits or _BITS)
 
 
-# --- places and numbers in the fewest bits ------------------------------------------------------
+# --- places and numbers in few bits -------------------------------------------------------------
 
 
-def pack_places(places: Places, total: int) -> NDArray[np.uint8]:
-    """Increasing places below ``total`` as bytes.
+class BitReader:
+    """Reads an array of packed bits from its start; `VflError` if there are too few or too many."""
 
-    By Elias and Fano: of each place the low bits as they are, and of the high ones, in a row of
-    bits, a 1 after as many 0s as they have grown: some 2 + log2(total / count) bits a place, half a
-    bit above the least. Where that is more than a bit for each of all entries, those are sent.
+    def __init__(self, name: str, arrays: Arrays) -> None:
+        self.name = name
+        packed = checked(arrays, name, "uint8", (np.size(arrays.get(name, 0)),))
+        self._bits = np.unpackbits(packed)
+        self._at = 0
+
+    def take(self, count: int) -> Bits:
+        """The next bits."""
+        self._at += count
+        if self._at > len(self._bits):
+            raise VflError(f"{self.name!r} is too short.")
+        return self._bits[self._at - count : self._at]
+
+    def numbers(self, count: int, width: int) -> NDArray[np.int64]:
+        """The next numbers of so many bits each."""
+        bits = self.take(count * width).reshape(count, width)
+        numbers: NDArray[np.int64] = bits @ (1 << np.arange(width - 1, -1, -1))
+        return numbers
+
+    def finish(self) -> None:
+        """All but the last byte's filling has been read."""
+        if len(self._bits) - self._at >= 8:
+            raise VflError(f"{self.name!r} is too long.")
+
+
+def number_bits(numbers: NDArray[np.int64], width: int) -> Bits:
+    """Numbers below 2^width, ``width`` bits each."""
+    return ((numbers[:, None] >> np.arange(width - 1, -1, -1)) & 1).astype(np.uint8).reshape(-1)
+
+
+def place_bits(places: Places, total: int) -> Bits:
+    """Increasing places below ``total``, of which the reader knows how many there are.
+
+    Of the places that are there or of those that are not, whichever are fewer, by Elias and Fano:
+    the low bits of each as they are, and of the high ones, in a row of bits, a 1 after as many 0s
+    as they have grown. These are some 2 + log2(total / count) bits a place, half a bit above the
+    least. Where that is more than a bit for each entry, those are sent.
     """
-    count = len(places)
-    if count in (0, total):
+    few = min(len(places), total - len(places))
+    if few == 0:
         return np.zeros(0, np.uint8)
-    low = _low_bits(count, total)
+    present = np.zeros(total, np.uint8)
+    present[places] = 1
+    low = _low_bits(few, total)
     if low is None:
-        present = np.zeros(total, np.uint8)
-        present[places] = 1
-        return np.packbits(present)
-    growth = np.zeros(count + (total >> low), np.uint8)
-    growth[(places >> low) + np.arange(count)] = 1
-    return np.concatenate([np.packbits(growth), pack_numbers(places & ((1 << low) - 1), low)])
+        return present
+    listed = places if len(places) == few else np.flatnonzero(present == 0)
+    growth = np.zeros(few + (total >> low), np.uint8)
+    growth[(listed >> low) + np.arange(few)] = 1
+    return np.concatenate([growth, number_bits(listed & ((1 << low) - 1), low)])
 
 
-def unpack_places(arrays: Arrays, name: str, count: int, total: int) -> Places:
-    """The places that `pack_places` gave; `VflError` if there are not ``count`` below ``total``."""
-    if count in (0, total):
-        checked(arrays, name, "uint8", (0,))
+def read_places(reader: BitReader, count: int, total: int) -> Places:
+    """``count`` increasing places below ``total``, as `place_bits` gave them."""
+    few = min(count, total - count)
+    if few == 0:
         return np.arange(count)
-    low = _low_bits(count, total)
-    bits = total if low is None else count + (total >> low)
-    lengths = -(-bits // 8), -(-count * (low or 0) // 8)
-    packed = checked(arrays, name, "uint8", (sum(lengths),))
-    ones = np.flatnonzero(np.unpackbits(packed[: lengths[0]], count=bits).view(bool))
-    if len(ones) != count:
-        raise VflError(f"{name!r} holds {len(ones)} places, not {count}.")
+    low = _low_bits(few, total)
     if low is None:
-        return ones
-    places = ((ones - np.arange(count)) << low) | _unpack_bits(packed[lengths[0] :], count, low)
-    if places[-1] >= total or (np.diff(places) <= 0).any():
-        raise VflError(f"{name!r} holds places out of order or out of range.")
-    return places
+        places = np.flatnonzero(reader.take(total).view(bool))
+        few = count
+    else:
+        ones = np.flatnonzero(reader.take(few + (total >> low)).view(bool))
+        if len(ones) == few:
+            places = ((ones - np.arange(few)) << low) | reader.numbers(few, low)
+        else:
+            places = ones
+    if len(places) != few or places[-1] >= total or (np.diff(places) <= 0).any():
+        raise VflError(f"{reader.name!r} holds other places than {count} below {total}.")
+    if few == count:
+        return places
+    present = np.ones(total, bool)
+    present[places] = False
+    return np.flatnonzero(present)
 
 
-def _low_bits(count: int, total: int) -> int | None:
+def _low_bits(few: int, total: int) -> int | None:
     """Low bits of a place that are sent as they are; none where a bit for each entry is less."""
-    low = max(0, (total // count).bit_length() - 1)
-    return low if count * low + count + (total >> low) < total else None
+    low = max(0, (total // few).bit_length() - 1)
+    return low if few * low + few + (total >> low) < total else None
 
 
-def pack_numbers(numbers: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
-    """Numbers below 2^width as bytes, ``width`` bits each."""
-    if width == 0:
-        return np.zeros(0, np.uint8)
-    held = 1 if width <= 8 else 4  # bytes that a number fits into
-    bits = np.unpackbits(numbers.astype(f">u{held}")[:, None].view(np.uint8), axis=1)
-    return np.packbits(bits[:, 8 * held - width :])
+def _lower_bits(above: NDArray[np.int64]) -> int:
+    """How many bits of these numbers are best sent as they are, at least all but four."""
+    widest = int(above.max(initial=0)).bit_length()
+    choices = range(max(0, widest - 4), widest + 1)
 
+    def length(lower: int) -> int:
+        counts = np.bincount(above >> lower)[::-1].cumsum()[::-1].tolist()  # at each height
+        bits = len(above) * lower + 16 * len(counts)
+        for here, higher in pairwise(counts):
+            few = min(higher, here - higher)
+            low = _low_bits(few, here) if few else None
+            bits += 0 if few == 0 else here if low is None else few * (low + 1) + (here >> low)
+        return bits
 
-def unpack_numbers(arrays: Arrays, name: str, count: int, width: int) -> NDArray[np.int64]:
-    """The numbers that `pack_numbers` gave."""
-    return _unpack_bits(checked(arrays, name, "uint8", (-(-count * width // 8),)), count, width)
-
-
-def _unpack_bits(packed: NDArray[np.uint8], count: int, width: int) -> NDArray[np.int64]:
-    bits = np.unpackbits(packed, count=count * width).reshape(count, width)
-    numbers: NDArray[np.int64] = bits @ (1 << np.arange(width - 1, -1, -1))
-    return numbers
+    return min(choices, key=length)
 
 
 def _largest(magnitudes: NDArray[np.float32], sizes: Sizes, kept: Sizes) -> Places:

@@ -19,7 +19,7 @@ import strategies
 from vfl_flower.engines import Run, run_local
 from vfl_flower.errors import ConfigError
 from vfl_flower.models import BLACK_BOXES
-from vfl_flower.results import aligned, draw_curves, results_folder
+from vfl_flower.results import aligned, draw_curves, draw_frontier, results_folder
 
 _COLUMNS = ("test accuracy", "MB up", "MB down", "exchanges")
 _MORE_COLUMNS = ("epsilon", "batches known", "seconds")
@@ -36,7 +36,7 @@ def compare(
     Parameters
     ----------
     common : keys of all runs; ``out`` is the folder that gets a folder for each of them,
-        ``compare.json`` and ``curves.png``.
+        ``compare.json``, ``curves.png`` and ``frontier.png``.
     runs : what each run adds to them, ``strategy`` at least.
     target : the test accuracy to which bytes are counted.
 
@@ -92,7 +92,7 @@ def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _write(folder: Path, finished: Mapping[str, Run], target: float) -> None:
-    """``compare.json`` and ``curves.png``, of the runs that have finished."""
+    """``compare.json`` and the pictures, of the runs that have finished."""
     if not finished:
         return
     figures = {name: {**run.summary, **_reached(run, target)} for name, run in finished.items()}
@@ -104,6 +104,8 @@ def _write(folder: Path, finished: Mapping[str, Run], target: float) -> None:
     }
     histories = {name: run.history for name, run in finished.items() if name not in levels}
     draw_curves(histories, folder / "curves.png", levels)
+    everything = {name: run.history for name, run in finished.items()}
+    draw_frontier(everything, folder / "frontier.png", target)
 
 
 def label(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
@@ -125,16 +127,20 @@ def table(folder: Path, target: float) -> str:
             (
                 name,
                 f"{each['test_accuracy']:.4f}",
-                f"{each['bytes_up'] / 1e6:.1f}",
-                f"{each['bytes_down'] / 1e6:.1f}",
+                _megabytes(each["bytes_up"] / 1e6),
+                _megabytes(each["bytes_down"] / 1e6),
                 str(each["exchanges"]),
-                "not reached" if reached is None else f"{reached:.1f}" if reached else "-",
+                "not reached" if reached is None else _megabytes(reached) if reached else "-",
                 "-" if epsilon is None else f"{epsilon:.3g}",
                 "-" if known is None else f"{known:.3g}",
                 f"{each['seconds']:.1f}",
             )
         )
     return aligned(rows, texts=1)
+
+
+def _megabytes(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _reached(run: Run, target: float) -> dict[str, float | None]:

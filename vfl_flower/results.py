@@ -107,6 +107,39 @@ def draw_curves(
     figure.savefig(path, dpi=120)
 
 
+def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, target: float) -> None:
+    """Best test accuracy so far against all bytes so far; runs that send nothing as levels.
+
+    The broad line is the frontier: the most that any of the runs had reached by so many bytes.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    points: list[tuple[float, float]] = []
+    for name, history in histories.items():
+        x = [1e-6 * (entry["bytes_up"] + entry["bytes_down"]) for entry in history]
+        y = np.maximum.accumulate([entry["test_accuracy"] for entry in history])
+        if not history:
+            continue
+        if x[-1] == 0:
+            axes.axhline(y[-1], color="grey", linestyle=":", linewidth=1, label=name)
+            continue
+        points += zip(x, y, strict=True)
+        axes.plot(x, y, marker=".", markersize=4, linewidth=1.2, label=name)
+    if points:
+        points.sort()
+        x, y = [each for each, _ in points], np.maximum.accumulate([each for _, each in points])
+        axes.step(x, y, where="post", color="black", linewidth=5, alpha=0.15, label="frontier")
+        axes.set_xscale("log")
+    axes.axhline(target, color="black", linestyle="--", linewidth=0.6)
+    axes.set_xlabel("megabytes, up and down")
+    axes.set_ylabel("best test accuracy so far")
+    axes.grid(alpha=0.3, which="both")
+    figure.legend(fontsize=7, loc="outside right upper")
+    figure.savefig(path, dpi=120)
+
+
 def headline(summary: dict[str, Any]) -> str:
     """What a run reached and took, in one line."""
     parts = []
