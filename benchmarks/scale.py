@@ -1,8 +1,8 @@
 """Memory and time as parties, rows and window grow; each run in a process of its own.
 
 64 parties share the 64 pixels of `digits`. Rows are synthetic: 8 columns for each of four parties,
-embedding 8, one epoch of `split-nn` in process. The peak includes Python, torch and the data set,
-since all parties live in one process.
+embedding 8, one epoch of `split-nn` in process, and of `ef-vfl` with its surrogates. The peak
+includes Python, torch and the data set, since all parties live in one process.
 """
 
 from __future__ import annotations
@@ -72,6 +72,9 @@ def main() -> None:
         for rows in (options.rows // 100, options.rows // 10, options.rows):
             dataset = synthetic(rows, 4, folder)
             add(f"{rows} rows, window 8", 4, {**small, "dataset": dataset, "window": 8})
+        for labels in ("private", "shared"):
+            feedback = {"strategy": "ef-vfl", "labels": labels, "window": 8}
+            add(f"{rows} rows, ef-vfl, {labels}", 4, {**small, "dataset": dataset, **feedback})
         for window in (1, 32):
             add(
                 f"{rows // 10} rows, window {window}",

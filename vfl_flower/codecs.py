@@ -146,18 +146,19 @@ class QSGD:
         lower = _lower_bits(above)
         negative = v[places] < 0
         signed = bool(negative.any())
-        bits = [number_bits(np.array([lower]), 5), [signed], place_bits(places, len(v))]
+        bits = [number_bits(np.array([lower, signed]), 5), place_bits(places, len(v))]
         counts, height = [len(places)], above >> lower
         while counts[-1]:
             higher = np.flatnonzero(height)
             bits.append(place_bits(higher, len(height)))
             counts.append(len(higher))
             height = height[higher] - 1
-        bits += [number_bits(above & ((1 << lower) - 1), lower), negative[: signed * len(places)]]
+        bits.append(number_bits(above & ((1 << lower) - 1), lower))
+        bits.append(negative[: signed * len(places)].view(np.uint8))
         return {
             f"{name}.norms": norms,
             f"{name}.counts": np.array(counts, np.min_scalar_type(len(v))),
-            f"{name}.bits": np.packbits(np.concatenate(bits).astype(np.uint8)),
+            f"{name}.bits": np.packbits(np.concatenate(bits)),
         }
 
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
@@ -172,8 +173,9 @@ class QSGD:
         if not 0 < length <= 17 or counts[-1] or (np.diff(counts, prepend=total) > 0).any():
             raise VflError(f"{name!r} has counts that cannot be.")
         reader = BitReader(f"{name}.bits", arrays)
-        lower = int(reader.numbers(1, 5)[0])
-        signed = bool(reader.take(1)[0])
+        lower, signed = reader.numbers(2, 5).tolist()
+        if signed > 1:
+            raise VflError(f"{name!r} does not say whether it has signs.")
         places = read_places(reader, int(counts[0]), total)
         levels = np.ones(len(places), np.int64)
         which = np.arange(len(places))

@@ -8,6 +8,7 @@ skeleton are built once a process. The messages are served by `vfl_flower.client
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class Party:
         self.top = build_top(config, [self.size] * parties, outputs).to(self.device)
         shape = len(self.rows), self.size
         self.channels = codecs.party_channels(config, index, parties, shape, count(self.top))
-        self.labels: NDArray[Any] = np.zeros(0, np.uint8)  # known to it if they are shared
+        self.labels = _NO_LABELS  # or those of its training rows, if they are shared
         self.exchange = 0  # number of the last message served
         self.pending: TrainOrder | None = None  # the window that awaits feedback
         # Decides noise, directions and Poisson mini-batches; known to this party alone.
@@ -90,7 +91,7 @@ class Party:
         if party is None or (party.config, party.outputs) != (config, scalars["outputs"]):
             party = _skeletons[index, parties] = cls(config, index, parties, scalars["outputs"])
         large = records.load_large(context.state)
-        party.labels = large.pop("labels")
+        party.labels = large.pop("labels", _NO_LABELS)
         for name, surrogate in large.items():
             party.channels[name].surrogate = torch.from_numpy(surrogate)
         party.exchange = scalars["exchange"]
@@ -126,10 +127,12 @@ class Party:
             for name, channel in self.channels.items()
             if channel.surrogate is not None
         }
+        if self.labels is not _NO_LABELS:
+            large["labels"] = self.labels
         records.save_state(
             context.state,
             scalars,
-            {"labels": self.labels, **large},
+            large,
             model=model_arrays(self.model),
             optimizer=_optimizer_arrays(self.optimizer),
         )
@@ -174,7 +177,11 @@ class Party:
         self._count(order.exchange)
         self._learn(order.arrays)
         h = self._embeddings(self.block.test).cpu().numpy()
-        return self._upload({"embedding": h}, codecs.digest(self.channels.values()))
+        return replace(
+            self._upload({"embedding": h}),
+            surrogates=codecs.digest(self.channels.values()),
+            peak_memory_mb=peak_memory_mb(),
+        )
 
     def embed(self, order: EmbedOrder) -> Upload:
         """Upload fresh embeddings of the rows that have grown too old at the label holder."""
@@ -343,15 +350,11 @@ class Party:
         last = len(self.model.layers) - 1
         return Perturbation(self.config, self.secret, exchange, tuple(lengths.tolist()), last)
 
-    def _upload(self, arrays: Arrays, surrogates: str = "") -> Upload:
-        return Upload(
-            party=self.index,
-            exchange=self.exchange,
-            peak_memory_mb=peak_memory_mb(),
-            surrogates=surrogates,
-            arrays=arrays,
-        )
+    def _upload(self, arrays: Arrays) -> Upload:
+        return Upload(party=self.index, exchange=self.exchange, arrays=arrays)
 
+
+_NO_LABELS: NDArray[Any] = np.zeros(0, np.uint8)
 
 _skeletons: dict[tuple[int, int], Party] = {}
 """What a process keeps of each party that it serves, for `Party.resume` to fill with its state."""

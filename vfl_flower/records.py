@@ -128,12 +128,12 @@ class Description(Payload):
 class Upload(Payload):
     """A party's answer to every other order: embeddings, through the codec, and the rows' ids.
 
-    ``surrogates`` is a digest of the party's copies of them, with test embeddings only.
+    With test embeddings comes a digest of the party's copies of surrogates, and its peak memory.
     """
 
     party: int
     exchange: int
-    peak_memory_mb: float
+    peak_memory_mb: float = 0.0
     surrogates: str = ""
 
 
@@ -230,14 +230,17 @@ def save_state(state: RecordDict, scalars: dict[str, Any], large: Arrays, **grou
     state[_SCALARS] = ConfigRecord(scalars)
     for name, arrays in groups.items():
         state[name] = pack(arrays)
-    record = ArrayRecord()
-    for name, array in large.items():
-        record[name] = _LiveArray(array)
-    state[_LARGE] = record
+    if large:
+        record = ArrayRecord()
+        for name, array in large.items():
+            record[name] = _LiveArray(array)
+        state[_LARGE] = record
 
 
 def load_large(state: RecordDict) -> Arrays:
     """The large arrays kept by `save_state`, to write to: the same, or copies from their bytes."""
+    if _LARGE not in state:
+        return {}
     return {
         name: array.live if isinstance(array, _LiveArray) else _unpack(name, array).copy()
         for name, array in _record(state, _LARGE, ArrayRecord).items()
