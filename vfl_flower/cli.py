@@ -81,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "runs",
         nargs="+",
         metavar="RUN",
-        help='a system, or in quotes a system and keys of its own: "cascaded party-lr=0.01"',
+        help="a system, or in quotes a system and keys of its own, and before them, if you like, a "
+        'title: "small steps: cascaded party-lr=0.01"',
     )
     _add_common(compare_parser)
     compare_parser.add_argument(
@@ -164,13 +165,15 @@ def _compare(options: argparse.Namespace) -> None:
         common["out"] = options.out
     runs = []
     for text in options.runs:
-        name, *keys = text.split(None, 1) or [""]
-        if not name:
+        title, colon, rest = text.partition(": ")
+        titled = bool(colon) and "=" not in title
+        name, *keys = (rest if titled else text).split(None, 1) or [""]
+        if not name or (titled and not title):
             raise ConfigError("A run of `vfl compare` is empty: name a system, then its own keys.")
         own = _parse(keys)
         if {"strategy", "out"} & own.keys():
             raise ConfigError(f"{text!r} names a strategy or out twice: write the system first.")
-        runs.append({"strategy": name, **own})
+        runs.append({"strategy": name, **own, **({"title": title} if titled else {})})
     folder = compare(options.parties, common, runs, options.target)
     lines = table(folder, options.target)
     print(lines)

@@ -37,7 +37,7 @@ def compare(
     ----------
     common : keys of all runs; ``out`` is the folder that gets a folder for each of them,
         ``compare.json``, ``curves.png`` and ``frontier.png``.
-    runs : what each run adds to them, ``strategy`` at least.
+    runs : what each run adds to them, ``strategy`` at least; and if it has one, its ``title``.
     target : the test accuracy to which bytes are counted.
 
     Returns
@@ -50,7 +50,10 @@ def compare(
         If a configuration cannot work, before any of them runs.
     """
     named = {run["strategy"] for run in runs}
-    configurations = {label(run, runs): {**common, **run} for run in runs}
+    configurations = {
+        label(run, runs): {**common, **{key: run[key] for key in run if key != "title"}}
+        for run in runs
+    }
     if len(configurations) < len(runs):
         raise ConfigError("The same run is there twice: leave one of them out.")
     for configuration in configurations.values():
@@ -109,7 +112,9 @@ def _write(folder: Path, finished: Mapping[str, Run], target: float) -> None:
 
 
 def label(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
-    """A run's system; with its other keys, if another run is of the same system."""
+    """A run's title; else its system, with its other keys if another run is of the same system."""
+    if "title" in run:
+        return str(run["title"])
     name = str(run["strategy"])
     if sum(other["strategy"] == name for other in runs) == 1:
         return name
