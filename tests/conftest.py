@@ -11,13 +11,19 @@ from typing import Any, Protocol
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the datasets library is imported
 
+import numpy as np
 import pytest
 import torch
 from flwr.clientapp import ClientApp
 from hypothesis import settings
 
+from strategies import SYSTEMS, resolve
+from strategies.vertical import Vertical
 from vfl_flower import client_app, results
+from vfl_flower.data import load_labels
 from vfl_flower.engines import Run, run_local
+from vfl_flower.local_grid import LocalGrid
+from vfl_flower.records import load_large
 
 logging.getLogger("flwr").disabled = True
 torch.set_num_threads(1)
@@ -45,3 +51,34 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         return run_local(parties, {"out": out, **(keys or {})}, client)
 
     return start
+
+
+def trained(
+    parties: int, keys: Mapping[str, Any], client: ClientApp = client_app.app
+) -> tuple[Vertical, LocalGrid]:
+    """A run in this process of which the label holder and the parties' states are left."""
+    config = resolve(keys)
+    strategy = SYSTEMS[config.strategy](config, load_labels(config))
+    grid = LocalGrid(client, parties, keys, config)
+    strategy.start(grid)
+    return strategy, grid
+
+
+def assert_copies_agree(strategy: Vertical, grid: LocalGrid, *names: str) -> None:
+    """Every party keeps surrogates of these names, and the same numbers as the label holder."""
+    holder = strategy.holder
+    for party, context in enumerate(grid.contexts.values()):
+        here: dict[str, Any] = {
+            f"other-{m}": holder.table[:, columns] for m, columns in holder.columns.items()
+        }
+        here["uplink"] = here.pop(f"other-{party}")
+        if party in holder.gradients:
+            here["gradient"] = holder.gradients[party].surrogate
+        if strategy.config.labels == "shared":
+            here["top"] = holder.top_link.surrogate
+        kept = load_large(context.state)
+        kept.pop("labels", None)
+        assert sorted(kept) == sorted({*names} - {f"other-{party}"})
+        for name, surrogate in kept.items():
+            assert surrogate.any()
+            np.testing.assert_array_equal(surrogate, here[name].numpy(), err_msg=name)

@@ -13,7 +13,8 @@ from flwr.clientapp import ClientApp
 
 import strategies
 from strategies import BASELINES
-from tests.conftest import Start
+from tests.conftest import Start, trained
+from tests.test_faults import Fault, Misbehaving, answers_in_vain, refuses
 from vfl_flower import audit as attacks
 from vfl_flower import client_app, results
 from vfl_flower.audit import Finding, audit
@@ -121,6 +122,25 @@ def test_equal_seeds_give_equal_audits(tmp_path: Path) -> None:
     assert first == second
 
 
+FEEDBACK: dict[str, Any] = {"codec": "top-k", "keep": 0.3, "compression": "error-feedback"}
+
+
+@pytest.mark.parametrize("strategy", ["ef-vfl", "cvfl"])
+def test_compression_hides_no_labels(tmp_path: Path, strategy: str) -> None:
+    found = audited(tmp_path, strategy=strategy)
+    assert found["direct, designed queries*"].success >= 0.95
+    assert found["direct, uploads read*"].success >= 0.95
+    assert found["gradient directions"].success > 0.7
+    assert found["feature reconstruction"].success > 0.2
+
+
+def test_an_audit_decodes_pairs_through_codecs(tmp_path: Path) -> None:
+    found = audited(tmp_path, strategy="cascaded", **FEEDBACK)
+    for name in ("direct, uploads read*", "direct, uploads guessed*", "gradient directions"):
+        assert found[name].success == pytest.approx(found[name].guessing, abs=0.03)
+    assert found["feature reconstruction"].success > 0.2
+
+
 # --- how they work ------------------------------------------------------------------------------
 
 
@@ -131,6 +151,10 @@ def test_equal_seeds_give_equal_audits(tmp_path: Path) -> None:
         ("vafl", {"max-delay": 4, "window": 2, "delay": "exponential"}),
         ("cascaded", {}),
         ("dpzv", DPZV),
+        ("ef-vfl", {"downlink-codec": "qsgd", "downlink-compression": "error-feedback"}),
+        ("cvfl", {"codec": "qsgd"}),
+        ("cascaded", FEEDBACK),
+        ("dpzv", {**DPZV, **FEEDBACK}),
     ],
 )
 def test_recorded_messages_are_all_that_a_wiretap_needs(
@@ -150,6 +174,25 @@ def test_recorded_messages_are_all_that_a_wiretap_needs(
     share = 1 - np.exp(-2) if strategy == "dpzv" else 1  # of rows that are in a Poisson batch
     assert live.answered.mean() == pytest.approx(share, abs=0.02)
     assert (live.uploaded >= live.answered).all()
+
+
+@pytest.mark.parametrize("strategy", ["ef-vfl", "vafl", "cascaded", "dpzv"])
+def test_a_wiretap_knows_what_the_label_holder_knows(strategy: str) -> None:
+    keys = {**SHORT, **FEEDBACK, "strategy": strategy, **(DPZV if strategy == "dpzv" else {})}
+    tap = Wiretap(strategies.resolve(keys))
+    holder = trained(3, keys, tap)[0].holder
+    assert np.array_equal(tap.embeddings, holder.table[:, holder.columns[0]].numpy())
+    assert tap.embeddings.any()
+
+
+@pytest.mark.parametrize("fault", [refuses, answers_in_vain])
+def test_a_wiretap_follows_a_party_that_comes_back(fault: Fault) -> None:
+    keys = {**SHORT, **FEEDBACK, "epochs": 6, "on-party-failure": "continue", "strategy": "vafl"}
+    broken: Any = Misbehaving(fault, party=0, number=5)
+    tap = Wiretap(strategies.resolve(keys), broken)
+    strategy, _ = trained(3, keys, tap)
+    assert strategy.figures()["failed_parties"] == []
+    assert np.array_equal(tap.embeddings, strategy.holder.table[:, :32].numpy())
 
 
 def test_gradient_rows_of_a_wiretap_are_those_of_single_rows(run: Start) -> None:
@@ -227,6 +270,7 @@ def test_baselines_are_refused(
         (["--known", "200"], "the smallest class of digits has 1"),
         (["-c", "strategy='cascaded'"], "leave one out"),
         (["-c", "mu=0"], "mu = 0"),
+        (["--strategy", "ef-vfl", "-c", "labels='shared'"], "labels = 'shared'"),
     ],
 )
 def test_what_cannot_be_audited_is_one_sentence(

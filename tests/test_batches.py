@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from strategies import resolve
-from vfl_flower.batches import Window, divisors, draw_window, steps_per_epoch
+from vfl_flower.batches import Window, divisors, draw_window, put, steps_per_epoch, take
 from vfl_flower.config import RunConfig
 from vfl_flower.data import Labels, load_labels
 from vfl_flower.errors import VflError
@@ -76,6 +76,60 @@ def test_a_batch_far_larger_than_the_data_is_the_whole_data() -> None:
     window = draw_window(resolve({"batch-size": 10**9}), 20, None, 0, 0, 1)
     assert sorted(window.ids.tolist()) == list(range(20))
     assert window.lengths.tolist() == [20]
+
+
+@pytest.mark.parametrize(
+    ("given", "whole"),
+    [
+        ({"batch-size": 20}, True),
+        ({"batch-size": 21}, True),
+        ({"batch-size": 19}, False),
+        ({"batch-size": 20, "sampling": "poisson"}, False),  # which may leave some out
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("party", [None, 1])
+def test_a_window_is_whole_if_it_is_all_rows_in_their_own_order(
+    given: dict[str, Any], whole: bool, party: int | None
+) -> None:
+    for epoch in range(3):
+        window = draw_window(resolve(given), 20, party, epoch, 0, 1)
+        assert window.whole == whole
+        assert not whole or window.ids.tolist() == list(range(20))
+
+
+def test_rows_are_taken_from_a_table_and_put_back() -> None:
+    config, table = resolve({}), torch.arange(24.0).view(6, 4)
+    ids = np.array([4, 0, 3], np.int32)
+    window = Window(ids, np.array([2, 1], np.int32))
+    assert torch.equal(take(table, window), table[[4, 0, 3]])
+    other = table.clone()
+    put(config, other, window, -take(table, window))
+    assert torch.equal(other[[4, 0, 3]], -table[[4, 0, 3]])
+    assert torch.equal(other[[1, 2, 5]], table[[1, 2, 5]])
+    columns = other[:, 1:3]  # of one party
+    put(config, columns, window, torch.zeros(3, 2))
+    assert (other[[4, 0, 3], 1:3] == 0).all()
+    assert torch.equal(other[[4, 0, 3]][:, [0, 3]], -table[[4, 0, 3]][:, [0, 3]])
+
+
+def test_a_whole_window_is_the_table_itself() -> None:
+    config, table = resolve({}), torch.zeros(3, 2)
+    window = Window(np.arange(3, dtype=np.int32), np.array([3], np.int32), whole=True)
+    assert take(table, window) is table
+    put(config, table, window, torch.ones(3, 2))
+    assert (table == 1).all()
+
+
+def test_of_a_row_that_is_put_twice_the_last_counts() -> None:
+    config, table = resolve({"sampling": "poisson"}), torch.zeros(5)
+    ids = np.array([3, 1, 4, 1, 3, 1], np.int32)
+    window = Window(ids, np.array([3, 1, 2], np.int32))
+    put(config, table, window, torch.arange(1.0, 7.0))
+    assert table.tolist() == [0, 6, 0, 5, 3]
+    empty = Window(ids[:0], np.array([0], np.int32))
+    put(config, table, empty, take(table, empty))
+    assert table.tolist() == [0, 6, 0, 5, 3]
 
 
 def test_orders_differ_between_epochs_parties_and_seeds() -> None:

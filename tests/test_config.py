@@ -11,6 +11,7 @@ import pytest
 from strategies import SYSTEMS, resolve
 from strategies.vafl import Vafl
 from tests.conftest import Start
+from vfl_flower import codecs
 from vfl_flower.config import flower_defaults, keys
 from vfl_flower.errors import ConfigError, VflError
 
@@ -98,7 +99,8 @@ def test_number_too_large_for_a_float_is_refused() -> None:
         ("batch-size", 0),
         ("batch-size", -1),
         ("epochs", 0),
-        ("eval-every", 0),
+        ("local-steps", 0),
+        ("local-steps", -1),
         ("bottom-hidden", 0),
         ("top-hidden", 0),
         ("party-lr", -0.1),
@@ -124,6 +126,13 @@ def test_number_too_large_for_a_float_is_refused() -> None:
         ("epsilon", 0.0),
         ("epsilon", -1.0),
         ("noise-multiplier", -0.5),
+        ("eval-every", 0.0),
+        ("eval-every", -0.5),
+        ("bits", 0),
+        ("bits", -1),
+        ("bits", 17),
+        ("downlink-bits", 0),
+        ("downlink-bits", 17),
     ],
 )
 def test_value_out_of_range_is_refused(key: str, value: float) -> None:
@@ -232,6 +241,96 @@ def test_privacy_that_cannot_be_is_refused_with_a_sentence(
     assert "\n" not in str(error.value) and str(error.value).endswith(".")
 
 
+ZEROTH = {"estimator": "zeroth-order"}
+SHARED = {"strategy": "ef-vfl", "labels": "shared"}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        *(
+            ({f"{end}codec": "top-k", f"{end}keep": keep}, f"^{end}keep = {keep} is no share: ")
+            for end in ("", "downlink-")
+            for keep in (0.0, -0.1, 1.0001, 7.0)
+        ),
+        ({"strategy": "ef-vfl", "keep": 0.0}, "^keep = 0.0 is no share: give one above 0"),
+        ({"keep": 0.5}, "^keep is for codec = 'top-k', and not for 'identity': leave it out"),
+        ({"codec": "qsgd", "keep": 0.5}, "^keep is for codec = 'top-k', and not for 'qsgd'"),
+        ({"bits": 2}, "^bits is for codec = 'qsgd', and not for 'identity'"),
+        ({"strategy": "cvfl", "bits": 2}, "^bits is for codec = 'qsgd', and not for 'top-k'"),
+        ({"downlink-keep": 0.5}, "^downlink-keep is for downlink-codec = 'top-k', and not for 'id"),
+        (
+            {"downlink-codec": "top-k", "downlink-bits": 2},
+            "^downlink-bits is for downlink-codec = 'qsgd', and not for 'top-k'",
+        ),
+        ({"local-steps": 2}, "^local-steps = 2 needs labels = 'shared'"),
+        ({"strategy": "ef-vfl", "local-steps": 2}, "^local-steps = 2 needs labels = 'shared'"),
+        ({**SHARED, **ZEROTH}, "^labels = 'shared' is for first-order parties"),
+        ({"strategy": "cascaded", "labels": "shared"}, "^labels = 'shared' is for first-order"),
+        ({"strategy": "dpzv", "downlink-codec": "qsgd"}, "^downlink-codec has nothing to compress"),
+        ({**ZEROTH, "downlink-codec": "top-k"}, "^downlink-codec has nothing to compress under z"),
+    ],
+    ids=str,
+)
+def test_codecs_and_labels_that_cannot_be_are_refused_with_a_sentence(
+    given: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence) as error:
+        resolve(given)
+    assert "\n" not in str(error.value) and str(error.value).endswith(".")
+
+
+def test_a_system_s_codec_takes_its_own_keys() -> None:
+    config = resolve({"strategy": "ef-vfl", "keep": 1})
+    assert (config.codec, config.keep, config.compression) == ("top-k", 1.0, "error-feedback")
+    assert config.uplink_surrogates and not config.downlink_surrogates
+    config = resolve({"strategy": "cvfl", "codec": "qsgd", "bits": 16})
+    assert (config.codec, config.bits, config.compression) == ("qsgd", 16, "direct")
+    assert not config.uplink_surrogates
+    assert not resolve({"strategy": "ef-vfl", "codec": "identity"}).uplink_surrogates
+
+
+@pytest.mark.parametrize(
+    ("given", "megabytes"),
+    [
+        ({"strategy": "ef-vfl"}, (2 + 2 * 1) * 0.05824),  # the table, and each party's own
+        (
+            {
+                "strategy": "ef-vfl",
+                "downlink-codec": "qsgd",
+                "downlink-compression": "error-feedback",
+            },
+            (2 * 2 + 2 * 2) * 0.05824,
+        ),
+        (SHARED, (2 + 2 * 2) * 0.05824),  # and those of the other
+        ({"strategy": "vafl", "codec": "qsgd", "compression": "error-feedback"}, 4 * 0.05824),
+    ],
+    ids=str,
+)
+def test_surrogates_that_do_not_fit_into_memory_are_refused_with_a_sentence(
+    run: Start, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], megabytes: float
+) -> None:
+    given = {"dataset": "breast-cancer", "epochs": 1, "window": 15, **given}
+    monkeypatch.setattr(codecs, "free_memory", lambda: 1e6 * megabytes)
+    run(2, given)
+    monkeypatch.setattr(codecs, "free_memory", lambda: 1e6 * megabytes - 1)
+    with pytest.raises(ConfigError) as error:
+        run(2, given)
+    sentence = str(error.value)
+    assert sentence.startswith("Error feedback needs ") and sentence.endswith("fewer rows.")
+    assert "\n" not in sentence
+    monkeypatch.setattr(codecs, "free_memory", lambda: 1000.0)
+    with pytest.raises(VflError, match=r"Error feedback needs .* for this party's surrogates"):
+        run(2, given)
+
+
+def test_without_surrogates_memory_does_not_matter(
+    run: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codecs, "free_memory", lambda: 0.0)
+    run(2, {"strategy": "cvfl", "dataset": "breast-cancer", "epochs": 1, "window": 15})
+
+
 def test_combine_without_a_top_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="combine has no meaning"):
         resolve({"top-model": "sum", "combine": "mean"})
@@ -266,6 +365,11 @@ def test_combine_without_a_top_model_is_refused() -> None:
             "^The budget epsilon = 1 is already spent: noise-multiplier = 0 spends more",
         ),
         ({"bottom-model": "binarised"}, "bottom-model = 'binarised' has no gradient"),
+        (
+            {"strategy": "vafl", "labels": "shared"},
+            "^labels = 'shared' sends every upload on .* with a quorum of all 2",
+        ),
+        ({**SHARED, "quorum": 1}, "^labels = 'shared' .* needs a synchronous system"),
     ],
 )
 def test_what_only_a_run_can_tell_is_refused_by_it(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -17,9 +19,10 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from strategies import SYSTEMS, vertical
-from tests.conftest import Start
+from tests.conftest import Start, assert_copies_agree, trained
 from vfl_flower import client_app, results
 from vfl_flower.cli import main
+from vfl_flower.codecs import place_bits
 from vfl_flower.config import keys as configuration_keys
 from vfl_flower.engines import Run
 from vfl_flower.errors import ConfigError, PartyError, VflError
@@ -38,23 +41,34 @@ BAD, AT = 1, 3  # the party that misbehaves, and at which of its training messag
 
 @dataclass
 class Misbehaving:
-    """The ClientApp, but for one message of one party."""
+    """The ClientApp, but for one message of one party, and the next ones that it misses."""
 
     fault: Fault
     party: int = BAD
     number: int = AT
     kind: str = "train"
-    seen: int = 0  # messages of that kind that the party got
-    after: int = 0  # messages of any kind that it got afterwards
+    misses: float = 0
+    seen: int = 0  # messages of that kind that the party got, up to the fault
+    later: list[str] = field(default_factory=list)  # kinds of those that it got afterwards
 
     def __call__(self, message: Message, context: Context) -> Message:
         if context.node_config["partition-id"] == self.party:
-            self.after += self.seen >= self.number
-            self.seen += message.metadata.message_type == self.kind
-            if self.seen == self.number and not self.after:
-                return self.fault(message, context)
+            kind = message.metadata.message_type
+            if self.seen == self.number:
+                self.later.append(kind)
+                if len(self.later) <= self.misses:
+                    return refuses(message, context)
+            else:
+                self.seen += kind == self.kind
+                if self.seen == self.number:
+                    return self.fault(message, context)
         reply: Message = client_app.app(message, context)
         return reply
+
+
+def gone(fault: Fault, **more: Any) -> Any:
+    """A party that misbehaves, and from then on refuses every message."""
+    return Misbehaving(fault, misses=math.inf, **more)
 
 
 def raises(message: Message, context: Context) -> Message:
@@ -69,6 +83,18 @@ def gets_it_twice(message: Message, context: Context) -> Message:
     client_app.app(message, context)
     second: Message = client_app.app(message, context)
     return second
+
+
+def answers_in_vain(message: Message, context: Context) -> Message:
+    client_app.app(message, context)
+    return refuses(message, context)
+
+
+def breaks_off(message: Message, context: Context) -> Message:
+    """The party has done all that the message asks for, but not yet kept what it learned."""
+    with patch.object(Party, "keep", side_effect=ValueError):
+        reply: Message = client_app.app(message, context)
+    return reply
 
 
 def answers_nothing(message: Message, context: Context) -> Message:
@@ -250,6 +276,68 @@ OF_ZEROTH_ORDER = [
 ]
 
 
+EF_VFL = {**KEYS, "strategy": "ef-vfl"}
+QSGD = {"codec": "qsgd", "bits": 2, "compression": "error-feedback"}
+TOP_K = {"codec": "top-k", "compression": "error-feedback"}
+
+
+def first(value: float) -> Callable[[Any], Any]:
+    def change(array: Any) -> Any:
+        array[0] = value
+        return array
+
+    return change
+
+
+def first_places(arrays: dict[str, Any]) -> dict[str, Any]:
+    """As many places of top-k as there should be, but not where they should be."""
+    bits = place_bits(np.arange(len(arrays["embedding.values"])), 455 * 32)
+    return {**arrays, "embedding.bits": np.packbits(bits)}
+
+
+FAULTS_OF_TOP_K: dict[str, tuple[Fault, str]] = {
+    "no values": (without("embedding.values"), "array 'embedding.values' is missing"),
+    "truncated values": (array("embedding.values", lambda v: v[:-1]), "'embedding.values' is"),
+    "truncated bits": (array("embedding.bits", lambda b: b[:-1]), "'embedding.bits' is too short"),
+    "values of a wrong dtype": (
+        array("embedding.values", lambda v: v.astype(np.float32)),
+        "'embedding.values' is float32",
+    ),
+    "NaN value": (array("embedding.values", first(np.nan)), "values that are not finite"),
+    "value above one": (array("embedding.values", first(1.5)), "values above the peak"),
+    "places of other steps": (changed(arrays=first_places), "another number of entries"),
+    "no places": (array("embedding.bits", np.zeros_like), "'embedding.bits' holds other places"),
+    "embeddings as they are": (
+        changed(arrays=lambda _: {"embedding": np.zeros((455, 32), np.float32)}),
+        "'embedding.values' is missing",
+    ),
+}
+FAULTS_OF_QSGD: dict[str, tuple[Fault, str]] = {
+    "no counts": (without("embedding.counts"), "array 'embedding.counts' is missing"),
+    "truncated bits": (array("embedding.bits", lambda b: b[:-1]), "'embedding.bits' is too short"),
+    "NaN norm": (array("embedding.norms", first(np.nan)), "values that are not finite"),
+    "negative norm": (array("embedding.norms", first(-1.0)), "'embedding' has a negative norm"),
+    "too few norms": (array("embedding.norms", lambda v: v[:-1]), r"shape \(14,\), not"),
+    "huge count": (array("embedding.counts", first(2**16 - 1)), "'embedding' has counts that c"),
+    "no end of counts": (array("embedding.counts", lambda n: n[:-1]), "'embedding' has counts"),
+}
+OF_CODECS = [
+    pytest.param(keys, *each, id=f"{keys['strategy']} {name}")
+    for keys, faults in (
+        (EF_VFL, FAULTS_OF_TOP_K),
+        ({**KEYS, "strategy": "vafl", **QSGD}, FAULTS_OF_QSGD),
+        (
+            {**ZEROTH, **TOP_K},
+            {
+                "no change": (without("change.bits"), "array 'change.bits' is missing"),
+                "NaN in change": (array("change.values", first(np.nan)), "'change.values' has"),
+            },
+        ),
+    )
+    for name, each in faults.items()
+]
+
+
 def failing(run: Start, folder: Path, keys: dict[str, Any], client: Any) -> tuple[Run, str]:
     """A run that fails, and the sentence that it fails with."""
     with pytest.raises(PartyError) as error:
@@ -283,11 +371,11 @@ def test_a_misbehaving_party_ends_the_run_with_a_sentence_and_what_was_trained_i
     for name in ("top", "party-0", "party-1", "party-2"):
         assert all(np.isfinite(each).all() for each in finished.parameters(name).values())
     assert finished.parameters("top")["layers.0.weight"].shape == (64, 96)
-    assert client.after == 0
+    assert client.later == []
 
 
-@pytest.mark.parametrize(("keys", "fault", "cause"), OF_ZEROTH_ORDER)
-def test_a_party_that_misbehaves_under_zeroth_order_ends_the_run_with_a_sentence(
+@pytest.mark.parametrize(("keys", "fault", "cause"), OF_ZEROTH_ORDER + OF_CODECS)
+def test_a_party_that_misbehaves_under_zeroth_order_or_codecs_ends_the_run_with_a_sentence(
     run: Start, tmp_path: Path, keys: dict[str, Any], fault: Fault, cause: str
 ) -> None:
     client = Misbehaving(fault)
@@ -299,7 +387,7 @@ def test_a_party_that_misbehaves_under_zeroth_order_ends_the_run_with_a_sentence
     assert len(finished.history) == 2
     for array in finished.parameters("top").values():
         assert np.isfinite(array).all()
-    assert client.after == 0
+    assert client.later == []
 
 
 @pytest.mark.parametrize(
@@ -315,7 +403,7 @@ def test_a_party_that_misbehaves_under_zeroth_order_ends_the_run_with_a_sentence
 def test_a_zeroth_order_run_goes_on_without_the_party(
     run: Start, keys: dict[str, Any], fault: Fault
 ) -> None:
-    client: Any = Misbehaving(fault)
+    client = gone(fault)
     finished = run(3, {**keys, "on-party-failure": "continue"}, client)
     assert finished.summary["failure"] is None
     assert finished.summary["failed_parties"] == [1]
@@ -339,6 +427,30 @@ def test_a_party_refuses_scalars_that_it_cannot_use(
     monkeypatch.setattr(LabelHolder, "_differences", lambda *a: change(differences(*a)))
     finished, sentence = failing(run, tmp_path / "out", ZEROTH, client_app.app)
     assert "was sent feedback that it cannot use: 'difference'" in sentence
+    assert finished.summary["failure"] == sentence
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        EF_VFL,
+        {**EF_VFL, "strategy": "cvfl", "codec": "qsgd"},
+        {**EF_VFL, "labels": "shared"},
+        {**VAFL, **QSGD},
+        {**ZEROTH, **TOP_K},
+    ],
+    ids=str,
+)
+def test_embeddings_that_diverge_are_told_by_their_party(
+    run: Start, tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    finished, sentence = failing(
+        run, tmp_path / "out", {**keys, "window": 1, "party-lr": 1e30}, client_app.app
+    )
+    what = "'(embedding|change)(.norms)?' has values that are not finite; lower the learning rates"
+    assert re.fullmatch(
+        rf"Party \d (failed|sent an upload that cannot be used): {what}\.", sentence
+    )
     assert finished.summary["failure"] == sentence
 
 
@@ -433,23 +545,95 @@ def test_gradients_that_diverge_are_not_the_fault_of_the_party(run: Start, tmp_p
     "fault", [f for f, _ in (FAULTS | FAULTS_OF_IDS).values()], ids=[*FAULTS, *FAULTS_OF_IDS]
 )
 def test_an_asynchronous_run_goes_on_without_the_party(run: Start, fault: Fault) -> None:
-    client: Any = Misbehaving(fault)
+    client = gone(fault)
     finished = run(3, GOES_ON, client)
     assert finished.summary["failure"] is None
     assert finished.summary["failed_parties"] == [1]
-    assert client.after == 0
+    assert client.later == ["query.rejoin"]
     # The others finish their 4 epochs; of the third, the 2 that were answered count.
     assert finished.summary["epochs"] == pytest.approx((4 + 4 + 2) / 3, abs=1e-3)
     assert finished.history[-1]["epoch"] == finished.summary["epochs"]
     assert finished.summary["test_accuracy"] > 0.9
 
 
+@pytest.mark.parametrize("every", [1.0, 0.5])
+def test_a_party_that_stays_away_is_asked_once_an_evaluation(run: Start, every: float) -> None:
+    client = gone(raises, number=2)
+    finished = run(3, {**GOES_ON, "window": 3, "epochs": 6, "eval-every": every}, client)
+    assert finished.summary["failed_parties"] == [1]
+    assert set(client.later) == {"query.rejoin"}
+    assert len(finished.history) > 3 / every
+    assert len(finished.history) - 1 <= len(client.later) <= len(finished.history)
+    assert finished.summary["epochs"] == pytest.approx((6 + 6 + 3 / 15) / 3, abs=1e-3)
+
+
+ERROR_FEEDBACK: list[dict[str, Any]] = [
+    {**VAFL, **TOP_K, "downlink-codec": "qsgd", "downlink-compression": "error-feedback"},
+    {**VAFL, **QSGD},
+    {**VAFL, **TOP_K, "strategy": "vafl-t", "quorum": 2, "optimizer": "adam", "party-lr": 0.01},
+    {**ZEROTH, **TOP_K},
+    {**DPZV, **QSGD},
+]
+
+
+def came_back(keys: dict[str, Any], client: Any) -> float:
+    """A run with a party that fails and comes back; the epochs that were answered."""
+    keys = {**keys, "on-party-failure": "continue"}
+    strategy, grid = trained(3, keys, client)
+    names = ["uplink"] + ["gradient"] * ("downlink-codec" in keys)
+    assert_copies_agree(strategy, grid, *names)
+    figures = strategy.figures()
+    assert figures["failed_parties"] == []
+    assert client.later[0] == "query.rejoin" and client.later[-1] == "evaluate"
+    assert figures["test_accuracy"] > 0.8
+    return float(figures["epochs"])
+
+
+@pytest.mark.parametrize("keys", ERROR_FEEDBACK, ids=lambda keys: str(keys["strategy"]))
+@pytest.mark.parametrize(
+    "fault",
+    [refuses, answers_in_vain, breaks_off],
+    ids=["message lost", "answer lost", "party breaks off"],
+)
+def test_a_party_that_comes_back_goes_on_with_what_the_label_holder_knows(
+    fault: Fault, keys: dict[str, Any]
+) -> None:
+    client = Misbehaving(fault, number=2)
+    epochs = came_back({**keys, "epochs": 8}, client)
+    assert client.later.count("query.rejoin") == 1
+    assert client.later.count("train") >= 2
+    assert epochs == pytest.approx((3 * 8 - 1) / 3, abs=1e-3)  # less the window that was lost
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("evaluate", {}), ("query.embed", {"max-delay": 3, "window": 3, "delay": "exponential"})],
+)
+@pytest.mark.parametrize("fault", [refuses, answers_in_vain])
+def test_a_party_comes_back_after_another_message_was_lost(
+    fault: Fault, kind: str, more: dict[str, Any]
+) -> None:
+    client = Misbehaving(fault, kind=kind, number=2)
+    assert came_back({**ERROR_FEEDBACK[0], "epochs": 6, **more}, client) == pytest.approx(6)
+
+
+@pytest.mark.parametrize("fault", [refuses, answers_in_vain])
+def test_a_party_may_miss_that_it_is_asked_back(fault: Fault) -> None:
+    client = Misbehaving(fault, number=2, misses=2)
+    came_back({**ERROR_FEEDBACK[0], "epochs": 8}, client)
+    assert client.later[:3] == ["query.rejoin"] * 3
+    assert client.later.count("query.rejoin") == 3
+
+
+def test_a_party_that_comes_back_while_the_others_end_takes_the_steps_that_it_has_left() -> None:
+    client = Misbehaving(refuses, number=3)
+    assert came_back({**VAFL, **TOP_K, "epochs": 4}, client) == pytest.approx(11 / 3, abs=1e-3)
+
+
 def test_a_run_with_a_quorum_of_two_goes_on_with_the_one_that_is_left(run: Start) -> None:
-    client: Any = Misbehaving(raises)
-    summary = run(2, {**GOES_ON, "strategy": "vafl-t", "quorum": 1}, client).summary
-    assert summary["failed_parties"] == [1]
-    other: Any = Misbehaving(raises, number=2)
-    summary = run(3, {**GOES_ON, "strategy": "vafl-t", "quorum": 2}, other).summary
+    keys = {**GOES_ON, "strategy": "vafl-t"}
+    assert run(2, {**keys, "quorum": 1}, gone(raises)).summary["failed_parties"] == [1]
+    summary = run(3, {**keys, "quorum": 2}, gone(raises, number=2)).summary
     assert summary["failed_parties"] == [1]
     assert summary["epochs"] == pytest.approx((4 + 4 + 1) / 3, abs=1e-3)
 
@@ -467,8 +651,7 @@ def test_the_last_evaluation_is_recorded_when_the_last_party_at_work_fails(run: 
     assert run(2, keys, watching).summary["test_accuracy"] is not None
     last = order[-1][0]
     count = order.count((last, "train"))
-    client: Any = Misbehaving(raises, party=last, number=count)
-    finished = run(2, keys, client)
+    finished = run(2, keys, gone(raises, party=last, number=count))
     assert finished.summary["failed_parties"] == [last]
     assert finished.summary["test_accuracy"] is not None
     assert finished.history[-1]["epoch"] == finished.summary["epochs"]

@@ -49,18 +49,37 @@ def processes_of(home: Path) -> list[str]:
     return found
 
 
+EF_VFL = {
+    "strategy": "ef-vfl",
+    "downlink-codec": "top-k",
+    "downlink-compression": "error-feedback",
+    "epochs": 5,  # of 45 steps: evaluations compare the surrogates at both ends
+    "window": 45,
+}
+
+
 @pytest.mark.parametrize(
     ("engine", "parties", "keys"),
     [
         (run_ray, 3, {"epochs": 2, "batch-size": 64}),
-        (run_supernodes, 2, {"epochs": 1, "batch-size": 128, "window": 6}),
+        (run_ray, 2, EF_VFL),
+        (run_ray, 2, {**EF_VFL, "labels": "shared"}),
+        (run_supernodes, 2, {**EF_VFL, "epochs": 1}),
+        (run_supernodes, 2, {**EF_VFL, "epochs": 1, "labels": "shared"}),
         (
             run_supernodes,  # a fresh process draws the directions of the last one's window again
             2,
             {"strategy": "syn-zoo", "epochs": 2, "batch-size": 128, "window": 12, "noise-seed": 0},
         ),
     ],
-    ids=["ray", "supernodes", "supernodes, zeroth order"],
+    ids=[
+        "ray",
+        "ray, private labels",
+        "ray, shared labels",
+        "supernodes, private labels",
+        "supernodes, shared labels",
+        "supernodes, zeroth order",
+    ],
 )
 def test_a_synchronous_run_is_the_same_as_in_process(
     engine: Callable[[int, Mapping[str, Any]], Run],

@@ -91,6 +91,55 @@ def test_vafl_t_with_all_parties_is_split_nn_bit_for_bit(run: Start) -> None:
     same_models(one, other)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "ef-vfl"},
+        {"strategy": "cvfl", "window": 8, "optimizer": "momentum", "party-lr": 0.05},
+        {"strategy": "ef-vfl", "labels": "shared"},
+        {"strategy": "cvfl", "labels": "shared", "optimizer": "adam", "party-lr": 0.003},
+        {"strategy": "ef-vfl", "labels": "shared", "combine": "sum", "regulariser-weight": 0.01},
+        {"strategy": "ef-vfl", "labels": "shared", "dataset": "breast-cancer", "combine": "mean"},
+    ],
+    ids=str,
+)
+def test_ef_vfl_without_compression_is_split_nn_bit_for_bit(
+    run: Start, keys: dict[str, Any]
+) -> None:
+    plain = {key: value for key, value in keys.items() if key != "labels"}
+    one = run(2, {"batch-size": 29, "epochs": 1, **plain, "strategy": "split-nn"})
+    other = run(2, {"batch-size": 29, "epochs": 1, **keys, "codec": "identity"})
+    same_models(one, other, parties=2)
+    assert one.summary["bytes_up"] == other.summary["bytes_up"]
+
+
+@pytest.mark.parametrize("labels", ["private", "shared"])
+def test_with_and_without_error_feedback_the_first_upload_of_a_row_is_the_same(
+    run: Start, labels: str
+) -> None:
+    one, other = (
+        run(2, {"strategy": strategy, "epochs": 1, "labels": labels})
+        for strategy in ("ef-vfl", "cvfl")
+    )
+    same_models(one, other, parties=2)
+
+
+def test_keeping_everything_is_split_nn_up_to_the_rounding_of_what_is_sent(run: Start) -> None:
+    smooth = {"bottom-model": "linear", "embedding-activation": "tanh", "top-model": "linear"}
+
+    def reached(**keys: Any) -> NDArray[Any]:
+        finished = run(2, {"epochs": 2, **smooth, **keys})
+        names = ["top", "party-0", "party-1"]
+        arrays = [each for name in names for each in finished.parameters(name).values()]
+        return np.concatenate([each.ravel() for each in arrays])
+
+    start, split = reached(**{"party-lr": 0.0, "server-lr": 0.0}), reached()
+    direct, feedback = (reached(strategy=name, keep=1.0) for name in ("cvfl", "ef-vfl"))
+    movement = np.linalg.norm(split - start)
+    for one, other in ((split, direct), (split, feedback), (direct, feedback)):
+        assert 0 < np.linalg.norm(one - other) < 2.0**-11 * movement
+
+
 def test_vafl_with_one_party_is_split_nn_bit_for_bit(run: Start) -> None:
     one, other = run(1, {"strategy": "vafl", "epochs": 2}), run(1, {"epochs": 2})
     same_models(one, other, parties=1)

@@ -291,3 +291,35 @@ def test_bounded_delay_does_not_wait_for_an_evaluation_that_has_come(
     keys = {"strategy": "vafl-t", "quorum": 3, "max-delay": 8, "window": 8, "epochs": 2}
     summary = run(4, {**keys, "estimator": estimator, "party-timeout": 0.5}).summary
     assert summary["epochs"] == 2.0
+
+
+# --- evaluations --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "epochs"),
+    [
+        ({"eval-every": 0.25}, [0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2]),
+        ({"eval-every": 0.25, "strategy": "vafl"}, [0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2]),
+        ({"eval-every": 0.25, "window": 4}, [0.5, 1, 1.5, 2]),  # as often as windows end
+        ({"eval-every": 1.5}, [1.5, 2]),
+        ({"eval-every": 5.0}, [2]),
+        ({"eval-every": 0.25, "strategy": "frozen"}, [1, 2]),
+        ({"eval-every": 0.25, "strategy": "joined"}, [1, 2]),
+        ({"eval-every": 1.5, "strategy": "joined"}, [2]),
+    ],
+    ids=str,
+)
+def test_evaluations_are_so_many_epochs_or_parts_of_one_apart(
+    run: Start, keys: dict[str, Any], epochs: list[float]
+) -> None:
+    history = run(2, {**FAST, "epochs": 2, **keys}).history
+    assert [entry["epoch"] for entry in history] == epochs
+
+
+def test_evaluations_of_an_asynchronous_run_with_delays_are_no_more_than_asked_for(
+    run: Start,
+) -> None:
+    keys = {**FAST, "strategy": "vafl", "delay": "exponential", "eval-every": 0.25, "epochs": 4}
+    found = [entry["epoch"] for entry in run(3, keys).history]
+    assert found[-1] == 4 and 8 <= len(found) <= 16

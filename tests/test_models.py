@@ -84,6 +84,20 @@ def test_bottom_model_has_so_many_parameters(kind: str, shape: tuple[int, ...], 
     assert flat(model).numel() == count
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape", "count"),
+    [
+        ("linear", (5,), 5 * 7),
+        ("mlp", (5,), 5 * 6 + 6 * 7),
+        ("cnn", (8, 8), (9 * 6 + 6) + (9 * 6 * 6 + 6) + 6 * 2 * 2 * 7),
+        ("lstm", (9, 2), 4 * (2 * 6 + 6 * 6 + 2 * 6) + 6 * 7),
+    ],
+)
+def test_linear_layers_may_have_no_bias(kind: str, shape: tuple[int, ...], count: int) -> None:
+    config = config_of(bottom_model=kind, bottom_hidden=6, bottom_bias=False)
+    assert flat(build_bottom(config, 0, shape, 7)).numel() == count
+
+
 def test_colours_are_the_last_axis_of_an_image() -> None:
     model = build_bottom(
         config_of(bottom_model="cnn", embedding_activation="none"), 0, (4, 4, 3), 2

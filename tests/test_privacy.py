@@ -23,8 +23,7 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
 from strategies import SYSTEMS, resolve
-from strategies.vertical import Vertical
-from tests.conftest import Start
+from tests.conftest import Start, trained
 from vfl_flower import client_app
 from vfl_flower.batches import Window, draw_window
 from vfl_flower.config import RunConfig
@@ -49,7 +48,14 @@ from vfl_flower.privacy import (
     epsilon_of_theorem_vi5,
     most_steps,
 )
-from vfl_flower.records import DescribeOrder, EmbedOrder, EvaluateOrder, TrainOrder, Upload
+from vfl_flower.records import (
+    DescribeOrder,
+    EmbedOrder,
+    EvaluateOrder,
+    RejoinOrder,
+    TrainOrder,
+    Upload,
+)
 
 PRIVATE = {"privacy": "perturbed-embedding", "noise-seed": 3}
 SECRET = {"privacy": "perturbed-embedding"}
@@ -228,6 +234,17 @@ def test_no_noise_is_used_twice() -> None:
     assert abs(np.corrcoef(one.ravel(), two.ravel())[0, 1]) < 5 / math.sqrt(one.size)
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_party_is_not_asked_back_to_noise_that_it_has_used(number: int) -> None:
+    party = described()
+    for _ in range(2):
+        UPLOADS["embed"](party)
+    with pytest.raises(VflError, match="message"):
+        party.rejoin(RejoinOrder(exchange=number))
+    party.rejoin(RejoinOrder(exchange=7))  # it may have missed some
+    assert UPLOADS["embed"](party).exchange == 8
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_party_learns_by_the_noise_of_the_upload_that_is_answered(optimizer: str) -> None:
     party = described(optimizer=optimizer, inner_noise=0.5, batch_size=20)
@@ -299,17 +316,10 @@ def test_figure_of_the_paper_is_its_equation_15() -> None:
     assert delta_of_gaussian(eps, mu) == pytest.approx(1e-4, rel=1e-6)
 
 
-def trained(parties: int, keys: dict[str, Any]) -> Vertical:
-    config = resolve(keys)
-    strategy = SYSTEMS[config.strategy](config, load_labels(config))
-    strategy.start(LocalGrid(client_app.app, parties, keys, config))
-    return strategy
-
-
 @pytest.mark.parametrize("window", [1, 4, 100])
 def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
     keys = {**PRIVATE, "epochs": 3, "window": window, "batch-size": 100}
-    counted = trained(3, keys).accountant
+    counted = trained(3, keys)[0].accountant
     assert isinstance(counted, EmbeddingAccountant)
     assert counted.epochs == counted.evaluations == {0: 3, 1: 3, 2: 3}
     assert [counted.most_uploads(party) for party in range(3)] == [3, 3, 3]
@@ -317,7 +327,7 @@ def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
 
 def test_uploads_of_test_rows_count_too() -> None:
     private = {**PRIVATE, "strategy": "frozen", "epochs": 3}
-    counted = trained(2, private).accountant
+    counted = trained(2, private)[0].accountant
     assert isinstance(counted, EmbeddingAccountant)
     assert counted.most_uploads(1) == 1
     counted.ordered(1, EvaluateOrder(exchange=3))

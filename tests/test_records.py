@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.common.serde import (
+    message_from_proto,
+    message_to_proto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,10 +31,12 @@ from vfl_flower.records import (
     EvaluateOrder,
     Order,
     Payload,
+    RejoinOrder,
     TrainOrder,
     Upload,
     checked,
     load_arrays,
+    load_large,
     load_scalars,
     pack,
     read_order,
@@ -46,6 +54,7 @@ ORDERS = [
     TrainOrder(exchange=2, epoch=1, first=4, steps=5, coordinated=True),
     EvaluateOrder(exchange=3),
     EmbedOrder(exchange=4),
+    RejoinOrder(exchange=5),
 ]
 ANSWERS = [
     Description(
@@ -150,6 +159,32 @@ def test_state_survives_a_message(ours: dict[str, AnyArray]) -> None:
     save_state(state, {"exchange": 3, "secret": b"\0\xff"}, {}, model=ours)
     assert dict(load_scalars(state)) == {"exchange": 3, "secret": b"\0\xff"}
     assert_same(ours, load_arrays(state, "model"))
+
+
+@given(named_arrays)
+def test_large_state_is_the_memory_itself_until_it_leaves_the_process(
+    ours: dict[str, AnyArray],
+) -> None:
+    state = RecordDict()
+    save_state(state, {}, ours)
+    assert all(array is ours[name] for name, array in load_large(state).items())
+    for left in (
+        pickle.loads(pickle.dumps(state)),
+        recorddict_from_proto(recorddict_to_proto(state)),
+    ):
+        found = load_large(left)
+        assert_same(ours, found)
+        assert all(array.flags.writeable for array in found.values())
+
+
+def test_large_state_leaves_as_it_is_by_then() -> None:
+    array, state = np.zeros(3), RecordDict()
+    save_state(state, {}, {"a": array})
+    array[1] = 7
+    copy = load_large(pickle.loads(pickle.dumps(state)))["a"]
+    assert copy.tolist() == [0, 7, 0]
+    copy[0] = 1
+    assert array.tolist() == [0, 7, 0]
 
 
 # --- what is refused ----------------------------------------------------------------------------
@@ -318,6 +353,9 @@ def array_bytes(message: Message) -> int:
         {"strategy": "vafl"},
         {"strategy": "vafl", "max-delay": 5, "delay": "exponential"},
         {"strategy": "frozen"},
+        {"strategy": "ef-vfl", "downlink-codec": "qsgd"},
+        {"strategy": "ef-vfl", "labels": "shared", "downlink-codec": "top-k"},
+        {"strategy": "cascaded", "codec": "qsgd", "compression": "error-feedback"},
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Every zeroth-order system, black boxes, and what no paper has combined: all of it learns."""
+"""Every zeroth-order system, black boxes, codecs, and what no paper has combined: all learns."""
 
 from __future__ import annotations
 
@@ -123,6 +123,54 @@ def test_combinations_that_no_paper_has_learn(run: Start, keys: dict[str, Any]) 
     assert run(4, {"epochs": 3, **keys}).summary["test_accuracy"] > 3 * CHANCE
 
 
+LINEAR_PARTIES = {
+    "bottom-model": "linear",
+    "top-model": "linear",
+    "embedding-size": 10,
+    "window": 8,
+    "noise-seed": 0,
+}
+WITH_CODECS: dict[str, dict[str, Any]] = {
+    "split-nn": LINEAR_PARTIES,
+    "vafl": LINEAR_PARTIES,
+    "vafl-t": LINEAR_PARTIES,
+    "vafl, perturbed embedding": {
+        **LINEAR_PARTIES,
+        "privacy": "perturbed-embedding",
+        "embedding-noise": 0.1,
+        "embedding-bound": 4.0,
+    },
+    "asyrevel": SUM,
+    "synrevel": SUM,
+    "cascaded": SUM,
+    "syn-zoo": SUM,
+    "dpzv": {**SUM, "noise-multiplier": 0.5, "clip": 5.0, "party-lr": 0.03},
+}
+
+
+@pytest.mark.parametrize("name", WITH_CODECS)
+def test_every_system_learns_through_every_codec_and_uploads_less(run: Start, name: str) -> None:
+    keys = {"epochs": 3, "eval-every": 3, "strategy": name.split(",")[0], **WITH_CODECS[name]}
+    whole = run(4, keys).summary["bytes_up"]
+    for codec, most in (({"codec": "top-k", "keep": 0.25}, 0.3), ({"codec": "qsgd"}, 0.35)):
+        for compression in ("direct", "error-feedback"):
+            summary = run(4, {**keys, **codec, "compression": compression}).summary
+            assert summary["test_accuracy"] > 3 * CHANCE, (codec, compression)
+            assert summary["bytes_up"] < most * whole, (codec, compression)
+
+
+@pytest.mark.parametrize("labels", ["private", "shared"])
+@pytest.mark.parametrize("codec", ["top-k", "qsgd"])
+@pytest.mark.parametrize("compression", ["direct", "error-feedback"])
+def test_ef_vfl_learns_through_a_codec_in_both_directions(
+    run: Start, labels: str, codec: str, compression: str
+) -> None:
+    both = {"codec": codec, "downlink-codec": codec}
+    both |= {"compression": compression, "downlink-compression": compression}
+    keys = {"strategy": "ef-vfl", "labels": labels, "epochs": 5, "eval-every": 5}
+    assert run(4, {**LINEAR_PARTIES, **keys, **both}).summary["test_accuracy"] > 5 * CHANCE
+
+
 TINY = {"dataset": "breast-cancer", "batch-size": 2, "sampling": "poisson", "epochs": 1}
 
 
@@ -136,6 +184,9 @@ TINY = {"dataset": "breast-cancer", "batch-size": 2, "sampling": "poisson", "epo
         {"strategy": "cascaded", "bottom-model": "linear", "top-model": "sum"},
         {"strategy": "split-nn", "combine": "mean"},
         {"strategy": "dpzv", "noise-multiplier": 3.0},
+        {"strategy": "ef-vfl", "labels": "shared", "codec": "qsgd"},
+        {"strategy": "vafl", "codec": "top-k", "compression": "error-feedback"},
+        {"strategy": "dpzv", "noise-multiplier": 3.0, "codec": "qsgd"},
     ],
     ids=str,
 )

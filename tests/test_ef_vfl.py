@@ -1,0 +1,424 @@
+"""EF-VFL by hand, its two copies of every surrogate, shared labels, and codecs on every system."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from strategies import resolve
+from tests.conftest import Start, assert_copies_agree, trained
+from vfl_flower import client_app, party
+from vfl_flower.batches import draw_window, steps_per_epoch
+from vfl_flower.config import RunConfig
+from vfl_flower.data import load_features, load_labels
+from vfl_flower.errors import PartyError, VflError
+from vfl_flower.label_holder import LabelHolder
+from vfl_flower.local_grid import LocalGrid
+from vfl_flower.models import build_bottom, build_top
+from vfl_flower.party import Party
+from vfl_flower.records import DescribeOrder, TrainOrder, load_arrays, load_large
+
+# --- Algorithms 1 and 2 -------------------------------------------------------------------------
+
+
+def top_k(v: Tensor, keep: float) -> Tensor:
+    """The paper's section 5, of all entries as one vector; in the float16 that is sent."""
+    flat = v.flatten()
+    largest = flat.abs().argsort(descending=True, stable=True)[: math.ceil(keep * len(flat))]
+    power = 2.0 ** math.frexp(flat.abs().max().item())[1]
+    kept = torch.zeros_like(flat)
+    kept[largest] = (flat[largest] / power).half().float() * power
+    return kept.view_as(v)
+
+
+def by_hand(
+    config: RunConfig, parties: int
+) -> tuple[list[nn.Module], list[nn.Module], Tensor, list[float]]:
+    """EF-VFL or CVFL: models before and after, bottom ones first; surrogates; losses of steps."""
+    labels, size = load_labels(config), config.embedding_size or 32
+    y, rows = torch.from_numpy(labels.train), len(labels.train)
+    x = [torch.from_numpy(load_features(config, m, parties).train) for m in range(parties)]
+    models: list[nn.Module] = [
+        build_bottom(config, m, x[m].shape[1:], size) for m in range(parties)
+    ]
+    top = build_top(config, [size] * parties, labels.outputs)
+    before = copy.deepcopy([*models, top])
+    surrogates = [torch.zeros(rows, size) for _ in range(parties)]
+    losses: list[float] = []
+
+    def step(model: nn.Module, lr: float) -> None:
+        with torch.no_grad():
+            for p in model.parameters():
+                assert p.grad is not None
+                p.sub_(lr * p.grad)
+                p.grad = None
+
+    for epoch in range(config.epochs):
+        steps = steps_per_epoch(config, rows)
+        order = torch.from_numpy(draw_window(config, rows, None, epoch, 0, steps).ids).long()
+        for ids in order.split(config.batch_size):
+            uploads = [bottom(x[m][ids]) for m, bottom in enumerate(models)]
+            for surrogate, h in zip(surrogates, uploads, strict=True):
+                known = (
+                    surrogate[ids] if config.compression == "error-feedback" else torch.zeros(())
+                )
+                surrogate[ids] = known + top_k(h.detach() - known, config.keep or 0.1)
+            g = [surrogate[ids].requires_grad_() for surrogate in surrogates]
+            met = copy.deepcopy(top)
+            for q in range(config.local_steps):  # x_0, at the surrogates
+                loss = functional.cross_entropy(top(torch.cat(g, dim=1)), y[ids])
+                if q == 0:
+                    losses.append(loss.item())
+                loss.backward()
+                step(top, config.server_lr)
+            for m, bottom in enumerate(models):
+                if config.labels == "private":  # Eq. 5: the gradient at the surrogates
+                    uploads[m].backward(g[m].grad)
+                    step(bottom, config.party_lr)
+                    continue
+                for _ in range(config.local_steps):  # Eq. 4: at its own exact embedding
+                    h = [each.detach() for each in g]
+                    h[m] = bottom(x[m][ids])
+                    functional.cross_entropy(met(torch.cat(h, dim=1)), y[ids]).backward()
+                    step(bottom, config.party_lr)
+    return before, [*models, top], torch.cat(surrogates, dim=1), losses
+
+
+def flat(arrays: Mapping[str, Any]) -> NDArray[Any]:
+    return np.concatenate([np.asarray(each).ravel() for each in arrays.values()])
+
+
+@pytest.mark.parametrize("batch", [10**6, 400], ids=["full batch", "mini-batches"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "ef-vfl"},
+        {"strategy": "ef-vfl", "labels": "shared"},
+        {"strategy": "ef-vfl", "labels": "shared", "local-steps": 3},
+        {"strategy": "ef-vfl", "labels": "shared", "top-model": "linear", "combine": "mean"},
+        {"strategy": "cvfl"},
+        {"strategy": "cvfl", "labels": "shared", "local-steps": 3},
+    ],
+    ids=str,
+)
+def test_a_run_is_the_algorithm_of_the_paper(keys: dict[str, Any], batch: int) -> None:
+    keys = {"keep": 0.05, "embedding-size": 6, "embedding-activation": "tanh", **keys}
+    keys |= {"batch-size": batch, "epochs": 12 if batch > 1437 else 3, "eval-every": 100}
+    strategy, grid = trained(3, keys)
+    before, after, surrogates, losses = by_hand(strategy.config, 3)
+    assert strategy.history[-1]["train_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+    found = [load_arrays(context.state, "model") for context in grid.contexts.values()]
+    found.append(strategy.top_arrays())
+    for arrays, model, at_first in zip(found, after, before, strict=True):
+        expected = flat({name: p.detach() for name, p in model.named_parameters()})
+        start = flat({name: p.detach() for name, p in at_first.named_parameters()})
+        off = np.linalg.norm(flat(arrays) - expected) / np.linalg.norm(expected - start)
+        assert off < 1e-4
+    assert (strategy.holder.table - surrogates).norm() < 1e-4 * surrogates.norm()
+
+
+# --- both copies of every surrogate -------------------------------------------------------------
+
+TOP_K = {"codec": "top-k", "compression": "error-feedback"}
+QSGD = {"codec": "qsgd", "compression": "error-feedback"}
+DOWNLINK = {"downlink-codec": "top-k", "downlink-compression": "error-feedback"}
+QSGD_DOWNLINK = {**DOWNLINK, "downlink-codec": "qsgd"}
+SHARED = {"strategy": "ef-vfl", "labels": "shared"}
+VAFL = {"strategy": "vafl", "delay": "exponential"}
+PRIVATE = {"noise-multiplier": 1.0, "noise-seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        ({"strategy": "ef-vfl"}, ["uplink"]),
+        ({"strategy": "ef-vfl", **QSGD, **DOWNLINK}, ["uplink", "gradient"]),
+        ({"strategy": "ef-vfl", "batch-size": 10**6, "epochs": 200}, ["uplink"]),
+        ({"strategy": "split-nn", **QSGD_DOWNLINK}, ["gradient"]),
+        (SHARED, ["uplink", "other-0", "other-1", "other-2"]),
+        ({**SHARED, **QSGD, **DOWNLINK}, ["uplink", "other-0", "other-1", "other-2", "top"]),
+        (
+            {**SHARED, **QSGD_DOWNLINK, "window": 7},
+            ["uplink", *map("other-{}".format, range(3)), "top"],
+        ),
+        ({**VAFL, **TOP_K}, ["uplink"]),
+        ({**VAFL, **QSGD, **QSGD_DOWNLINK, "window": 4}, ["uplink", "gradient"]),
+        ({**VAFL, **TOP_K, **DOWNLINK, "sampling": "poisson"}, ["uplink", "gradient"]),
+        ({**VAFL, **TOP_K, **DOWNLINK, "max-delay": 4, "window": 2}, ["uplink", "gradient"]),
+        ({**VAFL, **QSGD, **DOWNLINK, "strategy": "vafl-t", "quorum": 2}, ["uplink", "gradient"]),
+        ({"strategy": "cascaded", **TOP_K}, ["uplink"]),
+        ({"strategy": "cascaded", **QSGD, "delay": "exponential", "max-delay": 4}, ["uplink"]),
+        ({"strategy": "dpzv", **TOP_K, **PRIVATE}, ["uplink"]),
+        ({"strategy": "dpzv", **QSGD, **PRIVATE}, ["uplink"]),
+    ],
+    ids=str,
+)
+def test_both_copies_of_a_surrogate_are_equal_after_200_steps(
+    keys: dict[str, Any], names: list[str]
+) -> None:
+    keys = {"epochs": 14, "dataset": "breast-cancer", "eval-every": 5, **keys}
+    strategy, grid = trained(3, keys)
+    assert strategy.holder.steps >= 200
+    assert_copies_agree(strategy, grid, *names)
+
+
+def tampering(name: str, number: int) -> Callable[[Message, Context], Message]:
+    """The ClientApp, where party 1 loses hold of a surrogate before its evaluation."""
+    seen = 0
+
+    def client(message: Message, context: Context) -> Message:
+        nonlocal seen
+        of_it = context.node_config["partition-id"] == 1
+        if of_it and message.metadata.message_type == "evaluate":
+            seen += 1
+            if seen == number:
+                load_large(context.state)[name][-1, -1] += 0.01
+        reply: Message = client_app.app(message, context)
+        return reply
+
+    return client
+
+
+OTHERS = "Party 1 keeps other surrogates than the label holder: start the run again."
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ({"strategy": "ef-vfl", **DOWNLINK}, "uplink"),
+        ({"strategy": "ef-vfl", **DOWNLINK}, "gradient"),
+        ({**SHARED, **DOWNLINK}, "uplink"),
+        ({**SHARED, **DOWNLINK}, "other-0"),
+        ({**SHARED, **DOWNLINK}, "top"),
+        ({"strategy": "vafl", **QSGD}, "uplink"),
+        ({"strategy": "cascaded", **TOP_K}, "uplink"),
+    ],
+    ids=str,
+)
+def test_a_copy_that_differs_in_one_number_is_found_by_the_next_evaluation(
+    run: Start, keys: dict[str, Any], name: str
+) -> None:
+    client: Any = tampering(name, 2)
+    keys = {"dataset": "breast-cancer", "epochs": 4, "window": 15, **keys}
+    with pytest.raises(PartyError) as error:
+        run(2, keys, client)
+    assert str(error.value) == OTHERS
+
+
+def test_an_asynchronous_run_goes_on_with_the_surrogates_of_the_label_holder() -> None:
+    client: Any = tampering("uplink", 2)
+    keys = {"strategy": "vafl", **TOP_K, "on-party-failure": "continue", "epochs": 6, "window": 15}
+    strategy, grid = trained(2, {**keys, "dataset": "breast-cancer"}, client)
+    assert strategy.figures()["failed_parties"] == []
+    assert_copies_agree(strategy, grid, "uplink")
+
+
+@pytest.mark.parametrize("labels", ["private", "shared"])
+def test_an_evaluation_may_come_later_than_the_next_upload_of_another_party(
+    monkeypatch: pytest.MonkeyPatch, labels: str
+) -> None:
+    late: list[Message] = []
+    pull = LocalGrid.pull_messages
+
+    def others_first(grid: LocalGrid, wanted: Any) -> list[Message]:
+        heard = [*late, *pull(grid, wanted)]
+        late[:] = [
+            message
+            for message in heard
+            if message.metadata.message_type == "evaluate" and message.metadata.src_node_id == 3
+        ]
+        if len(late) == len(heard):
+            late.clear()
+            return heard
+        return [message for message in heard if message not in late]
+
+    monkeypatch.setattr(LocalGrid, "pull_messages", others_first)
+    keys = {"dataset": "breast-cancer", "epochs": 3, "window": 15, "labels": labels}
+    strategy, _ = trained(3, {"strategy": "ef-vfl", **DOWNLINK, **keys})
+    assert [entry["epoch"] for entry in strategy.history] == [1, 2, 3]
+
+
+# --- shared labels ------------------------------------------------------------------------------
+
+
+class Listening:
+    """The ClientApp, and the arrays of the messages of each kind that party 1 got."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 1:
+            arrays = message.content.array_records["arrays"]
+            numbers = {name: array.numpy() for name, array in arrays.items()}
+            self.heard.append((message.metadata.message_type, numbers))
+        reply: Message = client_app.app(message, context)
+        return reply
+
+
+def test_a_broadcast_is_the_uploads_of_the_others_and_the_top_model(run: Start) -> None:
+    client: Any = Listening()
+    parties, size, top_hidden = 4, 32, 64
+    keys = {**SHARED, "dataset": "breast-cancer", "epochs": 2, "window": 5}
+    summary = run(parties, keys, client).summary
+    described, *heard = [(kind, set(arrays)) for kind, arrays in client.heard]
+    assert described == ("query.describe", set())
+    names = {
+        f"party-{other}/embedding.{part}"
+        for other in (0, 2, 3)
+        for part in ("values", "exponents", "bits")
+    }
+    broadcast = names | {"top"}
+    assert heard == [
+        ("train", {"labels"}),
+        ("train", broadcast),
+        ("train", broadcast),
+        ("evaluate", broadcast),
+        ("train", set()),
+        ("train", broadcast),
+        ("train", broadcast),
+        ("evaluate", broadcast),
+    ]
+    top = 4 * (parties * size * top_hidden + top_hidden + top_hidden + 1)
+    labels = parties * 455  # a byte each
+    assert summary["bytes_down"] == (
+        labels + (parties - 1) * summary["bytes_up"] + parties * 2 * 3 * top
+    )
+
+
+def test_a_top_model_without_parameters_is_not_sent(run: Start) -> None:
+    client: Any = Listening()
+    keys = {"top-model": "sum", "embedding-activation": "none", "codec": "qsgd"}
+    summary = run(2, {**SHARED, **keys, "epochs": 8, "party-lr": 0.05}, client).summary
+    assert summary["test_accuracy"] > 0.6
+    assert summary["bytes_down"] == 2 * 1437 + summary["bytes_up"]
+    assert not any("top" in arrays for _, arrays in client.heard)
+
+
+def shared_party(**keys: Any) -> tuple[Party, TrainOrder]:
+    config = resolve({"dataset": "breast-cancer", **SHARED, **keys})
+    served = Party(config, 1, 2, 1)
+    served.describe(DescribeOrder(outputs=1))
+    return served, TrainOrder(exchange=1, epoch=0, first=0, steps=3, coordinated=True)
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        (np.zeros(455, np.int64), "was sent labels that are not one for each of its training rows"),
+        (np.zeros(455, np.float32), "was sent labels that are not one for each"),
+        (np.zeros(454, np.uint8), "was sent labels that are not one for each"),
+        (np.zeros((455, 1), np.uint8), "was sent labels that are not one for each"),
+        (np.full(455, 2, np.uint8), "was sent labels of more than 2 classes"),
+    ],
+)
+def test_a_party_refuses_labels_that_it_cannot_use(labels: Any, sentence: str) -> None:
+    served, order = shared_party()
+    with pytest.raises(VflError, match=sentence):
+        served.train(replace(order, arrays={"labels": labels}))
+
+
+def test_a_party_does_not_learn_without_the_labels() -> None:
+    served, order = shared_party()
+    served.train(order)
+    with pytest.raises(VflError, match=r"cannot use: the labels, .* have not come"):
+        served.train(replace(order, exchange=2, first=3))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("party-0/embedding.values", lambda array: array[:-1]),
+        ("party-0/embedding.bits", lambda array: array * 0),
+        ("top", lambda array: array[:, :-1]),
+        ("top", lambda array: array * np.float32(np.nan)),
+    ],
+)
+def test_a_party_refuses_a_broadcast_that_it_cannot_use(
+    run: Start, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]
+) -> None:
+    broadcast = LabelHolder._broadcast
+
+    def altered(holder: LabelHolder, arrivals: Any) -> dict[int, dict[str, Any]]:
+        feedback = broadcast(holder, arrivals)
+        feedback[1][name] = change(feedback[1][name])
+        return feedback
+
+    monkeypatch.setattr(LabelHolder, "_broadcast", altered)
+    with pytest.raises(PartyError) as error:
+        run(2, {**SHARED, "dataset": "breast-cancer", "epochs": 1})
+    sentence = str(error.value)
+    assert sentence.startswith("Party 1 failed: was sent feedback that it cannot use: ")
+    assert name.removeprefix("party-0/").split(".")[0] in sentence
+
+
+def test_labels_of_many_classes_take_two_bytes() -> None:
+    config = resolve(SHARED)
+    labels = load_labels(config)
+    holder = LabelHolder(config, replace(labels, train=labels.train + 300), {0: 8})
+    sent = holder.shared_labels()["labels"]
+    assert sent.dtype == np.uint16
+    assert np.array_equal(sent, labels.train + 300)
+
+
+# --- any process may serve any message ----------------------------------------------------------
+
+
+def pickled(state: RecordDict) -> RecordDict:
+    """As Ray passes it on."""
+    copied: RecordDict = pickle.loads(pickle.dumps(state))
+    return copied
+
+
+def over_the_wire(state: RecordDict) -> RecordDict:
+    """As a SuperNode passes it on."""
+    return recorddict_from_proto(recorddict_to_proto(state))
+
+
+@pytest.mark.parametrize("passed_on", [pickled, over_the_wire])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "ef-vfl", **QSGD, **DOWNLINK},
+        {**SHARED, **DOWNLINK, "local-steps": 2, "optimizer": "momentum"},
+        {**VAFL, **TOP_K, **QSGD_DOWNLINK, "optimizer": "adam", "max-delay": 10},
+        {"strategy": "dpzv", **TOP_K, **PRIVATE},
+    ],
+    ids=lambda keys: f"{keys['strategy']} {keys.get('labels', 'private')}",
+)
+def test_a_party_goes_on_in_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+    keys: dict[str, Any],
+    passed_on: Callable[[RecordDict], RecordDict],
+) -> None:
+    def elsewhere(message: Message, context: Context) -> Message:
+        monkeypatch.setattr(party, "_skeletons", {})
+        context.state = passed_on(context.state)
+        reply: Message = client_app.app(message, context)
+        return reply
+
+    client: Any = elsewhere
+    keys = {"dataset": "breast-cancer", "epochs": 2, "window": 4, **keys}
+    (one, nodes), (other, nodes_elsewhere) = trained(2, keys), trained(2, keys, client)
+    for name, values in one.top_arrays().items():
+        np.testing.assert_array_equal(other.top_arrays()[name], values)
+    assert torch.equal(one.holder.table, other.holder.table)
+    assert torch.equal(one.holder.test_table, other.holder.test_table)
+    for here, there in zip(nodes.contexts.values(), nodes_elsewhere.contexts.values(), strict=True):
+        kept, kept_elsewhere = load_large(here.state), load_large(there.state)
+        assert kept.keys() == kept_elsewhere.keys()
+        for name, values in kept.items():
+            np.testing.assert_array_equal(kept_elsewhere[name], values)
