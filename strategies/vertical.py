@@ -74,6 +74,7 @@ class Seat:
     feedback: Arrays = field(default_factory=dict)  # for its last window, to go with its next turn
     steps: int = 0  # ordered so far
     evaluation_sent: int = 0  # number of the last evaluation that it was asked for
+    surrogates: str = ""  # digest of what it should have had then
     evaluation: int = 0  # number of the last that it answered
     alive: bool = True
     asked_back: int = 0  # number of the evaluation at which a failed party was last asked back
@@ -249,6 +250,7 @@ class Vertical(Strategy):
         for seat in self.seats:
             if seat.idle and seat.evaluation < number:
                 seat.evaluation_sent = number
+                seat.surrogates = self.holder.digest_for(seat.party)
                 order = EvaluateOrder(exchange=seat.exchange + 1, arrays=seat.feedback)
                 messages.append(self._message(seat, order))
         return messages
@@ -258,7 +260,8 @@ class Vertical(Strategy):
     ) -> MetricRecord | None:
         """Write test embeddings into the test table; a history entry once all parties' are in."""
         for seat, _, message in self._answers_to(EvaluateOrder, replies):
-            self._take(seat, message, partial(self.holder.receive_test, seat.party))
+            use = partial(self.holder.receive_test, seat.party, seat.surrogates)
+            self._take(seat, message, use)
             seat.evaluation = seat.evaluation_sent
         return self._record_if_all_are_in()
 
@@ -275,7 +278,7 @@ class Vertical(Strategy):
 
     def _record_if_all_are_in(self) -> MetricRecord | None:
         evaluated = min((seat.evaluation for seat in self.seats if seat.alive), default=0)
-        if evaluated == self.recorded:
+        if evaluated <= self.recorded:
             return None
         self.recorded = evaluated
         return self._record(self.holder.evaluate())
@@ -524,6 +527,7 @@ class Vertical(Strategy):
         self.holder.rejoined(seat.party)
         seat.alive = True
         seat.awaits_quorum = False
+        self.recorded = min(self.recorded, self._due)  # the last may have been, without it
         seat.evaluation = self.recorded
         self.planned += max(0, self.config.epochs * self.steps_per_epoch - seat.steps)
         log.info("Party %d is back.", seat.party)
@@ -703,8 +707,8 @@ class Vertical(Strategy):
         }
 
     def result(self) -> Result:
-        """Flower's result: the top model's arrays, and the test metrics by epoch."""
-        metrics = {round(entry["epoch"]): _metric_record(entry) for entry in self.history}
+        """Flower's result: the top model's arrays, and the test metrics by number of evaluation."""
+        metrics = {number: _metric_record(each) for number, each in enumerate(self.history, 1)}
         return Result(arrays=pack(self.top_arrays()), evaluate_metrics_serverapp=metrics)
 
     def top_arrays(self) -> Arrays:

@@ -20,7 +20,7 @@ from vfl_flower import client_app, codecs, zeroth_order
 from vfl_flower.batches import Window, divisors, draw_window
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import VflError
-from vfl_flower.models import embedding_size
+from vfl_flower.models import as_tensor, embedding_size
 from vfl_flower.records import (
     Arrays,
     DescribeOrder,
@@ -28,6 +28,7 @@ from vfl_flower.records import (
     EmbedOrder,
     EvaluateOrder,
     Order,
+    RejoinOrder,
     TrainOrder,
     Upload,
     load_large,
@@ -41,7 +42,9 @@ Rows = NDArray[np.float32]
 Ids = NDArray[np.integer[Any]]
 
 _NAMES_OF_ROWS = ("ids", "lengths")
-_ORDERS: dict[str, type[Order]] = {k.kind: k for k in (TrainOrder, EvaluateOrder, EmbedOrder)}
+_ORDERS: dict[str, type[Order]] = {
+    k.kind: k for k in (TrainOrder, EvaluateOrder, EmbedOrder, RejoinOrder)
+}
 
 
 class Wiretap(ClientApp):
@@ -100,7 +103,9 @@ class Wiretap(ClientApp):
         if upload.party != 0:
             return
         order = read_order(message, _ORDERS[message.metadata.message_type])
-        if self.pending and order.arrays.keys() - {"ids"}:
+        if isinstance(order, RejoinOrder):
+            self._rejoin(order)
+        elif self.pending and order.arrays.keys() - {"ids"}:
             self._read_feedback(*self.pending, order.arrays)
             self.pending = None
         if isinstance(order, TrainOrder):
@@ -110,6 +115,13 @@ class Wiretap(ClientApp):
             ids = order.arrays["ids"]
             window = Window(ids, np.array([len(ids)], np.int32))
             self._write(window, self._received("embedding", upload.arrays, window))
+
+    def _rejoin(self, order: RejoinOrder) -> None:
+        self.pending = None
+        if self.uplink.surrogate is not None:
+            self.uplink.surrogate.copy_(as_tensor(order.arrays["embedding"]))
+        if self.downlink.surrogate is not None:
+            self.downlink.surrogate.zero_()
 
     def _read_embeddings(self, window: Window, arrays: Arrays) -> Tensor | None:
         """Keep the embeddings of a window; of zeroth-order pairs, return one less the other."""

@@ -32,6 +32,7 @@ Rows = NDArray[np.float32]
 Sizes = NDArray[np.int64]
 Places = NDArray[np.int64]
 Bits = NDArray[np.uint8]
+Names = NDArray[np.uint64]
 
 ONE = Window(np.zeros(1, np.int32), np.ones(1, np.int32), whole=True)
 """The top model as the one row of a table."""
@@ -45,8 +46,14 @@ class Codec(Protocol):
     Rows [R, E] hold vectors of these sizes, one after the other.
     """
 
-    def encode(self, name: str, rows: Rows, sizes: Sizes, key: str) -> Arrays:
-        """The arrays to send; ``key`` decides what is drawn by chance."""
+    def encode(
+        self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
+    ) -> Arrays:
+        """The arrays to send.
+
+        ``key`` decides what is drawn by chance; together with each row's name ``of_row`` [R], if
+        they are given, and then with nothing else.
+        """
 
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
         """The rows in a message; `VflError`, as the end of a sentence, if they do not decode."""
@@ -55,7 +62,9 @@ class Codec(Protocol):
 class Identity:
     """float32 numbers, as they are."""
 
-    def encode(self, name: str, rows: Rows, sizes: Sizes, key: str) -> Arrays:
+    def encode(
+        self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
+    ) -> Arrays:
         """The rows themselves."""
         return {name: rows}
 
@@ -75,7 +84,9 @@ class TopK:
     def __init__(self, keep: float) -> None:
         self.keep = keep
 
-    def encode(self, name: str, rows: Rows, sizes: Sizes, key: str) -> Arrays:
+    def encode(
+        self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
+    ) -> Arrays:
         """Values, their exponents, and their places."""
         v = _checked_flat(name, rows)
         kept = self._kept(sizes)
@@ -86,7 +97,7 @@ class TopK:
         if full.any():
             peaks = np.maximum.reduceat(magnitudes[places], (np.cumsum(kept) - kept)[full])
             exponents[full] = np.clip(np.frexp(peaks)[1], -126, 127)
-        values = np.ldexp(v[places], -exponents.astype(np.int32).repeat(kept))
+        values = np.ldexp(v[places], -exponents.astype(np.int32).repeat(kept)).clip(-1, 1)
         return {
             f"{name}.values": values.astype(np.float16),
             f"{name}.exponents": exponents,
@@ -131,16 +142,18 @@ class QSGD:
     def __init__(self, bits: int) -> None:
         self.levels = 2**bits  # s
 
-    def encode(self, name: str, rows: Rows, sizes: Sizes, key: str) -> Arrays:
+    def encode(
+        self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
+    ) -> Arrays:
         """Norms, counts of entries at each level or above it, and bits."""
         v = _checked_flat(name, rows)
         vectors, held = _padded(v, sizes, 0.0)
-        norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
+        squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
+        norms = np.minimum(np.sqrt(squares), np.finfo(np.float32).max).astype(np.float32)
         scale = np.divide(self.levels, norms, out=np.zeros_like(norms), where=norms > 1e-30)
         scaled = np.abs(vectors) * scale[:, None]
         flat = scaled.reshape(-1) if held is None else scaled[held]
-        generator = secret_generator(f"{name}|{key}".encode())
-        flat = flat + generator.random(len(flat), np.float32)
+        flat = flat + _uniform(f"{name}|{key}", rows.shape, of_row)
         places = np.flatnonzero(flat >= 1)
         above = np.minimum(flat[places], self.levels).astype(np.int64) - 1  # rounds down
         lower = _lower_bits(above)
@@ -210,14 +223,19 @@ class Channel:
         self.config = config
         self.codec = codec
         self.surrogate = surrogate
+        # Under scalar privacy a row is a vector of its own, and its rounding too: else one record
+        # could change how others decode, and with them more differences than its own, which is all
+        # that the noise accounts for.
+        self.by_row = config.privacy == "scalar"
 
     def send(self, name: str, rows: Tensor, window: Window, key: str) -> Arrays:
         """The arrays that say what these rows [R, E] of a window are."""
         sizes, sent = self._sizes(window, rows.shape[1]), rows.detach().cpu()
+        of_row = _names(window) if self.by_row else None
         if self.surrogate is None:
-            return self.codec.encode(name, sent.numpy(), sizes, key)
+            return self.codec.encode(name, sent.numpy(), sizes, key, of_row)
         known = take(self.surrogate, window)
-        arrays = self.codec.encode(name, (sent - known).numpy(), sizes, key)
+        arrays = self.codec.encode(name, (sent - known).numpy(), sizes, key, of_row)
         change = self.codec.decode(name, arrays, (len(known), known.shape[1]), sizes)
         put(self.config, self.surrogate, window, known + torch.from_numpy(change))
         return arrays
@@ -233,11 +251,15 @@ class Channel:
         return rows
 
     def _sizes(self, window: Window, width: int) -> Sizes:
-        if self.config.privacy == "scalar":
-            # A row is a vector of its own: else one record could change how others decode, and
-            # with them more differences than its own, which is all that the noise accounts for.
+        if self.by_row:
             return np.full(len(window.ids), width, np.int64)
         return window.lengths.astype(np.int64) * width
+
+
+def _names(window: Window) -> Names:
+    """A number for each row of a window, from its step and id."""
+    step = np.arange(len(window.lengths), dtype=np.uint64).repeat(window.lengths)
+    return (step << np.uint64(32)) + window.ids.astype(np.uint64)
 
 
 def uplink(config: RunConfig, table: Tensor) -> Channel:
@@ -445,6 +467,21 @@ def _largest(magnitudes: NDArray[np.float32], sizes: Sizes, kept: Sizes) -> Plac
         equal &= np.cumsum(equal, axis=1) <= missing[:, None]
     chosen |= equal
     return np.flatnonzero(chosen if held is None else chosen[held])
+
+
+def _uniform(key: str, shape: tuple[int, ...], of_row: Names | None) -> NDArray[np.float32]:
+    """A number on [0, 1) for each entry of rows [R, E], flat."""
+    generator = secret_generator(key.encode())
+    if of_row is None:
+        return generator.random(shape[0] * shape[1], np.float32)
+    # SplitMix64 (Steele, Lea and Flood, 2014) of a counter: an entry's number is its own.
+    z = of_row[:, None] * np.uint64(shape[1]) + np.arange(shape[1], dtype=np.uint64)
+    z = z.reshape(-1) * np.uint64(0x9E3779B97F4A7C15) + generator.integers(0, 2**64, 1, np.uint64)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    numbers: NDArray[np.float32] = (z >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+    return numbers
 
 
 def _checked_flat(name: str, rows: Rows) -> NDArray[np.float32]:

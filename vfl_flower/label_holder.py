@@ -329,21 +329,27 @@ class LabelHolder:
 
     # --- evaluation -----------------------------------------------------------------------------
 
-    def receive_test(self, party: int, upload: Upload) -> None:
-        """Check a party's embeddings of the test rows, and write them into the test table."""
+    def receive_test(self, party: int, digest: str, upload: Upload) -> None:
+        """Check a party's embeddings of the test rows, and write them into the test table.
+
+        ``digest`` is what its surrogates' must be: `digest_for` when it was asked.
+        """
         columns = self.columns[party]
         shape = len(self.test_labels), columns.stop - columns.start
         embeddings = as_tensor(self._checked(upload, "embedding", shape, "float32"))
         self.test_table[:, columns] = embeddings.to(self.device)
-        links = [self.uplinks[party], *self._others_links(party)]
-        if codecs.digest(links) != upload.surrogates:
+        if digest != upload.surrogates:
             raise VflError("keeps other surrogates than the label holder: start the run again.")
 
-    def _others_links(self, party: int) -> list[codecs.Channel]:
-        """In the order in which the party has them."""
+    def digest_for(self, party: int) -> str:
+        """The digest of all surrogates that a party should have now, in the order of its links."""
+        links = [self.uplinks[party]]
         if self.config.labels == "private":
-            return [self.gradients[party]]
-        return [*(link for other, link in self.uplinks.items() if other != party), self.top_link]
+            links.append(self.gradients[party])
+        else:
+            links += [link for other, link in self.uplinks.items() if other != party]
+            links.append(self.top_link)
+        return codecs.digest(links)
 
     @torch.no_grad()
     def evaluate(self) -> Metrics:

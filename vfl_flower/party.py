@@ -200,6 +200,8 @@ class Party:
 
     def rejoin(self, order: RejoinOrder) -> Upload:
         """Go on after a failure, with the label holder's count and copy of the surrogate."""
+        if order.exchange <= self.exchange:  # its number decides noise and directions
+            raise VflError(f"was asked to go back to message {order.exchange}: it has served it.")
         self.exchange = order.exchange
         self.pending = self.trace = self.inputs = None
         for name, channel in self.channels.items():
