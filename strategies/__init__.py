@@ -67,6 +67,12 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
         for half in ("epsilon", "delta"):  # a budget is given whole, or taken whole
             defaults.pop(half, None)
     config = RunConfig(**{**defaults, **given})
+    sends = config.codec != "identity" or config.downlink_codec != "identity"
+    if name in BASELINES and (sends or config.labels == "shared"):
+        raise ConfigError(
+            f"strategy = {name!r} is a baseline, for which there are no codecs and no shared "
+            "labels: leave `codec`, `downlink-codec` and `labels` out."
+        )
     if config.bottom_model in BLACK_BOXES and not SYSTEMS[name].serves_black_boxes(config):
         raise ConfigError(
             f"bottom-model = {config.bottom_model!r} has no gradient, which strategy = {name!r} "

@@ -49,6 +49,7 @@ from vfl_flower.records import (
 )
 
 log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 O = TypeVar("O", bound=Order)  # noqa: E741
 T = TypeVar("T")
@@ -268,13 +269,16 @@ class Vertical(Strategy):
     @property
     def _due(self) -> int:
         """Number of the last evaluation that is due by the steps answered."""
-        passed = self.party_steps / self.steps_of_epoch / self.config.eval_every
-        return int(passed * (1 + 1e-12))
+        return self._evaluations(self.party_steps / self.steps_of_epoch)
+
+    def _evaluations(self, epochs: float) -> int:
+        """How many are due after so many epochs."""
+        return int(epochs / self.config.eval_every * (1 + 1e-12))
 
     def is_due(self, epoch: int) -> bool:
         """Whether to evaluate after this epoch, for baselines that train by whole epochs."""
-        every = self.config.eval_every
-        return epoch == self.config.epochs or int(epoch / every) > int((epoch - 1) / every)
+        new = self._evaluations(epoch) > self._evaluations(epoch - 1)
+        return new or epoch == self.config.epochs
 
     def _record_if_all_are_in(self) -> MetricRecord | None:
         evaluated = min((seat.evaluation for seat in self.seats if seat.alive), default=0)
@@ -371,7 +375,7 @@ class Vertical(Strategy):
         here = 4 * shape[0] * shape[1] * parties  # the table
         if self.config.labels == "private" and self.config.downlink_surrogates:
             here *= 2
-        log.info(
+        notice.info(
             "Error feedback keeps surrogates of %d x %d numbers: %.1f MB a party, %.1f MB at the "
             "label holder",
             *shape,
@@ -526,11 +530,12 @@ class Vertical(Strategy):
     def _rejoin(self, seat: Seat) -> None:
         self.holder.rejoined(seat.party)
         seat.alive = True
-        seat.awaits_quorum = False
+        seat.awaits_quorum = False  # what it sent before is not answered any more
+        self.arrivals = [arrival for arrival in self.arrivals if arrival.party != seat.party]
         self.recorded = min(self.recorded, self._due)  # the last may have been, without it
         seat.evaluation = self.recorded
         self.planned += max(0, self.config.epochs * self.steps_per_epoch - seat.steps)
-        log.info("Party %d is back.", seat.party)
+        notice.info("Party %d is back.", seat.party)
 
     # --- messages -------------------------------------------------------------------------------
 

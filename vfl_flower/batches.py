@@ -48,7 +48,7 @@ def put(config: RunConfig, table: Tensor, window: Window, rows: Tensor) -> None:
         table.copy_(rows)
         return
     ids = window.ids
-    if config.sampling == "poisson":
+    if config.sampling == "poisson" or len(ids) > len(table):
         ids, from_end = np.unique(ids[::-1], return_index=True)
         rows = rows[torch.from_numpy(len(rows) - 1 - from_end)]
     table.index_copy_(0, torch.from_numpy(ids).to(table.device).long(), rows)

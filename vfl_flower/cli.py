@@ -155,6 +155,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
+    from strategies import SYSTEMS
     from vfl_flower.compare import compare, table
     from vfl_flower.errors import ConfigError
 
@@ -165,8 +166,8 @@ def _compare(options: argparse.Namespace) -> None:
         common["out"] = options.out
     runs = []
     for text in options.runs:
-        title, colon, rest = text.partition(": ")
-        titled = bool(colon) and "=" not in title
+        title, _, rest = text.partition(": ")
+        titled = rest.split(None, 1)[:1] in [[system] for system in SYSTEMS]
         name, *keys = (rest if titled else text).split(None, 1) or [""]
         if not name or (titled and not title):
             raise ConfigError("A run of `vfl compare` is empty: name a system, then its own keys.")
@@ -209,6 +210,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.out:
         run_config["out"] = options.out
     folder = results_folder(strategies.resolve(run_config))
+    logging.getLogger("flwr.notice").setLevel(logging.INFO)
     is_new = not folder.exists()
     start = {"local": engines.run_local, "ray": engines.run_ray}[options.engine]
     try:

@@ -34,8 +34,6 @@ Places = NDArray[np.int64]
 Bits = NDArray[np.uint8]
 Names = NDArray[np.uint64]
 
-ONE = Window(np.zeros(1, np.int32), np.ones(1, np.int32), whole=True)
-"""The top model as the one row of a table."""
 
 _KEEP, _BITS = 0.1, 4  # where they are not given
 
@@ -45,6 +43,9 @@ class Codec(Protocol):
 
     Rows [R, E] hold vectors of these sizes, one after the other.
     """
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Names of the arrays that say the rows of this name."""
 
     def encode(
         self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
@@ -61,6 +62,10 @@ class Codec(Protocol):
 
 class Identity:
     """float32 numbers, as they are."""
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """One array."""
+        return (name,)
 
     def encode(
         self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
@@ -83,6 +88,10 @@ class TopK:
 
     def __init__(self, keep: float) -> None:
         self.keep = keep
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Values, their exponents, and their places."""
+        return f"{name}.values", f"{name}.exponents", f"{name}.bits"
 
     def encode(
         self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
@@ -141,6 +150,10 @@ class QSGD:
 
     def __init__(self, bits: int) -> None:
         self.levels = 2**bits  # s
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Norms, counts of entries at each level or above it, and bits."""
+        return f"{name}.norms", f"{name}.counts", f"{name}.bits"
 
     def encode(
         self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
@@ -247,6 +260,8 @@ class Channel:
         if self.surrogate is None:
             return rows
         rows = take(self.surrogate, window) + rows.to(self.surrogate.device)
+        if not torch.isfinite(rows).all():
+            raise VflError(f"{name!r} takes surrogates to values that are not finite.")
         put(self.config, self.surrogate, window, rows)
         return rows
 
@@ -288,13 +303,7 @@ def party_channels(
     ----------
     shape : training rows N, and embedding size E.
     top_size : numbers of the top model.
-
-    Raises
-    ------
-    ConfigError
-        If its surrogates do not fit into memory.
     """
-    check_memory("this party's", party_bytes(config, parties, shape))
     channels = {"uplink": uplink(config, torch.zeros(shape)), "changes": changes(config)}
     if config.labels == "private":
         return {**channels, "gradient": downlink(config, torch.zeros(shape))}
@@ -302,6 +311,11 @@ def party_channels(
         if other != index:
             channels[f"other-{other}"] = uplink(config, torch.zeros(shape))
     return {**channels, "top": downlink(config, torch.zeros(1, top_size))}
+
+
+def top_window(steps: int) -> Window:
+    """The top model of each step, as the one row of a table, each time anew."""
+    return Window(np.zeros(steps, np.int32), np.ones(steps, np.int32))
 
 
 def for_party(party: int, arrays: Arrays) -> Arrays:
@@ -357,16 +371,16 @@ class BitReader:
 
     def __init__(self, name: str, arrays: Arrays) -> None:
         self.name = name
-        packed = checked(arrays, name, "uint8", (np.size(arrays.get(name, 0)),))
-        self._bits = np.unpackbits(packed)
+        self._packed = checked(arrays, name, "uint8", (np.size(arrays.get(name, 0)),))
         self._at = 0
 
     def take(self, count: int) -> Bits:
         """The next bits."""
+        first, skipped = divmod(self._at, 8)
         self._at += count
-        if self._at > len(self._bits):
+        if self._at > 8 * len(self._packed):
             raise VflError(f"{self.name!r} is too short.")
-        return self._bits[self._at - count : self._at]
+        return np.unpackbits(self._packed[first : -(-self._at // 8)])[skipped : skipped + count]
 
     def numbers(self, count: int, width: int) -> NDArray[np.int64]:
         """The next numbers of so many bits each."""
@@ -376,7 +390,7 @@ class BitReader:
 
     def finish(self) -> None:
         """All but the last byte's filling has been read."""
-        if len(self._bits) - self._at >= 8:
+        if 8 * len(self._packed) - self._at >= 8:
             raise VflError(f"{self.name!r} is too long.")
 
 

@@ -22,6 +22,11 @@ from vfl_flower.models import BLACK_BOXES
 from vfl_flower.results import aligned, draw_curves, draw_frontier, results_folder
 
 _COLUMNS = ("test accuracy", "MB up", "MB down", "exchanges")
+_OF_SYSTEMS = (
+    *("epsilon", "noise-multiplier", "codec", "keep", "bits", "compression"),
+    *("downlink-codec", "downlink-keep", "downlink-bits", "downlink-compression"),
+    *("labels", "local-steps"),
+)
 _MORE_COLUMNS = ("epsilon", "batches known", "seconds")
 
 
@@ -50,18 +55,26 @@ def compare(
         If a configuration cannot work, before any of them runs.
     """
     named = {run["strategy"] for run in runs}
-    configurations = {
-        label(run, runs): {**common, **{key: run[key] for key in run if key != "title"}}
-        for run in runs
-    }
-    if len(configurations) < len(runs):
-        raise ConfigError("The same run is there twice: leave one of them out.")
-    for configuration in configurations.values():
-        strategies.resolve(configuration)
-    for name in strategies.BASELINES:
-        beside = None if name in named else _baseline(name, common)
+    configurations: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        name, own = label(run, runs), {key: run[key] for key in run if key != "title"}
+        if name in configurations:
+            raise ConfigError(f"The run {name!r} is there twice: leave one out, or title them.")
+        shared = _of_baselines(common) if run["strategy"] in strategies.BASELINES else common
+        configurations[name] = {**shared, **own}
+        strategies.resolve(configurations[name])
+    for baseline in strategies.BASELINES:
+        beside = None if baseline in named else _baseline(baseline, common)
         if beside is not None:
-            configurations[name] = beside
+            if baseline in configurations:
+                raise ConfigError(f"{baseline!r} is a baseline's name: choose another title.")
+            configurations[baseline] = beside
+    folders = {name: re.sub(r"[^\w.=-]+", "-", name).strip(".-") for name in configurations}
+    if "" in folders.values() or len(set(folders.values())) < len(folders):
+        raise ConfigError(
+            "Each run gets a folder named by its title, in which only letters, digits and '.=-' "
+            "count: choose titles that differ in those."
+        )
     first = strategies.resolve(next(iter(configurations.values())))
     folder = results_folder(replace(first, strategy="compare"))
     if folder.exists():
@@ -71,7 +84,7 @@ def compare(
     try:
         for name, configuration in bar:
             bar.set_postfix_str(name)
-            out = str(folder / re.sub(r"[^\w.=-]+", "-", name))
+            out = str(folder / folders[name])
             finished[name] = run_local(parties, {**configuration, "out": out})
     finally:  # if one fails, those before it are kept
         _write(folder, finished, target)
@@ -80,18 +93,19 @@ def compare(
 
 def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     """The keys of a baseline beside runs with these keys; none if it cannot stand beside them."""
-    # Scalar noise, codecs and shared labels are the systems'; no baseline has them.
-    dropped = {"epsilon", "noise-multiplier", "codec", "keep", "bits", "compression"}
-    dropped |= {"downlink-codec", "downlink-keep", "downlink-bits", "downlink-compression"}
-    dropped |= {"labels", "local-steps"}
+    keys = _of_baselines(common)
     if name == "joined" or common.get("privacy") == "scalar":
-        dropped.add("privacy")
-    keys = {key: value for key, value in common.items() if key not in dropped}
+        keys.pop("privacy", None)
     model = strategies.resolve({**keys, "strategy": "frozen"}).bottom_model
     if model in BLACK_BOXES and name != "frozen":
         return None
     strategies.resolve({**keys, "strategy": name})
     return {**keys, "strategy": name}
+
+
+def _of_baselines(common: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the keys of scalar noise, codecs and shared labels, which no baseline has."""
+    return {key: value for key, value in common.items() if key not in _OF_SYSTEMS}
 
 
 def _write(folder: Path, finished: Mapping[str, Run], target: float) -> None:

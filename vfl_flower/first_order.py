@@ -5,8 +5,8 @@ evaluates, steps its top model and answers (lines 9, 10 and 12), the party steps
 Every gradient of a window is taken at the party parameters that made the upload.
 
 With shared labels (EF-VFL, Algorithm 1) a party gets the other parties' embeddings and the top
-model instead, and finds the gradient rows itself, with its own embedding exact (Eq. 4): so it can
-take several local steps on a mini-batch. They meet the top model that the window met.
+model of each step instead, and finds the gradient rows itself, with its own embedding exact (Eq.
+4), at its parameters as they are by then: so it can take several local steps on a mini-batch.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from vfl_flower.models import (
     BottomModel,
     TopModel,
     is_plain_sgd,
+    load_flat,
     loss_gradient,
     loss_per_row,
     penalty_gradient,
@@ -47,7 +48,6 @@ def answer(
     lengths: Sequence[int],
     divisors: Sequence[int],
     rows_wanted: bool = True,
-    local_steps: int = 1,
 ) -> tuple[Tensor | None, Tensor]:
     """Label holder: gradient rows of each step's loss, and those losses, stepping the top model.
 
@@ -61,7 +61,6 @@ def answer(
     labels : [R].
     lengths : rows of each step; they add up to R.
     divisors : what each step's sum of row losses is divided by.
-    local_steps : Q, how often the optimizer steps on each mini-batch; losses are of the first time.
 
     Returns
     -------
@@ -77,15 +76,13 @@ def answer(
     for x_step, y_step, weights_step in zip(
         x.split(parts), y.split(parts), weights.split(parts), strict=True
     ):
-        for local_step in range(local_steps if optimizer else 1):
-            outputs, rows, gradients = _passes(
-                top, x_step, y_step, weights_step, rows_wanted, optimizer is not None
-            )
-            if local_step == 0:
-                all_outputs.append(outputs)
-                all_rows.append(rows)
-            if optimizer:
-                step_along(optimizer, gradients)
+        outputs, rows, gradients = _passes(
+            top, x_step, y_step, weights_step, rows_wanted, optimizer is not None
+        )
+        all_outputs.append(outputs)
+        all_rows.append(rows)
+        if optimizer:
+            step_along(optimizer, gradients)
     losses = loss_per_row(torch.cat(all_outputs), labels) * weights[:, 0]
     of_steps = torch.stack([each.sum() for each in losses.split(list(lengths))])
     return top.spread(torch.cat(all_rows)) if rows_wanted else None, of_steps
@@ -164,6 +161,7 @@ def update_with_labels(
     embeddings: Tensor,
     columns: slice,
     top: TopModel,
+    tops: Tensor,
     labels: Tensor,
     lengths: Sequence[int],
     divisors: Sequence[int],
@@ -175,7 +173,7 @@ def update_with_labels(
     Parameters
     ----------
     embeddings : of all parties, [R, M * E]; this party's ``columns`` are overwritten.
-    top : the top model as the window met it.
+    top, tops : a top model, and the parameters that each step is to meet it with, [S, d_0].
     """
     parameters = optimizer.param_groups[0]["params"]
     y = targets(labels, top.outputs)
@@ -184,6 +182,7 @@ def update_with_labels(
         rows = slice(start, start + length)
         start += length
         noise = perturb.of_step(step) if perturb else None
+        load_flat(top, tops[step])
         for local_step in range(config.local_steps):
             if h is None or len(lengths) > 1 or local_step:  # else it is the upload's own
                 h = embed(model, x[rows], noise)

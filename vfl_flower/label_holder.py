@@ -117,6 +117,7 @@ class LabelHolder:
         self.secret = secrets.token_bytes(16)  # decides zeroth-order directions of the top model
         if config.noise_seed >= 0:
             self.secret = f"{config.noise_seed} top model".encode()
+        self.drawn = 0  # how often directions were
         self.steps = 0  # label-holder steps so far: VAFL's counter k
         self.losses: list[Tensor] = []  # of steps, since the last `train_loss`
         rows = len(labels.train)
@@ -145,7 +146,9 @@ class LabelHolder:
             window = self._read_window(upload, order.steps)
         if self.config.estimator == "first-order":
             self._write(party, window, self._decoded(party, upload, window, "embedding"))
-            sent = upload.arrays if self.config.labels == "shared" else {}
+            shared = self.config.labels == "shared"
+            names = self.uplinks[party].codec.names("embedding") if shared else ()
+            sent = {name: upload.arrays[name] for name in names}
             return Arrival(party, window, order.coordinated, sent=sent)
         first, second = (
             self._decoded(party, upload, window, name)
@@ -209,12 +212,10 @@ class LabelHolder:
         one arrival, Alg. 1). A party's feedback is of the mean loss of its own batch: gradient
         rows, each step's at the top model that the last one left; or scalar differences, at the top
         model that the window met. With shared labels it is the other parties' uploads, as they
-        came, and the top model that the window met.
+        came, and the top model that each step met.
         """
         if self.config.labels == "shared":
-            broadcast = self._broadcast(arrivals)
-            self.learn(arrivals)
-            return broadcast
+            return self._broadcast(arrivals, self._learn_step_by_step(arrivals))
         feedback: dict[int, Arrays] = {}
         for arrival in arrivals:
             if arrival.pair is not None:
@@ -229,12 +230,10 @@ class LabelHolder:
                 feedback[arrival.party] = sent
         return feedback
 
-    def _broadcast(self, arrivals: Sequence[Arrival]) -> dict[int, Arrays]:
-        """EF-VFL Alg. 1 line 4: to each party the others' uploads, and the top model."""
-        top: Arrays = {}
-        if self.optimizer:
-            key = f"{self.config.seed}|down|{self.steps}"
-            top = self.top_link.send("top", flat(self.top)[None], codecs.ONE, key)
+    def _broadcast(self, arrivals: Sequence[Arrival], tops: Tensor) -> dict[int, Arrays]:
+        """EF-VFL Alg. 1 line 4: to each party the others' uploads, and each step's top model."""
+        key = f"{self.config.seed}|down|{self.steps}"
+        top = self.top_link.send("top", tops, codecs.top_window(len(tops)), key)
         uploads = {a.party: codecs.for_party(a.party, a.sent) for a in arrivals}
         feedback: dict[int, Arrays] = {}
         for party in uploads:
@@ -247,22 +246,49 @@ class LabelHolder:
         """Step the top model once a mini-batch; under first order, also the gradient rows."""
         batches = self._gather(arrivals)
         lengths, divided = batches.lengths.tolist(), batches.divisors.tolist()
-        evaluated = batches.h, batches.labels, lengths, divided
+        rows, losses = self._evaluated(batches.h, batches.labels, lengths, divided)
+        self._count(losses)
+        return rows, batches
+
+    def _learn_step_by_step(self, arrivals: Sequence[Arrival]) -> Tensor:
+        """Q steps of the top model on each mini-batch; its parameters before each, [S, d_0]."""
+        batches = self._gather(arrivals)
+        lengths, divided = batches.lengths.tolist(), batches.divisors.tolist()
+        tops, losses = [], []
+        for h, labels, length, divisor in zip(
+            batches.h.split(lengths), batches.labels.split(lengths), lengths, divided, strict=True
+        ):
+            tops.append(flat(self.top))
+            steps = [
+                self._evaluated(h, labels, [length], [divisor])[1]
+                for _ in range(self.config.local_steps)
+            ]
+            losses.append(steps[0])
+        self._count(torch.cat(losses))
+        return torch.stack(tops)
+
+    def _count(self, losses: Tensor) -> None:
+        if not torch.isfinite(losses).all():
+            raise VflError("The loss is no longer finite: lower the learning rates.")
+        self.steps += len(losses)
+        self.losses.append(losses)
+
+    def _evaluated(
+        self, h: Tensor, labels: Tensor, lengths: list[int], divided: list[int]
+    ) -> tuple[Tensor | None, Tensor]:
+        """Gradient rows, if parties need them, and losses; the top model has stepped."""
+        evaluated = h, labels, lengths, divided
         wanted = self.config.estimator == "first-order" and self.config.labels == "private"
         first_order_server = self.config.server_update == "first-order"
         rows: Tensor | None = None
         if wanted or first_order_server:
             optimizer = self.optimizer if first_order_server else None
-            local_steps = self.config.local_steps
-            rows, losses = first_order.answer(self.top, optimizer, *evaluated, wanted, local_steps)
+            rows, losses = first_order.answer(self.top, optimizer, *evaluated, wanted)
         if not first_order_server:
-            key = self.secret + f"|{self.steps}".encode()
+            self.drawn += 1
+            key = self.secret + f"|{self.drawn}".encode()
             losses = zeroth_order.step_top(self.config, self.top, self.optimizer, *evaluated, key)
-        if not torch.isfinite(losses).all():
-            raise VflError("The loss is no longer finite: lower the learning rates.")
-        self.steps += len(lengths)
-        self.losses.append(losses)
-        return rows if wanted else None, batches
+        return rows if wanted else None, losses
 
     def _gather(self, arrivals: Sequence[Arrival]) -> Batches:
         """The rows of these arrivals' windows, step by step."""

@@ -367,7 +367,7 @@ def count(model: nn.Module) -> int:
 
 def flat(model: nn.Module) -> Tensor:
     """A model's parameters as one vector."""
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    return torch.cat([torch.zeros(0), *(p.detach().cpu().reshape(-1) for p in model.parameters())])
 
 
 def load_flat(model: nn.Module, vector: Tensor) -> None:

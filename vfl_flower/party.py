@@ -31,7 +31,6 @@ from vfl_flower.models import (
     choose_device,
     count,
     embedding_size,
-    load_flat,
     load_model,
     model_arrays,
 )
@@ -62,12 +61,16 @@ class Party:
         self.block = load_features(config, index, parties)
         self.rows = torch.from_numpy(self.block.train)
         self.size = embedding_size(config, outputs)
+        shape = len(self.rows), self.size
+        codecs.check_memory("this party's", codecs.party_bytes(config, parties, shape))
+        # The top model, where parties are to know it.
+        sizes = [self.size] * parties if config.labels == "shared" else []
+        self.top = build_top(config, sizes, outputs).to(self.device) if sizes else None
+        top_size = count(self.top) if self.top else 0
+        self.channels = codecs.party_channels(config, index, parties, shape, top_size)
         model = build_bottom(config, index, self.block.train.shape[1:], self.size)
         self.model = model.to(self.device)
         self.optimizer = build_optimizer(config, self.model, config.party_lr)
-        self.top = build_top(config, [self.size] * parties, outputs).to(self.device)
-        shape = len(self.rows), self.size
-        self.channels = codecs.party_channels(config, index, parties, shape, count(self.top))
         self.labels = _NO_LABELS  # or those of its training rows, if they are shared
         self.exchange = 0  # number of the last message served
         self.pending: TrainOrder | None = None  # the window that awaits feedback
@@ -160,7 +163,7 @@ class Party:
     def train(self, order: TrainOrder) -> Upload:
         """Learn from the feedback for the last window; upload the next (VAFL Alg. 1 lines 3-7)."""
         self._count(order.exchange)
-        if "labels" in order.arrays:
+        if "labels" in order.arrays and self.config.labels == "shared":
             self.labels = self._checked_labels(order.arrays["labels"])
         self._learn(order.arrays)
         window = self._window(order)
@@ -254,7 +257,7 @@ class Party:
                 steps = (len(window.lengths),)
                 differences = as_tensor(checked(arrays, "difference", "float32", steps))
             elif self.config.labels == "shared":
-                embeddings = self._broadcast(arrays, window)
+                embeddings, tops = self._broadcast(arrays, window)
             else:
                 link = self.channels["gradient"]
                 rows = link.receive("gradient", arrays, window, self.size)
@@ -267,7 +270,7 @@ class Party:
         else:
             x = self._features(window) if self.inputs is None else self.inputs
             lengths, noise = window.lengths.tolist(), self._noise(order.exchange, window.lengths)
-            if self.config.labels == "shared":
+            if self.top:
                 first_order.update_with_labels(
                     self.model,
                     self.optimizer,
@@ -276,6 +279,7 @@ class Party:
                     embeddings,
                     slice(self.index * self.size, (self.index + 1) * self.size),
                     self.top,
+                    tops,
                     torch.from_numpy(self.labels[window.ids].astype(np.int64)).to(self.device),
                     lengths,
                     divisors(self.config, window.lengths).tolist(),
@@ -295,8 +299,8 @@ class Party:
                 )
         self.pending = self.trace = self.inputs = None
 
-    def _broadcast(self, arrays: Arrays, window: Window) -> Tensor:
-        """The others' embeddings of the window's rows, [R, M * E]; the top model is loaded.
+    def _broadcast(self, arrays: Arrays, window: Window) -> tuple[Tensor, Tensor]:
+        """The others' embeddings of the window's rows, [R, M * E], and each step's top model.
 
         Embeddings of the party's own are left for it to fill in.
         """
@@ -311,10 +315,10 @@ class Party:
             sent = codecs.of_party(party, arrays)
             link = self.channels[f"other-{party}"]
             blocks.append(link.receive("embedding", sent, window, self.size))
-        if count(self.top):
-            flat = self.channels["top"].receive("top", arrays, codecs.ONE, count(self.top))
-            load_flat(self.top, flat[0])
-        return torch.cat(blocks, dim=1).to(self.device)
+        assert self.top is not None
+        steps = codecs.top_window(len(window.lengths))
+        tops = self.channels["top"].receive("top", arrays, steps, count(self.top))
+        return torch.cat(blocks, dim=1).to(self.device), tops.to(self.device)
 
     def _checked_labels(self, labels: NDArray[Any]) -> NDArray[Any]:
         if labels.dtype.kind != "u" or labels.shape != (len(self.block.train),):

@@ -1,7 +1,8 @@
 """Privacy axis: two kinds of noise, and what each is worth.
 
 ``perturbed-embedding`` (VAFL section 4) protects the feature values of a record of one party, from
-the label holder and whoever reads its messages, over all uploads of that record by that party. What
+the label holder and whoever reads its messages (with shared labels, the other parties), over all
+uploads of that record by that party. What
 the party's parameters learn from a record, and other rows' uploads then show of it, is not bounded
 by it; nor does it protect labels from the parties.
 
@@ -196,8 +197,9 @@ class EmbeddingAccountant(Accountant):
             "epsilon": epsilon(self.config, uploads),
             "delta": _delta(self.config),
             "epsilon_of_paper": epsilon_of_theorem_6(self.config, self.rows, samples),
-            "epsilon_protects": "features of a party's record, from the label holder's view of "
-            "that record's uploads",
+            "epsilon_protects": "features of a party's record, from the label holder's "
+            + ("and the other parties' " if self.config.labels == "shared" else "")
+            + "view of that record's uploads",
         }
 
 
