@@ -295,7 +295,7 @@ def test_a_broadcast_is_the_uploads_of_the_others_and_the_top_model(run: Start) 
     top = 4 * (parties * size * top_hidden + top_hidden + top_hidden + 1)
     labels = parties * 455  # a byte each
     assert summary["bytes_down"] == (
-        labels + (parties - 1) * summary["bytes_up"] + parties * 2 * 3 * top
+        labels + (parties - 1) * summary["bytes_up"] + parties * 2 * 15 * top
     )
 
 
@@ -352,8 +352,8 @@ def test_a_party_refuses_a_broadcast_that_it_cannot_use(
 ) -> None:
     broadcast = LabelHolder._broadcast
 
-    def altered(holder: LabelHolder, arrivals: Any) -> dict[int, dict[str, Any]]:
-        feedback = broadcast(holder, arrivals)
+    def altered(holder: LabelHolder, arrivals: Any, tops: Any) -> dict[int, dict[str, Any]]:
+        feedback = broadcast(holder, arrivals, tops)
         feedback[1][name] = change(feedback[1][name])
         return feedback
 

@@ -233,7 +233,9 @@ class LabelHolder:
     def _broadcast(self, arrivals: Sequence[Arrival], tops: Tensor) -> dict[int, Arrays]:
         """EF-VFL Alg. 1 line 4: to each party the others' uploads, and each step's top model."""
         key = f"{self.config.seed}|down|{self.steps}"
-        top = self.top_link.send("top", tops, codecs.top_window(len(tops)), key)
+        top: Arrays = {}
+        if self.optimizer:
+            top = self.top_link.send("top", tops, codecs.top_window(len(tops)), key)
         uploads = {a.party: codecs.for_party(a.party, a.sent) for a in arrivals}
         feedback: dict[int, Arrays] = {}
         for party in uploads:

@@ -317,7 +317,9 @@ class Party:
             blocks.append(link.receive("embedding", sent, window, self.size))
         assert self.top is not None
         steps = codecs.top_window(len(window.lengths))
-        tops = self.channels["top"].receive("top", arrays, steps, count(self.top))
+        tops = torch.zeros(len(steps.ids), 0)
+        if count(self.top):
+            tops = self.channels["top"].receive("top", arrays, steps, count(self.top))
         return torch.cat(blocks, dim=1).to(self.device), tops.to(self.device)
 
     def _checked_labels(self, labels: NDArray[Any]) -> NDArray[Any]:
