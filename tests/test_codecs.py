@@ -464,3 +464,21 @@ def test_under_scalar_privacy_a_record_changes_no_other_row(
         arrays = codecs.uplink(config, torch.zeros(0)).send("h", each, ids, "key")
         found.append(codecs.uplink(config, torch.zeros(0)).receive("h", arrays, ids, 6))
     assert torch.equal(found[0][others], found[1])
+
+
+def test_a_frame_that_would_take_a_surrogate_beyond_all_numbers_is_refused() -> None:
+    config = resolve({"codec": "top-k", "keep": 0.5, "compression": "error-feedback"})
+    window = windows([1])[0]
+    link = codecs.uplink(config, torch.zeros(40, 4))
+    arrays = codecs.uplink(config, torch.zeros(40, 4)).send("h", torch.ones(1, 4), window, "key")
+    largest = {**arrays, "h.exponents": np.full(1, 127, np.int8)}
+    largest["h.values"] = np.ones_like(arrays["h.values"])
+    link.receive("h", largest, window, 4)
+    with pytest.raises(VflError, match="'h' takes surrogates to values that are not finite"):
+        link.receive("h", largest, window, 4)
+    assert link.surrogate is not None and torch.isfinite(link.surrogate).all()
+
+
+@pytest.mark.parametrize("codec", [TopK(0.5), QSGD(4), Identity()])
+def test_names_are_those_of_the_arrays(codec: Codec) -> None:
+    assert set(codec.names("h")) == encoded(codec, [normal(30)]).keys()

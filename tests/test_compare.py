@@ -74,6 +74,11 @@ def test_the_table_has_a_line_for_each_and_aligned_columns(folder: Path) -> None
         ([" "], "name a system"),
         (["vafl strategy='cascaded'"], "names a strategy or out twice"),
         (["vafl", "-c", "strategy='cascaded'"], "leave strategy out of -c"),
+        (["a: vafl", "a: cascaded"], "'a' is there twice"),
+        (["1/40: vafl", "1 40: cascaded"], "choose titles that differ in those"),
+        (["..: vafl"], "choose titles that differ in those"),
+        (["frozen: vafl"], "'frozen' is a baseline's name"),
+        (["a: nonsense"], "strategy = 'nonsense' is not known"),
     ],
 )
 def test_wrong_input_is_one_sentence_before_anything_runs(
@@ -116,6 +121,34 @@ def test_baselines_stand_beside_noise_and_black_boxes_as_far_as_they_can(
     keys = {**COMMON, **keys, "epochs": 1, "out": str(tmp_path / "out")}
     folder = compare(2, keys, [{"strategy": "cascaded"}], 0.9)
     assert list(json.loads((folder / "compare.json").read_text())) == names
+
+
+def test_titles_name_runs_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    runs = ["keep = 0.5: ef-vfl keep=0.5", "both ways: vafl downlink-codec='qsgd'"]
+    keys = "dataset='breast-cancer' epochs=2 window=8 eval-every=0.5"
+    assert main(["compare", *runs, "-c", keys, "--parties", "2", "--out", str(out)]) == 0
+    names = ["keep = 0.5", "both ways", "frozen", "alone", "joined"]
+    assert list(json.loads((out / "compare.json").read_text())) == names
+    assert Run(out / "keep-=-0.5").summary["config"]["keep"] == 0.5
+    assert Run(out / "both-ways").summary["bytes_down"] < Run(out / "alone").summary["bytes_down"]
+    assert capsys.readouterr().out.splitlines()[1].startswith("keep = 0.5 ")
+    assert (out / "frontier.png").stat().st_size > 10_000
+
+
+def test_codecs_of_all_runs_are_not_for_baselines(tmp_path: Path) -> None:
+    keys = {**COMMON, "codec": "top-k", "labels": "shared", "out": str(tmp_path / "out")}
+    runs: list[dict[str, Any]] = [
+        {"strategy": "split-nn"},
+        {"strategy": "frozen", "server-lr": 0.1},
+    ]
+    folder = compare(2, keys, runs, 0.9)
+    codecs = {
+        name: each["config"]["codec"]
+        for name, each in json.loads((folder / "compare.json").read_text()).items()
+    }
+    assert codecs.pop("split-nn") == "top-k"
+    assert codecs == dict.fromkeys(["frozen", "alone", "joined"], "identity")
 
 
 def test_help_teaches() -> None:

@@ -264,6 +264,8 @@ SHARED = {"strategy": "ef-vfl", "labels": "shared"}
             "^downlink-bits is for downlink-codec = 'qsgd', and not for 'top-k'",
         ),
         ({"local-steps": 2}, "^local-steps = 2 needs labels = 'shared'"),
+        ({"strategy": "frozen", "codec": "top-k"}, "^strategy = 'frozen' is a baseline, for which"),
+        ({"strategy": "alone", "labels": "shared"}, "^strategy = 'alone' is a baseline, for which"),
         ({"strategy": "ef-vfl", "local-steps": 2}, "^local-steps = 2 needs labels = 'shared'"),
         ({**SHARED, **ZEROTH}, "^labels = 'shared' is for first-order parties"),
         ({"strategy": "cascaded", "labels": "shared"}, "^labels = 'shared' is for first-order"),

@@ -29,7 +29,15 @@ from vfl_flower.label_holder import LabelHolder
 from vfl_flower.local_grid import LocalGrid
 from vfl_flower.models import build_bottom, build_top
 from vfl_flower.party import Party
-from vfl_flower.records import DescribeOrder, TrainOrder, load_arrays, load_large
+from vfl_flower.records import (
+    DescribeOrder,
+    TrainOrder,
+    Upload,
+    load_arrays,
+    load_large,
+    read_reply,
+    to_reply,
+)
 
 # --- Algorithms 1 and 2 -------------------------------------------------------------------------
 
@@ -363,6 +371,25 @@ def test_a_party_refuses_a_broadcast_that_it_cannot_use(
     sentence = str(error.value)
     assert sentence.startswith("Party 1 failed: was sent feedback that it cannot use: ")
     assert name.removeprefix("party-0/").split(".")[0] in sentence
+
+
+def test_arrays_that_no_codec_made_are_not_sent_on(run: Start) -> None:
+    class Littering(Listening):
+        def __call__(self, message: Message, context: Context) -> Message:
+            reply = super().__call__(message, context)
+            if message.metadata.message_type != "train":
+                return reply
+            upload = read_reply(reply, Upload)
+            arrays = {**upload.arrays, "embedding.more": np.zeros(9), "junk": np.zeros(9)}
+            answer: Message = to_reply(replace(upload, arrays=arrays), message)
+            return answer
+
+    client: Any = Littering()
+    run(2, {**SHARED, "dataset": "breast-cancer", "epochs": 1, "window": 5}, client)
+    heard = set().union(*(arrays for _, arrays in client.heard))
+    assert {name for name in heard if "/" in name} == {
+        f"party-0/embedding.{part}" for part in ("values", "exponents", "bits")
+    }
 
 
 def test_labels_of_many_classes_take_two_bytes() -> None:

@@ -167,7 +167,7 @@ def _compare(options: argparse.Namespace) -> None:
     runs = []
     for text in options.runs:
         title, _, rest = text.partition(": ")
-        titled = rest.split(None, 1)[:1] in [[system] for system in SYSTEMS]
+        titled = bool(rest.strip()) and ("=" not in title or rest.split()[0] in SYSTEMS)
         name, *keys = (rest if titled else text).split(None, 1) or [""]
         if not name or (titled and not title):
             raise ConfigError("A run of `vfl compare` is empty: name a system, then its own keys.")
