@@ -112,10 +112,12 @@ def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, tar
 
     The broad line is the frontier: the most that any of the runs had reached by so many bytes.
     """
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     axes = figure.add_subplot()
+    axes.set_prop_cycle(color=[colormaps["tab20"](number) for number in range(20)])
     points: list[tuple[float, float]] = []
     for name, history in histories.items():
         x = [1e-6 * (entry["bytes_up"] + entry["bytes_down"]) for entry in history]
