@@ -305,7 +305,11 @@ class Vertical(Strategy):
     def enrol(self, grid: Grid) -> None:
         """Ask every node to describe itself, and refuse parties that do not agree."""
         self.grid = grid
+        if self.engine != "supernodes":  # all in one memory: before any party takes some of it
+            self._check_memory(len(list(grid.get_node_ids())))
         found = self._describe_nodes()
+        if self.engine == "supernodes":
+            self._check_memory(len(found))
         parties = len(found)
         if sorted(d.party for d in found.values()) != list(range(parties)):
             raise ConfigError(
@@ -363,12 +367,11 @@ class Vertical(Strategy):
             )
         size = embedding_size(self.config, self.labels.outputs)
         sizes = {seat.party: size for seat in self.seats}
-        self._check_memory(size)
         self.holder = LabelHolder(self.config, self.labels, sizes, self.accountant.noise())
 
-    def _check_memory(self, size: int) -> None:
+    def _check_memory(self, parties: int) -> None:
         """Say what surrogates take, and refuse what cannot fit."""
-        shape, parties = (len(self.labels.train), size), len(self.seats)
+        shape = len(self.labels.train), embedding_size(self.config, self.labels.outputs)
         of_party = party_bytes(self.config, parties, shape)
         if not of_party:
             return

@@ -304,13 +304,18 @@ def party_channels(
     shape : training rows N, and embedding size E.
     top_size : numbers of the top model.
     """
-    channels = {"uplink": uplink(config, torch.zeros(shape)), "changes": changes(config)}
+    channels = {"uplink": uplink(config, zeros(shape)), "changes": changes(config)}
     if config.labels == "private":
-        return {**channels, "gradient": downlink(config, torch.zeros(shape))}
+        return {**channels, "gradient": downlink(config, zeros(shape))}
     for other in range(parties):
         if other != index:
-            channels[f"other-{other}"] = uplink(config, torch.zeros(shape))
-    return {**channels, "top": downlink(config, torch.zeros(1, top_size))}
+            channels[f"other-{other}"] = uplink(config, zeros(shape))
+    return {**channels, "top": downlink(config, zeros((1, top_size)))}
+
+
+def zeros(shape: tuple[int, int]) -> Tensor:
+    """A table of zeros on the CPU, which takes memory as it is written to."""
+    return torch.from_numpy(np.zeros(shape, np.float32))
 
 
 def top_window(steps: int) -> Window:

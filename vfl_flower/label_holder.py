@@ -111,9 +111,9 @@ class LabelHolder:
         }
         self.changes = codecs.changes(config)
         self.gradients = {
-            party: codecs.downlink(config, torch.zeros(shape)) for party in sizes if not shared
+            party: codecs.downlink(config, codecs.zeros(shape)) for party in sizes if not shared
         }
-        self.top_link = codecs.downlink(config, torch.zeros(1, count(self.top)))
+        self.top_link = codecs.downlink(config, codecs.zeros((1, count(self.top))))
         self.secret = secrets.token_bytes(16)  # decides zeroth-order directions of the top model
         if config.noise_seed >= 0:
             self.secret = f"{config.noise_seed} top model".encode()

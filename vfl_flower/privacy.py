@@ -2,7 +2,7 @@
 
 ``perturbed-embedding`` (VAFL section 4) protects the feature values of a record of one party, from
 the label holder and whoever reads its messages (with shared labels, the other parties), over all
-uploads of that record by that party. What
+uploads of that record by that party; a codec adds nothing to it, and takes nothing from it. What
 the party's parameters learn from a record, and other rows' uploads then show of it, is not bounded
 by it; nor does it protect labels from the parties.
 
