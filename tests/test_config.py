@@ -14,6 +14,7 @@ from tests.conftest import Start
 from vfl_flower import codecs
 from vfl_flower.config import flower_defaults, keys
 from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.party import Party
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 FREE_TEXT = {"dataset", "label", "device", "out"}
@@ -322,8 +323,8 @@ def test_surrogates_that_do_not_fit_into_memory_are_refused_with_a_sentence(
     assert sentence.startswith("Error feedback needs ") and sentence.endswith("fewer rows.")
     assert "\n" not in sentence
     monkeypatch.setattr(codecs, "free_memory", lambda: 1000.0)
-    with pytest.raises(VflError, match=r"Error feedback needs .* for this party's surrogates"):
-        run(2, given)
+    with pytest.raises(ConfigError, match=r"Error feedback needs .* for this party's surrogates"):
+        Party(resolve(given), 0, 2, 1)
 
 
 def test_without_surrogates_memory_does_not_matter(
