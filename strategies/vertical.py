@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -27,8 +27,9 @@ from vfl_flower.batches import steps_per_epoch
 from vfl_flower.codecs import check_memory, party_bytes
 from vfl_flower.config import RunConfig
 from vfl_flower.data import Labels
-from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.errors import ConfigError, OutOfStepError, PartyError, VflError
 from vfl_flower.label_holder import Arrival, LabelHolder, Metrics
+from vfl_flower.local_grid import engine_of
 from vfl_flower.models import embedding_size, load_model, model_arrays
 from vfl_flower.privacy import accountant
 from vfl_flower.provenance import code_digest, peak_memory_mb
@@ -38,9 +39,9 @@ from vfl_flower.records import (
     Description,
     EmbedOrder,
     EvaluateOrder,
-    Order,
     RejoinOrder,
     TrainOrder,
+    Turn,
     Upload,
     pack,
     read_reply,
@@ -51,13 +52,13 @@ from vfl_flower.records import (
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
-O = TypeVar("O", bound=Order)  # noqa: E741
+O = TypeVar("O", bound=Turn)  # noqa: E741
 T = TypeVar("T")
 
 _SLEEPS = (0.001, 0.05)  # seconds between two looks for replies: the first, and the longest
 _WINDOWS = {  # what hides each runtime's cost, and costs no accuracy
-    "first-order": {"local": 1, "ray": 8, "supernodes": 16},
-    "zeroth-order": {"local": 16, "ray": 64, "supernodes": 64},
+    "first-order": {"local": 1, "stream": 8, "ray": 8, "supernodes": 16},
+    "zeroth-order": {"local": 16, "stream": 64, "ray": 64, "supernodes": 64},
 }
 _FINAL = 1 << 30  # number of the evaluation after the last step
 
@@ -69,7 +70,7 @@ class Seat:
     party: int
     node_id: int
     exchange: int = 0  # number of the last message sent
-    in_flight: Order | None = None
+    in_flight: Turn | None = None
     sent_at: float = 0.0
     awaits_quorum: bool = False
     feedback: Arrays = field(default_factory=dict)  # for its last window, to go with its next turn
@@ -79,6 +80,7 @@ class Seat:
     evaluation: int = 0  # number of the last that it answered
     alive: bool = True
     asked_back: int = 0  # number of the evaluation at which a failed party was last asked back
+    unserved: Turn | None = None  # what it could not serve for want of state: to be sent anew
 
     @property
     def done(self) -> bool:
@@ -263,7 +265,8 @@ class Vertical(Strategy):
         for seat, _, message in self._answers_to(EvaluateOrder, replies):
             use = partial(self.holder.receive_test, seat.party, seat.surrogates)
             self._take(seat, message, use)
-            seat.evaluation = seat.evaluation_sent
+            if not seat.unserved:
+                seat.evaluation = seat.evaluation_sent
         return self._record_if_all_are_in()
 
     @property
@@ -473,8 +476,12 @@ class Vertical(Strategy):
     @property
     def engine(self) -> str:
         """Which of the three runtimes carries the messages."""
-        in_simulation = type(self.grid).__name__ == "InMemoryGrid"  # its module has moved before
-        return str(getattr(self.grid, "engine", "ray" if in_simulation else "supernodes"))
+        return engine_of(self.grid)
+
+    @property
+    def transport(self) -> str:
+        """What carries them there: Flower's messages, a stream, or in process nothing."""
+        return str(getattr(self.grid, "transport", "messages"))
 
     @property
     def schedule(self) -> str:
@@ -482,7 +489,8 @@ class Vertical(Strategy):
         return "sync" if self.coordinated else "async" if self.quorum == 1 else "t-sync"
 
     def _choose_window(self) -> int:
-        window = self.config.window or _WINDOWS[self.config.estimator][self.engine]
+        runtime = "stream" if self.transport == "stream" else self.engine
+        window = self.config.window or _WINDOWS[self.config.estimator][runtime]
         if self.config.max_delay and window > self.config.max_delay:
             if self.config.window:
                 raise ConfigError(
@@ -511,7 +519,7 @@ class Vertical(Strategy):
 
     def _fail(self, seat: Seat, error: PartyError) -> None:
         """Stop, or go on without a party, by its last embeddings."""
-        seat.in_flight = None
+        seat.in_flight = seat.unserved = None
         self._waiting = {key: other for key, other in self._waiting.items() if other is not seat}
         if not seat.alive:  # it was asked back, and does not come
             return
@@ -527,11 +535,39 @@ class Vertical(Strategy):
         for seat in self.seats:
             if not seat.alive and not seat.in_flight and seat.asked_back < self._due:
                 seat.asked_back = self._due
-                known = self.holder.surrogate_of(seat.party)
-                yield self._message(seat, RejoinOrder(exchange=seat.exchange + 1, arrays=known))
+                yield self._message(seat, self._rejoin_order(seat))
+
+    def _rejoin_order(self, seat: Seat) -> RejoinOrder:
+        known = self.holder.surrogate_of(seat.party)
+        outputs = self.labels.outputs
+        return RejoinOrder(exchange=seat.exchange + 1, outputs=outputs, arrays=known)
+
+    def _bring_into_step(self, seat: Seat, error: OutOfStepError) -> None:
+        """A party has an older state than it should: tell it what is known of it, and go on."""
+        order = seat.in_flight
+        if isinstance(order, RejoinOrder) or self.config.labels == "shared" or seat.unserved:
+            self._fail(seat, PartyError(f"Party {seat.party}", str(error)))
+            return
+        notice.warning(
+            "Party %d %s It goes on from there; what it has learned since then is lost.",
+            seat.party,
+            str(error).removeprefix("failed: "),
+        )
+        seat.unserved = order
+        self._send([self._message(seat, self._rejoin_order(seat))])
 
     def _rejoin(self, seat: Seat) -> None:
+        """It has taken over what the label holder knows of it."""
         self.holder.rejoined(seat.party)
+        if seat.unserved:
+            # Its feedback was for a window that the party does not know of any more.
+            arrays = {
+                key: seat.unserved.arrays[key] for key in seat.unserved.arrays if key == "ids"
+            }
+            order = replace(seat.unserved, exchange=seat.exchange + 1, arrays=arrays)
+            seat.surrogates = self.holder.digest_for(seat.party)
+            self._send([self._message(seat, order)])
+            return
         seat.alive = True
         seat.awaits_quorum = False  # what it sent before is not answered any more
         self.arrivals = [arrival for arrival in self.arrivals if arrival.party != seat.party]
@@ -542,7 +578,7 @@ class Vertical(Strategy):
 
     # --- messages -------------------------------------------------------------------------------
 
-    def _message(self, seat: Seat, order: Order) -> Message:
+    def _message(self, seat: Seat, order: Turn) -> Message:
         """The message of a party's turn; from now on it is in flight."""
         seat.exchange += 1
         seat.in_flight = order
@@ -601,7 +637,6 @@ class Vertical(Strategy):
 
     def _take(self, seat: Seat, message: Message, use: Callable[[Upload], T]) -> T | None:
         """What ``use`` makes of a party's answer to its last message; else the party has failed."""
-        who = f"Party {seat.party}"
         try:
             upload = read_reply(message, Upload)
             if (upload.party, upload.exchange) != (seat.party, seat.exchange):
@@ -610,8 +645,11 @@ class Vertical(Strategy):
                     f"{seat.exchange} of party {seat.party} was due."
                 )
             used = use(upload)
+        except OutOfStepError as error:
+            self._bring_into_step(seat, error)
+            return None
         except VflError as error:
-            self._fail(seat, PartyError(who, str(error)))
+            self._fail(seat, PartyError(f"Party {seat.party}", str(error)))
             return None
         self.party_memory_mb = max(self.party_memory_mb, upload.peak_memory_mb)
         if isinstance(seat.in_flight, EvaluateOrder):
@@ -619,7 +657,7 @@ class Vertical(Strategy):
         else:
             self.traffic.exchanges += 1
             self.traffic.bytes_up += upload.nbytes
-        seat.in_flight = None
+        seat.in_flight = seat.unserved = None
         return used
 
     def _receive(self, replies: Iterable[Message]) -> None:
@@ -634,8 +672,16 @@ class Vertical(Strategy):
             ids = query.arrays["ids"]
             self._take(seat, message, partial(self.holder.refresh, seat.party, ids))
         for seat, _, message in self._answers_to(RejoinOrder, replies):
-            if self._take(seat, message, lambda upload: True):
-                self._rejoin(seat)
+            try:
+                description = read_reply(message, Description)
+                if description.party != seat.party:
+                    raise VflError(f"came back as party {description.party}.")
+                self._check(description, len(self.seats))
+            except VflError as error:
+                self._fail(seat, PartyError(f"Party {seat.party}", str(error)))
+                continue
+            seat.in_flight = None
+            self._rejoin(seat)
 
     def _refresh(self, group: Sequence[Arrival]) -> None:
         """Bounded delay: ask late parties for fresh embeddings of the rows that are to be used."""

@@ -240,8 +240,8 @@ def test_a_party_is_not_asked_back_to_noise_that_it_has_used(number: int) -> Non
     for _ in range(2):
         UPLOADS["embed"](party)
     with pytest.raises(VflError, match="message"):
-        party.rejoin(RejoinOrder(exchange=number))
-    party.rejoin(RejoinOrder(exchange=7))  # it may have missed some
+        party.rejoin(RejoinOrder(exchange=number, outputs=party.outputs))
+    party.rejoin(RejoinOrder(exchange=7, outputs=party.outputs))  # it may have missed some
     assert UPLOADS["embed"](party).exchange == 8
 
 

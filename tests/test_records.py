@@ -54,7 +54,7 @@ ORDERS = [
     TrainOrder(exchange=2, epoch=1, first=4, steps=5, coordinated=True),
     EvaluateOrder(exchange=3),
     EmbedOrder(exchange=4),
-    RejoinOrder(exchange=5),
+    RejoinOrder(exchange=5, outputs=10),
 ]
 ANSWERS = [
     Description(

@@ -1,4 +1,7 @@
-"""The Flower ClientApp of a party: five messages, each served by a method of `Party`."""
+"""The Flower ClientApp of a party: five messages, each served by a method of `Party`.
+
+A sixth, "session", brings those five over a stream.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
-from vfl_flower.errors import VflError
+from vfl_flower import stream
+from vfl_flower.errors import OutOfStepError, VflError
 from vfl_flower.party import Party, identity
 from vfl_flower.records import (
     DescribeOrder,
@@ -62,7 +66,17 @@ def embed(message: Message, context: Context) -> Message:
 @app.query("rejoin")
 def rejoin(message: Message, context: Context) -> Message:
     """Go on after a failure, by what the label holder knows."""
-    return _serve(message, context, RejoinOrder, Party.rejoin)
+
+    def resume_or_begin(context: Context, order: RejoinOrder) -> Party:
+        return Party.resume(context) if context.state else Party(*identity(context), order.outputs)
+
+    return _serve(message, context, RejoinOrder, Party.rejoin, resume_or_begin)
+
+
+@app.query("session")
+def session(message: Message, context: Context) -> Message:
+    """Serve the messages of a stream, until it ends."""
+    return stream.serve(app, message, context)
 
 
 def _serve(
@@ -80,7 +94,7 @@ def _serve(
         party.keep(context)
         return to_reply(payload, message)
     except VflError as error:
-        return to_failure(str(error), message)
+        return to_failure(str(error), message, isinstance(error, OutOfStepError))
     except Exception as error:  # told to the label holder without its text, which may quote data
         log(ERROR, "%s", "".join(traceback.format_tb(error.__traceback__)))
         place = traceback.extract_tb(error.__traceback__)[-1]

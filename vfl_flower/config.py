@@ -8,6 +8,7 @@ system that ``strategy`` names, then from the defaults below.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -230,6 +231,23 @@ class RunConfig:
         "experiments only",
     )
     # Running
+    transport: str = _key(
+        "auto",
+        "on SuperNodes: a stream between label holder and parties, Flower's messages, or auto, a "
+        "stream if every party can connect",
+        choices=("auto", "stream", "messages"),
+    )
+    stream_address: str = _key(
+        "127.0.0.1",
+        "host name or IP by which parties reach the label holder; with :PORT, where a router or "
+        "relay forwards that port to the one listened on",
+    )
+    stream_ports: str = _key(
+        "9500-9599", "port that the label holder listens on, or the range to find a free one in"
+    )
+    session_seconds: float = _key(
+        600.0, "seconds after which parties keep their state, and streams are opened anew"
+    )
     parties: int = _key(0, "number of parties to wait for; 0: as many as there are nodes")
     party_timeout: float = _key(600.0, "seconds that a party may stay silent")
     on_party_failure: str = _key(
@@ -257,7 +275,7 @@ class RunConfig:
         self._at_least(0, "inner_noise", "noise_multiplier", "seed")
         self._at_least(-1, "noise_seed")
         self._above(0, "party_timeout", "embedding_noise", "embedding_bound", "mu", "clip")
-        self._above(0, "epsilon", "eval_every")
+        self._above(0, "epsilon", "eval_every", "session_seconds")
         if self.mu < 1e-6:
             raise ConfigError(f"mu = {self.mu} is lost in 32-bit numbers: give at least 1e-6.")
         for name in ("test_fraction", "delta"):
@@ -271,6 +289,34 @@ class RunConfig:
             )
         self._check_scalar_privacy()
         self._check_codecs()
+        _ = self.stream_host_and_port, self.stream_port_range  # parsed, to find what is wrong
+
+    @property
+    def stream_host_and_port(self) -> tuple[str, int | None]:
+        """The parts of ``stream-address``; an IPv6 address has brackets where a port follows."""
+        matched = re.fullmatch(r"\[(.+)\](?::(\d+))?|([^:\s]+)(?::(\d+))?", self.stream_address)
+        if matched is None and re.fullmatch(r"[0-9a-fA-F:.]+", self.stream_address):
+            return self.stream_address, None  # IPv6
+        if matched is None:
+            raise ConfigError(
+                f"stream-address = {self.stream_address!r} is no address: give a host name or an "
+                "IP, and after a colon a port if it is not the one listened on."
+            )
+        port = matched[2] or matched[4]
+        return matched[1] or matched[3], int(port) if port else None
+
+    @property
+    def stream_port_range(self) -> range:
+        """The ports of ``stream-ports``."""
+        matched = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", self.stream_ports)
+        first = int(matched[1]) if matched else 0
+        last = int(matched[2] or matched[1]) if matched else 0
+        if not 1 <= first <= last < 2**16:
+            raise ConfigError(
+                f"stream-ports = {self.stream_ports!r} must be a port, or a range such as "
+                "'9500-9599'."
+            )
+        return range(first, last + 1)
 
     @property
     def uplink_surrogates(self) -> bool:

@@ -11,6 +11,10 @@ class ConfigError(VflError):
     """A run configuration, data set or model that cannot work; raised before any training."""
 
 
+class OutOfStepError(VflError):
+    """A party's state is not that of the last message that it was sent; it has served nothing."""
+
+
 class PartyError(VflError):
     """A party failed, or sent something that must not be used."""
 

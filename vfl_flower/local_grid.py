@@ -42,6 +42,12 @@ def delay_seconds(config: RunConfig, party: int, parties: int, activation: int) 
     return float(generator.exponential(party + 1))
 
 
+def engine_of(grid: Grid) -> str:
+    """Which runtime carries a Grid's messages: local, ray or supernodes."""
+    in_simulation = type(grid).__name__ == "InMemoryGrid"  # its module has moved before
+    return str(getattr(grid, "engine", "ray" if in_simulation else "supernodes"))
+
+
 class LocalGrid(Grid):
     """The in-process engine: one virtual node for each party.
 
@@ -54,6 +60,7 @@ class LocalGrid(Grid):
     """
 
     engine = "local"
+    transport = "none"
 
     def __init__(
         self, client_app: ClientApp, parties: int, run_config: Mapping[str, Any], config: RunConfig

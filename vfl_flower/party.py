@@ -22,7 +22,7 @@ from vfl_flower import codecs, first_order, records, zeroth_order
 from vfl_flower.batches import Window, divisors, draw_window, take
 from vfl_flower.config import RunConfig
 from vfl_flower.data import load_features
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.models import (
     as_tensor,
     build_bottom,
@@ -38,10 +38,10 @@ from vfl_flower.privacy import Perturbation
 from vfl_flower.provenance import code_digest, peak_memory_mb
 from vfl_flower.records import (
     Arrays,
-    DescribeOrder,
     Description,
     EmbedOrder,
     EvaluateOrder,
+    Order,
     RejoinOrder,
     TrainOrder,
     Upload,
@@ -75,7 +75,9 @@ class Party:
         self.exchange = 0  # number of the last message served
         self.pending: TrainOrder | None = None  # the window that awaits feedback
         # Decides noise, directions and Poisson mini-batches; known to this party alone.
-        self.secret = b""
+        self.secret = secrets.token_bytes(16)
+        if config.noise_seed >= 0:
+            self.secret = f"{config.noise_seed} {index}".encode()
         # What this process may still have from the last message: the record that holds this very
         # model, and of the pending window the features, with the embeddings and their graph (first
         # order), or the directions (zeroth order).
@@ -88,7 +90,7 @@ class Party:
         """The party of a node, as the last message left it."""
         scalars = records.load_scalars(context.state)
         if not scalars:
-            raise VflError("was never asked to describe itself: start the run again.")
+            raise OutOfStepError("has no state of this run.")
         config, index, parties = identity(context)
         party = _skeletons.get((index, parties))
         if party is None or (party.config, party.outputs) != (config, scalars["outputs"]):
@@ -143,12 +145,8 @@ class Party:
 
     # --- the messages ---------------------------------------------------------------------------
 
-    def describe(self, order: DescribeOrder) -> Description:
-        """Begin anew: a secret of its own, and what the label holder must check."""
-        if self.config.noise_seed < 0:
-            self.secret = secrets.token_bytes(16)
-        else:
-            self.secret = f"{self.config.noise_seed} {self.index}".encode()
+    def describe(self, order: Order) -> Description:
+        """What the label holder must check before this party may train."""
         return Description(
             party=self.index,
             parties=self.parties,
@@ -201,7 +199,7 @@ class Party:
         window = Window(ids, np.array([len(ids)], np.int32))
         return self._upload(self._encoded("embedding", h, window))
 
-    def rejoin(self, order: RejoinOrder) -> Upload:
+    def rejoin(self, order: RejoinOrder) -> Description:
         """Go on after a failure, with the label holder's count and copy of the surrogate."""
         if order.exchange <= self.exchange:  # its number decides noise and directions
             raise VflError(f"was asked to go back to message {order.exchange}: it has served it.")
@@ -215,16 +213,13 @@ class Party:
                     channel.surrogate.copy_(as_tensor(known))
                 else:
                     channel.surrogate.zero_()
-        return self._upload({})
+        return self.describe(order)
 
     # --- what they have in common ---------------------------------------------------------------
 
     def _count(self, exchange: int) -> None:
         if exchange != self.exchange + 1:
-            raise VflError(
-                f"got message {exchange} after message {self.exchange}, and left it unserved: "
-                "start the run again."
-            )
+            raise OutOfStepError(f"got message {exchange} after message {self.exchange}.")
         self.exchange = exchange
 
     def _embed(self, order: TrainOrder, window: Window) -> Arrays:

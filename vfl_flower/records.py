@@ -15,9 +15,17 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.serde import (
+    message_from_proto,
+    message_to_proto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from numpy.typing import NDArray
 
-from vfl_flower.errors import VflError
+from vfl_flower.errors import OutOfStepError, VflError
 
 Arrays = dict[str, NDArray[Any]]
 P = TypeVar("P", bound="Payload")
@@ -64,16 +72,21 @@ class DescribeOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOrder(Order):
+class Turn(Order):
+    """One of a party's messages, numbered from 1, so that one that comes twice is noticed."""
+
+    exchange: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOrder(Turn):
     """The feedback for the last window, in ``arrays``, and the order for the next.
 
-    ``exchange`` numbers a party's messages from 1, so that one that comes twice is noticed.
     ``coordinated`` says whose order of the rows counts: the one that all parties share, or the
     party's own.
     """
 
     kind: ClassVar[str] = "train"
-    exchange: int
     epoch: int
     first: int
     steps: int
@@ -81,38 +94,52 @@ class TrainOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOrder(Order):
+class EvaluateOrder(Turn):
     """The feedback for the last window, if any; upload the embeddings of the test rows."""
 
     kind: ClassVar[str] = "evaluate"
-    exchange: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedOrder(Order):
+class EmbedOrder(Turn):
     """Upload fresh embeddings of the training rows in ``arrays["ids"]`` (bounded delay).
 
     The other arrays are the feedback for the last window, if there is any to come with it.
     """
 
     kind: ClassVar[str] = "query.embed"
-    exchange: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class RejoinOrder(Order):
+class RejoinOrder(Turn):
     """Go on after a failure: count messages from this one, and forget the window before it.
 
-    ``arrays["embedding"]`` is the label holder's copy of the party's surrogate, if there is one.
+    ``arrays["embedding"]`` is the label holder's copy of the party's surrogate, if there is one. A
+    party that has lost all its state begins anew, as by `DescribeOrder`.
     """
 
     kind: ClassVar[str] = "query.rejoin"
-    exchange: int
+    outputs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOrder(Order):
+    """Connect to the label holder's stream, and serve what it carries (`vfl_flower.stream`).
+
+    ``address`` is where, ``certificate`` the only one to accept there (PEM), ``token`` what to show
+    for oneself, once, and ``keep`` whether the party keeps its state in a file.
+    """
+
+    kind: ClassVar[str] = "query.session"
+    address: str
+    certificate: str
+    token: str
+    keep: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description(Payload):
-    """A party's answer to `DescribeOrder`: what must agree before training begins."""
+    """A party's answer to `DescribeOrder` and `RejoinOrder`: what must agree before it trains."""
 
     party: int
     parties: int
@@ -137,6 +164,15 @@ class Upload(Payload):
     surrogates: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SessionEnd(Payload):
+    """A party's answer to `SessionOrder`, when the session is over: why, if it broke."""
+
+    connected: bool  # whether it ever was
+    served: int
+    cause: str
+
+
 # --- messages to and from Flower ----------------------------------------------------------------
 
 
@@ -155,9 +191,23 @@ def to_reply(payload: Payload, message: Message) -> Message:
     return Message(_to_record(payload), reply_to=message)
 
 
-def to_failure(sentence: str, message: Message) -> Message:
+def to_bytes(message: Message) -> bytes:
+    """A whole message in Flower's protobuf."""
+    return bytes(message_to_proto(message).SerializeToString())
+
+
+def from_bytes(body: bytes) -> Message:
+    """The message that `to_bytes` made these bytes of."""
+    try:
+        return message_from_proto(ProtoMessage.FromString(body))
+    except Exception:  # whatever protobuf and Flower say of bytes from elsewhere
+        raise VflError("a frame that is no Flower message") from None
+
+
+def to_failure(sentence: str, message: Message, out_of_step: bool = False) -> Message:
     """A party's answer to a message that it could not serve; the sentence holds no data."""
-    return Message(RecordDict({_FAILURE: ConfigRecord({"cause": sentence})}), reply_to=message)
+    failure = ConfigRecord({"cause": sentence, "out-of-step": out_of_step})
+    return Message(RecordDict({_FAILURE: failure}), reply_to=message)
 
 
 def read_reply(message: Message, kind: type[P]) -> P:
@@ -167,14 +217,15 @@ def read_reply(message: Message, kind: type[P]) -> P:
     ------
     VflError
         If the party failed, or its answer lacks the fields and types that it should have; a
-        sentence without its subject, the party.
+        sentence without its subject, the party. `OutOfStepError`, if all that it lacks is state.
     """
     if message.has_error():
         reason = " ".join((message.error.reason or "").split())[:300]
         raise VflError(f"failed: {reason or f'Flower error {message.error.code}'}")
     if _FAILURE in message.content:
-        cause = _record(message.content, _FAILURE, ConfigRecord).get("cause", "it did not say why")
-        raise VflError(f"failed: {cause!s}")
+        failure = _record(message.content, _FAILURE, ConfigRecord)
+        kind_of_error = OutOfStepError if failure.get("out-of-step") is True else VflError
+        raise kind_of_error(f"failed: {failure.get('cause', 'it did not say why')!s}")
     return _from_record(message.content, kind)
 
 
@@ -261,6 +312,19 @@ class _LiveArray(Array):
 
     def __reduce__(self) -> tuple[type[Array], tuple[str, tuple[int, ...], str, bytes]]:
         return Array, (self.dtype, self.shape, self.stype, self.data)
+
+
+def state_to_bytes(state: RecordDict) -> bytes:
+    """All of a node's ``Context.state``, in Flower's protobuf."""
+    return bytes(recorddict_to_proto(state).SerializeToString())
+
+
+def state_from_bytes(body: bytes) -> RecordDict:
+    """What `state_to_bytes` made these bytes of."""
+    try:
+        return recorddict_from_proto(ProtoRecordDict.FromString(body))
+    except Exception:  # whatever protobuf and Flower say of bytes from elsewhere
+        raise VflError("no state of a party") from None
 
 
 def load_scalars(state: RecordDict) -> Mapping[str, Any]:

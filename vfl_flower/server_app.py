@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 from flwr.app import Context
@@ -13,8 +14,10 @@ from strategies.vertical import Vertical
 from vfl_flower.config import RunConfig, keys
 from vfl_flower.data import load_labels
 from vfl_flower.errors import VflError
+from vfl_flower.local_grid import engine_of
 from vfl_flower.provenance import code_digest, versions
 from vfl_flower.results import Results
+from vfl_flower.stream import StreamGrid
 
 log = logging.getLogger("flwr")
 
@@ -43,13 +46,15 @@ def main(grid: Grid, context: Context) -> None:
     results = Results(config)
     strategy = strategies.SYSTEMS[config.strategy](config, labels, results.add)
     failure = None
-    try:
-        strategy.start(grid)
-    except BaseException as error:
-        failure = str(error) or type(error).__name__
-        raise
-    finally:
-        results.finish(summarise(config, strategy, failure), strategy.top_arrays())
+    streams = config.transport != "messages" and engine_of(grid) == "supernodes"
+    with StreamGrid(grid, config) if streams else nullcontext(grid) as grid:
+        try:
+            strategy.start(grid)
+        except BaseException as error:
+            failure = str(error) or type(error).__name__
+            raise
+        finally:
+            results.finish(summarise(config, strategy, failure), strategy.top_arrays())
 
 
 def summarise(config: RunConfig, strategy: Vertical, failure: str | None) -> dict[str, Any]:
@@ -57,6 +62,7 @@ def summarise(config: RunConfig, strategy: Vertical, failure: str | None) -> dic
     return {
         "strategy": config.strategy,
         "engine": strategy.engine,
+        "transport": strategy.transport,
         "dataset": config.dataset,
         **strategy.figures(),
         "seed": config.seed,
