@@ -2,7 +2,8 @@
 
 They live on loopback and free ports, in a temporary folder that is their FLWR_HOME and from which
 they start, so that they neither read nor write the user's Flower and run no other checkout's code.
-They use the installed packages as they are. Each ends with its ``with`` block.
+SuperNodes reach their SuperLink over TLS, and authenticate themselves. All use the installed
+packages as they are, and each ends with its ``with`` block.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from vfl_flower.certificates import self_signed, supernode_keys
 from vfl_flower.config import flower_defaults
 from vfl_flower.errors import VflError
 
@@ -48,12 +51,22 @@ class SuperLink:
         self._temporary = tempfile.TemporaryDirectory(prefix="vfl-flower-")
         self.home = Path(self._temporary.name)
         self.port = free_port()
+        connection = "insecure = true"
+        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
+        if self.simulation:
+            command += ["--simulation", "--insecure"]
+        else:
+            key, certificate = self_signed("127.0.0.1")
+            (self.home / "superlink.key").write_bytes(key)
+            (self.home / "superlink.crt").write_bytes(certificate)
+            connection = f'root-certificates = "{self.home}/superlink.crt"'
+            command += ["--enable-supernode-auth", "--ssl-keyfile", f"{self.home}/superlink.key"]
+            command += ["--ssl-certfile", f"{self.home}/superlink.crt"]
+            command += ["--ssl-ca-certfile", f"{self.home}/superlink.crt"]
         (self.home / "config.toml").write_text(
             '[superlink]\ndefault = "own"\n\n'
-            f'[superlink.own]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+            f'[superlink.own]\naddress = "127.0.0.1:{self.port}"\n{connection}\n'
         )
-        command = ["flower-superlink", "--insecure", "--host", "127.0.0.1"]
-        command += ["--port", str(self.port)] + ["--simulation"] * self.simulation
         self._process = self.start(command, self.home / "superlink.log")
         deadline = time.monotonic() + _STARTING_SECONDS
         while not self._healthy():
@@ -75,8 +88,19 @@ class SuperLink:
 
     @contextmanager
     def supernode(self, party: int, parties: int) -> Iterator[subprocess.Popen[bytes]]:
-        """A SuperNode of this SuperLink, for one party."""
-        command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}"]
+        """A SuperNode of this SuperLink, for one party; started again, it has the same key."""
+        key = self.home / f"supernode-{party}"
+        if not key.exists():
+            private, public = supernode_keys()
+            key.write_bytes(private)
+            key.with_suffix(".pub").write_bytes(public)
+            register = ["flwr", "supernode", "register", f"{key}.pub", "own"]
+            log = self.home / f"register-{party}.log"
+            if self.start(register, log).wait():
+                raise VflError(f"Flower did not register a SuperNode; it said: {log.read_text()}")
+        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}"]
+        command += ["--root-certificates", str(self.home / "superlink.crt")]
+        command += ["--auth-supernode-private-key", str(key)]
         command += ["--host", "127.0.0.1", "--port", str(free_port())]
         command += ["--node-config", f"partition-id={party} num-partitions={parties}"]
         process = self.start(command, self.home / f"supernode-{party}.log")
@@ -123,8 +147,12 @@ class SuperLink:
             )
 
     def _healthy(self) -> bool:
+        trust = None
+        if not self.simulation:
+            trust = ssl.create_default_context(cafile=str(self.home / "superlink.crt"))
+        url = f"http{'s' if trust else ''}://127.0.0.1:{self.port}/health"
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2) as reply:
+            with urllib.request.urlopen(url, timeout=2, context=trust) as reply:
                 return bool(reply.status == 200)
         except (urllib.error.URLError, OSError):
             return False

@@ -14,12 +14,11 @@ through a stream (the data plane):
 4. The session ends when the label holder ends the call. The party then answers its Flower message,
    and so its SuperNode keeps its ``Context.state``.
 
-A frame is a Flower message in Flower's own protobuf, with its length before it, cut into chunks.
+A frame is a Flower message in Flower's own protobuf, in chunks if it is long.
 """
 
 from __future__ import annotations
 
-import datetime
 import ipaddress
 import logging
 import secrets
@@ -33,16 +32,13 @@ from types import TracebackType
 from typing import Any
 
 import grpc
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from vfl_flower import party_file
+from vfl_flower.certificates import self_signed
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.local_grid import engine_of
@@ -64,6 +60,7 @@ _METHOD = "/vfl_flower.Stream/Exchange"
 _TOKEN = "vfl-token"  # of the call's metadata, and of the answer's
 _NAME = "vfl-flower"  # whom the certificate names; that it is this very one is what counts
 _CHUNK = 2**20  # bytes of a gRPC message, at most
+_LONG = b"\0"  # begins no Flower message
 _LARGEST = 2**31 - 2**20  # bytes of a frame: Flower's own limit for a message, nearly
 _PARTIES = 256  # streams at a time, at most
 _FIRST_SECONDS = 10.0  # in which a party must reach the label holder for the first time
@@ -78,6 +75,8 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 10_000),  # notices a network that drops packets silently
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.lookahead_bytes", 2**22),  # a window of embeddings at once
+    ("grpc.http2.max_frame_size", 2**22),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]
@@ -87,10 +86,12 @@ _OPTIONS = [
 
 
 def chunks(body: bytes) -> Iterator[bytes]:
-    """A frame as it is sent: its length in 8 bytes and its bytes, in chunks."""
-    first = _CHUNK - 8
-    yield len(body).to_bytes(8, "big") + body[:first]
-    for start in range(first, len(body), _CHUNK):
+    """A frame as it is sent: whole, or if it is long its length and then pieces of it."""
+    if len(body) <= _CHUNK:
+        yield body
+        return
+    yield _LONG + len(body).to_bytes(8, "big")
+    for start in range(0, len(body), _CHUNK):
         yield body[start : start + _CHUNK]
 
 
@@ -100,25 +101,25 @@ def frames(received: Iterable[bytes]) -> Iterator[bytes]:
     Raises
     ------
     VflError
-        If a chunk does not fit where it comes, or a frame is larger than any may be.
+        If a frame is longer than it said, or than any may be.
     """
-    parts: list[bytes] = []
+    pieces: list[bytes] = []
     missing = 0
     for chunk in received:
-        if not parts:
-            if len(chunk) < 8:
-                raise VflError("a frame that does not begin with its length")
-            missing = int.from_bytes(chunk[:8], "big")
+        if missing:
+            pieces.append(chunk)
+            missing -= len(chunk)
+            if missing < 0 or not chunk:
+                raise VflError("a frame of another length than it said")
+            if not missing:
+                yield b"".join(pieces)
+                pieces = []
+        elif chunk.startswith(_LONG):
+            missing = int.from_bytes(chunk[1:], "big")
             if missing > _LARGEST:
                 raise VflError(f"a frame of {missing} bytes, above the limit of {_LARGEST}")
-            chunk = chunk[8:]
-        missing -= len(chunk)
-        parts.append(chunk)
-        if missing < 0 or (missing and not chunk):
-            raise VflError("a frame of another length than it said")
-        if not missing:
-            yield b"".join(parts)
-            parts = []
+        else:
+            yield chunk
 
 
 # --- the label holder's end ---------------------------------------------------------------------
@@ -168,7 +169,7 @@ class StreamGrid(Grid):
         self._sent_by_flower: dict[str, str] = {}  # id of the other Grid -> id of this one
         self._pushed = 0
         self._looked = 0.0
-        key, self._certificate = make_certificate()
+        key, self._certificate = self_signed(_NAME)
         self._server = grpc.server(
             ThreadPoolExecutor(_PARTIES), options=_OPTIONS, maximum_concurrent_rpcs=_PARTIES
         )
@@ -451,30 +452,6 @@ def _end(link: _Link) -> None:
     if link.outbox:
         link.outbox.put(None)
         link.outbox = None
-
-
-def make_certificate() -> tuple[bytes, bytes]:
-    """A fresh private key and the certificate that it signs for itself, both PEM."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _NAME)])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
-        .not_valid_after(now + datetime.timedelta(days=365))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(_NAME)]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return private, certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _listen(server: grpc.Server, credentials: grpc.ServerCredentials, config: RunConfig) -> str:
