@@ -46,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
     results = Results(config)
     strategy = strategies.SYSTEMS[config.strategy](config, labels, results.add)
     failure = None
-    streams = config.transport != "messages" and engine_of(grid) == "supernodes"
+    streams = config.transport != "messages" and engine_of(grid) != "local"
     with StreamGrid(grid, config) if streams else nullcontext(grid) as grid:
         try:
             strategy.start(grid)

@@ -32,6 +32,7 @@ from types import TracebackType
 from typing import Any
 
 import grpc
+import psutil
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
@@ -195,7 +196,7 @@ class StreamGrid(Grid):
     ) -> None:
         with self._changed:
             for link in self._links.values():
-                _end(link)
+                self._end(link)
         deadline = time.monotonic() + _CLOSING
         while any(link.used for link in self._links.values()) and time.monotonic() < deadline:
             self._ended_sessions()
@@ -250,7 +251,7 @@ class StreamGrid(Grid):
                 node = message.metadata.dst_node_id
                 link = self._links.setdefault(node, _Link(node))
                 if time.monotonic() > link.since + self._config.session_seconds:
-                    _end(link)
+                    self._end(link)
                 link.in_flight = key, body
                 self._messages[key] = message
                 if link.outbox:
@@ -302,18 +303,27 @@ class StreamGrid(Grid):
                 else:
                     self._answer_with_error(link, str(error).removeprefix("failed: "))
                 continue
-            if end.connected:
-                continue
-            if self._config.transport == "auto":
-                self._fall_back(end.cause)
+            if not end.connected and self._cannot_connect(link, end.cause):
                 return
-            self._answer_with_error(link, end.cause)
+        if self.engine == "ray" and len(waiting) < len(self._links) and not at_once:
+            actors = _actors()
+            cause = f"waits for one of {actors} Ray actors, and {len(self._links)} would be needed"
+            if actors < len(self._links) and self._cannot_connect(waiting[0], cause):
+                return
         for link in waiting:
             with self._changed:
                 served = not link.in_flight or link.outbox or link.openings - link.used
             # One whose stream has just broken may yet reconnect by itself.
             if not served and time.monotonic() > link.lost + _GRACE:
                 self._open(link)
+
+    def _cannot_connect(self, link: _Link, cause: str) -> bool:
+        """Go on over the other Grid, or give that message up; whether the former."""
+        if self._config.transport == "auto":
+            self._fall_back(cause)
+            return True
+        self._answer_with_error(link, cause)
+        return False
 
     def _ended_sessions(self) -> list[tuple[_Link, Message]]:
         """Links whose Flower message has been answered, and the answers."""
@@ -337,23 +347,26 @@ class StreamGrid(Grid):
             keep=self.engine == "supernodes",
         )
         seconds = self._config.session_seconds + self._config.party_timeout
-        (key,) = self._grid.push_messages([to_message(order, link.node, ttl=2 * seconds)])
-        link.openings.add(key)
-        self._tokens[token] = link, key
+        (key,) = self._push_over_flower([to_message(order, link.node, ttl=2 * seconds)])
+        with self._changed:
+            link.openings.add(key)
+            self._tokens[token] = link, key
+
+    def _push_over_flower(self, messages: list[Message]) -> list[str]:
+        keys = list(self._grid.push_messages(messages))
+        if len(keys) < len(messages) or None in keys:
+            raise ConfigError("Flower did not take a message; its SuperLink's log may say why.")
+        return keys
 
     def _fall_back(self, cause: str) -> None:
         """Hand over to the other Grid, with all that has not been answered."""
-        notice.warning(
-            "A party %s at stream-address: messages travel over Flower instead, which takes "
-            "seconds each. Open that port, or name an address that parties can reach.",
-            cause,
-        )
+        notice.warning("A party %s; so messages travel over Flower, not over streams.", cause)
         with self._changed:
             self.transport = "messages"
             for link in self._links.values():
-                _end(link)
+                self._end(link)
             keys = [link.in_flight[0] for link in self._links.values() if link.in_flight]
-        sent = self._grid.push_messages([self._messages[key] for key in keys])
+        sent = self._push_over_flower([self._messages[key] for key in keys])
         self._sent_by_flower = dict(zip(sent, keys, strict=True))
 
     def _pull_over_flower(self, wanted: set[str]) -> list[Message]:
@@ -365,6 +378,17 @@ class StreamGrid(Grid):
                 mine = self._sent_by_flower.pop(theirs)
                 reply.metadata.__dict__["_reply_to_message_id"] = mine
         return replies
+
+    def _end(self, link: _Link) -> None:
+        """End its stream, and with it the session of the party, once what is queued is sent."""
+        if link.outbox:
+            link.outbox.put(None)
+            link.outbox = None
+        self._tokens = {
+            token: (owner, opening)
+            for token, (owner, opening) in self._tokens.items()
+            if owner is not link or opening not in link.used
+        }
 
     def _answer_with_error(self, link: _Link, reason: str) -> None:
         with self._changed:
@@ -388,19 +412,22 @@ class StreamGrid(Grid):
         shown = dict(call.invocation_metadata()).get(_TOKEN)
         with self._changed:
             found = self._tokens.pop(shown, None) if isinstance(shown, str) else None
-            if found is None or self.transport == "messages":
+            if found is None:
                 log.warning("Refused a stream from %s, which showed no valid token.", call.peer())
                 call.abort(grpc.StatusCode.UNAUTHENTICATED, "this token does not serve")
             assert found is not None  # `abort` raises
             link, opening = found
+            self._end(link)  # of two streams of one party, the later counts
             again = secrets.token_hex(32)
             self._tokens[again] = link, opening
             outbox: SimpleQueue[bytes | None] = SimpleQueue()
-            _end(link)  # of two streams of one party, the later counts
             if opening not in link.used:
                 link.openings -= link.used
                 link.used = {opening}
                 link.since = time.monotonic()
+            if self.transport == "messages":  # too late: its session ends at once
+                outbox.put(None)
+                return link, outbox
             link.outbox = outbox
             if link.in_flight:
                 outbox.put(link.in_flight[1])
@@ -447,11 +474,10 @@ class StreamGrid(Grid):
                 self._changed.notify_all()
 
 
-def _end(link: _Link) -> None:
-    """End its stream, and with it the session of the party, once what is queued is sent."""
-    if link.outbox:
-        link.outbox.put(None)
-        link.outbox = None
+def _actors() -> int:
+    """Actors of the Ray simulation that this process runs."""
+    family = psutil.Process().children(recursive=True)
+    return sum("ray::ClientAppActor" in process.name() for process in family)
 
 
 def _listen(server: grpc.Server, credentials: grpc.ServerCredentials, config: RunConfig) -> str:
