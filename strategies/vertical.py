@@ -293,7 +293,7 @@ class Vertical(Strategy):
     def summary(self) -> None:
         """Log what is about to run."""
         log.info(
-            "%s on %s: %d parties, %d training rows; %s (quorum %d), windows of %d",
+            "%s on %s: %d parties, %d training rows; %s (quorum %d), windows of %d%s",
             self.config.strategy,
             self.config.dataset,
             len(self.seats),
@@ -301,6 +301,9 @@ class Vertical(Strategy):
             self.schedule,
             self.quorum,
             self.window,
+            {"stream": ", over streams", "messages": ", over Flower's messages"}.get(
+                self.transport, ""
+            ),
         )
 
     # --- parties --------------------------------------------------------------------------------

@@ -119,8 +119,11 @@ class SuperLink:
         command = ["flwr", "run", str(app), "own", "--stream"]
         command += ["--run-config", str(self.home / "run.toml")]
         if self.simulation:
-            command += ["--federation-config"]
-            command += [f"num-supernodes={parties} client-resources-num-cpus=1"]
+            # As many actors as parties, up to two for each CPU: with so many they can stream.
+            cpus = os.cpu_count() or 1
+            actors = parties if parties <= 2 * cpus else cpus
+            resources = f"client-resources-num-cpus=1 init-args-num-cpus={actors}"
+            command += ["--federation-config", f"num-supernodes={parties} {resources}"]
         return self.start(command, log)
 
     def start(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:

@@ -192,8 +192,11 @@ def to_reply(payload: Payload, message: Message) -> Message:
 
 
 def to_bytes(message: Message) -> bytes:
-    """A whole message in Flower's protobuf."""
-    return bytes(message_to_proto(message).SerializeToString())
+    """A whole message in Flower's protobuf, which ends at 2 GB."""
+    try:
+        return bytes(message_to_proto(message).SerializeToString())
+    except Exception:  # which of them depends on protobuf's version
+        raise VflError("a message that is too large for protobuf") from None
 
 
 def from_bytes(body: bytes) -> Message:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Condition, Thread
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import psutil
@@ -62,7 +62,7 @@ _TOKEN = "vfl-token"  # of the call's metadata, and of the answer's
 _NAME = "vfl-flower"  # whom the certificate names; that it is this very one is what counts
 _CHUNK = 2**20  # bytes of a gRPC message, at most
 _LONG = b"\0"  # begins no Flower message
-_LARGEST = 2**31 - 2**20  # bytes of a frame: Flower's own limit for a message, nearly
+_LARGEST = 2**31  # bytes of a frame, at most, as in protobuf
 _PARTIES = 256  # streams at a time, at most
 _FIRST_SECONDS = 10.0  # in which a party must reach the label holder for the first time
 _PATIENCE = 60.0  # seconds in which it must do so again, after a stream has broken
@@ -126,12 +126,20 @@ def frames(received: Iterable[bytes]) -> Iterator[bytes]:
 # --- the label holder's end ---------------------------------------------------------------------
 
 
+class _InFlight(NamedTuple):
+    """The message that awaits a party's reply."""
+
+    key: str  # its id
+    frame: bytes
+    message: Message
+
+
 @dataclass
 class _Link:
     """The way to one party."""
 
     node: int
-    in_flight: tuple[str, bytes] | None = None  # id and frame of the message that awaits its reply
+    in_flight: _InFlight | None = None
     outbox: SimpleQueue[bytes | None] | None = None  # of its stream, while there is one
     since: float = 0.0  # when the session began
     lost: float = 0.0  # when its last stream broke
@@ -166,7 +174,6 @@ class StreamGrid(Grid):
         self._links: dict[int, _Link] = {}
         self._tokens: dict[str, tuple[_Link, str]] = {}  # which its opening gave, or the last call
         self._replies: dict[str, Message] = {}
-        self._messages: dict[str, Message] = {}  # in flight, for the other Grid if need be
         self._sent_by_flower: dict[str, str] = {}  # id of the other Grid -> id of this one
         self._pushed = 0
         self._looked = 0.0
@@ -234,7 +241,7 @@ class StreamGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send each message down its party's stream, which is opened if there is none.
 
-        As many ids as messages; fewer, where one is larger than a frame may be.
+        As many ids as messages; fewer, where one is too large.
         """
         if self.transport == "messages":
             return self._grid.push_messages(messages)
@@ -243,8 +250,9 @@ class StreamGrid(Grid):
             self._pushed += 1
             key = f"stream-{self._pushed}"
             message.metadata.__dict__["_message_id"] = key
-            body = to_bytes(message)
-            if len(body) > _LARGEST:
+            try:
+                body = to_bytes(message)
+            except VflError:
                 break
             ids.append(key)
             with self._changed:
@@ -252,8 +260,7 @@ class StreamGrid(Grid):
                 link = self._links.setdefault(node, _Link(node))
                 if time.monotonic() > link.since + self._config.session_seconds:
                     self._end(link)
-                link.in_flight = key, body
-                self._messages[key] = message
+                link.in_flight = _InFlight(key, body, message)
                 if link.outbox:
                     link.outbox.put(body)
         self._look(at_once=True)
@@ -360,14 +367,16 @@ class StreamGrid(Grid):
 
     def _fall_back(self, cause: str) -> None:
         """Hand over to the other Grid, with all that has not been answered."""
-        notice.warning("A party %s; so messages travel over Flower, not over streams.", cause)
+        notice.warning("A party %s. Messages travel over Flower now, not over streams.", cause)
         with self._changed:
             self.transport = "messages"
             for link in self._links.values():
                 self._end(link)
-            keys = [link.in_flight[0] for link in self._links.values() if link.in_flight]
-        sent = self._push_over_flower([self._messages[key] for key in keys])
-        self._sent_by_flower = dict(zip(sent, keys, strict=True))
+            waiting = [link.in_flight for link in self._links.values() if link.in_flight]
+        sent = self._push_over_flower([each.message for each in waiting])
+        self._sent_by_flower = {
+            theirs: each.key for theirs, each in zip(sent, waiting, strict=True)
+        }
 
     def _pull_over_flower(self, wanted: set[str]) -> list[Message]:
         other = {mine: theirs for theirs, mine in self._sent_by_flower.items()}
@@ -394,9 +403,9 @@ class StreamGrid(Grid):
         with self._changed:
             if not link.in_flight:
                 return
-            key, link.in_flight = link.in_flight[0], None
+            waiting, link.in_flight = link.in_flight, None
             error = Error(code=ErrorCode.NODE_UNAVAILABLE, reason=reason)
-            self._replies[key] = Message(error, reply_to=self._messages.pop(key))
+            self._replies[waiting.key] = Message(error, reply_to=waiting.message)
 
     # A stream, in threads of the gRPC server.
 
@@ -430,7 +439,7 @@ class StreamGrid(Grid):
                 return link, outbox
             link.outbox = outbox
             if link.in_flight:
-                outbox.put(link.in_flight[1])
+                outbox.put(link.in_flight.frame)
         if not call.add_callback(lambda: outbox.put(None)):
             outbox.put(None)
         call.send_initial_metadata(((_TOKEN, again),))
@@ -467,9 +476,8 @@ class StreamGrid(Grid):
                     "Refused a message of run %d, node %d, on the stream of node %d of run %d.",
                     *(said.run_id, said.src_node_id, link.node, self._run_id),
                 )
-            elif link.in_flight and said.reply_to_message_id == link.in_flight[0]:
-                self._replies[said.reply_to_message_id] = reply
-                del self._messages[said.reply_to_message_id]
+            elif link.in_flight and said.reply_to_message_id == link.in_flight.key:
+                self._replies[link.in_flight.key] = reply
                 link.in_flight = None
                 self._changed.notify_all()
 
@@ -547,7 +555,10 @@ class _Session:
                 if self._call(channel):
                     return ""
             except grpc.RpcError as error:
-                cause = f"could not reach {address}: {error.details()}"
+                cause = (
+                    f"could not reach {address}, where stream-address and stream-ports send it: "
+                    f"{' '.join((error.details() or '').split())}"
+                )
                 if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                     log.warning("The label holder at %s refused the stream.", address)
                     return f"was refused at {address}"
@@ -556,7 +567,7 @@ class _Session:
             if self.reached:
                 deadline, said = time.monotonic() + _PATIENCE, ""
             if cause != said:
-                log.warning("The party %s; it tries on for a while.", " ".join(cause.split()))
+                log.warning("The party %s; it tries on for a while.", cause)
             said = cause
             if time.monotonic() > deadline:
                 return cause
