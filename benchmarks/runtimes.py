@@ -9,17 +9,11 @@ an epoch has all 60,000 rows; over Flower's messages as many as take some two mi
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from benchmarks.common import CASCADED_MODEL, PARTIES, parser, part_of_mnist, quiet_run, report
-from vfl_flower.engines import Run, run_local, run_ray, run_supernodes
+from vfl_flower.engines import ENGINES
 
-ENGINES: dict[str, Callable[[int, Mapping[str, Any]], Run]] = {
-    "local": run_local,
-    "ray": run_ray,
-    "supernodes": run_supernodes,
-}
 ROWS = {  # of an epoch over messages, by engine and window
     ("ray", 1): 64 * 200,
     ("ray", 8): 64 * 400,

@@ -48,6 +48,7 @@ from vfl_flower.records import (
     to_message,
     unpack,
 )
+from vfl_flower.results import TRANSPORTS
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -301,9 +302,7 @@ class Vertical(Strategy):
             self.schedule,
             self.quorum,
             self.window,
-            {"stream": ", over streams", "messages": ", over Flower's messages"}.get(
-                self.transport, ""
-            ),
+            TRANSPORTS[self.transport],
         )
 
     # --- parties --------------------------------------------------------------------------------

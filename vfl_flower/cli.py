@@ -65,9 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_common(run_parser)
     run_parser.add_argument(
         "--engine",
-        choices=("local", "ray"),
+        choices=("local", "ray", "supernodes"),
         default="local",
-        help="local: in this process (default); ray: Flower's simulation",
+        help="local: in this process (default); ray: Flower's simulation; supernodes: real nodes, "
+        "on this machine",
     )
     compare_parser = commands.add_parser(
         "compare",
@@ -212,9 +213,10 @@ def _run(options: argparse.Namespace) -> None:
     folder = results_folder(strategies.resolve(run_config))
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
     is_new = not folder.exists()
-    start = {"local": engines.run_local, "ray": engines.run_ray}[options.engine]
     try:
-        finished = start(options.parties, {**run_config, "out": str(folder)})
+        finished = engines.ENGINES[options.engine](
+            options.parties, {**run_config, "out": str(folder)}
+        )
         print(headline(finished.summary))
     finally:
         if is_new and (folder / "top.npz").exists():

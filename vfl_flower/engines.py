@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +94,13 @@ def run_supernodes(parties: int, run_config: Mapping[str, Any]) -> Run:
         for party in range(parties):
             stack.enter_context(superlink.supernode(party, parties))
         return _run_on(superlink, parties, config.epochs, run_config)
+
+
+ENGINES: dict[str, Callable[[int, Mapping[str, Any]], Run]] = {
+    "local": run_local,
+    "ray": run_ray,
+    "supernodes": run_supernodes,
+}
 
 
 def _prepare(parties: int, run_config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

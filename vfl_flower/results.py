@@ -26,6 +26,9 @@ _CURVES = (
 )
 
 
+TRANSPORTS = {"none": "", "stream": " over streams", "messages": " over Flower's messages"}
+
+
 class Results:
     """One folder a run; an existing run's is never written over."""
 
@@ -157,7 +160,7 @@ def headline(summary: dict[str, Any]) -> str:
     parts += [
         f"{summary['exchanges']} exchanges",
         f"{up:.2f} MB up, {down:.2f} MB down",
-        f"{summary['seconds']:.1f} s",
+        f"{summary['seconds']:.1f} s{TRANSPORTS[summary['transport']]}",
     ]
     return f"{summary['strategy']}: {', '.join(parts)}"
 
