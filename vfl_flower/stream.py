@@ -26,8 +26,8 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from queue import SimpleQueue
-from threading import Condition, Thread
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -170,9 +170,10 @@ class StreamGrid(Grid):
         self._grid = grid
         self._config = config
         self._run_id = grid.run.run_id
-        self._changed = Condition()
+        self._lock = Lock()  # of links and tokens, which calls change from their own threads
         self._links: dict[int, _Link] = {}
         self._tokens: dict[str, tuple[_Link, str]] = {}  # which its opening gave, or the last call
+        self._inbox: SimpleQueue[tuple[_Link, grpc.ServicerContext, bytes]] = SimpleQueue()
         self._replies: dict[str, Message] = {}
         self._sent_by_flower: dict[str, str] = {}  # id of the other Grid -> id of this one
         self._pushed = 0
@@ -201,7 +202,7 @@ class StreamGrid(Grid):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._changed:
+        with self._lock:
             for link in self._links.values():
                 self._end(link)
         deadline = time.monotonic() + _CLOSING
@@ -255,7 +256,7 @@ class StreamGrid(Grid):
             except VflError:
                 break
             ids.append(key)
-            with self._changed:
+            with self._lock:
                 node = message.metadata.dst_node_id
                 link = self._links.setdefault(node, _Link(node))
                 if time.monotonic() > link.since + self._config.session_seconds:
@@ -269,10 +270,9 @@ class StreamGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies that are in, after waiting a little for one."""
         wanted = set(message_ids)
-        with self._changed:
-            if self.transport == "stream":
-                self._changed.wait_for(lambda: not wanted.isdisjoint(self._replies), _WAIT)
-            found = [self._replies.pop(key) for key in wanted & self._replies.keys()]
+        if self.transport == "stream" and wanted.isdisjoint(self._replies):
+            self._receive()
+        found = [self._replies.pop(key) for key in wanted & self._replies.keys()]
         if found:
             return found
         if self.transport == "stream":
@@ -296,7 +296,7 @@ class StreamGrid(Grid):
 
     def _look(self, at_once: bool = False) -> None:
         """Where a message waits for a stream: see what became of the session, and open one."""
-        with self._changed:
+        with self._lock:
             waiting = [link for link in self._links.values() if link.in_flight and not link.outbox]
         if not waiting or (not at_once and time.monotonic() < self._looked + _POLL):
             return
@@ -318,7 +318,7 @@ class StreamGrid(Grid):
             if actors < len(self._links) and self._cannot_connect(waiting[0], cause):
                 return
         for link in waiting:
-            with self._changed:
+            with self._lock:
                 served = not link.in_flight or link.outbox or link.openings - link.used
             # One whose stream has just broken may yet reconnect by itself.
             if not served and time.monotonic() > link.lost + _GRACE:
@@ -355,7 +355,7 @@ class StreamGrid(Grid):
         )
         seconds = self._config.session_seconds + self._config.party_timeout
         (key,) = self._push_over_flower([to_message(order, link.node, ttl=2 * seconds)])
-        with self._changed:
+        with self._lock:
             link.openings.add(key)
             self._tokens[token] = link, key
 
@@ -368,7 +368,7 @@ class StreamGrid(Grid):
     def _fall_back(self, cause: str) -> None:
         """Hand over to the other Grid, with all that has not been answered."""
         notice.warning("A party %s. Messages travel over Flower now, not over streams.", cause)
-        with self._changed:
+        with self._lock:
             self.transport = "messages"
             for link in self._links.values():
                 self._end(link)
@@ -400,12 +400,37 @@ class StreamGrid(Grid):
         }
 
     def _answer_with_error(self, link: _Link, reason: str) -> None:
-        with self._changed:
+        with self._lock:
             if not link.in_flight:
                 return
             waiting, link.in_flight = link.in_flight, None
             error = Error(code=ErrorCode.NODE_UNAVAILABLE, reason=reason)
             self._replies[waiting.key] = Message(error, reply_to=waiting.message)
+
+    def _receive(self) -> None:
+        """Take the frames that are in, after waiting a little for one."""
+        try:
+            link, call, body = self._inbox.get(timeout=_WAIT)
+            while True:
+                try:
+                    self._take(link, from_bytes(body))
+                except VflError as error:
+                    _refuse(link, call, error)
+                link, call, body = self._inbox.get_nowait()
+        except Empty:
+            return
+
+    def _take(self, link: _Link, reply: Message) -> None:
+        said = reply.metadata
+        if (said.run_id, said.src_node_id) != (self._run_id, link.node):
+            log.warning(
+                "Refused a message of run %d, node %d, on the stream of node %d of run %d.",
+                *(said.run_id, said.src_node_id, link.node, self._run_id),
+            )
+        elif link.in_flight and said.reply_to_message_id == link.in_flight.key:
+            self._replies[link.in_flight.key] = reply
+            with self._lock:
+                link.in_flight = None
 
     # A stream, in threads of the gRPC server.
 
@@ -419,7 +444,7 @@ class StreamGrid(Grid):
     def _admit(self, call: grpc.ServicerContext) -> tuple[_Link, SimpleQueue[bytes | None]]:
         """Whose call it is, by its token, which serves this once; any other call is refused."""
         shown = dict(call.invocation_metadata()).get(_TOKEN)
-        with self._changed:
+        with self._lock:
             found = self._tokens.pop(shown, None) if isinstance(shown, str) else None
             if found is None:
                 log.warning("Refused a stream from %s, which showed no valid token.", call.peer())
@@ -452,34 +477,24 @@ class StreamGrid(Grid):
         received: Iterator[bytes],
         call: grpc.ServicerContext,
     ) -> None:
-        """Take the frames that come up, until the stream ends or one is refused."""
-        why = "broke"
+        """Queue the frames that come up, until the stream ends."""
         try:
             for body in frames(received):
-                self._take(link, from_bytes(body))
+                self._inbox.put((link, call, body))
         except VflError as error:
-            why = f"sent {error}, and was cut"
-            call.cancel()
+            _refuse(link, call, error)
         except Exception:  # as gRPC ends the iterator of a call that is over
             pass
-        with self._changed:
+        with self._lock:
             if link.outbox is not outbox:
                 return  # it was ended here
             link.outbox, link.lost = None, time.monotonic()
-        log.warning("The stream of the party on node %d %s.", link.node, why)
+        log.warning("The stream of the party on node %d broke.", link.node)
 
-    def _take(self, link: _Link, reply: Message) -> None:
-        said = reply.metadata
-        with self._changed:
-            if (said.run_id, said.src_node_id) != (self._run_id, link.node):
-                log.warning(
-                    "Refused a message of run %d, node %d, on the stream of node %d of run %d.",
-                    *(said.run_id, said.src_node_id, link.node, self._run_id),
-                )
-            elif link.in_flight and said.reply_to_message_id == link.in_flight.key:
-                self._replies[link.in_flight.key] = reply
-                link.in_flight = None
-                self._changed.notify_all()
+
+def _refuse(link: _Link, call: grpc.ServicerContext, error: VflError) -> None:
+    log.warning("Cut the stream of the party on node %d: it sent %s.", link.node, error)
+    call.cancel()
 
 
 def _actors() -> int:
