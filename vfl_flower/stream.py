@@ -354,8 +354,8 @@ class StreamGrid(Grid):
             keep=self.engine == "supernodes",
         )
         seconds = self._config.session_seconds + self._config.party_timeout
-        (key,) = self._push_over_flower([to_message(order, link.node, ttl=2 * seconds)])
-        with self._lock:
+        with self._lock:  # the party may be quick to show its token
+            (key,) = self._push_over_flower([to_message(order, link.node, ttl=2 * seconds)])
             link.openings.add(key)
             self._tokens[token] = link, key
 
