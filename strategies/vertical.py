@@ -61,6 +61,7 @@ _WINDOWS = {  # what hides each runtime's cost, and costs no accuracy
     "first-order": {"local": 1, "stream": 8, "ray": 8, "supernodes": 16},
     "zeroth-order": {"local": 16, "stream": 64, "ray": 64, "supernodes": 64},
 }
+_TRIES = 3  # times that a party is brought into step for one turn
 _FINAL = 1 << 30  # number of the evaluation after the last step
 
 
@@ -82,6 +83,7 @@ class Seat:
     alive: bool = True
     asked_back: int = 0  # number of the evaluation at which a failed party was last asked back
     unserved: Turn | None = None  # what it could not serve for want of state: to be sent anew
+    out_of_step: int = 0  # how often, since it last served a message
 
     @property
     def done(self) -> bool:
@@ -236,6 +238,10 @@ class Vertical(Strategy):
             group, self.arrivals = self.arrivals[:count], self.arrivals[count:]
             group.sort(key=lambda arrival: arrival.party)
             self._refresh(group)
+            # One whose party has lost its state meanwhile is answered no more.
+            group = [arrival for arrival in group if self._seat_of(arrival.party).awaits_quorum]
+            if not group:
+                continue
             for arrival in group:
                 self.accountant.answered(arrival.party, arrival.window)
             for party, feedback in self.holder.answer(group).items():
@@ -522,6 +528,7 @@ class Vertical(Strategy):
     def _fail(self, seat: Seat, error: PartyError) -> None:
         """Stop, or go on without a party, by its last embeddings."""
         seat.in_flight = seat.unserved = None
+        seat.out_of_step = 0
         self._waiting = {key: other for key, other in self._waiting.items() if other is not seat}
         if not seat.alive:  # it was asked back, and does not come
             return
@@ -547,7 +554,8 @@ class Vertical(Strategy):
     def _bring_into_step(self, seat: Seat, error: OutOfStepError) -> None:
         """A party has an older state than it should: tell it what is known of it, and go on."""
         order = seat.in_flight
-        if isinstance(order, RejoinOrder) or self.config.labels == "shared" or seat.unserved:
+        seat.out_of_step += 1
+        if self.config.labels == "shared" or seat.out_of_step > _TRIES:
             self._fail(seat, PartyError(f"Party {seat.party}", str(error)))
             return
         notice.warning(
@@ -559,8 +567,10 @@ class Vertical(Strategy):
         self._send([self._message(seat, self._rejoin_order(seat))])
 
     def _rejoin(self, seat: Seat) -> None:
-        """It has taken over what the label holder knows of it."""
+        """It has taken over what the label holder knows of it, and forgotten its last window."""
         self.holder.rejoined(seat.party)
+        seat.awaits_quorum = False
+        self.arrivals = [arrival for arrival in self.arrivals if arrival.party != seat.party]
         if seat.unserved:
             # Its feedback was for a window that the party does not know of any more.
             arrays = {
@@ -571,8 +581,6 @@ class Vertical(Strategy):
             self._send([self._message(seat, order)])
             return
         seat.alive = True
-        seat.awaits_quorum = False  # what it sent before is not answered any more
-        self.arrivals = [arrival for arrival in self.arrivals if arrival.party != seat.party]
         self.recorded = min(self.recorded, self._due)  # the last may have been, without it
         seat.evaluation = self.recorded
         self.planned += max(0, self.config.epochs * self.steps_per_epoch - seat.steps)
@@ -660,6 +668,7 @@ class Vertical(Strategy):
             self.traffic.exchanges += 1
             self.traffic.bytes_up += upload.nbytes
         seat.in_flight = seat.unserved = None
+        seat.out_of_step = 0
         return used
 
     def _receive(self, replies: Iterable[Message]) -> None:

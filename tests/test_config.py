@@ -17,7 +17,7 @@ from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.party import Party
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-FREE_TEXT = {"dataset", "label", "device", "out"}
+FREE_TEXT = {"dataset", "label", "stream-address", "device", "out"}
 
 
 def typed(table: dict[str, Any]) -> list[tuple[str, type, Any]]:
@@ -115,6 +115,8 @@ def test_number_too_large_for_a_float_is_refused() -> None:
         ("embedding-noise", 0.0),
         ("embedding-bound", 0.0),
         ("party-timeout", 0.0),
+        ("session-seconds", 0.0),
+        ("session-seconds", -1.0),
         ("test-fraction", 0.0),
         ("test-fraction", 1.0),
         ("delta", 0.0),
@@ -157,7 +159,8 @@ def test_unknown_strategy_is_refused_with_their_names() -> None:
 @pytest.mark.parametrize("key", sorted(keys().keys() - FREE_TEXT))
 def test_auto_is_accepted_only_where_it_means_something(key: str) -> None:
     spec = keys()[key]
-    if spec.metadata["auto"] or spec.metadata["preset"]:
+    chosen = "auto" in (spec.metadata["choices"] or ())
+    if spec.metadata["auto"] or spec.metadata["preset"] or chosen:
         assert getattr(resolve({key: "auto"}), spec.name) == spec.default
     else:
         with pytest.raises(ConfigError, match=f"{key} = 'auto'"):
@@ -332,6 +335,66 @@ def test_without_surrogates_memory_does_not_matter(
 ) -> None:
     monkeypatch.setattr(codecs, "free_memory", lambda: 0.0)
     run(2, {"strategy": "cvfl", "dataset": "breast-cancer", "epochs": 1, "window": 15})
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "",
+            ":",
+            "a:b",
+            "host:",
+            "host name",
+            "host:1:2",
+            "host:0",
+            "host:65536",
+            "host:99999999",
+        ),
+        *("::x", "[::1", "[::1]:", "[]:9500"),
+    ],
+)
+def test_stream_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"^stream-address = ") as error:
+        resolve({"stream-address": address})
+    assert repr(address) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("localhost", ("localhost", None)),
+        ("10.0.0.7", ("10.0.0.7", None)),
+        ("labels.example.org:443", ("labels.example.org", 443)),
+        ("[::1]:9500", ("::1", 9500)),
+        ("[::1]", ("::1", None)),
+        ("fd00::12", ("fd00::12", None)),
+    ],
+)
+def test_stream_address_has_a_host_and_perhaps_a_port(
+    address: str, parts: tuple[str, int | None]
+) -> None:
+    assert resolve({"stream-address": address}).stream_host_and_port == parts
+
+
+@pytest.mark.parametrize(
+    "ports",
+    [
+        *("", "0", "0-10", "65536", "9500-65536", "9599-9500", "9500-", "-9500", "9500,9501"),
+        *("a-b", "9500 - 9599", "123456"),
+    ],
+)
+def test_stream_ports_that_are_none_are_refused(ports: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^stream-ports = .* must be a port, or a range"
+    ) as error:
+        resolve({"stream-ports": ports})
+    assert repr(ports) in str(error.value)
+
+
+def test_stream_ports_are_one_or_a_range() -> None:
+    assert resolve({"stream-ports": "9500"}).stream_port_range == range(9500, 9501)
+    assert resolve({"stream-ports": "1-65535"}).stream_port_range == range(1, 65536)
 
 
 def test_combine_without_a_top_model_is_refused() -> None:

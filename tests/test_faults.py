@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from strategies import SYSTEMS, vertical
 from tests.conftest import Start, assert_copies_agree, trained
-from vfl_flower import client_app, results
+from vfl_flower import client_app, first_order, results, zeroth_order
 from vfl_flower.cli import main
 from vfl_flower.codecs import place_bits
 from vfl_flower.config import keys as configuration_keys
@@ -136,7 +136,6 @@ def with_id(value: int) -> Callable[[Any], Any]:
 FAULTS: dict[str, tuple[Fault, str]] = {
     "raises": (raises, "out of order"),
     "error of Flower": (refuses, "node is gone"),
-    "message twice": (gets_it_twice, "got message 5 after message 5"),
     "empty answer": (answers_nothing, "without the field 'scalars'"),
     "failure without cause": (fails_without_a_cause, "failed"),
     "wrong shape": (
@@ -628,6 +627,158 @@ def test_a_party_may_miss_that_it_is_asked_back(fault: Fault) -> None:
 def test_a_party_that_comes_back_while_the_others_end_takes_the_steps_that_it_has_left() -> None:
     client = Misbehaving(refuses, number=3)
     assert came_back({**VAFL, **TOP_K, "epochs": 4}, client) == pytest.approx(11 / 3, abs=1e-3)
+
+
+# --- brought into step --------------------------------------------------------------------------
+
+
+def loses_its_state(message: Message, context: Context) -> Message:
+    context.state.clear()
+    reply: Message = client_app.app(message, context)
+    return reply
+
+
+def is_ahead(message: Message, context: Context) -> Message:
+    scalars: Any = context.state["scalars"]
+    scalars["exchange"] = 100
+    reply: Message = client_app.app(message, context)
+    return reply
+
+
+DOWNLINK = {"downlink-codec": "qsgd", "downlink-compression": "error-feedback"}
+BROUGHT_INTO_STEP = [{**KEYS, "strategy": "split-nn"}, {**EF_VFL, **DOWNLINK}, *ERROR_FEEDBACK]
+
+
+@pytest.fixture
+def updates(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One entry for each feedback that any party has learned from."""
+    seen: list[None] = []
+    for module in (first_order, zeroth_order):
+
+        def counted(*args: Any, update: Any = module.update, **more: Any) -> None:
+            seen.append(None)
+            update(*args, **more)
+
+        monkeypatch.setattr(module, "update", counted)
+    return seen
+
+
+def brought_into_step(keys: dict[str, Any], client: Any, epochs: float = 8) -> dict[str, Any]:
+    """The figures of a run that goes on to its end, with surrogates that agree.
+
+    An evaluation every second epoch, so that training messages bring feedback too.
+    """
+    strategy, grid = trained(3, {**keys, "epochs": 8, "eval-every": 2.0}, client)
+    names = ["uplink"] * ("compression" in keys or keys["strategy"] == "ef-vfl")
+    assert_copies_agree(strategy, grid, *names, *["gradient"] * ("downlink-codec" in keys))
+    figures = strategy.figures()
+    assert figures["failed_parties"] == []
+    assert figures["epochs"] == pytest.approx(epochs, abs=1e-3) and len(strategy.history) == 4
+    assert figures["test_accuracy"] > 0.8
+    return figures
+
+
+@pytest.mark.parametrize("keys", BROUGHT_INTO_STEP, ids=lambda keys: str(keys["strategy"]))
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_message_that_comes_twice_is_served_once(
+    keys: dict[str, Any], kind: str, updates: list[None], caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = brought_into_step(keys, client_app.app)
+    learned = len(updates)
+    assert learned == 3 * 8
+    client = Misbehaving(gets_it_twice, kind=kind, number=2)
+    caplog.clear()
+    figures = brought_into_step(keys, client)
+    assert len(updates) - learned == learned  # the feedback that came with it was applied once
+    assert figures["steps"] == expected["steps"]
+    assert figures["exchanges"] == expected["exchanges"]
+    assert client.later[:2] == ["query.rejoin", kind]
+    assert client.later.count("query.rejoin") == 1
+    (told,) = (each.getMessage() for each in caplog.records if "after" in each.getMessage())
+    assert re.match(r"Party 1 got message (\d+) after message \1\. It goes on from there", told)
+
+
+def test_a_message_that_comes_twice_changes_nothing_in_a_synchronous_run() -> None:
+    def top(client: Any) -> dict[str, Any]:
+        strategy, _ = trained(3, {**KEYS, "strategy": "split-nn"}, client)
+        return strategy.top_arrays()
+
+    undisturbed = top(client_app.app)
+    for name, values in top(Misbehaving(gets_it_twice)).items():
+        np.testing.assert_array_equal(values, undisturbed[name], err_msg=name)
+
+
+@pytest.mark.parametrize("keys", BROUGHT_INTO_STEP, ids=lambda keys: str(keys["strategy"]))
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_party_that_has_lost_all_its_state_begins_anew(
+    keys: dict[str, Any], kind: str, updates: list[None], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = Misbehaving(loses_its_state, kind=kind, number=2)
+    brought_into_step(keys, client)
+    assert len(updates) == 3 * 8 - 1  # the feedback that was on its way is lost with the state
+    assert client.later[:2] == ["query.rejoin", kind]
+    (told,) = (each.getMessage() for each in caplog.records if "state" in each.getMessage())
+    assert told.startswith("Party 1 has no state of this run. It goes on from there")
+
+
+def test_a_party_that_is_asked_for_fresh_embeddings_may_have_lost_its_state() -> None:
+    keys = {**ERROR_FEEDBACK[0], "max-delay": 3, "window": 3, "delay": "exponential"}
+    client = Misbehaving(loses_its_state, kind="query.embed", number=2)
+    brought_into_step(keys, client, 8 - 3 / 45)  # less the window of 3 that it has forgotten
+    assert client.later[:2] == ["query.rejoin", "query.embed"]
+
+
+AGAIN_AND_AGAIN: dict[str, tuple[dict[str, Any], Fault, float, str]] = {
+    "twice": (KEYS, gets_it_twice, 4, "got message 11 after message 11."),
+    "lost": (KEYS, loses_its_state, 4, "has no state of this run."),
+    "asynchronous, twice": (VAFL, gets_it_twice, 4, "got message 11 after message 11."),
+    "ahead": (KEYS, is_ahead, 1, "was asked to go back to message 6: it has served it."),
+    "shared labels": ({**EF_VFL, "labels": "shared"}, loses_its_state, 1, "has no state of this"),
+    "shared labels, twice": (
+        {**EF_VFL, "labels": "shared"},
+        gets_it_twice,
+        1,
+        "got message 5 after message 5.",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault", "times", "cause"), AGAIN_AND_AGAIN.values(), ids=list(AGAIN_AND_AGAIN)
+)
+def test_a_party_that_cannot_be_brought_into_step_ends_the_run_with_a_sentence(
+    run: Start, tmp_path: Path, keys: dict[str, Any], fault: Fault, times: int, cause: str
+) -> None:
+    served = 0
+
+    def client(message: Message, context: Context) -> Message:
+        nonlocal served
+        bad = context.node_config["partition-id"] == BAD
+        if bad and message.metadata.message_type == "train":
+            served += 1
+            if AT <= served < AT + times:
+                return fault(message, context)
+        reply: Message = client_app.app(message, context)
+        return reply
+
+    finished, sentence = failing(run, tmp_path / "out", keys, client)
+    assert sentence.startswith("Party 1 ") and cause in sentence
+    assert finished.summary["failure"] == sentence
+    assert finished.summary["failed_parties"] == [1]
+    assert served == AT + times - 1
+
+
+def test_an_asynchronous_run_goes_on_without_a_party_that_stays_out_of_step(run: Start) -> None:
+    def client(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == BAD:
+            return gets_it_twice(message, context)
+        reply: Message = client_app.app(message, context)
+        return reply
+
+    endless: Any = client
+    summary = run(3, GOES_ON, endless).summary
+    assert summary["failure"] is None
+    assert summary["failed_parties"] == [1]
 
 
 def test_a_run_with_a_quorum_of_two_goes_on_with_the_one_that_is_left(run: Start) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -212,6 +213,7 @@ def _run(options: argparse.Namespace) -> None:
         run_config["out"] = options.out
     folder = results_folder(strategies.resolve(run_config))
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that Flower's processes end too
     is_new = not folder.exists()
     try:
         finished = engines.ENGINES[options.engine](

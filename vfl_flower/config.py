@@ -7,6 +7,7 @@ system that ``strategy`` names, then from the defaults below.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Mapping
@@ -294,16 +295,21 @@ class RunConfig:
     @property
     def stream_host_and_port(self) -> tuple[str, int | None]:
         """The parts of ``stream-address``; an IPv6 address has brackets where a port follows."""
-        matched = re.fullmatch(r"\[(.+)\](?::(\d+))?|([^:\s]+)(?::(\d+))?", self.stream_address)
-        if matched is None and re.fullmatch(r"[0-9a-fA-F:.]+", self.stream_address):
-            return self.stream_address, None  # IPv6
-        if matched is None:
-            raise ConfigError(
-                f"stream-address = {self.stream_address!r} is no address: give a host name or an "
-                "IP, and after a colon a port if it is not the one listened on."
-            )
-        port = matched[2] or matched[4]
-        return matched[1] or matched[3], int(port) if port else None
+        matched = re.fullmatch(
+            r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9_.-]+))(?::(\d+))?", self.stream_address
+        )
+        host = (matched[1] or matched[2]) if matched else self.stream_address
+        port = int(matched[3]) if matched and matched[3] else None
+        try:
+            known = (matched is not None and matched[2]) or ipaddress.ip_address(host).version == 6
+        except ValueError:
+            known = False
+        if known and (port is None or 1 <= port < 2**16):
+            return host, port
+        raise ConfigError(
+            f"stream-address = {self.stream_address!r} is no address: give a host name or an IP, "
+            "and after a colon a port if it is not the one listened on."
+        )
 
     @property
     def stream_port_range(self) -> range:

@@ -84,6 +84,10 @@ class SuperLink:
         trace: TracebackType | None,
     ) -> None:
         stop(self._process)
+        for process in psutil.process_iter():  # what lost its parent, and was missed so
+            with suppress(psutil.Error):
+                if process.environ().get("FLWR_HOME") == str(self.home):
+                    process.kill()
         self._temporary.cleanup()
 
     @contextmanager

@@ -153,6 +153,8 @@ class EmbeddingAccountant(Accountant):
         super().__init__(config, rows)
         self.steps: dict[int, int] = {}  # by party: mini-batches asked for
         self.epochs: dict[int, int] = {}  # passes begun, each of which uploads a row once
+        self.last: dict[int, tuple[int, int]] = {}  # epoch and first step of the last order
+        self.repeats: dict[int, int] = {}  # orders given anew, each of which may upload a row again
         self.queries: dict[int, NDArray[np.int32]] = {}  # of each training row, apart from those
         self.evaluations: dict[int, int] = {}  # uploads of every test row
         self.sampled: dict[int, NDArray[np.int32]] = {}  # Poisson: uploads of each training row
@@ -164,6 +166,9 @@ class EmbeddingAccountant(Accountant):
             self.steps[party] = self.steps.get(party, 0) + order.steps
             self.unseen[party] = self.unseen.get(party, 0) + order.steps
             self.epochs[party] = order.epoch + 1
+            place = order.epoch, order.first
+            self.repeats[party] = self.repeats.get(party, 0) + (self.last.get(party) == place)
+            self.last[party] = place
         elif isinstance(order, EmbedOrder):
             queries = self.queries.setdefault(party, np.zeros(self.rows, np.int32))
             queries[order.arrays["ids"]] += 1  # ids do not repeat
@@ -179,7 +184,8 @@ class EmbeddingAccountant(Accountant):
 
     def most_uploads(self, party: int) -> int:
         """Uploads of the row that this party uploads most."""
-        trained = np.full(1, self.epochs.get(party, 0), np.int32)
+        passes = self.epochs.get(party, 0) + self.repeats.get(party, 0)
+        trained = np.full(1, passes, np.int32)
         if self.config.sampling == "poisson":
             trained = self.sampled.get(party, np.zeros(1, np.int32)) + self.unseen.get(party, 0)
         each = 2 if self.config.estimator == "zeroth-order" else 1

@@ -43,18 +43,19 @@ def main(grid: Grid, context: Context) -> None:
     """Train the configured system with the parties of the grid; whatever happens, save it."""
     config = strategies.resolve(context.run_config)
     labels = load_labels(config)
+    streams = config.transport != "messages" and engine_of(grid) != "local"
+    carrier = StreamGrid(grid, config) if streams else nullcontext(grid)
     results = Results(config)
     strategy = strategies.SYSTEMS[config.strategy](config, labels, results.add)
     failure = None
-    streams = config.transport != "messages" and engine_of(grid) != "local"
-    with StreamGrid(grid, config) if streams else nullcontext(grid) as grid:
-        try:
+    try:
+        with carrier as grid:
             strategy.start(grid)
-        except BaseException as error:
-            failure = str(error) or type(error).__name__
-            raise
-        finally:
-            results.finish(summarise(config, strategy, failure), strategy.top_arrays())
+    except BaseException as error:
+        failure = str(error) or type(error).__name__
+        raise
+    finally:
+        results.finish(summarise(config, strategy, failure), strategy.top_arrays())
 
 
 def summarise(config: RunConfig, strategy: Vertical, failure: str | None) -> dict[str, Any]:

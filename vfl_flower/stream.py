@@ -25,6 +25,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -66,7 +67,9 @@ _LARGEST = 2**31  # bytes of a frame, at most, as in protobuf
 _PARTIES = 256  # streams at a time, at most
 _FIRST_SECONDS = 10.0  # in which a party must reach the label holder for the first time
 _PATIENCE = 60.0  # seconds in which it must do so again, after a stream has broken
+_STARTING = 30.0  # seconds after which another is, if its node has not begun the session
 _GRACE = 5.0  # seconds after which a party whose stream broke is sent another Flower message
+_CUTS = 3  # times that a party may be cut for what it sends
 _POLL = 0.5  # seconds between two looks for Flower's own messages
 _WAIT = 0.2  # seconds that `pull_messages` waits for a reply
 _CLOSING = 15.0  # seconds that the end of a run waits for the parties' states to be kept
@@ -116,11 +119,15 @@ def frames(received: Iterable[bytes]) -> Iterator[bytes]:
                 yield b"".join(pieces)
                 pieces = []
         elif chunk.startswith(_LONG):
+            if len(chunk) != 9:
+                raise VflError("a frame without its length")
             missing = int.from_bytes(chunk[1:], "big")
             if missing > _LARGEST:
                 raise VflError(f"a frame of {missing} bytes, above the limit of {_LARGEST}")
         else:
             yield chunk
+    if missing:
+        raise VflError("a frame of another length than it said")
 
 
 # --- the label holder's end ---------------------------------------------------------------------
@@ -134,17 +141,30 @@ class _InFlight(NamedTuple):
     message: Message
 
 
-@dataclass
+class _Stream(NamedTuple):
+    """One call of a party, and what is to go down it; None ends it."""
+
+    link: _Link
+    call: grpc.ServicerContext
+    outbox: SimpleQueue[bytes | None]
+
+
+@dataclass(eq=False)
 class _Link:
     """The way to one party."""
 
     node: int
     in_flight: _InFlight | None = None
-    outbox: SimpleQueue[bytes | None] | None = None  # of its stream, while there is one
+    stream: _Stream | None = None  # while there is one
+    answered: bool = False  # whether that reply has come, and waits to be taken
     since: float = 0.0  # when the session began
     lost: float = 0.0  # when its last stream broke
-    openings: set[str] = field(default_factory=set)  # Flower messages that open a session, in turn
-    used: set[str] = field(default_factory=set)  # those of them that have
+    cuts: int = 0  # how often it was cut for what it carried
+    # Flower messages that open a session and have not been answered: id -> the session's first
+    # token; when the last was sent; and which of those sessions is the present one.
+    openings: dict[str, str] = field(default_factory=dict)
+    opened: float = 0.0
+    used: str = ""
 
 
 class StreamGrid(Grid):
@@ -173,15 +193,15 @@ class StreamGrid(Grid):
         self._lock = Lock()  # of links and tokens, which calls change from their own threads
         self._links: dict[int, _Link] = {}
         self._tokens: dict[str, tuple[_Link, str]] = {}  # which its opening gave, or the last call
-        self._inbox: SimpleQueue[tuple[_Link, grpc.ServicerContext, bytes]] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[_Stream, bytes]] = SimpleQueue()
         self._replies: dict[str, Message] = {}
         self._sent_by_flower: dict[str, str] = {}  # id of the other Grid -> id of this one
+        self._closing = False
         self._pushed = 0
         self._looked = 0.0
         key, self._certificate = self_signed(_NAME)
-        self._server = grpc.server(
-            ThreadPoolExecutor(_PARTIES), options=_OPTIONS, maximum_concurrent_rpcs=_PARTIES
-        )
+        self._calls = ThreadPoolExecutor(_PARTIES)
+        self._server = grpc.server(self._calls, options=_OPTIONS, maximum_concurrent_rpcs=_PARTIES)
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             self._exchange
         )
@@ -203,13 +223,17 @@ class StreamGrid(Grid):
         trace: TracebackType | None,
     ) -> None:
         with self._lock:
+            self._closing = True
             for link in self._links.values():
                 self._end(link)
         deadline = time.monotonic() + _CLOSING
-        while any(link.used for link in self._links.values()) and time.monotonic() < deadline:
-            self._ended_sessions()
-            time.sleep(_POLL / 2)
-        self._server.stop(grace=1).wait()
+        try:
+            while any(link.used for link in self._links.values()) and time.monotonic() < deadline:
+                self._ended_sessions()
+                time.sleep(_POLL / 2)
+        finally:
+            self._server.stop(grace=1).wait()
+            self._calls.shutdown(wait=False)
 
     # What Flower does for this Grid.
 
@@ -260,10 +284,12 @@ class StreamGrid(Grid):
                 node = message.metadata.dst_node_id
                 link = self._links.setdefault(node, _Link(node))
                 if time.monotonic() > link.since + self._config.session_seconds:
-                    self._end(link)
-                link.in_flight = _InFlight(key, body, message)
-                if link.outbox:
-                    link.outbox.put(body)
+                    for idle in self._links.values():  # their pauses are to coincide
+                        if not idle.in_flight:
+                            self._end(idle)
+                link.in_flight, link.answered = _InFlight(key, body, message), False
+                if link.stream:
+                    link.stream.outbox.put(body)
         self._look(at_once=True)
         return ids
 
@@ -297,7 +323,7 @@ class StreamGrid(Grid):
     def _look(self, at_once: bool = False) -> None:
         """Where a message waits for a stream: see what became of the session, and open one."""
         with self._lock:
-            waiting = [link for link in self._links.values() if link.in_flight and not link.outbox]
+            waiting = [link for link in self._links.values() if link.in_flight and not link.stream]
         if not waiting or (not at_once and time.monotonic() < self._looked + _POLL):
             return
         self._looked = time.monotonic()
@@ -310,7 +336,9 @@ class StreamGrid(Grid):
                 else:
                     self._answer_with_error(link, str(error).removeprefix("failed: "))
                 continue
-            if not end.connected and self._cannot_connect(link, end.cause):
+            if link.since:  # a cut that met the session's beginning, or outlasted its patience
+                link.lost = time.monotonic() if end.cause else link.lost
+            elif not end.connected and self._cannot_connect(link, end.cause):
                 return
         if self.engine == "ray" and len(waiting) < len(self._links) and not at_once:
             actors = _actors()
@@ -318,10 +346,14 @@ class StreamGrid(Grid):
             if actors < len(self._links) and self._cannot_connect(waiting[0], cause):
                 return
         for link in waiting:
+            now = time.monotonic()
             with self._lock:
-                served = not link.in_flight or link.outbox or link.openings - link.used
+                # Another session is under way, unless the node that took it has died since.
+                begins = set(link.openings.values()) - {link.used}
+                begins = begins if now < link.opened + _STARTING else set()
+                needed = link.in_flight and not link.stream and not begins
             # One whose stream has just broken may yet reconnect by itself.
-            if not served and time.monotonic() > link.lost + _GRACE:
+            if needed and now > link.lost + _GRACE:
                 self._open(link)
 
     def _cannot_connect(self, link: _Link, cause: str) -> bool:
@@ -334,16 +366,17 @@ class StreamGrid(Grid):
 
     def _ended_sessions(self) -> list[tuple[_Link, Message]]:
         """Links whose Flower message has been answered, and the answers."""
-        links = [link for link in self._links.values() if not link.outbox]
-        owners = {key: link for link in links for key in link.openings}
+        with self._lock:
+            links = [link for link in self._links.values() if not link.stream]
+            owners = {key: link for link in links for key in link.openings}
         replies = list(self._grid.pull_messages(list(owners))) if owners else []
-        ended = []
-        for reply in replies:
-            key = reply.metadata.reply_to_message_id
-            ended.append((owners[key], reply))
-            owners[key].openings.discard(key)
-            owners[key].used.discard(key)
-        return ended
+        with self._lock:
+            for reply in replies:
+                link = owners[reply.metadata.reply_to_message_id]
+                ended = link.openings.pop(reply.metadata.reply_to_message_id, "")
+                link.used = "" if link.used == ended else link.used
+                self._revoke(ended)
+        return [(owners[reply.metadata.reply_to_message_id], reply) for reply in replies]
 
     def _open(self, link: _Link) -> None:
         token = secrets.token_hex(32)
@@ -355,9 +388,15 @@ class StreamGrid(Grid):
         )
         seconds = self._config.session_seconds + self._config.party_timeout
         with self._lock:  # the party may be quick to show its token
-            (key,) = self._push_over_flower([to_message(order, link.node, ttl=2 * seconds)])
-            link.openings.add(key)
-            self._tokens[token] = link, key
+            self._tokens[token] = link, token
+        (key,) = self._push_over_flower([to_message(order, link.node, ttl=2 * seconds)])
+        with self._lock:
+            link.openings[key] = token
+            link.opened = time.monotonic()
+
+    def _revoke(self, opening: str) -> None:
+        """No token of this session serves any more."""
+        self._tokens = {token: each for token, each in self._tokens.items() if each[1] != opening}
 
     def _push_over_flower(self, messages: list[Message]) -> list[str]:
         keys = list(self._grid.push_messages(messages))
@@ -367,6 +406,7 @@ class StreamGrid(Grid):
 
     def _fall_back(self, cause: str) -> None:
         """Hand over to the other Grid, with all that has not been answered."""
+        self._receive(0)
         notice.warning("A party %s. Messages travel over Flower now, not over streams.", cause)
         with self._lock:
             self.transport = "messages"
@@ -390,14 +430,10 @@ class StreamGrid(Grid):
 
     def _end(self, link: _Link) -> None:
         """End its stream, and with it the session of the party, once what is queued is sent."""
-        if link.outbox:
-            link.outbox.put(None)
-            link.outbox = None
-        self._tokens = {
-            token: (owner, opening)
-            for token, (owner, opening) in self._tokens.items()
-            if owner is not link or opening not in link.used
-        }
+        if link.stream:
+            link.stream.outbox.put(None)
+            link.stream = None
+        self._revoke(link.used)
 
     def _answer_with_error(self, link: _Link, reason: str) -> None:
         with self._lock:
@@ -407,16 +443,17 @@ class StreamGrid(Grid):
             error = Error(code=ErrorCode.NODE_UNAVAILABLE, reason=reason)
             self._replies[waiting.key] = Message(error, reply_to=waiting.message)
 
-    def _receive(self) -> None:
+    def _receive(self, wait: float = _WAIT) -> None:
         """Take the frames that are in, after waiting a little for one."""
         try:
-            link, call, body = self._inbox.get(timeout=_WAIT)
+            stream, body = self._inbox.get(timeout=wait)
             while True:
+                stream.link.answered = False
                 try:
-                    self._take(link, from_bytes(body))
+                    self._take(stream.link, from_bytes(body))
                 except VflError as error:
-                    _refuse(link, call, error)
-                link, call, body = self._inbox.get_nowait()
+                    self._cut(stream, error)
+                stream, body = self._inbox.get_nowait()
         except Empty:
             return
 
@@ -436,12 +473,12 @@ class StreamGrid(Grid):
 
     def _exchange(self, received: Iterator[bytes], call: grpc.ServicerContext) -> Iterator[bytes]:
         """One call: frames down, while a thread of its own reads those that come up."""
-        link, outbox = self._admit(call)
-        Thread(target=self._read, args=(link, outbox, received, call), daemon=True).start()
-        while (body := outbox.get()) is not None:
+        stream = self._admit(call)
+        Thread(target=self._read, args=(stream, received), daemon=True).start()
+        while (body := stream.outbox.get()) is not None:
             yield from chunks(body)
 
-    def _admit(self, call: grpc.ServicerContext) -> tuple[_Link, SimpleQueue[bytes | None]]:
+    def _admit(self, call: grpc.ServicerContext) -> _Stream:
         """Whose call it is, by its token, which serves this once; any other call is refused."""
         shown = dict(call.invocation_metadata()).get(_TOKEN)
         with self._lock:
@@ -451,56 +488,68 @@ class StreamGrid(Grid):
                 call.abort(grpc.StatusCode.UNAUTHENTICATED, "this token does not serve")
             assert found is not None  # `abort` raises
             link, opening = found
+            stream = _Stream(link, call, SimpleQueue())
             self._end(link)  # of two streams of one party, the later counts
+            if opening != link.used:
+                if link.used:  # it has lost that session; nobody will answer
+                    link.openings = {k: o for k, o in link.openings.items() if o != link.used}
+                link.used, link.since = opening, time.monotonic()
+            if self.transport == "messages" or self._closing:  # too late: it ends at once
+                stream.outbox.put(None)
+                return stream
             again = secrets.token_hex(32)
             self._tokens[again] = link, opening
-            outbox: SimpleQueue[bytes | None] = SimpleQueue()
-            if opening not in link.used:
-                link.openings -= link.used
-                link.used = {opening}
-                link.since = time.monotonic()
-            if self.transport == "messages":  # too late: its session ends at once
-                outbox.put(None)
-                return link, outbox
-            link.outbox = outbox
+            link.stream = stream
             if link.in_flight:
-                outbox.put(link.in_flight.frame)
-        if not call.add_callback(lambda: outbox.put(None)):
-            outbox.put(None)
+                stream.outbox.put(link.in_flight.frame)
+        if not call.add_callback(lambda: stream.outbox.put(None)):
+            stream.outbox.put(None)
         call.send_initial_metadata(((_TOKEN, again),))
-        return link, outbox
+        return stream
 
-    def _read(
-        self,
-        link: _Link,
-        outbox: SimpleQueue[bytes | None],
-        received: Iterator[bytes],
-        call: grpc.ServicerContext,
-    ) -> None:
-        """Queue the frames that come up, until the stream ends."""
+    def _read(self, stream: _Stream, received: Iterator[bytes]) -> None:
+        """Queue the frames that come up, one for each message, until the stream ends."""
+        link = stream.link
         try:
             for body in frames(received):
-                self._inbox.put((link, call, body))
+                with self._lock:
+                    wanted = link.stream is stream and link.in_flight and not link.answered
+                    link.answered = link.answered or bool(wanted)
+                if wanted:
+                    self._inbox.put((stream, body))
         except VflError as error:
-            _refuse(link, call, error)
-        except Exception:  # as gRPC ends the iterator of a call that is over
-            pass
+            self._cut(stream, error)
+        except Exception as error:  # as gRPC ends the iterator of a call that is over
+            log.debug("%s", error)
+        finally:
+            stream.outbox.put(None)
+            stream.call.cancel()
         with self._lock:
-            if link.outbox is not outbox:
+            if link.stream is not stream:
                 return  # it was ended here
-            link.outbox, link.lost = None, time.monotonic()
+            link.stream, link.lost = None, time.monotonic()
         log.warning("The stream of the party on node %d broke.", link.node)
 
-
-def _refuse(link: _Link, call: grpc.ServicerContext, error: VflError) -> None:
-    log.warning("Cut the stream of the party on node %d: it sent %s.", link.node, error)
-    call.cancel()
+    def _cut(self, stream: _Stream, error: VflError) -> None:
+        """Refuse what a party sent; it may try again, a few times."""
+        link = stream.link
+        log.warning("Cut the stream of the party on node %d: it sent %s.", link.node, error)
+        with self._lock:
+            if link.stream is stream:
+                link.stream, link.lost = None, time.monotonic()
+            link.cuts += 1
+        stream.call.cancel()
+        if link.cuts > _CUTS:
+            self._answer_with_error(link, f"sent {error}, again and again.")
 
 
 def _actors() -> int:
     """Actors of the Ray simulation that this process runs."""
-    family = psutil.Process().children(recursive=True)
-    return sum("ray::ClientAppActor" in process.name() for process in family)
+    found = 0
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found += "ray::ClientAppActor" in process.name()
+    return found
 
 
 def _listen(server: grpc.Server, credentials: grpc.ServerCredentials, config: RunConfig) -> str:
@@ -538,7 +587,9 @@ def serve(app: ClientApp, message: Message, context: Context) -> Message:
         party_file.restore(context)
     session = _Session(app, context, order.token)
     options = [*_OPTIONS, ("grpc.ssl_target_name_override", _NAME)]
-    options += [("grpc.min_reconnect_backoff_ms", 1000), ("grpc.max_reconnect_backoff_ms", 1000)]
+    # The least is also how long gRPC tries to connect.
+    options += [("grpc.min_reconnect_backoff_ms", 5000), ("grpc.max_reconnect_backoff_ms", 5000)]
+    options += [("grpc.initial_reconnect_backoff_ms", 500)]
     credentials = grpc.ssl_channel_credentials(order.certificate.encode())
     with grpc.secure_channel(order.address, credentials, options) as channel:
         cause = session.run(channel, order.address)
@@ -628,5 +679,10 @@ class _Session:
                 code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
                 reply = Message(Error(code=code, reason=type(error).__name__), reply_to=message)
             self.served += 1
-            self.last = message.metadata.message_id, to_bytes(reply)
+            try:
+                body = to_bytes(reply)
+            except VflError as error:
+                code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+                body = to_bytes(Message(Error(code=code, reason=str(error)), reply_to=message))
+            self.last = message.metadata.message_id, body
         return self.last[1]
