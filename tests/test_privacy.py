@@ -325,6 +325,14 @@ def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
     assert [counted.most_uploads(party) for party in range(3)] == [3, 3, 3]
 
 
+def test_an_order_given_anew_counts_again() -> None:
+    counted = accountant(resolve(PRIVATE), 455)
+    order = TrainOrder(exchange=1, epoch=0, first=0, steps=2, coordinated=True)
+    for given in (order, replace(order, exchange=3), replace(order, exchange=4, first=2)):
+        counted.ordered(0, given)
+    assert isinstance(counted, EmbeddingAccountant) and counted.most_uploads(0) == 2
+
+
 def test_uploads_of_test_rows_count_too() -> None:
     private = {**PRIVATE, "strategy": "frozen", "epochs": 3}
     counted = trained(2, private)[0].accountant

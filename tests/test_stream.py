@@ -935,6 +935,59 @@ def test_a_stream_that_is_demanded_and_cannot_be_ends_the_run_with_a_sentence(
     assert "\n" not in str(error.value)
 
 
+def test_a_node_that_dies_before_it_connects_is_asked_again(
+    streamed: Streamed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_STARTING", 0.3)
+    nodes = streamed.nodes(2, KEYS)
+
+    def die_at_first(party: int, order: SessionOrder) -> SessionOrder:
+        if party == 1 and len(nodes.orders[1]) == 1:
+            raise KilledError
+        return order
+
+    nodes.before_session = die_at_first
+    assert_equals_in_process(streamed.train(nodes), nodes)
+    assert len(nodes.orders[1]) >= 2
+
+
+def test_a_cut_that_meets_the_renewal_of_a_session_changes_nothing(
+    streamed: Streamed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(stream, "_GRACE", 0.1)
+    port = free_port()
+    with Relay(lambda number: port) as relay:
+        address = {"stream-address": f"127.0.0.1:{relay.port}", "stream-ports": str(port)}
+        nodes = streamed.nodes(2, {**KEYS, **address, "session-seconds": 0.3})
+
+        def cut_the_second(party: int, order: SessionOrder) -> SessionOrder:
+            relay.blocked = party == 1 and len(nodes.orders[1]) == 2
+            return order
+
+        nodes.before_session = cut_the_second
+        strategy = streamed.train(nodes)
+        assert strategy.transport == "stream"
+        assert_equals_in_process(strategy, nodes)
+
+
+def test_a_party_cannot_keep_calls_open(
+    streamed: Streamed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_PARTIES", 4)
+    nodes = streamed.nodes(2, KEYS)
+    calls: list[Iterator[Any]] = []
+
+    def hoard(party: int, order: SessionOrder) -> SessionOrder:
+        while party == 1 and len(calls) < 10:
+            calls.append(call(order, order.token, iter(())))  # it sends nothing, and reads no more
+            order = replace(order, token=next(calls[-1])["vfl-token"])
+        return order
+
+    nodes.before_session = hoard
+    assert_equals_in_process(streamed.train(nodes), nodes)
+
+
 def test_ports_that_are_not_free_are_told_or_passed_over(streamed: Streamed) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
