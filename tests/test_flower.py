@@ -72,7 +72,6 @@ EF_VFL = {
         (run_ray, 3, {"epochs": 2, "batch-size": 64}),
         (run_ray, 2, EF_VFL),
         (run_ray, 2, {**EF_VFL, "labels": "shared"}),
-        (run_supernodes, 2, {**EF_VFL, "epochs": 1}),
         (run_supernodes, 2, {**EF_VFL, "epochs": 1, "labels": "shared"}),
         (
             run_supernodes,  # a fresh process draws the directions of the last one's window again
@@ -84,7 +83,6 @@ EF_VFL = {
         "ray",
         "ray, private labels",
         "ray, shared labels",
-        "supernodes, private labels",
         "supernodes, shared labels",
         "supernodes, zeroth order",
     ],
