@@ -213,7 +213,8 @@ def _run(options: argparse.Namespace) -> None:
         run_config["out"] = options.out
     folder = results_folder(strategies.resolve(run_config))
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that Flower's processes end too
+    # So that Flower's processes end too.
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     is_new = not folder.exists()
     try:
         finished = engines.ENGINES[options.engine](
@@ -221,6 +222,7 @@ def _run(options: argparse.Namespace) -> None:
         )
         print(headline(finished.summary))
     finally:
+        signal.signal(signal.SIGTERM, before)
         if is_new and (folder / "top.npz").exists():
             print(f"results: {folder}")
 
