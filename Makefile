@@ -21,7 +21,7 @@ demo: install ## train on handwritten digits with four parties, by `flwr run` on
 	$(BIN)/vfl run --engine ray --parties 4
 
 test: install lint ## check types and style, and run all tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: install ## ruff and mypy
 	$(BIN)/ruff check .

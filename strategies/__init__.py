@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +17,8 @@ from strategies.joined import Joined
 from strategies.split_nn import SplitNN
 from strategies.vafl import Vafl, VaflT
 from strategies.vertical import Vertical
-from vfl_flower.config import RunConfig, parse
+from vfl_flower import checkpoint
+from vfl_flower.config import RunConfig, keys, parse
 from vfl_flower.errors import ConfigError
 from vfl_flower.models import BLACK_BOXES
 
@@ -39,6 +41,11 @@ SYSTEMS: dict[str, type[Vertical]] = {
     )
 }
 """Name -> Strategy, in the order in which `vfl list` prints them."""
+
+_MAY_DIFFER = (  # where given, from the run that is gone on with: not what it computes, but how
+    *("transport", "stream_address", "stream_ports", "session_seconds", "parties"),
+    *("party_timeout", "on_party_failure", "checkpoint_every", "resume"),
+)
 
 BASELINES = (Frozen.name, Alone.name, Joined.name)
 
@@ -79,3 +86,32 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
             "needs of it: choose a zeroth-order system, such as 'cascaded', or another model."
         )
     return config
+
+
+def configured(raw: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a run: `resolve`, or with ``resume`` that of the run to go on with.
+
+    Raises
+    ------
+    ConfigError
+        As `resolve`; or if that run has finished, or had another value for a key that is given.
+    """
+    given = parse(raw)
+    if not given.get("resume"):
+        return resolve(raw)
+    folder = given["resume"]
+    found = checkpoint.load(folder)
+    if found.finished:
+        raise ConfigError(f"The run in {folder} has finished: there is nothing to resume.")
+    anew = {}
+    for key, spec in keys().items():
+        now, then = given.get(spec.name, spec.default), getattr(found.config, spec.name)
+        if now in (spec.default, then) or spec.name == "out":
+            continue
+        if spec.name not in _MAY_DIFFER:
+            raise ConfigError(
+                f"{folder} holds a run with {key} = {then!r}, not {now!r}: leave the key out to go "
+                "on with that run, or `resume` to begin another."
+            )
+        anew[spec.name] = now
+    return replace(found.config, **anew)

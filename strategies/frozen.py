@@ -8,7 +8,7 @@ over it is what training the parties is worth.
 from __future__ import annotations
 
 import numpy as np
-from tqdm.auto import trange
+from tqdm import trange
 
 from strategies.vertical import Vertical
 from vfl_flower.batches import draw_window
@@ -39,7 +39,7 @@ class Frozen(Vertical):
             self._wait_for(self.seats)
         for epoch in trange(self.config.epochs, unit="epoch", disable=None, leave=False):
             window = draw_window(self.config, len(rows), None, epoch, 0, self.steps_per_epoch)
-            self.holder.learn([Arrival(self.seats[0].party, window, coordinated=True)])
+            self.holder.learn([Arrival(0, window, coordinated=True)])
             self.party_steps += self.steps_of_epoch
             if self.is_due(epoch + 1):
                 self._record(self.holder.evaluate())

@@ -6,13 +6,14 @@ It needs every party's columns in one place, so it runs in simulations only.
 from __future__ import annotations
 
 import torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from strategies.vertical import Vertical
 from vfl_flower.batches import divisors, draw_window
 from vfl_flower.config import RunConfig
-from vfl_flower.data import load_features
+from vfl_flower.data import load_block, load_features
 from vfl_flower.errors import ConfigError
+from vfl_flower.local_grid import LocalGrid
 from vfl_flower.models import build_bottom, build_optimizer, loss_per_row, penalty
 
 
@@ -20,6 +21,7 @@ class Joined(Vertical):
     """Baseline: the same model, centralised on joined data; simulations only."""
 
     name = "joined"
+    keeps_checkpoints = False
     trains_parties = False
     axes = "no messages · centralised mini-batch training of bottom and top models together"
 
@@ -40,7 +42,10 @@ class Joined(Vertical):
                 "strategy = 'joined' sends nothing that noise could protect: leave `privacy` out."
             )
         config, holder = self.config, self.holder
-        blocks = [load_features(config, seat.party, len(self.seats)) for seat in self.seats]
+        if isinstance(self.grid, LocalGrid):
+            blocks = [load_block(context, config) for context in self.grid.contexts.values()]
+        else:
+            blocks = [load_features(config, seat.party, len(self.seats)) for seat in self.seats]
         inputs = [torch.from_numpy(block.train).to(holder.device) for block in blocks]
         bottoms = torch.nn.ModuleList(
             build_bottom(config, seat.party, block.train.shape[1:], columns.stop - columns.start)
@@ -57,10 +62,11 @@ class Joined(Vertical):
                 batches, divisors(config, window.lengths).tolist(), strict=True
             ):
                 rows = ids.to(holder.device)
-                h = torch.cat(
-                    [bottom(x[rows]) for bottom, x in zip(bottoms, inputs, strict=True)], dim=1
-                )
-                loss = loss_per_row(holder.top(h), holder.train_labels[rows]).sum() / divisor
+                embeddings = [bottom(x[rows]) for bottom, x in zip(bottoms, inputs, strict=True)]
+                h = torch.cat([*embeddings, holder.table[rows, holder.own]], dim=1)
+                labels = holder.train_labels[rows]
+                losses = loss_per_row(holder.top(h), labels, holder.class_weights)
+                loss = losses.sum() / divisor
                 own = loss.new_zeros(())
                 if config.regulariser_weight:
                     own = torch.stack([penalty(config, p).sum() for p in bottoms.parameters()])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -21,9 +21,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from vfl_flower.batches import steps_per_epoch
+from vfl_flower.checkpoint import Checkpoint, Keeper, check_states
 from vfl_flower.codecs import check_memory, party_bytes
 from vfl_flower.config import RunConfig
 from vfl_flower.data import Labels
@@ -31,15 +32,19 @@ from vfl_flower.errors import ConfigError, OutOfStepError, PartyError, VflError
 from vfl_flower.label_holder import Arrival, LabelHolder, Metrics
 from vfl_flower.local_grid import engine_of
 from vfl_flower.models import embedding_size, load_model, model_arrays
+from vfl_flower.nodes import ask_all, pull, push
 from vfl_flower.privacy import accountant
 from vfl_flower.provenance import code_digest, peak_memory_mb
 from vfl_flower.records import (
     Arrays,
+    CheckpointOrder,
     DescribeOrder,
     Description,
     EmbedOrder,
     EvaluateOrder,
+    Order,
     RejoinOrder,
+    ResumeOrder,
     TrainOrder,
     Turn,
     Upload,
@@ -48,7 +53,7 @@ from vfl_flower.records import (
     to_message,
     unpack,
 )
-from vfl_flower.results import TRANSPORTS
+from vfl_flower.results import TRANSPORTS, reached
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -56,13 +61,42 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 O = TypeVar("O", bound=Turn)  # noqa: E741
 T = TypeVar("T")
 
-_SLEEPS = (0.001, 0.05)  # seconds between two looks for replies: the first, and the longest
 _WINDOWS = {  # what hides each runtime's cost, and costs no accuracy
     "first-order": {"local": 1, "stream": 8, "ray": 8, "supernodes": 16},
     "zeroth-order": {"local": 16, "stream": 64, "ray": 64, "supernodes": 64},
 }
+_EXCHANGES = 1000  # between two checkpoints, on SuperNodes
 _TRIES = 3  # times that a party is brought into step for one turn
 _FINAL = 1 << 30  # number of the evaluation after the last step
+
+
+@dataclass
+class Traffic:
+    """Exchanges and array bytes of training, as sent; evaluations are counted apart."""
+
+    exchanges: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    evaluation_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        mine, others = asdict(self), asdict(other)
+        return Traffic(**{key: mine[key] + others[key] for key in mine})
+
+
+@dataclass
+class Spread:
+    """Mean and most of numbers that come one by one, none of them below zero."""
+
+    mean: float = 0.0
+    most: float = 0.0
+    count: int = 0
+
+    def add(self, number: float) -> None:
+        """Take one more into account."""
+        self.count += 1
+        self.mean += (number - self.mean) / self.count
+        self.most = max(self.most, number)
 
 
 @dataclass
@@ -74,6 +108,12 @@ class Seat:
     exchange: int = 0  # number of the last message sent
     in_flight: Turn | None = None
     sent_at: float = 0.0
+    sent_at_clock: float = 0.0  # virtual seconds
+    ordered_at_step: int = 0  # of the label holder, when it ordered the last window
+    traffic: Traffic = field(default_factory=Traffic)
+    reply_seconds: Spread = field(default_factory=Spread)  # from order to reply, evaluations apart
+    reply_virtual_seconds: Spread = field(default_factory=Spread)
+    staleness: Spread = field(default_factory=Spread)  # label-holder steps from order to answer
     awaits_quorum: bool = False
     feedback: Arrays = field(default_factory=dict)  # for its last window, to go with its next turn
     steps: int = 0  # ordered so far
@@ -96,16 +136,6 @@ class Seat:
         return self.alive and not (self.done or self.in_flight or self.awaits_quorum)
 
 
-@dataclass
-class Traffic:
-    """Exchanges and array bytes of training, as sent; evaluations are counted apart."""
-
-    exchanges: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    evaluation_bytes: int = 0
-
-
 class Vertical(Strategy):
     """Vertical federated learning: the Flower Strategy that every system is a choice of.
 
@@ -116,12 +146,15 @@ class Vertical(Strategy):
     config : the resolved run configuration.
     labels : the label holder's labels.
     record : called with a history entry after every evaluation.
+    keeper : where checkpoints are kept, and the one to go on from; without it, none are.
     """
 
     name: ClassVar[str]
     axes: ClassVar[str]
     defaults: ClassVar[Mapping[str, Any]] = {}  # of `RunConfig` fields whose key is "auto"
     trains_parties: ClassVar[bool] = True  # whether the models of a run are at its parties
+
+    keeps_checkpoints: ClassVar[bool] = True  # whether a run can be resumed, and its model used
 
     holder: LabelHolder
 
@@ -130,13 +163,17 @@ class Vertical(Strategy):
         config: RunConfig,
         labels: Labels,
         record: Callable[[dict[str, Any]], None] = lambda entry: None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.config = config
         self.labels = labels
         self.record = record
+        self.keeper = keeper if self.keeps_checkpoints else None
+        self.ready = False  # whether all that can be found wrong before training has been
+        self.kept_at = 0  # exchanges at the last checkpoint
+        self.draining = False  # whether parties wait for their next turns
         self.seats: list[Seat] = []
         self.arrivals: list[Arrival] = []  # uploads that await their quorum
-        self.traffic = Traffic()
         self.history: list[dict[str, Any]] = []
         self.party_steps = 0  # steps answered, over all parties
         self.assigned = 0  # steps ordered, over all parties
@@ -182,8 +219,12 @@ class Vertical(Strategy):
         self.enrol(grid)
         if initial_arrays is not None:
             load_model(self.holder.top, unpack(initial_arrays))
+        if self.keeper:
+            self._open_checkpoints(self.keeper)
+        self.ready = True
         self.summary()
         self.train()
+        self._checkpoint(finished=True)
         return self.result()
 
     def train(self) -> None:
@@ -199,8 +240,10 @@ class Vertical(Strategy):
                 self.aggregate_evaluate(self.epoch, replies)
                 self.aggregate_train(self.epoch, replies)
                 self._record_if_all_are_in()  # a party that has failed is waited for no more
+                if self.exchanges >= self.kept_at + self.checkpoint_every > self.kept_at:
+                    self._checkpoint()
                 if self.history:
-                    bar.set_postfix(test_accuracy=f"{self.history[-1]['test_accuracy']:.4f}")
+                    bar.set_postfix_str(reached(self.history[-1]))
                 bar.total = self.budget
                 bar.update(self.party_steps - bar.n)
 
@@ -244,6 +287,8 @@ class Vertical(Strategy):
                 continue
             for arrival in group:
                 self.accountant.answered(arrival.party, arrival.window)
+                seat = self._seat_of(arrival.party)
+                seat.staleness.add(self.holder.steps - seat.ordered_at_step)
             for party, feedback in self.holder.answer(group).items():
                 seat = self._seat_of(party)
                 seat.feedback = feedback
@@ -318,17 +363,16 @@ class Vertical(Strategy):
         self.grid = grid
         if self.engine != "supernodes":  # all in one memory: before any party takes some of it
             self._check_memory(len(list(grid.get_node_ids())))
-        found = self._describe_nodes()
+        order: Order = DescribeOrder(outputs=self.labels.outputs)
+        if self.keeper and self.keeper.found:
+            order = ResumeOrder(run=self.keeper.found.run, number=self.keeper.found.number)
+        found = ask_all(grid, order, Description, self.config)
+        if self.keeper and self.keeper.found:
+            check_states(self.keeper.found, found.values())
         if self.engine == "supernodes":
             self._check_memory(len(found))
-        parties = len(found)
-        if sorted(d.party for d in found.values()) != list(range(parties)):
-            raise ConfigError(
-                f"The nodes' partition-ids are {sorted(d.party for d in found.values())}: "
-                f"give each SuperNode its own, from 0 to {parties - 1}."
-            )
         for description in found.values():
-            self._check(description, parties)
+            self._check(description, len(found))
         self.seat({description.party: node for node, description in found.items()})
 
     def seat(self, nodes: Mapping[int, int]) -> None:
@@ -402,48 +446,6 @@ class Vertical(Strategy):
             here + parties * of_party * together,
         )
 
-    def _describe_nodes(self) -> dict[int, Description]:
-        """Node id -> description, once there are as many nodes as the first ones say."""
-        found: dict[int, Description] = {}
-        wanted = max(1, self.config.parties)
-        deadline = time.monotonic() + self.config.party_timeout
-        waiting = False
-        while len(found) < wanted:
-            new = [node for node in self.grid.get_node_ids() if node not in found]
-            order = DescribeOrder(outputs=self.labels.outputs)
-            keys = self._push([to_message(order, node, self.config.party_timeout) for node in new])
-            pending = dict(zip(keys, new, strict=True))
-            while pending:
-                messages = self._pull(pending, deadline)
-                if not messages:
-                    raise ConfigError(
-                        f"{len(pending)} nodes did not describe themselves within "
-                        f"{self.config.party_timeout:g} s: look at their logs."
-                    )
-                for message in messages:
-                    node = pending.pop(message.metadata.reply_to_message_id)
-                    found[node] = self._description(node, message)
-            most = max(found.values(), key=lambda each: each.parties, default=None)
-            wanted = max(wanted, most.parties if most else 0)
-            if len(found) < wanted:
-                if time.monotonic() > deadline:
-                    said = f", of which party {most.party} speaks" if most else ""
-                    raise ConfigError(
-                        f"Only {len(found)} of the {wanted} nodes{said} came within "
-                        f"{self.config.party_timeout:g} s: start the others, or correct the number."
-                    )
-                if not waiting:
-                    log.info("Waiting for %d nodes; %d are here", wanted, len(found))
-                waiting = True
-                time.sleep(_SLEEPS[1])
-        return found
-
-    def _description(self, node: int, message: Message) -> Description:
-        try:
-            return read_reply(message, Description)
-        except VflError as error:
-            raise PartyError(f"The party on node {node}", str(error)) from None
-
     def _check(self, description: Description, parties: int) -> None:
         """Refuse a party whose share of the columns, rows, ids or code do not fit the run."""
         rows = len(self.labels.train), len(self.labels.test)
@@ -487,6 +489,11 @@ class Vertical(Strategy):
         return engine_of(self.grid)
 
     @property
+    def clock(self) -> float:
+        """Virtual seconds, where the runtime has such a clock."""
+        return float(getattr(self.grid, "clock", 0.0))
+
+    @property
     def transport(self) -> str:
         """What carries them there: Flower's messages, a stream, or in process nothing."""
         return str(getattr(self.grid, "transport", "messages"))
@@ -495,6 +502,12 @@ class Vertical(Strategy):
     def schedule(self) -> str:
         """What the quorum makes it: sync, t-sync or async."""
         return "sync" if self.coordinated else "async" if self.quorum == 1 else "t-sync"
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Exchanges between two checkpoints; 0 for none but the last."""
+        every = self.config.checkpoint_every
+        return every if every is not None else _EXCHANGES if self.engine == "supernodes" else 0
 
     def _choose_window(self) -> int:
         runtime = "stream" if self.transport == "stream" else self.engine
@@ -513,6 +526,8 @@ class Vertical(Strategy):
 
     def _quorum_now(self) -> int:
         """The quorum, or as many as can still come: fewer near the end, or after failures."""
+        if self.draining:  # as many as there are
+            return max(1, min(self.quorum, len(self.arrivals)))
         training = [
             seat
             for seat in self.seats
@@ -525,7 +540,7 @@ class Vertical(Strategy):
         ]
         return max(1, min(self.quorum, len(training)))
 
-    def _fail(self, seat: Seat, error: PartyError) -> None:
+    def _fail(self, seat: Seat, error: VflError) -> None:
         """Stop, or go on without a party, by its last embeddings."""
         seat.in_flight = seat.unserved = None
         seat.out_of_step = 0
@@ -586,15 +601,100 @@ class Vertical(Strategy):
         self.planned += max(0, self.config.epochs * self.steps_per_epoch - seat.steps)
         notice.info("Party %d is back.", seat.party)
 
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def _checkpoint(self, finished: bool = False) -> None:
+        """Wait until nothing is in flight; have the parties keep their states, and keep this one.
+
+        Whoever is killed meanwhile has the last checkpoint left: parties keep two.
+        """
+        if not self.keeper:
+            return
+        self.draining = True
+        self._wait_for(self.seats)
+        self.aggregate_train(self.epoch, [])
+        self._record_if_all_are_in()
+        self.draining = False
+        self.keeper.number += 1
+        self._send(
+            self._message(
+                seat,
+                CheckpointOrder(
+                    exchange=seat.exchange + 1,
+                    number=self.keeper.number,
+                    arrays=seat.feedback,
+                ),
+            )
+            for seat in self.seats
+            if seat.alive
+        )
+        self._wait_for(self.seats)
+        self.kept_at = self.exchanges
+        of_holder, arrays = self.holder.state()
+        Checkpoint(
+            config=self.config,
+            run=self.keeper.run,
+            number=self.keeper.number,
+            finished=finished,
+            rows=self.keeper.rows,
+            about_labels=self.labels.about,
+            strategy={**self._state(), "holder": of_holder},
+            arrays=arrays,
+        ).save(self.keeper.folder)
+
+    def _state(self) -> dict[str, Any]:
+        """What the strategy must keep to go on, when nothing is in flight."""
+        return {
+            "seats": [
+                {
+                    **{name: getattr(seat, name) for name in _KEPT_OF_SEAT},
+                    **{name: asdict(getattr(seat, name)) for name in _COUNTED_OF_SEAT},
+                }
+                for seat in self.seats
+            ],
+            "history": self.history,
+            "uploads": self.accountant.uploads(),
+            "timing": getattr(self.grid, "timing", None),
+            "seconds": time.perf_counter() - self._started_at,
+            **{name: getattr(self, name) for name in _KEPT},
+        }
+
+    def _open_checkpoints(self, keeper: Keeper) -> None:
+        """Go on from the checkpoint that there is, and count what has been released since."""
+        found = keeper.found
+        if found:
+            state = found.strategy
+            for seat, kept in zip(self.seats, state["seats"], strict=True):
+                for name in _KEPT_OF_SEAT:
+                    setattr(seat, name, kept[name])
+                for name, kind in _COUNTED_OF_SEAT.items():
+                    setattr(seat, name, kind(**kept[name]))
+            self.history = list(state["history"])
+            if state["timing"] and hasattr(self.grid, "go_on_from"):
+                self.grid.go_on_from(state["timing"])
+            self._started_at -= state["seconds"]
+            for name in _KEPT:
+                setattr(self, name, state[name])
+            self.kept_at = self.exchanges
+            self.holder.go_on_from(state["holder"], found.arrays)
+        if found or self.checkpoint_every:
+            self.accountant.keep_journal(keeper.journal)
+            again = self.accountant.released_steps() - self.party_steps
+            if found and again > 0:  # else the run would release more than its budget
+                self.allowed = min(self.planned, self.allowed) - again
+                log.warning("%d steps were answered after the checkpoint, and count.", again)
+
     # --- messages -------------------------------------------------------------------------------
 
     def _message(self, seat: Seat, order: Turn) -> Message:
         """The message of a party's turn; from now on it is in flight."""
         seat.exchange += 1
         seat.in_flight = order
-        seat.sent_at = time.monotonic()
+        seat.sent_at, seat.sent_at_clock = time.monotonic(), self.clock
+        if isinstance(order, TrainOrder):
+            seat.ordered_at_step = self.holder.steps
         seat.feedback = {}  # it goes with every order
-        self.traffic.bytes_down += order.nbytes
+        seat.traffic.bytes_down += order.nbytes
         self.accountant.ordered(seat.party, order)
         return to_message(order, seat.node_id, self.config.party_timeout)
 
@@ -602,33 +702,15 @@ class Vertical(Strategy):
         messages = list(messages)
         if messages:
             by_node = {seat.node_id: seat for seat in self.seats}
-            for message, key in zip(messages, self._push(messages), strict=True):
+            for message, key in zip(messages, push(self.grid, messages), strict=True):
                 self._waiting[key] = by_node[message.metadata.dst_node_id]
-
-    def _push(self, messages: list[Message]) -> list[str]:
-        keys = list(self.grid.push_messages(messages))
-        if len(keys) < len(messages) or None in keys:
-            raise ConfigError(
-                "Flower did not take a message, most likely for its size: use a smaller window."
-            )
-        return keys
-
-    def _pull(self, keys: Iterable[str], deadline: float) -> list[Message]:
-        """At least one of the replies, or none at the deadline (in monotonic seconds)."""
-        pause, longest = _SLEEPS
-        while True:
-            messages = list(self.grid.pull_messages(list(keys)))
-            if messages or time.monotonic() > deadline:
-                return messages
-            time.sleep(pause)
-            pause = min(1.5 * pause, longest)
 
     def _replies(self) -> list[Message]:
         """The replies that are in, after waiting for one; a silent party has failed."""
         if not self._waiting:
             return []
         first_sent = min(seat.sent_at for seat in self._waiting.values())
-        messages = self._pull(self._waiting, first_sent + self.config.party_timeout)
+        messages = pull(self.grid, self._waiting, first_sent + self.config.party_timeout)
         if not messages:
             silent = min(self._waiting.values(), key=lambda seat: seat.sent_at)
             cause = f"did not answer within {self.config.party_timeout:g} s."
@@ -662,11 +744,13 @@ class Vertical(Strategy):
             self._fail(seat, PartyError(f"Party {seat.party}", str(error)))
             return None
         self.party_memory_mb = max(self.party_memory_mb, upload.peak_memory_mb)
-        if isinstance(seat.in_flight, EvaluateOrder):
-            self.traffic.evaluation_bytes += upload.nbytes
+        if isinstance(seat.in_flight, EvaluateOrder | CheckpointOrder):
+            seat.traffic.evaluation_bytes += upload.nbytes
         else:
-            self.traffic.exchanges += 1
-            self.traffic.bytes_up += upload.nbytes
+            seat.traffic.exchanges += 1
+            seat.traffic.bytes_up += upload.nbytes
+            seat.reply_seconds.add(time.monotonic() - seat.sent_at)
+            seat.reply_virtual_seconds.add(self.clock - seat.sent_at_clock)
         seat.in_flight = seat.unserved = None
         seat.out_of_step = 0
         return used
@@ -682,12 +766,17 @@ class Vertical(Strategy):
         for seat, query, message in self._answers_to(EmbedOrder, replies):
             ids = query.arrays["ids"]
             self._take(seat, message, partial(self.holder.refresh, seat.party, ids))
+        for seat, _, message in self._answers_to(CheckpointOrder, replies):
+            self._take(seat, message, lambda upload: None)
         for seat, _, message in self._answers_to(RejoinOrder, replies):
             try:
                 description = read_reply(message, Description)
                 if description.party != seat.party:
                     raise VflError(f"came back as party {description.party}.")
                 self._check(description, len(self.seats))
+            except ConfigError as error:  # which names the party
+                self._fail(seat, error)
+                continue
             except VflError as error:
                 self._fail(seat, PartyError(f"Party {seat.party}", str(error)))
                 continue
@@ -732,25 +821,42 @@ class Vertical(Strategy):
             "steps": self.holder.steps,
             **self.spent(),
             "train_loss": self.holder.train_loss(),
-            "test_loss": metrics.loss,
-            "test_accuracy": metrics.accuracy,
-            "test_auc": metrics.auc,
+            **{f"test_{name}": value for name, value in asdict(metrics).items()},
         }
         self.history.append(entry)
         self.record(entry)
-        log.info("Epoch %s: test accuracy %.4f", f"{entry['epoch']:g}", metrics.accuracy)
+        log.info("Epoch %s: %s", f"{entry['epoch']:g}", reached(entry))
         return _metric_record(entry)
+
+    @property
+    def exchanges(self) -> int:
+        """Exchanges so far, over all parties."""
+        return sum(seat.traffic.exchanges for seat in self.seats)
 
     def spent(self) -> dict[str, Any]:
         """Exchanges, bytes and seconds so far."""
         return {
-            "exchanges": self.traffic.exchanges,
-            "bytes_up": self.traffic.bytes_up,
-            "bytes_down": self.traffic.bytes_down,
-            "evaluation_bytes": self.traffic.evaluation_bytes,
+            **asdict(sum((seat.traffic for seat in self.seats), Traffic())),
             "seconds": round(time.perf_counter() - self._started_at, 3),
-            "virtual_seconds": round(getattr(self.grid, "clock", 0.0), 3),
+            "virtual_seconds": round(self.clock, 3),
         }
+
+    def by_party(self) -> list[dict[str, Any]]:
+        """What went to and from each party, how long it took to reply, and how stale that was."""
+
+        def spread(of: Spread) -> dict[str, float]:
+            return {"mean": round(of.mean, 6), "most": round(of.most, 6)}
+
+        return [
+            {
+                "party": seat.party,
+                **asdict(seat.traffic),
+                "reply_seconds": spread(seat.reply_seconds),
+                "reply_virtual_seconds": spread(seat.reply_virtual_seconds),
+                "staleness": spread(seat.staleness),
+            }
+            for seat in self.seats
+        ]
 
     def figures(self) -> dict[str, Any]:
         """The strategy's part of ``summary.json``."""
@@ -769,6 +875,7 @@ class Vertical(Strategy):
             **self.accountant.figures(),
             "peak_memory_mb": round(max(self.party_memory_mb, peak_memory_mb()), 1),
             "failed_parties": [seat.party for seat in self.seats if not seat.alive],
+            "by_party": self.by_party(),
         }
 
     def result(self) -> Result:
@@ -781,7 +888,18 @@ class Vertical(Strategy):
         return model_arrays(self.holder.top) if hasattr(self, "holder") else {}
 
 
-_RESULTS = ("train_loss", "test_loss", "test_accuracy", "test_auc")
+_KEPT = ("party_steps", "assigned", "planned", "recorded", "party_memory_mb")
+_KEPT_OF_SEAT = (
+    *("exchange", "steps", "evaluation_sent", "evaluation", "surrogates", "alive", "asked_back"),
+    "party",
+)
+_COUNTED_OF_SEAT = {
+    "traffic": Traffic,
+    "reply_seconds": Spread,
+    "reply_virtual_seconds": Spread,
+    "staleness": Spread,
+}
+_RESULTS = ("train_loss", *(f"test_{each.name}" for each in fields(Metrics)))
 
 
 def _metric_record(entry: dict[str, Any]) -> MetricRecord:

@@ -15,11 +15,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 import strategies
 from vfl_flower.audit_clients import Curious, Ids, Rows, Wiretap
@@ -27,6 +26,7 @@ from vfl_flower.config import RunConfig, keys
 from vfl_flower.data import load_features, load_labels
 from vfl_flower.engines import run_local
 from vfl_flower.errors import ConfigError
+from vfl_flower.local_grid import LocalGrid
 from vfl_flower.provenance import code_digest, versions
 from vfl_flower.results import aligned, results_folder
 
@@ -163,6 +163,15 @@ def audit(
             "labels = 'shared' leaves an attacker nothing to infer, since every party knows them: "
             "audit labels = 'private'."
         )
+    if config.own_files:
+        raise ConfigError(
+            "An audit looks at both sides of a run, so it needs a data set that is divided among "
+            "the parties: name one by dataset, such as 'csv:PATH' of like columns."
+        )
+    if config.target == "regression":
+        raise ConfigError(
+            "target = 'regression' has no classes for the audit's attacks to infer: leave it out."
+        )
     labels = load_labels(config).train
     counts = np.bincount(labels)
     if known < 1 or counts.min() <= known:
@@ -208,7 +217,7 @@ def table(findings: list[Finding]) -> str:
 def _run(
     run_config: Mapping[str, Any], parties: int, tap: Wiretap, like: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A run of which only what the wiretap read is kept; its summary.
+    """A run of which only what the wiretap read is kept; its figures.
 
     Scalar noise is that of the run that ``like`` sums up, since calibrating it anew takes long.
     """
@@ -216,8 +225,10 @@ def _run(
     if calibrated is not None:
         run_config = {key: run_config[key] for key in run_config.keys() - {"epsilon"}}
         run_config["noise-multiplier"] = calibrated
-    with TemporaryDirectory() as out:
-        return run_local(parties, {**run_config, "out": out}, tap).summary
+    config = strategies.resolve(run_config)
+    strategy = strategies.SYSTEMS[config.strategy](config, load_labels(config))
+    strategy.start(LocalGrid(tap, parties, run_config, config))
+    return strategy.figures()
 
 
 def _direct_inference(

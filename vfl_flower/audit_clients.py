@@ -21,8 +21,10 @@ from vfl_flower.batches import Window, divisors, draw_window
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import VflError
 from vfl_flower.models import as_tensor, embedding_size
+from vfl_flower.party import read_about
 from vfl_flower.records import (
     Arrays,
+    CheckpointOrder,
     DescribeOrder,
     Description,
     EmbedOrder,
@@ -31,8 +33,8 @@ from vfl_flower.records import (
     RejoinOrder,
     TrainOrder,
     Upload,
+    load_about,
     load_large,
-    load_scalars,
     read_order,
     read_reply,
     to_reply,
@@ -43,7 +45,7 @@ Ids = NDArray[np.integer[Any]]
 
 _NAMES_OF_ROWS = ("ids", "lengths")
 _ORDERS: dict[str, type[Order]] = {
-    k.kind: k for k in (TrainOrder, EvaluateOrder, EmbedOrder, RejoinOrder)
+    k.kind: k for k in (TrainOrder, EvaluateOrder, EmbedOrder, RejoinOrder, CheckpointOrder)
 }
 
 
@@ -194,7 +196,7 @@ class Curious(ClientApp):
             surrogate[:] = before
         arrays = {name: upload.arrays[name] for name in upload.arrays if name in _NAMES_OF_ROWS}
         window = window_of(self.config, read_order(message, TrainOrder), arrays, self.rows)
-        width = embedding_size(self.config, int(load_scalars(context.state)["outputs"]))
+        width = embedding_size(*read_about(load_about(context.state))[:2])
         c, u = torch.from_numpy(
             self.generator.standard_normal((2, len(window.ids), width), np.float32)
         )

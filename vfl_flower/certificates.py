@@ -1,9 +1,15 @@
-"""Keys and certificates that last as long as what they are made for."""
+"""Keys and certificates: of a run, of a SuperLink and of SuperNodes.
+
+python -m vfl_flower.certificates superlink FOLDER HOST
+python -m vfl_flower.certificates supernode FOLDER
+"""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
+import sys
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -51,3 +57,29 @@ def supernode_keys() -> tuple[bytes, bytes]:
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
     return private, public
+
+
+def write_for_superlink(folder: Path, host: str) -> None:
+    """Write superlink.key, and superlink.crt, which everyone may know."""
+    key, certificate = self_signed(host)
+    _write_private(folder / "superlink.key", key)
+    (folder / "superlink.crt").write_bytes(certificate)
+
+
+def write_for_supernode(folder: Path) -> None:
+    """Write supernode.key, and supernode.pub, for the SuperLink to register."""
+    private, public = supernode_keys()
+    _write_private(folder / "supernode.key", private)
+    (folder / "supernode.pub").write_bytes(public)
+
+
+def _write_private(path: Path, text: bytes) -> None:
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_bytes(text)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "superlink":
+        write_for_superlink(Path(sys.argv[2]), sys.argv[3])
+    else:
+        write_for_supernode(Path(sys.argv[2]))

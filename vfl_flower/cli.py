@@ -20,8 +20,21 @@ examples:
       asynchronous VAFL on tabular data; results go to runs/a
   vfl run -c "strategy='vafl-t' quorum=2" --engine ray
       the same application on Flower's Ray simulation
+  vfl run -c "dataset='files:labels.csv' label='default'" \\
+      --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+      two parties with files of their own, whose common rows are found privately
   vfl list
       systems, baselines, and every configuration key
+"""
+
+
+_PREDICT_EXAMPLES = """\
+examples:
+  vfl predict runs/a
+      the test rows, by the model of the run in runs/a
+  vfl predict runs/b -c "dataset='files:new.csv'" --out new-scores.parquet \\
+      --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+      new people, whose rows are in the files that parties name
 """
 
 
@@ -47,6 +60,15 @@ Table I of the Cascaded paper; the others are on the run as configured.
 """
 
 
+_REPORT_EXAMPLES = """\
+examples:
+  vfl report runs/a
+      the page about a run, runs/a/report.html
+  vfl report runs/a runs/b runs/comparison --out page.html
+      several runs, and those of a comparison, in the same charts and tables
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run, and turn an error into one sentence and an exit code."""
     parser = argparse.ArgumentParser(
@@ -64,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_common(run_parser)
+    _add_node_config(run_parser)
     run_parser.add_argument(
         "--engine",
         choices=("local", "ray", "supernodes"),
@@ -87,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         'title: "small steps: cascaded party-lr=0.01"',
     )
     _add_common(compare_parser)
+    _add_node_config(compare_parser)
     compare_parser.add_argument(
         "--target",
         type=float,
@@ -112,6 +136,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="K",
         help="labelled rows a class that some attackers have (default: %(default)s)",
     )
+    predict_parser = commands.add_parser(
+        "predict",
+        help="predict by the model of a run",
+        description="Predict by the model of a run whose parties' states lie in its folder, as "
+        "runs on this machine leave them: the test rows, or rows of new files.",
+        epilog=_PREDICT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    predict_parser.add_argument("model", metavar="RUN", help="results folder of the run")
+    predict_parser.add_argument(
+        "-c",
+        "--run-config",
+        action="append",
+        default=[],
+        metavar='"KEY=VALUE ..."',
+        help="with files: \"dataset='files:new.csv'\", and what differs from training",
+    )
+    predict_parser.add_argument(
+        "--out", metavar="FILE", help="a .csv or .parquet (default: RUN/predictions.csv)"
+    )
+    _add_node_config(predict_parser)
+    report_parser = commands.add_parser(
+        "report",
+        help="one HTML page about runs, comparisons and audits",
+        description="Write a page about results folders: what runs reached and what they took, "
+        "curves, bytes and delays by party, privacy, attacks and settings. It is one file that "
+        "loads nothing; an earlier report is replaced.",
+        epilog=_REPORT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report_parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="results folder of a run, comparison or audit"
+    )
+    report_parser.add_argument(
+        "--out", metavar="FILE", help="the page (default: report.html in the first RUN)"
+    )
     commands.add_parser("list", help="print systems, baselines and every configuration key")
     options = parser.parse_args(arguments)
 
@@ -127,6 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _compare(options)
         elif options.command == "audit":
             _audit(options)
+        elif options.command == "predict":
+            _predict(options)
+        elif options.command == "report":
+            _report(options)
         else:
             _run(options)
     except VflError as error:
@@ -151,9 +215,35 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         help="configuration, as for `flwr run`; texts in quotes. `vfl list` names the keys",
     )
     parser.add_argument(
-        "--parties", type=int, default=4, metavar="M", help="number of parties (default: 4)"
+        "--parties",
+        type=int,
+        metavar="M",
+        help="number of parties (default: 4; with files, as many as have named one)",
     )
     parser.add_argument("--out", metavar="DIR", help="results folder (default: under runs/)")
+
+
+def _add_node_config(parser: argparse.ArgumentParser) -> None:
+    """What parties with files of their own say of them."""
+    parser.add_argument(
+        "--node-config",
+        action="append",
+        default=[],
+        metavar='"KEY=VALUE ..."',
+        help="once for each party: its file, id, columns (with commas), missing ('refuse' or "
+        "'median') and text ('refuse' or 'one-hot')",
+    )
+
+
+def _predict(options: argparse.Namespace) -> None:
+    from vfl_flower.engines import predict_local
+
+    run_config = {**_parse(options.run_config), "model": options.model}
+    if options.out:
+        run_config["out"] = options.out
+    logging.getLogger("flwr.notice").setLevel(logging.INFO)
+    path = predict_local(run_config, [_parse([text]) for text in options.node_config])
+    print(f"predictions: {path}")
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -177,7 +267,9 @@ def _compare(options: argparse.Namespace) -> None:
         if {"strategy", "out"} & own.keys():
             raise ConfigError(f"{text!r} names a strategy or out twice: write the system first.")
         runs.append({"strategy": name, **own, **({"title": title} if titled else {})})
-    folder = compare(options.parties, common, runs, options.target)
+    node_configs = [_parse([text]) for text in options.node_config]
+    parties = options.parties or len(node_configs) or 4
+    folder = compare(parties, common, runs, options.target, node_configs)
     lines = table(folder, options.target)
     print(lines)
     if "\njoined " not in lines:
@@ -198,32 +290,60 @@ def _audit(options: argparse.Namespace) -> None:
     run_config["strategy"] = options.strategy
     if options.out:
         run_config["out"] = options.out
-    findings, folder = audit(options.parties, run_config, options.known)
+    findings, folder = audit(options.parties or 4, run_config, options.known)
     print(table(findings))
     print(f"results: {folder}")
 
 
+def _report(options: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from vfl_flower.errors import VflError
+    from vfl_flower.report import report
+
+    folders = [Path(each).expanduser() for each in options.runs]
+    out = Path(options.out).expanduser() if options.out else folders[0] / "report.html"
+    if out.suffix != ".html":
+        raise VflError(f"{out} would be a page: let --out end in .html.")
+    page = report(folders)
+    try:
+        out.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
+    except OSError as error:
+        raise VflError(f"{out} cannot be written: name another file by --out.") from error
+    print(f"report: {out}")
+
+
 def _run(options: argparse.Namespace) -> None:
     import strategies
-    from vfl_flower import engines
+    from vfl_flower import checkpoint, engines
+    from vfl_flower.errors import ConfigError
     from vfl_flower.results import headline, results_folder
 
     run_config = _parse(options.run_config)
     if options.out:
         run_config["out"] = options.out
-    folder = results_folder(strategies.resolve(run_config))
+    config = strategies.resolve(run_config)
+    if config.resume and config.out:
+        raise ConfigError("A run that is resumed goes on in its own folder: leave out away.")
+    folder = results_folder(config)
+    node_configs = [_parse([text]) for text in options.node_config]
+    parties = options.parties
+    if parties is None:
+        parties = len(node_configs) or 4
+    if config.resume and options.parties is None:
+        parties = len(checkpoint.load(config.resume).strategy["seats"])
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
     # So that Flower's processes end too.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     is_new = not folder.exists()
     try:
         finished = engines.ENGINES[options.engine](
-            options.parties, {**run_config, "out": str(folder)}
+            parties, {**run_config, "out": str(folder)}, node_configs=node_configs
         )
         print(headline(finished.summary))
     finally:
         signal.signal(signal.SIGTERM, before)
-        if is_new and (folder / "top.npz").exists():
+        if (is_new or config.resume) and (folder / "top.npz").exists():
             print(f"results: {folder}")
 
 

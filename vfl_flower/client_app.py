@@ -1,6 +1,6 @@
-"""The Flower ClientApp of a party: five messages, each served by a method of `Party`.
+"""The Flower ClientApp of a party: each message is served by a method of `Party`, or beside it.
 
-A sixth, "session", brings those five over a stream.
+One of them, "session", brings the others over a stream.
 """
 
 from __future__ import annotations
@@ -14,16 +14,23 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
-from vfl_flower import stream
+from vfl_flower import alignment, party_file, stream
+from vfl_flower.data import seat
 from vfl_flower.errors import OutOfStepError, VflError
-from vfl_flower.party import Party, identity
+from vfl_flower.own_files import OwnFile
+from vfl_flower.party import Party, predict
 from vfl_flower.records import (
+    AlignOrder,
+    CheckpointOrder,
+    CommonOrder,
     DescribeOrder,
     EmbedOrder,
     EvaluateOrder,
     Order,
     Payload,
+    PredictOrder,
     RejoinOrder,
+    ResumeOrder,
     TrainOrder,
     read_order,
     to_failure,
@@ -35,32 +42,59 @@ O = TypeVar("O", bound=Order)  # noqa: E741
 app = ClientApp()
 
 
+@app.query("align")
+def align(message: Message, context: Context) -> Message:
+    """Which ids this party has, in a form that does not tell them."""
+
+    def blind(context: Context, order: AlignOrder) -> Payload:
+        index, parties = seat(context)
+        own = OwnFile.of_party(context.node_config, index)
+        return alignment.blind(context, own, parties, order)
+
+    return _serve(message, context, AlignOrder, blind)
+
+
+@app.query("common")
+def common(message: Message, context: Context) -> Message:
+    """Which of this party's rows all have."""
+
+    def take(context: Context, order: CommonOrder) -> Payload:
+        index, parties = seat(context)
+        own = OwnFile.of_party(context.node_config, index)
+        return alignment.take_common(context, own, parties, order)
+
+    return _serve(message, context, CommonOrder, take)
+
+
 @app.query("describe")
 def describe(message: Message, context: Context) -> Message:
     """Begin a run: rows, columns, embedding size and digests of this party."""
 
-    def begin(context: Context, order: DescribeOrder) -> Party:
-        return Party(*identity(context), order.outputs)
+    def begin(context: Context, order: DescribeOrder) -> Payload:
+        payload = _by(Party.describe, Party.begin)(context, order)
+        if alignment.is_aligned(context):  # which the label holder could not tell it again
+            party_file.save(context, 0)
+        return payload
 
-    return _serve(message, context, DescribeOrder, Party.describe, begin)
+    return _serve(message, context, DescribeOrder, begin)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One exchange: the feedback for the last window in, the upload of the next out."""
-    return _serve(message, context, TrainOrder, Party.train)
+    return _serve(message, context, TrainOrder, _by(Party.train))
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """The feedback for the last window in, the embeddings of the test rows out."""
-    return _serve(message, context, EvaluateOrder, Party.evaluate)
+    return _serve(message, context, EvaluateOrder, _by(Party.evaluate))
 
 
 @app.query("embed")
 def embed(message: Message, context: Context) -> Message:
     """Fresh embeddings of rows that have grown too old at the label holder."""
-    return _serve(message, context, EmbedOrder, Party.embed)
+    return _serve(message, context, EmbedOrder, _by(Party.embed))
 
 
 @app.query("rejoin")
@@ -68,9 +102,46 @@ def rejoin(message: Message, context: Context) -> Message:
     """Go on after a failure, by what the label holder knows."""
 
     def resume_or_begin(context: Context, order: RejoinOrder) -> Party:
-        return Party.resume(context) if context.state else Party(*identity(context), order.outputs)
+        party_file.restore(context)
+        return Party.resume(context) if context.state else Party.begin(context, order)
 
-    return _serve(message, context, RejoinOrder, Party.rejoin, resume_or_begin)
+    return _serve(message, context, RejoinOrder, _by(Party.rejoin, resume_or_begin))
+
+
+@app.query("checkpoint")
+def checkpoint(message: Message, context: Context) -> Message:
+    """The feedback for the last window in; this party's state is kept on its disk."""
+
+    def keep(context: Context, order: CheckpointOrder) -> Payload:
+        payload = _by(Party.checkpoint)(context, order)
+        party_file.save(context, order.number)
+        return payload
+
+    return _serve(message, context, CheckpointOrder, keep)
+
+
+@app.query("resume")
+def resume(message: Message, context: Context) -> Message:
+    """Go on from a checkpoint, in another Flower run."""
+
+    def go_on(context: Context, order: ResumeOrder) -> Payload:
+        for name, record in party_file.load(context, order.run, order.number).items():
+            context.state[name] = record
+        payload = _by(Party.go_on)(context, order)
+        party_file.save(context, order.number)  # this run's first, should it lose its state
+        return payload
+
+    return _serve(message, context, ResumeOrder, go_on)
+
+
+@app.query("predict")
+def embed_new_rows(message: Message, context: Context) -> Message:
+    """Embeddings of rows by a model that was kept."""
+
+    def load(context: Context, order: PredictOrder) -> Payload:
+        return predict(context, party_file.load(context, order.run, order.number), order)
+
+    return _serve(message, context, PredictOrder, load)
 
 
 @app.query("session")
@@ -79,20 +150,30 @@ def session(message: Message, context: Context) -> Message:
     return stream.serve(app, message, context)
 
 
+def _by(
+    method: Callable[[Party, O], Payload],
+    party_of: Callable[[Context, O], Party] = lambda context, order: Party.resume(context),
+) -> Callable[[Context, O], Payload]:
+    """Have the party of the node serve an order, and keep its state."""
+
+    def serve(context: Context, order: O) -> Payload:
+        party = party_of(context, order)
+        payload = method(party, order)
+        party.keep(context)
+        return payload
+
+    return serve
+
+
 def _serve(
     message: Message,
     context: Context,
     kind: type[O],
-    method: Callable[[Party, O], Payload],
-    party_of: Callable[[Context, O], Party] = lambda context, order: Party.resume(context),
+    serve: Callable[[Context, O], Payload],
 ) -> Message:
     """Serve one message; what goes wrong becomes an answer that names it and holds no data."""
     try:
-        order = read_order(message, kind)
-        party = party_of(context, order)
-        payload = method(party, order)
-        party.keep(context)
-        return to_reply(payload, message)
+        return to_reply(serve(context, read_order(message, kind)), message)
     except VflError as error:
         return to_failure(str(error), message, isinstance(error, OutOfStepError))
     except Exception as error:  # told to the label holder without its text, which may quote data

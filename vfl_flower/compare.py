@@ -13,15 +13,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 import strategies
 from vfl_flower.engines import Run, run_local
 from vfl_flower.errors import ConfigError
 from vfl_flower.models import BLACK_BOXES
-from vfl_flower.results import aligned, draw_curves, draw_frontier, results_folder
+from vfl_flower.results import (
+    METRICS,
+    aligned,
+    draw_curves,
+    draw_frontier,
+    main_metric,
+    results_folder,
+)
 
-_COLUMNS = ("test accuracy", "MB up", "MB down", "exchanges")
+_COLUMNS = ("MB up", "MB down", "exchanges")
 _OF_SYSTEMS = (
     *("epsilon", "noise-multiplier", "codec", "keep", "bits", "compression"),
     *("downlink-codec", "downlink-keep", "downlink-bits", "downlink-compression"),
@@ -35,6 +42,7 @@ def compare(
     common: Mapping[str, Any],
     runs: Sequence[Mapping[str, Any]],
     target: float,
+    node_configs: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """Run each configuration in this process, and each baseline that is not among them and can.
 
@@ -43,7 +51,8 @@ def compare(
     common : keys of all runs; ``out`` is the folder that gets a folder for each of them,
         ``compare.json``, ``curves.png`` and ``frontier.png``.
     runs : what each run adds to them, ``strategy`` at least; and if it has one, its ``title``.
-    target : the test accuracy to which bytes are counted.
+    target : the test accuracy, or for regression R2, to which bytes are counted.
+    node_configs : of each party, if they have files of their own.
 
     Returns
     -------
@@ -69,7 +78,9 @@ def compare(
             if baseline in configurations:
                 raise ConfigError(f"{baseline!r} is a baseline's name: choose another title.")
             configurations[baseline] = beside
-    folders = {name: re.sub(r"[^\w.=-]+", "-", name).strip(".-") for name in configurations}
+    if len({strategies.resolve(each).target for each in configurations.values()}) > 1:
+        raise ConfigError("Some of these runs are for classes and some for numbers: compare apart.")
+    folders = {name: folder_of(name) for name in configurations}
     if "" in folders.values() or len(set(folders.values())) < len(folders):
         raise ConfigError(
             "Each run gets a folder named by its title, in which only letters, digits and '.=-' "
@@ -85,7 +96,9 @@ def compare(
         for name, configuration in bar:
             bar.set_postfix_str(name)
             out = str(folder / folders[name])
-            finished[name] = run_local(parties, {**configuration, "out": out})
+            finished[name] = run_local(
+                parties, {**configuration, "out": out}, node_configs=node_configs
+            )
     finally:  # if one fails, those before it are kept
         _write(folder, finished, target)
     return folder
@@ -115,7 +128,7 @@ def _write(folder: Path, finished: Mapping[str, Run], target: float) -> None:
     figures = {name: {**run.summary, **_reached(run, target)} for name, run in finished.items()}
     (folder / "compare.json").write_text(json.dumps(figures, indent=2) + "\n")
     levels = {
-        name: each["test_accuracy"]
+        name: each[main_metric(each)]
         for name, each in figures.items()
         if each["strategy"] in strategies.BASELINES
     }
@@ -138,18 +151,19 @@ def label(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
 def table(folder: Path, target: float) -> str:
     """The figures of a comparison, as aligned columns."""
     figures: dict[str, dict[str, Any]] = json.loads((folder / "compare.json").read_text())
-    rows = [("", *_COLUMNS, f"MB to {target:g}", *_MORE_COLUMNS)]
+    metric = main_metric(next(iter(figures.values())))
+    rows = [("", METRICS[metric], *_COLUMNS, f"MB to {target:g}", *_MORE_COLUMNS)]
     for name, each in figures.items():
         reached = each["megabytes_to_target"]
         epsilon, known = each["epsilon"], each.get("epsilon_known_batches")
         rows.append(
             (
                 name,
-                f"{each['test_accuracy']:.4f}",
-                _megabytes(each["bytes_up"] / 1e6),
-                _megabytes(each["bytes_down"] / 1e6),
+                f"{each[metric]:.4f}",
+                megabytes(each["bytes_up"] / 1e6),
+                megabytes(each["bytes_down"] / 1e6),
                 str(each["exchanges"]),
-                "not reached" if reached is None else _megabytes(reached) if reached else "-",
+                "not reached" if reached is None else megabytes(reached) if reached else "-",
                 "-" if epsilon is None else f"{epsilon:.3g}",
                 "-" if known is None else f"{known:.3g}",
                 f"{each['seconds']:.1f}",
@@ -158,13 +172,19 @@ def table(folder: Path, target: float) -> str:
     return aligned(rows, texts=1)
 
 
-def _megabytes(number: float) -> str:
+def folder_of(title: str) -> str:
+    """The name of the folder that a run of this title gets."""
+    return re.sub(r"[^\w.=-]+", "-", title).strip(".-")
+
+
+def megabytes(number: float) -> str:
+    """A number of megabytes, to three digits."""
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _reached(run: Run, target: float) -> dict[str, float | None]:
     """Megabytes up and down at the first evaluation that reaches the target."""
     for entry in run.history:
-        if entry["test_accuracy"] >= target:
+        if entry[main_metric(entry)] >= target:
             return {"megabytes_to_target": (entry["bytes_up"] + entry["bytes_down"]) / 1e6}
     return {"megabytes_to_target": None}

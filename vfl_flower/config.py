@@ -43,13 +43,51 @@ def _may_be_auto(spec: Any) -> bool:
 class RunConfig:
     """One run. Field ``party_lr`` is key ``party-lr``; ``None`` stands for "auto"."""
 
-    # What is trained, on what
+    # What is done, on what
+    task: str = _key(
+        "train",
+        "train a model; or predict: what the model of a run, `model`, says of new rows",
+        choices=("train", "predict"),
+    )
+    model: str = _key("", "results folder of the run whose model predicts")
     strategy: str = _key("split-nn", "system or baseline to run; `vfl list` describes each")
     dataset: str = _key(
         "digits",
-        "digits, breast-cancer, npz:PATH, csv:PATH, parquet:PATH, or hf:NAME_OR_DIR",
+        "digits, breast-cancer, npz:PATH, csv:PATH, parquet:PATH, or hf:NAME_OR_DIR, divided among "
+        "the parties; or files:PATH, the label holder's own csv or parquet file, where each party "
+        "names its own in its --node-config",
     )
-    label: str = _key("label", "label column of a csv, parquet or hf data set")
+    label: str = _key("label", "label column of a csv, parquet or hf data set, or of files:")
+    target: str = _key(
+        "classification",
+        "what labels are: classes, or numbers, of which the squared error is minimised",
+        choices=("classification", "regression"),
+    )
+    class_weights: str = _key(
+        "",
+        "weights of the classes in the loss, in order of the classes, as in '1,5'; or "
+        "balanced: inverse to their frequency; empty: all 1",
+    )
+    id: str = _key("id", "id column of the label holder's file, with files:")
+    columns: str = _key(
+        "", "feature columns of the label holder's file, with commas; empty: all others; none"
+    )
+    missing: str = _key(
+        "refuse",
+        "missing numbers in the label holder's columns: refuse them, or fill in the median",
+        choices=("refuse", "median"),
+    )
+    text: str = _key(
+        "refuse",
+        "text in the label holder's columns: refuse it, or a 0/1 column for each value",
+        choices=("refuse", "one-hot"),
+    )
+    align: str = _key(
+        "psi",
+        "with files: rows that all have are found by private set intersection; or ids: all must "
+        "have the same ids, and compare digests",
+        choices=("psi", "ids"),
+    )
     test_fraction: float = _key(0.2, "share of rows held out, where the data has no test part")
     image_split: str = _key(
         "quadrants",
@@ -250,13 +288,21 @@ class RunConfig:
         600.0, "seconds after which parties keep their state, and streams are opened anew"
     )
     parties: int = _key(0, "number of parties to wait for; 0: as many as there are nodes")
-    party_timeout: float = _key(600.0, "seconds that a party may stay silent")
+    party_timeout: float = _key(
+        600.0, "seconds that a party may stay silent, or take to start and to align its ids"
+    )
     on_party_failure: str = _key(
         "stop",
         "when a party fails: stop, or continue with its last embeddings (quorum below all)",
         choices=("stop", "continue"),
     )
     eval_every: float = _key(1.0, "epochs, or parts of one, between evaluations on the test rows")
+    checkpoint_every: int | None = _key(
+        None,
+        "exchanges between two checkpoints, at the label holder and parties; 0: one at the end",
+        auto="1000 on SuperNodes, else 0",
+    )
+    resume: str = _key("", "results folder of a run that was cut short, to go on with")
     seed: int = _key(0, "seed of models, batches and delays")
     device: str = _key("auto", "cpu, cuda, or auto: a GPU where there is one")
     out: str = _key("", "results folder; empty: runs/STRATEGY-DATASET-TIME")
@@ -273,7 +319,7 @@ class RunConfig:
         self._at_least(1, "bottom_hidden", "top_hidden", "epochs", "batch_size")
         self._at_least(1, "embedding_size", "quorum", "window", "local_steps")
         self._at_least(0, "max_delay", "parties", "party_lr", "server_lr", "regulariser_weight")
-        self._at_least(0, "inner_noise", "noise_multiplier", "seed")
+        self._at_least(0, "inner_noise", "noise_multiplier", "seed", "checkpoint_every")
         self._at_least(-1, "noise_seed")
         self._above(0, "party_timeout", "embedding_noise", "embedding_bound", "mu", "clip")
         self._above(0, "epsilon", "eval_every", "session_seconds")
@@ -325,6 +371,11 @@ class RunConfig:
         return range(first, last + 1)
 
     @property
+    def own_files(self) -> bool:
+        """Whether every participant has a file of its own, and rows must be aligned."""
+        return self.dataset.startswith("files:")
+
+    @property
     def uplink_surrogates(self) -> bool:
         """Whether both ends keep surrogates of embeddings; unchanged numbers need none."""
         return self.compression == "error-feedback" and self.codec != "identity"
@@ -349,6 +400,11 @@ class RunConfig:
                         f"{_kebab(prefix)}{name} is for {_kebab(prefix)}codec = {of!r}, and not "
                         f"for {codec!r}: leave it out, or choose that codec."
                     )
+        if self.target == "regression" and (self.labels == "shared" or self.class_weights):
+            key = "labels = 'shared'" if self.labels == "shared" else "class-weights"
+            raise ConfigError(
+                f"{key} is for classes, and target = 'regression' has none: leave one of them out."
+            )
         if self.local_steps > 1 and self.labels == "private":
             raise ConfigError(
                 f"local-steps = {self.local_steps} needs labels = 'shared': without labels and top "

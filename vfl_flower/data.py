@@ -1,52 +1,86 @@
 """Data sets: what a party reads (its own columns), and what the label holder reads (the labels).
 
 Both sides derive the same train/test split from the number of rows alone, and compare digests of
-the sample ids before training. In a simulation every party reads the named data set and keeps its
-own block of columns; labels never reach a party and features never reach the label holder.
+the sample ids before training. Either each participant has a file of its own (`own_files`), or
+every party reads one named data set and keeps its own block of columns; labels never reach a party
+and features never reach the label holder.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+from flwr.app import Context
 from numpy.typing import NDArray
 
+from vfl_flower.alignment import common_rows
 from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError
+from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.own_files import OwnFile, Preparation, scaled, scaling
+
+log = logging.getLogger("flwr")
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class FeatureBlock:
-    """One party's columns, scaled. ``train`` and ``test`` are float32, [rows, ...sample shape]."""
+    """One party's columns, scaled. ``train`` and ``test`` are float32, [rows, ...sample shape].
+
+    ``preparation`` is what made them of the party's own file, if it has one.
+    """
 
     train: Array
     test: Array
     ids_digest: str
+    preparation: Preparation | None = None
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The label holder's class indices, int64 [rows], and the label value of each index."""
+    """What the label holder has of the training and the test rows.
+
+    ``train`` and ``test`` are class indices, int64 [rows], of the label values ``classes``; or
+    under regression float32 [rows], the labels less the training labels' ``mean`` over their
+    ``deviation``, and there are no classes. ``features`` are columns of its own, if it has any:
+    training rows float32 [rows, F] and test rows, as ``preparation`` has made them of its file.
+    """
 
     train: Array
     test: Array
     classes: tuple[str, ...]
     ids_digest: str
+    mean: float = 0.0
+    deviation: float = 1.0
+    features: tuple[Array, Array] | None = None
+    preparation: Preparation | None = None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Which rows these are, and what is needed to predict: for a checkpoint, in JSON."""
+        labels = hashlib.sha256(self.train.tobytes() + self.test.tobytes())
+        return {
+            "ids": self.ids_digest,
+            "labels": labels.hexdigest(),
+            "classes": list(self.classes),
+            "mean": self.mean,
+            "deviation": self.deviation,
+            "preparation": self.preparation.as_json() if self.preparation else None,
+        }
 
     @property
     def outputs(self) -> int:
-        """Outputs of the model: one logit for two classes, else one a class."""
-        return 1 if len(self.classes) == 2 else len(self.classes)
+        """Outputs of the model: one number, one logit for two classes, else one a class."""
+        return 1 if len(self.classes) in (0, 2) else len(self.classes)
 
 
 def load_features(config: RunConfig, party: int, parties: int) -> FeatureBlock:
@@ -65,7 +99,8 @@ def _load_features(config: RunConfig, party: int, parties: int) -> FeatureBlock:
     source = _open(config)
     parts = source.features(lambda shape: _block(config, shape, party, parties))
     train, test, digest = _split(config, parts)
-    train, test = _scale(train, test, per_column=_is_table(config, train))
+    mean, deviation = scaling(train, per_column=_is_table(config, train))
+    train, test = scaled(train, mean, deviation), scaled(test, mean, deviation)
     if not (np.isfinite(train).all() and np.isfinite(test).all()):
         raise ConfigError(
             f"The columns of party {party} in {config.dataset} have missing or infinite values: "
@@ -74,15 +109,59 @@ def _load_features(config: RunConfig, party: int, parties: int) -> FeatureBlock:
     return FeatureBlock(train, test, digest)
 
 
+def seat(context: Context) -> tuple[int, int]:
+    """The index of a node's party, and the number of parties."""
+    node = context.node_config
+    index, parties = node.get("partition-id"), node.get("num-partitions")
+    if not (isinstance(index, int) and isinstance(parties, int) and 0 <= index < parties):
+        raise ConfigError(
+            "A SuperNode does not know which party it is: start it with "
+            "--node-config 'partition-id=0 num-partitions=4', partition-id counting from 0."
+        )
+    return index, parties
+
+
+def load_block(context: Context, config: RunConfig) -> FeatureBlock:
+    """The columns of a node's party: of its own file, or of the data set that is divided."""
+    index, parties = seat(context)
+    if not config.own_files:
+        if "file" in context.node_config:
+            raise ConfigError(
+                f"Party {index} has a file of its own, and takes part in nothing else than runs "
+                "with dataset = 'files:PATH'."
+            )
+        return load_features(config, index, parties)
+    own, rows = OwnFile.of_party(context.node_config, index), common_rows(context)
+    if rows.max() >= len(own.ids):
+        raise VflError("has lost rows of its file since they were aligned.")
+    return load_own_features(config, own, rows)
+
+
+def load_own_features(config: RunConfig, own: OwnFile, rows: Array) -> FeatureBlock:
+    """A participant's columns of its own file; ``rows`` are the common ones, in common order.
+
+    Raises
+    ------
+    ConfigError
+        If they cannot be read, or are not what ``own`` says of them.
+    """
+    train_ids, test_ids = _divide(config, len(rows))
+    train, test, preparation = own.prepared(rows[train_ids], rows[test_ids])
+    return FeatureBlock(train, test, own.digest(rows), preparation)
+
+
 def load_labels(config: RunConfig) -> Labels:
     """The labels of the training and the test rows.
 
     Raises
     ------
     ConfigError
-        If there is no label column, a label is missing, or there are fewer than two classes.
+        If there is no label column, or its labels are not such as `encode_labels` can use, or
+        class weights do not fit them.
     """
-    return _load_labels(_about_data(config))
+    labels = _load_labels(_about_data(config))
+    class_weights(config, labels.train, len(labels.classes))  # to find what is wrong
+    return labels
 
 
 @lru_cache(maxsize=4)
@@ -92,21 +171,109 @@ def _load_labels(config: RunConfig) -> Labels:
         raise ConfigError(
             f"The labels of {config.dataset} have shape {parts[0].shape}: one a row is needed."
         )
-    train, test, digest = _split(config, parts)
+    return encode_labels(config, *_split(config, parts))
+
+
+def load_own_labels(config: RunConfig, own: OwnFile, rows: Array) -> Labels:
+    """The labels, and the label holder's own columns, of the common rows in common order.
+
+    Raises
+    ------
+    ConfigError
+        As `encode_labels` and `load_own_features`.
+    """
+    train_ids, test_ids = _divide(config, len(rows))
+    values = own.labels(rows)
+    labels = encode_labels(config, values[train_ids], values[test_ids], own.digest(rows))
+    class_weights(config, labels.train, len(labels.classes))  # to find what is wrong
+    if not own.feature_names:
+        return labels
+    block = load_own_features(config, own, rows)
+    return replace(labels, features=(block.train, block.test), preparation=block.preparation)
+
+
+def encode_labels(config: RunConfig, train: Array, test: Array, ids_digest: str) -> Labels:
+    """The labels of the training and the test rows, as read [rows], by what ``target`` makes them.
+
+    Raises
+    ------
+    ConfigError
+        If a label is missing; if there are fewer than two classes, or too many; or under regression
+        if labels are not numbers, or all the same.
+    """
     everything = np.concatenate([train, test])
     absent = everything.dtype.kind == "f" and not np.isfinite(everything).all()
     if absent or (everything.dtype.kind == "O" and any(label is None for label in everything)):
         raise ConfigError(f"The labels of {config.dataset} have missing values: drop those rows.")
+    if config.target == "regression":
+        return _standardised(config, train, test, ids_digest)
     classes, indices = np.unique(everything, return_inverse=True)
     if not 2 <= len(classes) <= max(2, len(everything) // 2):
         raise ConfigError(
             f"The labels of {config.dataset} take {len(classes)} values in {len(everything)} rows: "
-            "classification needs at least two classes with several rows each."
+            "classification needs at least two classes with several rows each; for numbers, set "
+            "target = 'regression'."
         )
     indices = indices.astype(np.int64)
     return Labels(
-        indices[: len(train)], indices[len(train) :], tuple(map(str, classes.tolist())), digest
+        indices[: len(train)], indices[len(train) :], tuple(map(str, classes.tolist())), ids_digest
     )
+
+
+def _standardised(config: RunConfig, train: Array, test: Array, ids_digest: str) -> Labels:
+    if not {train.dtype.kind, test.dtype.kind} <= set("biuf"):
+        raise ConfigError(
+            f"The labels of {config.dataset} are not numbers, which target = 'regression' needs: "
+            "name another label column, or leave target out."
+        )
+    train, test = train.astype(np.float64), test.astype(np.float64)
+    mean, deviation = float(train.mean()), float(train.std())
+    if deviation > 1e-9 * abs(mean):  # else they are constant up to rounding
+        train, test = (((part - mean) / deviation).astype(np.float32) for part in (train, test))
+    if train.min() == train.max() or test.min() == test.max():
+        raise ConfigError(
+            f"The labels of {config.dataset} are all the same in the training rows or in the test "
+            "rows: regression needs labels that differ in both."
+        )
+    return Labels(train, test, (), ids_digest, mean, deviation)
+
+
+def class_weights(config: RunConfig, labels: Array, classes: int) -> Array | None:
+    """Weights of the classes in the loss, float32 [classes]; none where all weigh the same.
+
+    ``balanced`` makes every class weigh as much as any other over the training rows: N / (classes *
+    rows of the class). Parties with shared labels find the same weights.
+
+    Parameters
+    ----------
+    labels : class indices of the training rows, [N].
+
+    Raises
+    ------
+    ConfigError
+        If the configured weights are not one positive number for each class.
+    """
+    if not config.class_weights:
+        return None
+    if config.class_weights == "balanced":
+        counts = np.bincount(labels, minlength=classes)
+        balanced: Array = len(labels) / (classes * np.maximum(counts, 1))
+        return balanced.astype(np.float32)
+    try:
+        weights = np.array([float(each) for each in config.class_weights.split(",")], np.float32)
+    except ValueError:
+        weights = np.zeros(1, np.float32)
+    if not (np.isfinite(weights) & (weights > 0)).all():
+        raise ConfigError(
+            f"class-weights = {config.class_weights!r} must be 'balanced', or positive numbers "
+            "with commas between them, such as '1,5'."
+        )
+    if len(weights) != classes:
+        raise ConfigError(
+            f"class-weights = {config.class_weights!r} gives {len(weights)} weights for {classes} "
+            "classes: give one for each class, in the order of their names."
+        )
+    return weights
 
 
 def _about_data(config: RunConfig) -> RunConfig:
@@ -114,6 +281,7 @@ def _about_data(config: RunConfig) -> RunConfig:
     return RunConfig(
         dataset=config.dataset,
         label=config.label,
+        target=config.target,
         test_fraction=config.test_fraction,
         image_split=config.image_split,
         bottom_model="lstm" if config.bottom_model == "lstm" else "linear",
@@ -152,10 +320,9 @@ def _cut(size: int, part: int, parts: int, what: str, dataset: str) -> slice:
 
 
 def _split(config: RunConfig, parts: list[Array]) -> tuple[Array, Array, str]:
-    """Training and test rows, and a digest of their sample ids.
+    """Training and test rows, and a digest of their sample ids, which are row numbers.
 
-    One part is divided at random, by a permutation that depends on the number of rows alone; two
-    parts are the data set's own division. Sample ids are row numbers.
+    One part is divided at random; two parts are the data set's own division.
     """
     if min(part.size for part in parts) == 0:
         raise ConfigError(f"{config.dataset} has no rows.")
@@ -165,41 +332,27 @@ def _split(config: RunConfig, parts: list[Array]) -> tuple[Array, Array, str]:
         train, test = parts
     else:
         (rows,) = parts
-        order = np.random.default_rng(0).permutation(len(rows))
-        held_out = math.ceil(config.test_fraction * len(rows))
-        if held_out == len(rows):
-            raise ConfigError(
-                f"{config.dataset} has {len(rows)} rows and test-fraction = {config.test_fraction} "
-                "leaves none to train on: use more rows or a smaller fraction."
-            )
-        train_ids, test_ids = order[held_out:], order[:held_out]
+        train_ids, test_ids = _divide(config, len(rows))
         train, test = rows[train_ids], rows[test_ids]
     digest = hashlib.sha256(train_ids.astype("<i8").tobytes() + b"|")
     digest.update(test_ids.astype("<i8").tobytes())
     return train, test, digest.hexdigest()
 
 
+def _divide(config: RunConfig, rows: int) -> tuple[Array, Array]:
+    """Numbers of the training and test rows, by a permutation that depends on ``rows`` alone."""
+    order = np.random.default_rng(0).permutation(rows)
+    held_out = math.ceil(config.test_fraction * rows)
+    if held_out == rows:
+        raise ConfigError(
+            f"{config.dataset} has {rows} rows and test-fraction = {config.test_fraction} "
+            "leaves none to train on: use more rows or a smaller fraction."
+        )
+    return order[held_out:], order[:held_out]
+
+
 def _is_table(config: RunConfig, rows: Array) -> bool:
     return rows.ndim == 2 or config.bottom_model == "lstm"
-
-
-def _scale(train: Array, test: Array, per_column: bool) -> tuple[Array, Array]:
-    """Standardise by the training rows: each column of a table, all pixels of an image at once."""
-    axes = tuple(range(train.ndim - 1)) if per_column else None
-    mean = train.mean(axis=axes, dtype=np.float64)
-    deviation = train.std(axis=axes, dtype=np.float64)
-    constant = deviation <= 1e-9 * np.abs(mean)  # up to rounding
-    deviation = np.where(constant, 1.0, deviation)
-
-    def scaled(rows: Array) -> Array:
-        out = np.empty(rows.shape, np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):  # found by the caller
-            for start in range(0, len(rows), 65536):  # in double precision, but not all at once
-                part = slice(start, start + 65536)
-                out[part] = (rows[part] - mean) / deviation
-        return out
-
-    return scaled(train), scaled(test)
 
 
 # --- sources ------------------------------------------------------------------------------------
@@ -332,9 +485,7 @@ def _hugging_face(config: RunConfig, place: str) -> _Source:
         try:
             return np.asarray(part.select_columns([name]).with_format("numpy")[:][name])
         except (ValueError, TypeError, IndexError) as error:
-            raise ConfigError(
-                f"Column {name!r} of {config.dataset} has rows of unequal shape: make them equal."
-            ) from error
+            raise _of_column(config, name, "has rows of unequal shape: make them equal.") from error
 
     def features(columns: Columns) -> list[Array]:
         others = [name for name in names if name != config.label]
@@ -350,9 +501,11 @@ def _hugging_face(config: RunConfig, place: str) -> _Source:
         _all_numeric(config, {name: c.dtype.kind for name, c in table[0].items()})
         wide = [name for name in mine if table[0][name].ndim > 1]
         if wide:
-            raise ConfigError(
-                f"Column {wide[0]!r} of {config.dataset} holds arrays beside other columns: keep "
-                "either one column of arrays, or columns of numbers."
+            raise _of_column(
+                config,
+                wide[0],
+                "holds arrays beside other columns: keep either one column of arrays, or columns "
+                "of numbers.",
             )
         return [np.stack(list(each.values()), axis=1) for each in table]
 
@@ -380,6 +533,10 @@ def _has_label(config: RunConfig, names: list[str]) -> None:
 def _all_numeric(config: RunConfig, kinds: dict[str, str]) -> None:
     text = [name for name, kind in kinds.items() if kind not in "biuf"]
     if text:
-        raise ConfigError(
-            f"Column {text[0]!r} of {config.dataset} is not numeric: encode it as numbers first."
-        )
+        raise _of_column(config, text[0], "is not numeric: encode it as numbers first.")
+
+
+def _of_column(config: RunConfig, name: str, what: str) -> ConfigError:
+    """What is wrong with a column, without its name: the sentence may leave the party."""
+    log.warning("Column %r of %s %s", name, config.dataset, what)
+    return ConfigError(f"A column of {config.dataset}, named in the party's own log, {what}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 import strategies
-from vfl_flower import client_app, server_app
+from vfl_flower import checkpoint, client_app, server_app
+from vfl_flower.config import RunConfig
 from vfl_flower.data import load_labels
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.flower_processes import SuperLink
 from vfl_flower.local_grid import LocalGrid
+from vfl_flower.predict import predictions_file
 from vfl_flower.records import load_arrays
 from vfl_flower.results import results_folder
 
@@ -50,26 +52,30 @@ class Run:
 
 
 def run_local(
-    parties: int, run_config: Mapping[str, Any], client: ClientApp = client_app.app
+    parties: int,
+    run_config: Mapping[str, Any],
+    client: ClientApp = client_app.app,
+    node_configs: Sequence[Mapping[str, Any]] = (),
 ) -> Run:
     """Run the application in this process, on a `LocalGrid` with so many parties.
 
-    Besides what every run leaves, the parties' bottom models are saved, which on real nodes
-    nobody but the party sees.
+    Besides what every run leaves, the parties' bottom models and states are saved, which on real
+    nodes nobody but the party sees.
+
+    Parameters
+    ----------
+    node_configs : of each party, such as the file that it has; none where data is divided.
 
     Raises
     ------
     ConfigError, PartyError
         As the strategy's ``start``; what was trained so far is saved.
     """
-    config, run_config = _prepare(parties, run_config)
-    grid = LocalGrid(client, parties, run_config, config)
-    context = Context(
-        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=dict(run_config)
-    )
+    config, run_config = _prepare(parties, run_config, node_configs)
     finished = Run(Path(run_config["out"]))
+    grid = _in_process(parties, run_config, config, client, node_configs, finished.folder)
     try:
-        server_app.app(grid, context)
+        server_app.app(grid, _of_server(run_config, grid.run_id))
     finally:
         trained = strategies.SYSTEMS[config.strategy].trains_parties
         for party, node in enumerate(grid.contexts.values()):
@@ -79,47 +85,134 @@ def run_local(
     return finished
 
 
-def run_ray(parties: int, run_config: Mapping[str, Any]) -> Run:
+def run_ray(
+    parties: int,
+    run_config: Mapping[str, Any],
+    node_configs: Sequence[Mapping[str, Any]] = (),
+) -> Run:
     """Run the application on Flower's Ray simulation, by `flwr run` and a SuperLink of its own."""
-    config, run_config = _prepare(parties, run_config)
+    if node_configs:
+        raise ConfigError(
+            "Flower gives the parties of a Ray simulation no node configuration: run parties with "
+            "files of their own in process, or by --engine supernodes."
+        )
+    config, run_config = _prepare(parties, run_config, ())
     with SuperLink(simulation=True) as superlink:
         return _run_on(superlink, parties, config.epochs, run_config)
 
 
-def run_supernodes(parties: int, run_config: Mapping[str, Any]) -> Run:
+def run_supernodes(
+    parties: int,
+    run_config: Mapping[str, Any],
+    node_configs: Sequence[Mapping[str, Any]] = (),
+) -> Run:
     """Run the application on real SuperNodes, which like their SuperLink end with the run."""
-    config, run_config = _prepare(parties, run_config)
+    config, run_config = _prepare(parties, run_config, node_configs)
     with ExitStack() as stack:
         superlink = stack.enter_context(SuperLink(simulation=False))
         for party in range(parties):
-            stack.enter_context(superlink.supernode(party, parties))
+            node_config = node_configs[party] if node_configs else {}
+            stack.enter_context(superlink.supernode(party, parties, node_config))
         return _run_on(superlink, parties, config.epochs, run_config)
 
 
-ENGINES: dict[str, Callable[[int, Mapping[str, Any]], Run]] = {
+ENGINES: dict[str, Callable[..., Run]] = {
     "local": run_local,
     "ray": run_ray,
     "supernodes": run_supernodes,
 }
 
 
-def _prepare(parties: int, run_config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def predict_local(
+    run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
+) -> Path:
+    """Predict in this process, by the model of a run whose parties kept their states beside it.
+
+    Returns the file of predictions.
+
+    Raises
+    ------
+    ConfigError
+        If the run, its parties' states or their files do not fit.
+    """
+    run_config = {**run_config, "task": "predict"}
+    config = strategies.resolve(run_config)
+    found = checkpoint.load(config.model)
+    parties = len(found.strategy["seats"])
+    folder = Path(config.model).expanduser().absolute()
+    _check_files(found.config, parties, node_configs)
+    run_config["out"] = str(predictions_file(config))
+    grid = _in_process(parties, run_config, config, client_app.app, node_configs, folder)
+    server_app.app(grid, _of_server(run_config, grid.run_id))
+    return Path(run_config["out"])
+
+
+def _in_process(
+    parties: int,
+    run_config: Mapping[str, Any],
+    config: RunConfig,
+    client: ClientApp,
+    node_configs: Sequence[Mapping[str, Any]],
+    states: Path,
+) -> LocalGrid:
+    """A `LocalGrid` whose parties keep their states in this folder."""
+    each = node_configs or [{}] * parties
+    own = [{"states": str(states), **node_config} for node_config in each]
+    return LocalGrid(client, parties, run_config, config, own)
+
+
+def _of_server(run_config: Mapping[str, Any], run_id: int) -> Context:
+    """The ServerApp's Context."""
+    return Context(
+        run_id=run_id, node_id=1, node_config={}, state=RecordDict(), run_config=dict(run_config)
+    )
+
+
+def _prepare(
+    parties: int, run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
+) -> tuple[RunConfig, dict[str, Any]]:
     """Find what is wrong before anything starts; name the results folder."""
     if parties < 1:
         raise ConfigError(f"{parties} parties cannot train: name at least one.")
-    config = strategies.resolve(run_config)
+    config = strategies.configured(run_config)
+    if config.resume:
+        then = len(checkpoint.load(config.resume).strategy["seats"])
+        if parties != then:
+            raise ConfigError(f"The run in {config.resume} is of {then} parties, not {parties}.")
+    _check_files(config, parties, node_configs)
     if config.parties not in (0, parties):
         raise ConfigError(
             f"parties = {config.parties} in the run configuration contradicts the {parties} that "
             "are to run: leave it out."
         )
-    load_labels(config)
+    if not config.own_files:
+        load_labels(config)
     return config, {**run_config, "out": str(results_folder(config))}
+
+
+def _check_files(
+    config: RunConfig, parties: int, node_configs: Sequence[Mapping[str, Any]]
+) -> None:
+    """Whether every party has named a file, where each is to have its own."""
+    if config.own_files and len(node_configs) != parties:
+        raise ConfigError(
+            f"dataset = {config.dataset!r} needs a file of each of the {parties} parties: name "
+            "them by --node-config \"file='...' id='...'\", once for each party (in process, or "
+            "--engine supernodes)."
+        )
+    if node_configs and len(node_configs) != parties:
+        raise ConfigError(
+            f"{len(node_configs)} node configurations are given for {parties} parties: give one "
+            "for each, or none."
+        )
 
 
 def _run_on(superlink: SuperLink, parties: int, epochs: int, run_config: dict[str, Any]) -> Run:
     finished = Run(Path(run_config["out"]))
     finished.folder.mkdir(parents=True, exist_ok=True)
+    began = time.time()
+    # Parties keep their states beside the results, since their FLWR_HOME ends with the run.
+    (superlink.home / "vfl-flower").symlink_to(finished.folder)
     log = finished.folder / "flower.log"
     with tqdm(total=epochs, unit="epoch", disable=None, leave=False) as bar:
         process = superlink.submit(run_config, parties, log)
@@ -127,7 +220,8 @@ def _run_on(superlink: SuperLink, parties: int, epochs: int, run_config: dict[st
             time.sleep(0.2)
             if (finished.folder / "history.jsonl").exists() and finished.history:
                 bar.update(finished.history[-1]["epoch"] - bar.n)
-    if not (finished.folder / "summary.json").exists():
+    summary = finished.folder / "summary.json"
+    if not summary.exists() or summary.stat().st_mtime < began:
         raise VflError(f"Flower ended the run before it began; its log {log} says why.")
     if finished.summary["failure"]:
         raise VflError(finished.summary["failure"])

@@ -48,19 +48,23 @@ def answer(
     lengths: Sequence[int],
     divisors: Sequence[int],
     rows_wanted: bool = True,
+    class_weights: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """Label holder: gradient rows of each step's loss, and those losses, stepping the top model.
 
     The S steps run in order, each evaluated with the top model that the last one left (Eq. 2).
     Without an optimizer the top model stays, and one batched pass serves them all. The passes are
-    written out, since autograd would take several times their arithmetic.
+    written out, since autograd would take several times their arithmetic; a bottom model of the
+    label holder's own has its gradient by autograd.
 
     Parameters
     ----------
-    h : embeddings of all parties side by side, [R, M * E], the rows of step 0 first.
+    h : rows as `TopModel` reads them: embeddings of all parties side by side, [R, M * E], and
+        features of the label holder's own; the rows of step 0 first.
     labels : [R].
     lengths : rows of each step; they add up to R.
     divisors : what each step's sum of row losses is divided by.
+    class_weights : what a row's loss is multiplied by, by its class, [classes].
 
     Returns
     -------
@@ -68,36 +72,60 @@ def answer(
     """
     counts = torch.tensor(lengths, device=h.device)
     weights = (1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)).repeat_interleave(counts)
+    if class_weights is not None:
+        weights = weights * class_weights[labels]
     weights = weights[:, None]
-    x = top.combined(h)
+    own = top.own if optimizer else None  # which changes with each step
+    x = h if own else top.combined(top.embedded(h))
     y = targets(labels, top.outputs)
+    squared = labels.is_floating_point()
     parts = list(lengths) if optimizer else [len(h)]
     all_outputs, all_rows = [], []
     for x_step, y_step, weights_step in zip(
         x.split(parts), y.split(parts), weights.split(parts), strict=True
     ):
+        if own:
+            with torch.enable_grad():
+                embedding = own(x_step[:, top.received :])
+            blocks = torch.cat([x_step[:, : top.received], embedding.detach()], dim=1)
+            x_step = top.combined(blocks)
         outputs, rows, gradients = _passes(
-            top, x_step, y_step, weights_step, rows_wanted, optimizer is not None
+            top,
+            x_step,
+            y_step,
+            weights_step,
+            rows_wanted or own is not None,
+            optimizer is not None,
+            squared,
         )
+        if own:
+            signal = top.spread_to(slice(top.received, None), rows)
+            gradients += torch.autograd.grad(embedding, list(own.parameters()), signal)
         all_outputs.append(outputs)
         all_rows.append(rows)
         if optimizer:
             step_along(optimizer, gradients)
-    losses = loss_per_row(torch.cat(all_outputs), labels) * weights[:, 0]
+    losses = loss_per_row(torch.cat(all_outputs), labels) * weights[:, 0]  # by class, too
     of_steps = torch.stack([each.sum() for each in losses.split(list(lengths))])
     return top.spread(torch.cat(all_rows)) if rows_wanted else None, of_steps
 
 
 def _passes(
-    top: TopModel, x: Tensor, y: Tensor, weights: Tensor | float, rows: bool, parameters: bool
+    top: TopModel,
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor | float,
+    rows: bool,
+    parameters: bool,
+    squared: bool = False,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Forward and backward: outputs, gradient rows of x, and gradients of parameters, if wanted."""
+    """Forward and backward: outputs, gradient rows of x, and gradients of layers, if wanted."""
     layers = cast(list[torch.nn.Linear], list(top.layers))
     inputs = [x]
     for layer in layers[:-1]:
         inputs.append(layer(inputs[-1]).relu_())
     outputs = layers[-1](inputs[-1]) if layers else x
-    signal = loss_gradient(outputs, y) * weights
+    signal = loss_gradient(outputs, y, squared) * weights
     gradients: list[Tensor] = []
     for depth in reversed(range(len(layers))):
         if parameters:
@@ -165,6 +193,7 @@ def update_with_labels(
     labels: Tensor,
     lengths: Sequence[int],
     divisors: Sequence[int],
+    class_weights: Tensor | None,
     config: RunConfig,
     perturb: Perturbation | None,
 ) -> None:
@@ -182,6 +211,9 @@ def update_with_labels(
         rows = slice(start, start + length)
         start += length
         noise = perturb.of_step(step) if perturb else None
+        weights: Tensor | float = 1 / divisor
+        if class_weights is not None:
+            weights = weights * class_weights[labels[rows], None]
         load_flat(top, tops[step])
         for local_step in range(config.local_steps):
             if h is None or len(lengths) > 1 or local_step:  # else it is the upload's own
@@ -189,7 +221,7 @@ def update_with_labels(
             embeddings[rows, columns] = h.detach()
             with torch.no_grad():
                 met = top.combined(embeddings[rows])
-                _, signal, _ = _passes(top, met, y[rows], 1 / divisor, True, False)
+                _, signal, _ = _passes(top, met, y[rows], weights, True, False)
             gradients = torch.autograd.grad(h, parameters, top.spread_to(columns, signal))
             for p, gradient in zip(parameters, gradients, strict=True):
                 p.grad = gradient + config.regulariser_weight * penalty_gradient(config, p.detach())

@@ -91,7 +91,9 @@ class SuperLink:
         self._temporary.cleanup()
 
     @contextmanager
-    def supernode(self, party: int, parties: int) -> Iterator[subprocess.Popen[bytes]]:
+    def supernode(
+        self, party: int, parties: int, node_config: Mapping[str, Any] | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """A SuperNode of this SuperLink, for one party; started again, it has the same key."""
         key = self.home / f"supernode-{party}"
         if not key.exists():
@@ -106,7 +108,9 @@ class SuperLink:
         command += ["--root-certificates", str(self.home / "superlink.crt")]
         command += ["--auth-supernode-private-key", str(key)]
         command += ["--host", "127.0.0.1", "--port", str(free_port())]
-        command += ["--node-config", f"partition-id={party} num-partitions={parties}"]
+        words = {**(node_config or {}), "partition-id": party, "num-partitions": parties}
+        pairs = (f"{key}={json.dumps(value)}" for key, value in words.items())
+        command += ["--node-config", " ".join(pairs)]
         process = self.start(command, self.home / f"supernode-{party}.log")
         try:
             yield process

@@ -2,14 +2,16 @@
 
 The table holds the latest embedding that the label holder knows of every (training row, party),
 stale or not, side by side: [N, E_1 + ... + E_M]; zero until the first upload. With error feedback
-it is the label holder's copy of the parties' surrogates. Messages and waiting are the strategy's;
-this module is what the label holder computes between them.
+it is the label holder's copy of the parties' surrogates. To their right stand the features of the
+label holder's own, if it has any, [N, F]: it is as a party whose embedding, never sent, is always
+fresh, by a bottom model that is trained as part of the top model. Messages and waiting are the
+strategy's; this module is what the label holder computes between them.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,16 +23,21 @@ from torch import Tensor
 from vfl_flower import codecs, first_order, zeroth_order
 from vfl_flower.batches import Window, divisors, draw_window, put, take
 from vfl_flower.config import RunConfig
-from vfl_flower.data import Labels
-from vfl_flower.errors import VflError
+from vfl_flower.data import Labels, class_weights
+from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.models import (
+    BLACK_BOXES,
     as_tensor,
     build_optimizer,
     build_top,
     choose_device,
     count,
     flat,
+    load_model,
+    load_optimizer,
     mean_loss,
+    model_arrays,
+    optimizer_arrays,
 )
 from vfl_flower.privacy import ScalarNoise
 from vfl_flower.records import Arrays, TrainOrder, Upload, checked
@@ -64,11 +71,38 @@ class Batches:
 
 @dataclass(frozen=True)
 class Metrics:
-    """How the model does on the test rows; ``auc`` only with two classes."""
+    """How the model does on the test rows; what does not apply is none.
+
+    ``loss`` is the mean without class weights, to compare with runs that have others; ``auc`` is
+    for two classes. Under regression ``rmse`` is in units of the labels, and ``r2`` the share of
+    the test labels' variance explained, in place of accuracy.
+    """
 
     loss: float
-    accuracy: float
-    auc: float | None
+    accuracy: float | None = None
+    auc: float | None = None
+    rmse: float | None = None
+    r2: float | None = None
+
+
+def metrics(outputs: Tensor, labels: Tensor, deviation: float) -> Metrics:
+    """How outputs [R, C] do as predictions of labels [R]; ``deviation`` is a unit of regression."""
+    mean = mean_loss(outputs, labels)
+    _check_finite(mean)
+    loss = mean.item()
+    if labels.is_floating_point():
+        error = (outputs[:, 0] - labels).double().square().mean()
+        variance = labels.double().var(correction=0)
+        r2 = (1 - error / variance).item() if variance > 0 else None
+        return Metrics(loss, rmse=deviation * error.sqrt().item(), r2=r2)
+    if outputs.shape[1] > 1:
+        return Metrics(loss, (outputs.argmax(1) == labels).float().mean().item())
+    from sklearn.metrics import roc_auc_score  # here, since a party imports this module too
+
+    hits = (outputs[:, 0] > 0).long() == labels
+    both = 0 < labels.sum() < len(labels)
+    auc = roc_auc_score(labels.cpu(), outputs[:, 0].cpu()) if both else None
+    return Metrics(loss, hits.float().mean().item(), auc)
 
 
 class LabelHolder:
@@ -78,6 +112,11 @@ class LabelHolder:
     ----------
     sizes : party -> embedding size.
     noise : what is done to scalars before they are sent, if anything.
+
+    Raises
+    ------
+    ConfigError
+        If the class weights do not fit the labels, or features of its own the configuration.
     """
 
     def __init__(
@@ -92,17 +131,27 @@ class LabelHolder:
         self.device = choose_device(config)
         self.train_labels = torch.from_numpy(labels.train).to(self.device)
         self.test_labels = torch.from_numpy(labels.test).to(self.device)
+        self.deviation = labels.deviation  # a unit of the outputs, under regression
+        weights = class_weights(config, labels.train, len(labels.classes))
+        self.class_weights = None if weights is None else torch.from_numpy(weights).to(self.device)
         ends = np.cumsum(list(sizes.values())).tolist()
         self.columns = {
             party: slice(end - size, end)
             for (party, size), end in zip(sizes.items(), ends, strict=True)
         }
-        self.table = torch.zeros(len(labels.train), ends[-1], device=self.device)
-        self.test_table = torch.zeros(len(labels.test), ends[-1], device=self.device)
-        self.top = build_top(config, list(sizes.values()), labels.outputs).to(self.device)
+        received = sum(sizes.values())
+        features = _own_features(config, labels)
+        self.own = slice(received, received + features[0].shape[1])  # columns of its own features
+        self.table = torch.zeros(len(labels.train), self.own.stop, device=self.device)
+        self.test_table = torch.zeros(len(labels.test), self.own.stop, device=self.device)
+        for table, own in zip((self.table, self.test_table), features, strict=True):
+            table[:, self.own] = torch.from_numpy(own)
+        own_columns = self.own.stop - self.own.start
+        top = build_top(config, list(sizes.values()), labels.outputs, own_columns)
+        self.top = top.to(self.device)
         trainable = any(True for _ in self.top.parameters())
         self.optimizer = build_optimizer(config, self.top, config.server_lr) if trainable else None
-        shape = len(labels.train), next(iter(sizes.values()))
+        rows = len(labels.train)
         shared = config.labels == "shared"
         # This end of the parties' links.
         self.uplinks = {
@@ -111,7 +160,9 @@ class LabelHolder:
         }
         self.changes = codecs.changes(config)
         self.gradients = {
-            party: codecs.downlink(config, codecs.zeros(shape)) for party in sizes if not shared
+            party: codecs.downlink(config, codecs.zeros((rows, size)))
+            for party, size in sizes.items()
+            if not shared
         }
         self.top_link = codecs.downlink(config, codecs.zeros((1, count(self.top))))
         self.secret = secrets.token_bytes(16)  # decides zeroth-order directions of the top model
@@ -120,7 +171,6 @@ class LabelHolder:
         self.drawn = 0  # how often directions were
         self.steps = 0  # label-holder steps so far: VAFL's counter k
         self.losses: list[Tensor] = []  # of steps, since the last `train_loss`
-        rows = len(labels.train)
         # By party: the step at which each row's entry was written, -1 for never (delay bound).
         self.written = (
             {party: np.full(rows, -1, np.int64) for party in sizes} if config.max_delay else {}
@@ -270,8 +320,7 @@ class LabelHolder:
         return torch.stack(tops)
 
     def _count(self, losses: Tensor) -> None:
-        if not torch.isfinite(losses).all():
-            raise VflError("The loss is no longer finite: lower the learning rates.")
+        _check_finite(losses)
         self.steps += len(losses)
         self.losses.append(losses)
 
@@ -285,11 +334,15 @@ class LabelHolder:
         rows: Tensor | None = None
         if wanted or first_order_server:
             optimizer = self.optimizer if first_order_server else None
-            rows, losses = first_order.answer(self.top, optimizer, *evaluated, wanted)
+            rows, losses = first_order.answer(
+                self.top, optimizer, *evaluated, wanted, self.class_weights
+            )
         if not first_order_server:
             self.drawn += 1
             key = self.secret + f"|{self.drawn}".encode()
-            losses = zeroth_order.step_top(self.config, self.top, self.optimizer, *evaluated, key)
+            losses = zeroth_order.step_top(
+                self.config, self.top, self.optimizer, *evaluated, key, self.class_weights
+            )
         return rows if wanted else None, losses
 
     def _gather(self, arrivals: Sequence[Arrival]) -> Batches:
@@ -343,12 +396,16 @@ class LabelHolder:
             window.lengths.tolist(),
             divisors(self.config, window.lengths).tolist(),
             self.noise,
+            self.class_weights,
         )
         array: NDArray[np.float32] = differences.cpu().numpy()
         return array
 
     def train_loss(self) -> float | None:
-        """Mean loss of the steps since the last call, if there were any."""
+        """Mean loss of the steps since the last call, if there were any, as it is minimised.
+
+        Class weights are in it.
+        """
         if not self.losses:
             return None
         mean = torch.cat(self.losses).mean().item()
@@ -382,17 +439,59 @@ class LabelHolder:
     @torch.no_grad()
     def evaluate(self) -> Metrics:
         """The model on the test rows, by the latest embeddings of every party."""
-        outputs = self.top(self.test_table)
-        loss = mean_loss(outputs, self.test_labels).item()
-        if outputs.shape[1] > 1:
-            hits = outputs.argmax(1) == self.test_labels
-            return Metrics(loss, hits.float().mean().item(), None)
-        hits = (outputs[:, 0] > 0).long() == self.test_labels
-        from sklearn.metrics import roc_auc_score  # here, since a party imports this module too
+        return metrics(self.top(self.test_table), self.test_labels, self.deviation)
 
-        both = 0 < self.test_labels.sum() < len(self.test_labels)
-        auc = roc_auc_score(self.test_labels.cpu(), outputs[:, 0].cpu()) if both else None
-        return Metrics(loss, hits.float().mean().item(), auc)
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Any], Arrays]:
+        """All that the label holder must keep to go on: scalars, and arrays.
+
+        Secrets are not in it: after an interruption noise and directions are drawn anew, unless
+        they are to be repeatable.
+        """
+        scalars = {
+            "steps": self.steps,
+            "drawn": self.drawn,
+            "noises": self.noise.sent if self.noise else 0,
+        }
+        arrays: Arrays = {
+            "table": self.table[:, : self.own.start].cpu().numpy(),
+            "test_table": self.test_table[:, : self.own.start].cpu().numpy(),
+            "losses": torch.cat([torch.zeros(0), *(each.cpu() for each in self.losses)]).numpy(),
+        }
+        arrays.update({f"top.{name}": each for name, each in model_arrays(self.top).items()})
+        if self.optimizer:
+            of_optimizer = optimizer_arrays(self.optimizer)
+            arrays.update({f"optimizer.{name}": each for name, each in of_optimizer.items()})
+        for party, rows in self.written.items():
+            arrays[f"written.{party}"] = rows
+        for name, link in self._other_links():
+            if link.surrogate is not None:
+                arrays[name] = link.surrogate.cpu().numpy()
+        return scalars, arrays
+
+    def go_on_from(self, scalars: dict[str, Any], arrays: Arrays) -> None:
+        """Take over what `state` gave."""
+        self.steps, self.drawn = scalars["steps"], scalars["drawn"]
+        if self.noise:
+            self.noise.sent = scalars["noises"]
+        for name, table in (("table", self.table), ("test_table", self.test_table)):
+            table[:, : self.own.start] = as_tensor(arrays[name]).to(self.device)
+        self.losses = [as_tensor(arrays["losses"]).to(self.device)]
+        load_model(self.top, of_group("top.", arrays))
+        if self.optimizer:
+            load_optimizer(self.optimizer, of_group("optimizer.", arrays))
+        for party in self.written:
+            self.written[party][:] = arrays[f"written.{party}"]
+        for name, link in self._other_links():
+            if link.surrogate is not None:
+                link.surrogate.copy_(as_tensor(arrays[name]))
+
+    def _other_links(self) -> Iterator[tuple[str, codecs.Channel]]:
+        """The links whose surrogates are not in the table."""
+        yield "top_link", self.top_link
+        for party, link in self.gradients.items():
+            yield f"gradient.{party}", link
 
     # --- checks ---------------------------------------------------------------------------------
 
@@ -436,3 +535,33 @@ class LabelHolder:
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
         return array
+
+
+def of_group(prefix: str, arrays: Arrays) -> Arrays:
+    """Those arrays of `LabelHolder.state` whose names begin so, without that."""
+    return {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
+
+
+def _check_finite(losses: Tensor) -> None:
+    if not torch.isfinite(losses).all():
+        raise VflError("The loss is no longer finite: lower the learning rates.")
+
+
+def _own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The label holder's own columns, of training and test rows; none are [rows, 0]."""
+    if labels.features is None:
+        return np.zeros((len(labels.train), 0), np.float32), np.zeros(
+            (len(labels.test), 0), np.float32
+        )
+    if config.labels == "shared":
+        raise ConfigError(
+            "labels = 'shared' sends the top model to the parties, and with it what the label "
+            "holder's own columns have taught: set columns = 'none', or leave labels out."
+        )
+    if config.bottom_model in BLACK_BOXES and config.server_update == "first-order":
+        raise ConfigError(
+            f"bottom-model = {config.bottom_model!r} has no gradient, which server-update = "
+            "'first-order' needs of the label holder's own columns: set server-update = "
+            "'zeroth-order', or columns = 'none'."
+        )
+    return labels.features

@@ -9,7 +9,8 @@ Replies come in virtual-time order, and equal seeds give equal runs.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,21 +58,32 @@ class LocalGrid(Grid):
     parties : number of nodes; node m has ``partition-id`` m in its node configuration.
     run_config : the run configuration, as a user gave it.
     config : the same, resolved; says which delays to draw.
+    node_configs : what each node's configuration has besides, such as the party's file.
     """
 
     engine = "local"
     transport = "none"
 
     def __init__(
-        self, client_app: ClientApp, parties: int, run_config: Mapping[str, Any], config: RunConfig
+        self,
+        client_app: ClientApp,
+        parties: int,
+        run_config: Mapping[str, Any],
+        config: RunConfig,
+        node_configs: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, _SERVER
         self.clock = 0.0  # virtual seconds
+        self.run_id = secrets.randbits(62)  # as a SuperLink names runs
         self.contexts = {
             _SERVER + 1 + party: Context(
-                run_id=1,
+                run_id=self.run_id,
                 node_id=_SERVER + 1 + party,
-                node_config={"partition-id": party, "num-partitions": parties},
+                node_config={
+                    **(node_configs[party] if node_configs else {}),
+                    "partition-id": party,
+                    "num-partitions": parties,
+                },
                 state=RecordDict(),
                 run_config=dict(run_config),
             )
@@ -83,6 +95,17 @@ class LocalGrid(Grid):
         self._activations = dict.fromkeys(self.contexts, 0)
         self._replies: list[tuple[float, int, Message]] = []
         self._pushed = 0
+
+    @property
+    def timing(self) -> list[Any]:
+        """Where the virtual clock stands, when no message is in flight."""
+        return [self.clock, list(self._free_at.values()), list(self._activations.values())]
+
+    def go_on_from(self, timing: list[Any]) -> None:
+        """Set the virtual clock to what `timing` said."""
+        self.clock = timing[0]
+        self._free_at = dict(zip(self.contexts, timing[1], strict=True))
+        self._activations = dict(zip(self.contexts, timing[2], strict=True))
 
     def get_node_ids(self) -> list[int]:
         """Node ids, in the order of the parties."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -103,31 +104,45 @@ class BottomModel(nn.Module):
 
 
 class TopModel(nn.Module):
-    """From the parties' embeddings, side by side, to the outputs: linear layers, ReLU between."""
+    """From the parties' embeddings, side by side, to the outputs: linear layers, ReLU between.
+
+    A label holder with features of its own has a bottom model for them here, ``own``. Rows h [R, M
+    * E + F] then hold its F features to the right of the embeddings of M parties, and its embedding
+    of them is one more block to combine: of [R, B * E] where there are B blocks. It is part of this
+    model, and so has the label holder's learning rate, and no regulariser.
+    """
 
     stackable = True
 
     def __init__(
-        self, parties: int, combine: str, layers: Iterable[nn.Linear], outputs: int
+        self,
+        sizes: Sequence[int],
+        combine: str,
+        layers: Iterable[nn.Linear],
+        outputs: int,
+        own: BottomModel | None = None,
     ) -> None:
         super().__init__()
-        self.parties = parties
+        self.parties = len(sizes)
+        self.blocks = self.parties + (own is not None)
+        self.received = sum(sizes)  # columns of h that are parties' embeddings
         self.combine = combine
         self.outputs = outputs
         self.layers = nn.ModuleList(layers)
+        self.own = own
 
     def forward(self, h: Tensor) -> Tensor:
-        """Outputs [R, C] of embeddings [R, M * E]."""
+        """Outputs [R, C] of rows h."""
         return self.rest(self.first(h))
 
     def first(self, h: Tensor) -> Tensor:
         """The first layer's output before its activation, [R, width]."""
-        x = self.combined(h)
+        x = self.combined(self.embedded(h))
         return self.layers[0](x) if len(self.layers) else x
 
     def first_change(self, columns: slice, change: Tensor) -> Tensor:
         """How `first` changes when one party's ``columns`` of h change so, [R, E] to [R, width]."""
-        change = change / self.parties if self.combine == "mean" else change
+        change = change / self.blocks if self.combine == "mean" else change
         if not len(self.layers):
             return change
         weight = next(self.parameters())
@@ -139,25 +154,31 @@ class TopModel(nn.Module):
             z = layer(functional.relu(z))
         return z
 
-    def combined(self, h: Tensor) -> Tensor:
-        """What the first layer reads of embeddings [R, M * E]."""
-        if self.combine == "concat":
+    def embedded(self, h: Tensor) -> Tensor:
+        """Embeddings of all blocks, [R, B * E], of rows h."""
+        if self.own is None:
             return h
-        blocks = h.view(len(h), self.parties, h.shape[1] // self.parties)
+        return torch.cat([h[:, : self.received], self.own(h[:, self.received :])], dim=1)
+
+    def combined(self, blocks: Tensor) -> Tensor:
+        """What the first layer reads of embeddings [R, B * E]."""
+        if self.combine == "concat":
+            return blocks
+        blocks = blocks.view(len(blocks), self.blocks, blocks.shape[1] // self.blocks)
         return blocks.sum(1) if self.combine == "sum" else blocks.mean(1)
 
     def spread(self, rows: Tensor) -> Tensor:
-        """Gradient rows of embeddings [R, M * E] from those of what the first layer reads."""
+        """Gradient rows of the parties, [R, M * E], from those of what the first layer reads."""
         if self.combine == "concat":
-            return rows
-        rows = rows / self.parties if self.combine == "mean" else rows
+            return rows[:, : self.received]
+        rows = rows / self.blocks if self.combine == "mean" else rows
         return rows.repeat(1, self.parties)
 
     def spread_to(self, columns: slice, rows: Tensor) -> Tensor:
-        """One party's ``columns`` of what `spread` gives, [R, E]."""
+        """Gradient rows of one block, whose ``columns`` of [R, B * E] these are, [R, E]."""
         if self.combine == "concat":
             return rows[:, columns]
-        return rows / self.parties if self.combine == "mean" else rows
+        return rows / self.blocks if self.combine == "mean" else rows
 
 
 def embedding_size(config: RunConfig, outputs: int) -> int:
@@ -243,23 +264,36 @@ class _ChannelsFirst(nn.Module):
         return x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2)
 
 
-def build_top(config: RunConfig, sizes: Sequence[int], outputs: int) -> TopModel:
+def build_top(
+    config: RunConfig, sizes: Sequence[int], outputs: int, own_columns: int = 0
+) -> TopModel:
     """The label holder's model, with the initial parameters that the seed gives.
+
+    A bottom model for columns of its own is such as the parties', with the parameters that a party
+    after the last would have; an mlp where theirs is a cnn or lstm, since these columns are a
+    table.
 
     Parameters
     ----------
     sizes : embedding size of each party; all the same unless embeddings are concatenated.
+    own_columns : how many columns the label holder has itself.
     """
-    parties = len(sizes)
+    own = None
+    blocks = list(sizes)
+    if own_columns:
+        blocks.append(embedding_size(config, outputs))
+        of_a_table = config.bottom_model not in ("cnn", "lstm")
+        own_config = config if of_a_table else replace(config, bottom_model="mlp")
+        own = build_bottom(own_config, len(sizes), (own_columns,), blocks[-1])
     if config.top_model == "sum":
-        return TopModel(parties, "sum", [], outputs)
-    inputs = sum(sizes) if config.combine == "concat" else sizes[0]
+        return TopModel(sizes, "sum", [], outputs, own)
+    inputs = sum(blocks) if config.combine == "concat" else blocks[0]
     with _seeded(config, -1):
         widths = [inputs, config.top_hidden, outputs]
         if config.top_model == "linear":
             widths = [inputs, outputs]
         layers = [nn.Linear(wide, out) for wide, out in pairwise(widths)]
-    return TopModel(parties, config.combine, layers, outputs)
+    return TopModel(sizes, config.combine, layers, outputs, own)
 
 
 @contextmanager
@@ -271,20 +305,30 @@ def _seeded(config: RunConfig, who: int) -> Iterator[None]:
         yield
 
 
-def loss_per_row(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Logistic loss of each row, [R]: one output is the logit of class 1, else one a class."""
-    return _loss(outputs, labels, "none")
+def loss_per_row(outputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
+    """Loss of each row, [R], times the weight of its class where classes have weights.
+
+    Logistic for class indices: one output is the logit of class 1, else one a class. For labels
+    that are floating-point numbers, half the squared error.
+    """
+    losses = _loss(outputs, labels, "none")
+    return losses if class_weights is None else losses * class_weights[labels]
 
 
 def targets(labels: Tensor, outputs: int) -> Tensor:
-    """Labels [R] as the outputs [R, C] that a sure model would have as probabilities."""
+    """What `loss_gradient` compares outputs with, [R, C]: numbers, or classes' probabilities."""
     if outputs == 1:
         return labels.to(torch.float32)[:, None]
     return functional.one_hot(labels, outputs).to(torch.float32)
 
 
-def loss_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The gradient [R, C] of the sum of `loss_per_row` with respect to the outputs."""
+def loss_gradient(outputs: Tensor, targets: Tensor, squared: bool = False) -> Tensor:
+    """The gradient [R, C] of the sum of `loss_per_row`, unweighted, with respect to the outputs.
+
+    ``squared`` : whether targets are numbers, so that it is the squared error's.
+    """
+    if squared:
+        return outputs - targets
     if outputs.shape[1] == 1:
         return outputs.sigmoid() - targets
     # torch's own softmax takes six times as long for many rows of few columns.
@@ -293,11 +337,13 @@ def loss_gradient(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def mean_loss(outputs: Tensor, labels: Tensor) -> Tensor:
-    """The mean of `loss_per_row`, a scalar."""
+    """The mean of `loss_per_row`, unweighted, a scalar."""
     return _loss(outputs, labels, "mean")
 
 
 def _loss(outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
+    if labels.is_floating_point():
+        return functional.mse_loss(outputs[:, 0], labels, reduction=reduction) / 2
     if outputs.shape[1] == 1:
         return functional.binary_cross_entropy_with_logits(
             outputs[:, 0], labels.to(outputs.dtype), reduction=reduction
@@ -381,6 +427,28 @@ def load_flat(model: nn.Module, vector: Tensor) -> None:
 def model_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     """A model's parameters as named arrays, which share its memory where it is on the CPU."""
     return {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
+
+
+def optimizer_arrays(optimizer: torch.optim.Optimizer) -> dict[str, NDArray[Any]]:
+    """The state of a torch optimizer, named as "parameter number.name"."""
+    parameters = optimizer.param_groups[0]["params"]
+    return {
+        f"{number}.{name}": value.cpu().numpy()
+        for number, parameter in enumerate(parameters)
+        for name, value in optimizer.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Take over the state that `optimizer_arrays` gave."""
+    optimizer.state.clear()
+    parameters = optimizer.param_groups[0]["params"]
+    for key, array in arrays.items():
+        number, name = key.split(".", 1)
+        parameter = parameters[int(number)]
+        device = "cpu" if array.ndim == 0 else parameter.device  # torch keeps step counts there
+        optimizer.state[parameter][name] = as_tensor(array).clone().to(device)
 
 
 def as_tensor(array: NDArray[Any]) -> Tensor:

@@ -7,21 +7,24 @@ skeleton are built once a process. The messages are served by `vfl_flower.client
 
 from __future__ import annotations
 
+import json
 import secrets
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context
+from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
 import strategies
 from vfl_flower import codecs, first_order, records, zeroth_order
+from vfl_flower.alignment import common_rows
 from vfl_flower.batches import Window, divisors, draw_window, take
 from vfl_flower.config import RunConfig
-from vfl_flower.data import load_features
+from vfl_flower.data import FeatureBlock, class_weights, load_block, load_features, seat
 from vfl_flower.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.models import (
     as_tensor,
@@ -32,16 +35,23 @@ from vfl_flower.models import (
     count,
     embedding_size,
     load_model,
+    load_optimizer,
     model_arrays,
+    optimizer_arrays,
 )
+from vfl_flower.own_files import OwnFile, Preparation
 from vfl_flower.privacy import Perturbation
 from vfl_flower.provenance import code_digest, peak_memory_mb
 from vfl_flower.records import (
     Arrays,
+    CheckpointOrder,
+    DescribeOrder,
     Description,
     EmbedOrder,
     EvaluateOrder,
     Order,
+    Predicted,
+    PredictOrder,
     RejoinOrder,
     TrainOrder,
     Upload,
@@ -52,13 +62,25 @@ from vfl_flower.records import (
 class Party:
     """One party. Between two messages it is its ``Context.state``: `resume`, serve, `keep`."""
 
-    def __init__(self, config: RunConfig, index: int, parties: int, outputs: int) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        index: int,
+        parties: int,
+        outputs: int,
+        block: FeatureBlock | None = None,  # of its own file; else of the data set that is divided
+    ) -> None:
         self.config = config
         self.index = index
         self.parties = parties
         self.outputs = outputs
         self.device = choose_device(config)
-        self.block = load_features(config, index, parties)
+        self.block = block = block or load_features(config, index, parties)
+        # What stays the same through a run, and is needed to use its model afterwards.
+        preparation = block.preparation.as_json() if block.preparation else None
+        about = {"config": asdict(config), "parties": parties, "outputs": outputs}
+        about["ids"] = block.ids_digest
+        self.about = json.dumps({**about, "preparation": preparation})
         self.rows = torch.from_numpy(self.block.train)
         self.size = embedding_size(config, outputs)
         shape = len(self.rows), self.size
@@ -86,15 +108,34 @@ class Party:
         self.trace: Tensor | None = None
 
     @classmethod
+    def begin(cls, context: Context, order: DescribeOrder | RejoinOrder) -> Party:
+        """The party of a node at the beginning of a run."""
+        index, parties = seat(context)
+        config = strategies.resolve(context.run_config)
+        if config.resume:
+            raise VflError("has lost the state from which it went on.")
+        party = cls(config, index, parties, order.outputs, load_block(context, config))
+        _skeletons[index, parties] = party
+        return party
+
+    @classmethod
     def resume(cls, context: Context) -> Party:
         """The party of a node, as the last message left it."""
-        scalars = records.load_scalars(context.state)
-        if not scalars:
+        about = records.load_about(context.state)
+        if not about:
             raise OutOfStepError("has no state of this run.")
-        config, index, parties = identity(context)
-        party = _skeletons.get((index, parties))
-        if party is None or (party.config, party.outputs) != (config, scalars["outputs"]):
-            party = _skeletons[index, parties] = cls(config, index, parties, scalars["outputs"])
+        place = seat(context)
+        party = _skeletons.get(place)
+        if party is None or party.about != about:
+            config, outputs, _ = read_about(about)
+            _check_number(about, place[1])
+            party = cls(config, *place, outputs, load_block(context, config))
+            if party.about != about:
+                raise VflError(
+                    "has not the data that this run began with: its file has changed since."
+                )
+            _skeletons[place] = party
+        scalars = records.load_scalars(context.state)
         large = records.load_large(context.state)
         party.labels = large.pop("labels", _NO_LABELS)
         for name, surrogate in large.items():
@@ -114,7 +155,7 @@ class Party:
         if party.kept is not context.state.get("model"):
             party.inputs = party.trace = None
             load_model(party.model, records.load_arrays(context.state, "model"))
-            _load_optimizer(party.optimizer, records.load_arrays(context.state, "optimizer"))
+            load_optimizer(party.optimizer, records.load_arrays(context.state, "optimizer"))
         party.kept = None
         return party
 
@@ -122,7 +163,6 @@ class Party:
         """Leave everything that the next message needs in the node's ``Context.state``."""
         p = self.pending
         scalars = {
-            "outputs": self.outputs,
             "exchange": self.exchange,
             "secret": self.secret,
             "pending": [p.exchange, p.epoch, p.first, p.steps, int(p.coordinated)] if p else [],
@@ -136,10 +176,11 @@ class Party:
             large["labels"] = self.labels
         records.save_state(
             context.state,
+            self.about,
             scalars,
             large,
             model=model_arrays(self.model),
-            optimizer=_optimizer_arrays(self.optimizer),
+            optimizer=optimizer_arrays(self.optimizer),
         )
         self.kept = context.state["model"]
 
@@ -156,6 +197,7 @@ class Party:
             embedding_size=self.size,
             ids_digest=self.block.ids_digest,
             code_digest=code_digest(),
+            exchange=self.exchange,
         )
 
     def train(self, order: TrainOrder) -> Upload:
@@ -198,6 +240,18 @@ class Party:
         h = self._embeddings(self.block.train[ids])
         window = Window(ids, np.array([len(ids)], np.int32))
         return self._upload(self._encoded("embedding", h, window))
+
+    def checkpoint(self, order: CheckpointOrder) -> Upload:
+        """Learn from the feedback, if any; the state is then kept as it is (`party_file`)."""
+        self._count(order.exchange)
+        self._learn(order.arrays)
+        return self._upload({})
+
+    def go_on(self, order: Order) -> Description:
+        """Go on from a checkpoint, after which others may have seen more than it knows of."""
+        if self.config.noise_seed < 0:
+            self.secret = secrets.token_bytes(16)  # so that no noise and no direction comes twice
+        return self.describe(order)
 
     def rejoin(self, order: RejoinOrder) -> Description:
         """Go on after a failure, with the label holder's count and copy of the surrogate."""
@@ -266,6 +320,7 @@ class Party:
             x = self._features(window) if self.inputs is None else self.inputs
             lengths, noise = window.lengths.tolist(), self._noise(order.exchange, window.lengths)
             if self.top:
+                weights = class_weights(self.config, self.labels, max(2, self.outputs))
                 first_order.update_with_labels(
                     self.model,
                     self.optimizer,
@@ -278,6 +333,7 @@ class Party:
                     torch.from_numpy(self.labels[window.ids].astype(np.int64)).to(self.device),
                     lengths,
                     divisors(self.config, window.lengths).tolist(),
+                    None if weights is None else torch.from_numpy(weights).to(self.device),
                     self.config,
                     noise,
                 )
@@ -363,37 +419,57 @@ _skeletons: dict[tuple[int, int], Party] = {}
 """What a process keeps of each party that it serves, for `Party.resume` to fill with its state."""
 
 
-def identity(context: Context) -> tuple[RunConfig, int, int]:
-    """The run configuration of a node, its party's index, and the number of parties."""
-    node = context.node_config
-    index, parties = node.get("partition-id"), node.get("num-partitions")
-    if not (isinstance(index, int) and isinstance(parties, int) and 0 <= index < parties):
+def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predicted:
+    """Embeddings by a model that was kept: of the rows just aligned, or of the test rows.
+
+    Raises
+    ------
+    ConfigError
+        If the party's columns, or rows, are not those that the model was trained with.
+    """
+    index, parties = seat(context)
+    about = records.load_about(saved)
+    config, outputs, preparation = read_about(about)
+    _check_number(about, parties)
+    if preparation is None:
+        block = load_block(context, config)
+        if block.ids_digest != json.loads(about)["ids"]:
+            raise ConfigError(f"Party {index} has other rows than its model was trained with.")
+    else:
+        own, rows = OwnFile.of_party(context.node_config, index), common_rows(context)
+        features = own.prepared_as_before(preparation, rows)
+        block = FeatureBlock(features[:0], features, own.digest(rows), preparation)
+    party = Party(config, index, parties, outputs, block)
+    load_model(party.model, records.load_arrays(saved, "model"))
+    h = party._embeddings(block.test).cpu().numpy()
+    return Predicted(
+        party=index,
+        parties=parties,
+        exchange=records.load_scalars(saved)["exchange"],
+        ids_digest=block.ids_digest,
+        code_digest=code_digest(),
+        arrays={"embedding": h},
+    )
+
+
+def _check_number(about: str, parties: int) -> None:
+    then = json.loads(about)["parties"]
+    if then != parties:
         raise ConfigError(
-            "A SuperNode does not know which party it is: start it with "
-            "--node-config 'partition-id=0 num-partitions=4', partition-id counting from 0."
+            f"The run was of {then} parties, and this one says num-partitions = {parties}."
         )
-    return strategies.resolve(context.run_config), index, parties
 
 
-def _optimizer_arrays(optimizer: torch.optim.Optimizer) -> Arrays:
-    """The state of a torch optimizer, named as "parameter number.name"."""
-    parameters = optimizer.param_groups[0]["params"]
-    return {
-        f"{number}.{name}": value.cpu().numpy()
-        for number, parameter in enumerate(parameters)
-        for name, value in optimizer.state.get(parameter, {}).items()
-        if value is not None
-    }
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, arrays: Arrays) -> None:
-    optimizer.state.clear()
-    parameters = optimizer.param_groups[0]["params"]
-    for key, array in arrays.items():
-        number, name = key.split(".", 1)
-        parameter = parameters[int(number)]
-        device = "cpu" if array.ndim == 0 else parameter.device  # torch keeps step counts there
-        optimizer.state[parameter][name] = as_tensor(array).clone().to(device)
+@lru_cache(maxsize=16)
+def read_about(about: str) -> tuple[RunConfig, int, Preparation | None]:
+    """Configuration, outputs and preparation that a `Party` wrote down."""
+    values = json.loads(about)
+    preparation = values["preparation"]
+    return (
+        RunConfig(**values["config"]),
+        values["outputs"],
+        Preparation(**preparation) if preparation else None,
+    )
 
 
 def _within(ids: NDArray[np.int32], rows: int) -> bool:

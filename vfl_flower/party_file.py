@@ -1,9 +1,13 @@
 """The state of a party on its own disk, since a SuperNode keeps it in memory only.
 
-It is written when a session of the stream ends, and read by a party that has lost its state: one
-whose SuperNode was killed and started again. Only its owner can read it. It holds all that the
-state does, in Flower's protobuf: the bottom model, the secret that decides noise and directions,
-surrogates, and with shared labels also the labels and the other parties' surrogates.
+It is written at checkpoints, and when a session of the stream ends. A party goes on from it that
+has lost its state, since its SuperNode was killed and started again, or since the run was; and its
+model is read from it, to predict. Only its owner can read it. It holds all that the state does, in
+Flower's protobuf: the bottom model and how its columns are prepared, the secret that decides noise
+and directions, surrogates, and with shared labels also the labels and the other parties'
+surrogates.
+
+The folder is FLWR_HOME/vfl-flower, or the one that ``states`` in the node configuration names.
 """
 
 from __future__ import annotations
@@ -12,24 +16,37 @@ import logging
 import os
 from pathlib import Path
 
-from flwr.app import Context
+from flwr.app import Context, RecordDict
 from flwr.supercore.utils import get_flwr_home
 
-from vfl_flower.errors import VflError
+from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.records import state_from_bytes, state_to_bytes
 
 log = logging.getLogger("flwr")
 
 
-def place(context: Context) -> Path:
-    """The file of this node's party, in the folder FLWR_HOME."""
-    party = context.node_config.get("partition-id")
-    return Path(get_flwr_home(), "vfl-flower", f"run-{context.run_id}-party-{party}.state")
+def place(context: Context, number: int | None = None, run: str = "") -> Path:
+    """Where a party keeps checkpoint ``number`` of a Flower run, this one unless it is named.
+
+    Without a number, the state at the end of a session.
+    """
+    named, party = context.node_config.get("states"), context.node_config.get("partition-id")
+    folder = Path(str(named)).expanduser() if named else Path(get_flwr_home(), "vfl-flower")
+    suffix = "" if number is None else f"-checkpoint-{number}"
+    return folder / f"run-{run or context.run_id}-party-{party}{suffix}.state"
 
 
-def save(context: Context) -> None:
-    """Write the state as it is now, in place of what there was; a disk that refuses is told."""
-    path = place(context)
+def save(context: Context, number: int | None = None) -> None:
+    """Write the state as it is now, as checkpoint ``number`` or as the end of a session.
+
+    The last two checkpoints of a run are kept.
+
+    Raises
+    ------
+    VflError
+        If the disk refuses a checkpoint.
+    """
+    path = place(context, number)
     new = path.with_suffix(".new")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -39,21 +56,59 @@ def save(context: Context) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, path)
+        if number is not None:
+            place(context, number - 2).unlink(missing_ok=True)
     except OSError as error:
         log.warning("The party's state cannot be kept in %s: %s.", path, error.strerror)
+        if number is not None:
+            raise VflError("cannot keep its state: its own log says why.") from None
 
 
 def restore(context: Context) -> None:
-    """Read it into a Context that has no state, if the file is there and sound."""
-    path = place(context)
+    """Read the latest state of this run into a Context that has none, if it is there and sound."""
     if context.state:
         return
+    kept = [*_checkpoints(context).values(), place(context)]
     try:
+        path = max((each for each in kept if each.exists()), key=lambda each: each.stat().st_mtime)
         state = state_from_bytes(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
+    except ValueError:  # there is none
         return
     except (OSError, VflError):
-        log.warning("The party's state cannot be read from %s: it begins without.", path)
+        log.warning("The party's state cannot be read: it begins without.")
         return
     for name, record in state.items():
         context.state[name] = record
+
+
+def load(context: Context, run: str, number: int) -> RecordDict:
+    """The state that this party kept as a checkpoint of a Flower run.
+
+    If it was away then, the last before.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or it is not sound.
+    """
+    kept = _checkpoints(context, run if run.isdecimal() else "0")
+    try:
+        state = state_from_bytes(kept[max(each for each in kept if each <= number)].read_bytes())
+        if not state:  # which an empty file is, too
+            raise VflError("is empty.")
+        return state
+    except (ValueError, OSError, VflError):
+        log.warning("There is no sound %s.", place(context, number, run))
+        party = context.node_config.get("partition-id")
+        raise ConfigError(
+            f"Party {party} does not have checkpoint {number} of that run: start its SuperNode "
+            "with the `states` folder, or the FLWR_HOME, that it had then."
+        ) from None
+
+
+def _checkpoints(context: Context, run: str = "") -> dict[int, Path]:
+    """Number -> file."""
+    any_number = place(context, 0, run)
+    pattern = any_number.stem.removesuffix("0") + "*.state"
+    numbered = {path.stem.rsplit("-", 1)[1]: path for path in any_number.parent.glob(pattern)}
+    return {int(number): path for number, path in numbered.items() if number.isdecimal()}

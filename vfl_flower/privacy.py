@@ -17,9 +17,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 import torch
@@ -28,7 +31,7 @@ from torch import Tensor
 
 from vfl_flower.batches import Window, secret_generator
 from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError
+from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.records import EmbedOrder, EvaluateOrder, Order, TrainOrder
 
 
@@ -98,16 +101,20 @@ class ScalarNoise:
         self._secret = secrets.token_bytes(16)
         if config.noise_seed >= 0:
             self._secret = f"{config.noise_seed} label holder".encode()
-        self._sent = 0  # scalars so far
+        self.sent = 0  # scalars so far
 
     def added_to(self, scalars: Tensor) -> Tensor:
         """The scalars [S], each with noise of its own, from which that of others cannot follow."""
         drawn = []
         for _ in range(len(scalars)):
-            self._sent += 1
-            generator = secret_generator(f"scalar|{self._sent}|".encode() + self._secret)
+            self.sent += 1
+            generator = secret_generator(f"scalar|{self.sent}|".encode() + self._secret)
             drawn.append(self.deviation * generator.standard_normal())
         return scalars + torch.tensor(drawn).to(scalars)
+
+
+_TRAIN, _EMBED, _EVALUATE, _RECEIVED, _ANSWERED = range(5)  # kinds of a journal's events
+_NO_ROWS = np.zeros(0, np.int32)
 
 
 class Accountant:
@@ -116,9 +123,12 @@ class Accountant:
     It is kept by the label holder, whose honesty in counting is assumed.
     """
 
+    journaled: ClassVar[tuple[int, ...]] = ()  # kinds of events that it counts
+
     def __init__(self, config: RunConfig, rows: int) -> None:
         self.config = config
         self.rows = rows
+        self._journal: BinaryIO | None = None
 
     def steps_allowed(self, planned: int) -> int:
         """How many of the planned steps, over all parties, the budget allows."""
@@ -130,12 +140,90 @@ class Accountant:
 
     def ordered(self, party: int, order: Order) -> None:
         """Count what an order asks a party to upload."""
+        if isinstance(order, TrainOrder):
+            self._write(_TRAIN, party, order.epoch, order.first, order.steps)
+        elif isinstance(order, EmbedOrder):
+            self._write(_EMBED, party, ids=order.arrays["ids"])
+        elif isinstance(order, EvaluateOrder):
+            self._write(_EVALUATE, party)
+        self._ordered(party, order)
 
     def received(self, party: int, window: Window) -> None:
         """Count the rows that a party has uploaded."""
+        self._write(_RECEIVED, party, len(window.lengths), ids=window.ids)
+        self._received(party, window)
 
     def answered(self, party: int, window: Window) -> None:
         """Count the scalars that answer a window."""
+        self._write(_ANSWERED, party, len(window.lengths), ids=window.ids)
+        self._answered(party, window)
+
+    def _ordered(self, party: int, order: Order) -> None:
+        pass
+
+    def _received(self, party: int, window: Window) -> None:
+        pass
+
+    def _answered(self, party: int, window: Window) -> None:
+        pass
+
+    def keep_journal(self, path: Path) -> None:
+        """From now on write to disk what is about to be released, before it is counted.
+
+        What stands there already is counted first: all that a run has released before it was cut
+        short, also what came after its last checkpoint and will be released again.
+        """
+        if not self.journaled:
+            return
+        path.touch(mode=0o600)
+        self._journal = path.open("r+b")
+        whole = 0  # bytes of events that were written to their end; others were not released
+        for event in _events(self._journal.read()):
+            kind, party, first, second, third, ids = event
+            whole += 4 * (len(event) + len(ids))
+            if kind == _TRAIN:
+                order = TrainOrder(
+                    exchange=0, epoch=first, first=second, steps=third, coordinated=False
+                )
+                self._ordered(party, order)
+            elif kind == _EMBED:
+                self._ordered(party, EmbedOrder(exchange=0, arrays={"ids": ids}))
+            elif kind == _EVALUATE:
+                self._ordered(party, EvaluateOrder(exchange=0))
+            else:
+                count = self._received if kind == _RECEIVED else self._answered
+                count(party, Window(ids, np.zeros(first, np.int32)))
+        self._journal.seek(whole)
+        self._journal.truncate()
+
+    def _write(
+        self,
+        kind: int,
+        party: int,
+        first: int = 0,
+        second: int = 0,
+        third: int = 0,
+        ids: NDArray[np.int32] = _NO_ROWS,
+    ) -> None:
+        if self._journal and kind in self.journaled:
+            event = np.array([kind, party, first, second, third, len(ids)], "<i4")
+            try:
+                self._journal.write(event.tobytes() + ids.astype("<i4").tobytes())
+                self._journal.flush()
+                os.fsync(self._journal.fileno())
+            except OSError as error:
+                raise VflError(
+                    f"What is released cannot be written to {self._journal.name}, and so is not "
+                    f"released: {error.strerror}."
+                ) from error
+
+    def released_steps(self) -> int:
+        """Steps that count towards `steps_allowed`."""
+        return 0
+
+    def uploads(self) -> int:
+        """Uploads of the most uploaded record of any party, where they are counted."""
+        return 0
 
     def figures(self) -> dict[str, Any]:
         """The privacy part of ``summary.json``; empty epsilons where noise can be repeated."""
@@ -149,25 +237,28 @@ class EmbeddingAccountant(Accountant):
     test rows as it does training rows. A zeroth-order pair counts as two.
     """
 
+    journaled = (_TRAIN, _EMBED, _EVALUATE, _RECEIVED)
+
     def __init__(self, config: RunConfig, rows: int) -> None:
         super().__init__(config, rows)
         self.steps: dict[int, int] = {}  # by party: mini-batches asked for
-        self.epochs: dict[int, int] = {}  # passes begun, each of which uploads a row once
+        # Passes over the rows that have begun, each of which uploads a row once; an order that is
+        # given anew, or comes before the last, begins another.
+        self.passes: dict[int, int] = {}
         self.last: dict[int, tuple[int, int]] = {}  # epoch and first step of the last order
-        self.repeats: dict[int, int] = {}  # orders given anew, each of which may upload a row again
         self.queries: dict[int, NDArray[np.int32]] = {}  # of each training row, apart from those
         self.evaluations: dict[int, int] = {}  # uploads of every test row
         self.sampled: dict[int, NDArray[np.int32]] = {}  # Poisson: uploads of each training row
         self.unseen: dict[int, int] = {}  # Poisson: steps whose rows are not known, or not yet
 
-    def ordered(self, party: int, order: Order) -> None:
+    def _ordered(self, party: int, order: Order) -> None:
         """Count what this order asks a party for."""
         if isinstance(order, TrainOrder):
             self.steps[party] = self.steps.get(party, 0) + order.steps
             self.unseen[party] = self.unseen.get(party, 0) + order.steps
-            self.epochs[party] = order.epoch + 1
-            place = order.epoch, order.first
-            self.repeats[party] = self.repeats.get(party, 0) + (self.last.get(party) == place)
+            place, last = (order.epoch, order.first), self.last.get(party, (-1, 0))
+            begun = 1 if place <= last else order.epoch - last[0]
+            self.passes[party] = self.passes.get(party, 0) + begun
             self.last[party] = place
         elif isinstance(order, EmbedOrder):
             queries = self.queries.setdefault(party, np.zeros(self.rows, np.int32))
@@ -175,7 +266,7 @@ class EmbeddingAccountant(Accountant):
         elif isinstance(order, EvaluateOrder):
             self.evaluations[party] = self.evaluations.get(party, 0) + 1
 
-    def received(self, party: int, window: Window) -> None:
+    def _received(self, party: int, window: Window) -> None:
         """Count the rows that Poisson sampling took, in the place of one a step."""
         if self.config.sampling == "poisson":
             counts = self.sampled.setdefault(party, np.zeros(self.rows, np.int32))
@@ -184,23 +275,25 @@ class EmbeddingAccountant(Accountant):
 
     def most_uploads(self, party: int) -> int:
         """Uploads of the row that this party uploads most."""
-        passes = self.epochs.get(party, 0) + self.repeats.get(party, 0)
-        trained = np.full(1, passes, np.int32)
+        trained = np.full(1, self.passes.get(party, 0), np.int32)
         if self.config.sampling == "poisson":
             trained = self.sampled.get(party, np.zeros(1, np.int32)) + self.unseen.get(party, 0)
         each = 2 if self.config.estimator == "zeroth-order" else 1
         most = int((each * trained + self.queries.get(party, 0)).max())
         return max(most, self.evaluations.get(party, 0))
 
+    def uploads(self) -> int:
+        """Uploads of the most uploaded record of any party."""
+        parties = {*self.passes, *self.queries, *self.evaluations}
+        return max((self.most_uploads(party) for party in parties), default=0)
+
     def figures(self) -> dict[str, Any]:
         """Epsilon of the most uploaded record of any party, and what the paper would claim."""
         if self.config.noise_seed >= 0:
             return super().figures()
-        parties = {*self.epochs, *self.queries, *self.evaluations}
-        uploads = max((self.most_uploads(party) for party in parties), default=0)
         samples = max(self.steps.values(), default=0) * self.config.batch_size
         return {
-            "epsilon": epsilon(self.config, uploads),
+            "epsilon": epsilon(self.config, self.uploads()),
             "delta": _delta(self.config),
             "epsilon_of_paper": epsilon_of_theorem_6(self.config, self.rows, samples),
             "epsilon_protects": "features of a party's record, from the label holder's "
@@ -211,6 +304,8 @@ class EmbeddingAccountant(Accountant):
 
 class ScalarAccountant(Accountant):
     """Scalar noise: how many noisy scalars all parties together were sent."""
+
+    journaled = (_ANSWERED,)
 
     def __init__(self, config: RunConfig, rows: int) -> None:
         super().__init__(config, rows)
@@ -246,10 +341,14 @@ class ScalarAccountant(Accountant):
         """Clipping and noise."""
         return ScalarNoise(self.config, self.multiplier)
 
-    def answered(self, party: int, window: Window) -> None:
+    def _answered(self, party: int, window: Window) -> None:
         """Count a release for each step, and the rows that were in it."""
         self.released += len(window.lengths)
         self.taken += np.bincount(window.ids, minlength=self.rows).astype(np.int32)
+
+    def released_steps(self) -> int:
+        """Scalars sent."""
+        return self.released
 
     def figures(self) -> dict[str, Any]:
         """Epsilon as spent, the paper's, and to those who know the rows of every mini-batch."""
@@ -268,6 +367,16 @@ class ScalarAccountant(Accountant):
             "but not which rows a mini-batch held, which parties draw honestly; not from the label "
             "holder, and not what the top model learns from labels without noise",
         }
+
+
+def _events(text: bytes) -> Iterator[tuple[int, int, int, int, int, NDArray[np.int32]]]:
+    """What a journal holds; the last, if it was cut short, was not released."""
+    numbers = np.frombuffer(text[: len(text) // 4 * 4], "<i4")
+    at = 0
+    while at + 6 <= len(numbers) and at + 6 + numbers[at + 5] <= len(numbers):
+        kind, party, first, second, third, rows = numbers[at : at + 6].tolist()
+        yield kind, party, first, second, third, numbers[at + 6 : at + 6 + rows]
+        at += 6 + rows
 
 
 def accountant(config: RunConfig, rows: int) -> Accountant:

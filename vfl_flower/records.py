@@ -31,7 +31,7 @@ Arrays = dict[str, NDArray[Any]]
 P = TypeVar("P", bound="Payload")
 R = TypeVar("R", ArrayRecord, ConfigRecord)
 
-_SCALARS, _ARRAYS, _LARGE = "scalars", "arrays", "large"
+_SCALARS, _ARRAYS, _LARGE, _ABOUT = "scalars", "arrays", "large", "about"
 _FAILURE = "failure"
 _NUMPY = "numpy.ndarray"  # Flower's name for NumPy's file format
 _DTYPES = {  # every dtype of a number, by NumPy's name for it
@@ -123,6 +123,54 @@ class RejoinOrder(Turn):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointOrder(Turn):
+    """Learn from the feedback, if any, and keep all state on disk, as checkpoint ``number``."""
+
+    kind: ClassVar[str] = "query.checkpoint"
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignOrder(Order):
+    """Say which ids you have, by a ``method`` that does not tell them (`vfl_flower.alignment`).
+
+    ``id_kind`` is what the label holder's ids are; ``arrays["ids"]`` are these, blinded.
+    """
+
+    kind: ClassVar[str] = "query.align"
+    method: str
+    id_kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOrder(Order):
+    """The rows that all have, by their ``places`` in the party's secret order, int32 [N]."""
+
+    kind: ClassVar[str] = "query.common"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeOrder(Order):
+    """Go on from checkpoint ``number`` that you kept in the Flower run ``run``."""
+
+    kind: ClassVar[str] = "query.resume"
+    run: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOrder(Order):
+    """Embed rows with the model of that checkpoint: those just aligned, or the test rows.
+
+    Answered by `Predicted`.
+    """
+
+    kind: ClassVar[str] = "query.predict"
+    run: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SessionOrder(Order):
     """Connect to the label holder's stream, and serve what it carries (`vfl_flower.stream`).
 
@@ -138,15 +186,48 @@ class SessionOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Description(Payload):
-    """A party's answer to `DescribeOrder` and `RejoinOrder`: what must agree before it trains."""
+class Introduction(Payload):
+    """Which party answers, of how many; with what arrays is said by the order."""
 
     party: int
     parties: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aligned(Introduction):
+    """A party's answer to `AlignOrder`: ``digest`` of its ids; or blinded ids, "again" and "own".
+
+    Both arrays are uint8 [n, 32]: the label holder's ids, in their order, blinded by the party too;
+    and the party's, in a secret order.
+    """
+
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description(Introduction):
+    """A party's answer to orders that begin or go on with a run: what must agree before it trains.
+
+    ``ids_digest`` is of the numbers of its rows, in their order, or with files of ids.
+    """
+
     train_rows: int
     test_rows: int
     columns: int
     embedding_size: int
+    ids_digest: str
+    code_digest: str
+    exchange: int  # messages that it has served
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted(Introduction):
+    """A party's answer to `PredictOrder`: ``arrays["embedding"]``, float32 [N, E], of which rows.
+
+    ``exchange`` is the number of messages that the model had seen.
+    """
+
+    exchange: int
     ids_digest: str
     code_digest: str
 
@@ -276,11 +357,16 @@ def checked(
 # --- a party's state in Context.state -----------------------------------------------------------
 
 
-def save_state(state: RecordDict, scalars: dict[str, Any], large: Arrays, **groups: Arrays) -> None:
+def save_state(
+    state: RecordDict, about: str, scalars: dict[str, Any], large: Arrays, **groups: Arrays
+) -> None:
     """Keep scalars and groups of named arrays in a node's ``Context.state``.
 
-    ``large`` arrays are kept as they are, and become bytes when they leave the process.
+    ``about`` is a text that stays the same from message to message. ``large`` arrays are kept as
+    they are, and become bytes when they leave the process.
     """
+    if load_about(state) != about:
+        state[_ABOUT] = ConfigRecord({_ABOUT: about})
     state[_SCALARS] = ConfigRecord(scalars)
     for name, arrays in groups.items():
         state[name] = pack(arrays)
@@ -330,9 +416,19 @@ def state_from_bytes(body: bytes) -> RecordDict:
         raise VflError("no state of a party") from None
 
 
+def load_about(state: RecordDict) -> str:
+    """The text kept by `save_state`; empty in a new node."""
+    return str(_record(state, _ABOUT, ConfigRecord)[_ABOUT]) if _ABOUT in state else ""
+
+
 def load_scalars(state: RecordDict) -> Mapping[str, Any]:
     """The scalars kept by `save_state`; empty in a new node."""
     return _record(state, _SCALARS, ConfigRecord) if _SCALARS in state else {}
+
+
+def save_arrays(state: RecordDict, group: str, arrays: Arrays) -> None:
+    """Keep a group of arrays, beside those of `save_state`."""
+    state[group] = pack(arrays)
 
 
 def load_arrays(state: RecordDict, group: str) -> Arrays:

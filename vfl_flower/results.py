@@ -30,26 +30,36 @@ TRANSPORTS = {"none": "", "stream": " over streams", "messages": " over Flower's
 
 
 class Results:
-    """One folder a run; an existing run's is never written over."""
+    """One folder a run; an existing run's is never written over, unless it is gone on with.
 
-    def __init__(self, config: RunConfig) -> None:
+    Parameters
+    ----------
+    history : of a run that is resumed, up to its last checkpoint; what came later comes again.
+    """
+
+    def __init__(self, config: RunConfig, history: Sequence[dict[str, Any]] | None = None) -> None:
         self.folder = results_folder(config)
-        self.history: list[dict[str, Any]] = []
-        if any((self.folder / name).exists() for name in ("summary.json", "history.jsonl")):
+        self.history: list[dict[str, Any]] = list(history or ())
+        self._outdated = history is not None  # the file is to be written anew
+        if history is None and any(
+            (self.folder / name).exists() for name in ("summary.json", "history.jsonl")
+        ):
             raise ConfigError(
                 f"out = {config.out!r} already holds a run: name another folder, or move it away."
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "history.jsonl").write_text("")
+            (self.folder / "history.jsonl").touch()
         except OSError as error:
             raise ConfigError(f"The results folder {self.folder} cannot be written.") from error
 
     def add(self, entry: dict[str, Any]) -> None:
         """Append a history entry, at once, so that a run that ends early has left it."""
         self.history.append(entry)
-        with (self.folder / "history.jsonl").open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+        new = self.history if self._outdated else [entry]
+        with (self.folder / "history.jsonl").open("w" if self._outdated else "a") as file:
+            file.writelines(json.dumps(each) + "\n" for each in new)
+        self._outdated = False
 
     def finish(self, summary: dict[str, Any], top: Arrays) -> None:
         """Write the summary, the curves, and the top model's parameters."""
@@ -66,6 +76,8 @@ class Results:
 
 def results_folder(config: RunConfig) -> Path:
     """The configured folder, or a new one under ``runs``, as an absolute path."""
+    if config.resume:
+        return Path(config.resume).expanduser().absolute()
     if config.out:
         return Path(config.out).expanduser().absolute()
     dataset = config.dataset.rsplit("/", 1)[-1].replace(":", "-")
@@ -74,13 +86,33 @@ def results_folder(config: RunConfig) -> Path:
     return next(folder for each in names if not (folder := Path("runs", each).absolute()).exists())
 
 
+def main_metric(figures: Mapping[str, Any]) -> str:
+    """The key of what a history entry or a summary is judged by: accuracy, or for regression R2."""
+    return "test_accuracy" if figures.get("test_r2") is None else "test_r2"
+
+
+def reached(figures: Mapping[str, Any]) -> str:
+    """How a history entry or a summary does on the test rows, in words."""
+    if main_metric(figures) == "test_r2":
+        return f"test RMSE {figures['test_rmse']:.4g}, R2 {figures['test_r2']:.4f}"
+    return f"test accuracy {figures['test_accuracy']:.4f}"
+
+
+METRICS = {"test_accuracy": "test accuracy", "test_r2": "test R2"}
+"""Main metric -> what tables and pictures call it."""
+
+
 def draw_curves(
     histories: Mapping[str, list[dict[str, Any]]],
     path: Path,
     levels: Mapping[str, float] | None = None,
 ) -> None:
-    """Test accuracy against exchanges, bytes and time: a line for each run, a level for others."""
+    """The main metric against exchanges, bytes and time: a line for each run, a level for others.
+
+    All runs have the same main metric.
+    """
     from matplotlib.figure import Figure  # no pyplot: works without a display, in any thread
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     def value(entry: dict[str, Any], key: str) -> float:
         return float(entry["bytes_up"] + entry["bytes_down"] if key == "bytes" else entry[key])
@@ -90,20 +122,24 @@ def draw_curves(
         for curve in _CURVES
         if all(any(value(entry, curve[0]) for entry in each) for each in histories.values())
     ]
+    metric = main_metric(next((history[-1] for history in histories.values() if history), {}))
     figure = Figure(figsize=(4.2 * max(1, len(used)), 3.4), layout="constrained")
     for number, (key, label, unit) in enumerate(used):
         axes = figure.add_subplot(1, len(used), number + 1)
         for name, history in histories.items():
             x = [unit * value(entry, key) for entry in history]
-            y = [entry["test_accuracy"] for entry in history]
+            y = [entry[metric] for entry in history]
             axes.plot(x, y, marker=".", markersize=4, linewidth=1.2, label=name)
-        for number_of_level, (name, accuracy) in enumerate((levels or {}).items()):
+        for number_of_level, (name, level) in enumerate((levels or {}).items()):
             style = ("--", "-.", ":")[number_of_level % 3]
-            axes.axhline(accuracy, color="grey", linestyle=style, linewidth=1, label=name)
+            axes.axhline(level, color="grey", linestyle=style, linewidth=1, label=name)
         if key in ("bytes", "exchanges") and len(histories) > 1:
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # a decade may be too long
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(label)
-        axes.set_ylabel("test accuracy" if number == 0 else "")
+        axes.set_ylabel(METRICS[metric] if number == 0 else "")
         axes.grid(alpha=0.3)
         if number == 0:
             axes.legend(fontsize=8)
@@ -111,7 +147,7 @@ def draw_curves(
 
 
 def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, target: float) -> None:
-    """Best test accuracy so far against all bytes so far; runs that send nothing as levels.
+    """The best main metric so far against all bytes so far; runs that send nothing as levels.
 
     The broad line is the frontier: the most that any of the runs had reached by so many bytes.
     """
@@ -121,10 +157,11 @@ def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, tar
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     axes = figure.add_subplot()
     axes.set_prop_cycle(color=[colormaps["tab20"](number) for number in range(20)])
+    metric = main_metric(next((history[-1] for history in histories.values() if history), {}))
     points: list[tuple[float, float]] = []
     for name, history in histories.items():
         x = [1e-6 * (entry["bytes_up"] + entry["bytes_down"]) for entry in history]
-        y = np.maximum.accumulate([entry["test_accuracy"] for entry in history])
+        y = np.maximum.accumulate([entry[metric] for entry in history])
         if not history:
             continue
         if x[-1] == 0:
@@ -139,7 +176,7 @@ def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, tar
         axes.set_xscale("log")
     axes.axhline(target, color="black", linestyle="--", linewidth=0.6)
     axes.set_xlabel("megabytes, up and down")
-    axes.set_ylabel("best test accuracy so far")
+    axes.set_ylabel(f"best {METRICS[metric]} so far")
     axes.grid(alpha=0.3, which="both")
     figure.legend(fontsize=7, loc="outside right upper")
     figure.savefig(path, dpi=120)
@@ -148,8 +185,8 @@ def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, tar
 def headline(summary: dict[str, Any]) -> str:
     """What a run reached and took, in one line."""
     parts = []
-    if summary["test_accuracy"] is not None:
-        parts.append(f"test accuracy {summary['test_accuracy']:.4f}")
+    if summary[main_metric(summary)] is not None:
+        parts.append(reached(summary))
     if summary["test_auc"] is not None:
         parts.append(f"AUC {summary['test_auc']:.4f}")
     if summary["epsilon"] is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from flwr.app import Context
@@ -11,10 +11,15 @@ from flwr.serverapp import Grid, ServerApp
 
 import strategies
 from strategies.vertical import Vertical
+from vfl_flower import checkpoint
+from vfl_flower.alignment import align
+from vfl_flower.checkpoint import Keeper
 from vfl_flower.config import RunConfig, keys
-from vfl_flower.data import load_labels
-from vfl_flower.errors import VflError
+from vfl_flower.data import Labels, load_labels, load_own_labels
+from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.local_grid import engine_of
+from vfl_flower.own_files import OwnFile
+from vfl_flower.predict import predict
 from vfl_flower.provenance import code_digest, versions
 from vfl_flower.results import Results
 from vfl_flower.stream import StreamGrid
@@ -40,32 +45,72 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Train the configured system with the parties of the grid; whatever happens, save it."""
-    config = strategies.resolve(context.run_config)
-    labels = load_labels(config)
-    streams = config.transport != "messages" and engine_of(grid) != "local"
-    carrier = StreamGrid(grid, config) if streams else nullcontext(grid)
-    results = Results(config)
-    strategy = strategies.SYSTEMS[config.strategy](config, labels, results.add)
+    """Do the configured task with the parties of the grid."""
+    config = strategies.configured(context.run_config)
+    if config.task == "predict":
+        with _carrier(grid, config) as grid:
+            predict(grid, config)
+    else:
+        _train(grid, config, str(context.run_id))
+
+
+def _train(grid: Grid, config: RunConfig, run: str) -> None:
+    """Train the configured system; whatever happens, save it."""
+    found = checkpoint.load(config.resume) if config.resume else None
+    own = OwnFile.of_label_holder(config) if config.own_files else None
+    if own:
+        own.check()
+    else:
+        load_labels(config)
+    carrier = _carrier(grid, config)
+    results = Results(config, found.strategy["history"] if found else None)
+    keeper = Keeper(results.folder, run, found)
+    strategy: Vertical | None = None
     failure = None
     try:
         with carrier as grid:
+            labels = _own_labels(grid, config, own, keeper) if own else load_labels(config)
+            if found and labels.about != found.about_labels:
+                raise ConfigError(
+                    f"{config.dataset} has other rows, classes or values than when the run in "
+                    f"{config.resume} began: put back the data of then."
+                )
+            strategy = strategies.SYSTEMS[config.strategy](config, labels, results.add, keeper)
             strategy.start(grid)
     except BaseException as error:
         failure = str(error) or type(error).__name__
         raise
     finally:
-        results.finish(summarise(config, strategy, failure), strategy.top_arrays())
+        if not found or (strategy and strategy.ready):  # else the run that was is as it was
+            top = strategy.top_arrays() if strategy else {}
+            results.finish(summarise(config, grid, strategy, failure), top)
 
 
-def summarise(config: RunConfig, strategy: Vertical, failure: str | None) -> dict[str, Any]:
+def _carrier(grid: Grid, config: RunConfig) -> AbstractContextManager[Grid]:
+    """The Grid that carries the messages: a `StreamGrid`, where there are streams."""
+    streams = config.transport != "messages" and engine_of(grid) != "local"
+    return StreamGrid(grid, config) if streams else nullcontext(grid)
+
+
+def _own_labels(grid: Grid, config: RunConfig, own: OwnFile, keeper: Keeper) -> Labels:
+    """The labels of the rows that all have."""
+    if not keeper.found:
+        keeper.rows = align(grid, config, own)
+    elif len(own.ids) <= keeper.rows.max():
+        raise ConfigError(f"{own.path} has lost rows since the run in {config.resume} began.")
+    return load_own_labels(config, own, keeper.rows)
+
+
+def summarise(
+    config: RunConfig, grid: Grid, strategy: Vertical | None, failure: str | None
+) -> dict[str, Any]:
     """``summary.json``: what ran, what it reached, and what it took."""
     return {
         "strategy": config.strategy,
-        "engine": strategy.engine,
-        "transport": strategy.transport,
+        "engine": engine_of(grid),
+        "transport": str(getattr(grid, "transport", "messages")),
         "dataset": config.dataset,
-        **strategy.figures(),
+        **(strategy.figures() if strategy else {}),
         "seed": config.seed,
         "failure": failure,
         "config": {key: getattr(config, spec.name) for key, spec in keys().items()},

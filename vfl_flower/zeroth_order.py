@@ -246,6 +246,7 @@ def answer(
     lengths: Sequence[int],
     divisors: Sequence[int],
     noise: ScalarNoise | None,
+    class_weights: Tensor | None = None,
 ) -> Tensor:
     """Label holder: one difference for each step of a party's window, [S].
 
@@ -254,13 +255,14 @@ def answer(
 
     Parameters
     ----------
-    h : embeddings of all parties, [R, M * E], whose ``columns`` are this party's; overwritten.
+    h : rows as `TopModel` reads them, whose ``columns`` are this party's embeddings; overwritten.
     pair : the party's embeddings, as `embed` returns them.
+    class_weights : what a row's loss is multiplied by, by its class, [classes].
     """
     h[:, columns] = pair[1]
     z = top.first(h)
     change = top.first_change(columns, pair[0] - pair[1])  # the other parties' part is the same
-    values = [loss_per_row(top.rest(each), labels) for each in (z + change, z)]
+    values = [loss_per_row(top.rest(each), labels, class_weights) for each in (z + change, z)]
     differences, _ = _differences(config, values)
     if noise:  # not a number counts as no difference, or it would pass the clip
         differences = differences.nan_to_num(nan=0.0).clamp(-noise.clip, noise.clip)
@@ -280,13 +282,14 @@ def step_top(
     lengths: Sequence[int],
     divisors: Sequence[int],
     key: bytes,
+    class_weights: Tensor | None = None,
 ) -> Tensor:
     """Label holder: S steps of the top model along directions of its own; the losses [S]."""
     if optimizer is None:  # a top model without parameters
-        return _step_means(loss_per_row(top(h), labels), lengths, divisors)
+        return _step_means(loss_per_row(top(h), labels, class_weights), lengths, divisors)
     directions = Directions(config, key, top)
     pair, u = embed(top, h, lengths, directions)
-    values = [loss_per_row(outputs, labels) for outputs in pair]
+    values = [loss_per_row(outputs, labels, class_weights) for outputs in pair]
     differences, losses = _differences(config, values)
     descend(optimizer, directions, u, _step_means(differences, lengths, divisors))
     return _step_means(losses, lengths, divisors)

@@ -1,0 +1,155 @@
+"""The label holder's checkpoint: all that it needs to go on with a run, or to use its model.
+
+One file in the results folder, ``checkpoint.npz``: arrays, and a text in JSON; nothing is pickled.
+It is replaced whole, and only its owner can read it, since it holds the embedding table
+of all rows. Each party keeps its own half (`vfl_flower.party_file`), under the Flower
+run and the number that are named here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config import RunConfig
+from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.records import Arrays
+
+FILE = "checkpoint.npz"
+
+_TEXT = "text"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is in the file.
+
+    run, number : under which the parties have kept their states.
+    finished : whether the run was.
+    rows : with own files, the common rows of the label holder's, in common order.
+    about_labels : what is needed to tell a model's outputs as labels (`Labels.about`).
+    strategy : scalars of the strategy and the label holder, as their ``state`` gives them.
+    arrays : their arrays.
+    """
+
+    config: RunConfig
+    run: str
+    number: int
+    finished: bool
+    rows: NDArray[np.int64]
+    about_labels: dict[str, Any]
+    strategy: dict[str, Any]
+    arrays: Arrays
+
+    def save(self, folder: Path) -> None:
+        """Write it into a results folder, in place of the last.
+
+        Raises
+        ------
+        VflError
+            If the disk refuses.
+        """
+        text = {
+            "config": asdict(self.config),
+            "run": self.run,
+            "number": self.number,
+            "finished": self.finished,
+            "about_labels": self.about_labels,
+            "strategy": self.strategy,
+        }
+        encoded = np.frombuffer(json.dumps(text).encode(), np.uint8)
+        arrays: dict[str, Any] = {f"array.{name}": array for name, array in self.arrays.items()}
+        arrays |= {_TEXT: encoded, "rows": self.rows}
+        new = folder / f"{FILE}.new"
+        try:
+            new.unlink(missing_ok=True)
+            new.touch(mode=0o600)
+            with new.open("wb") as file:
+                np.savez(file, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, folder / FILE)
+        except OSError as error:
+            raise VflError(
+                f"Checkpoint {self.number} cannot be written to {folder}: {error.strerror}. The "
+                "last is still there: mend that, and resume."
+            ) from error
+
+
+class Keeper:
+    """Where a run keeps its checkpoints, and the one that it goes on from, if any.
+
+    Parameters
+    ----------
+    folder : the results folder.
+    run : number of the Flower run, under which parties keep their states.
+    """
+
+    def __init__(self, folder: Path, run: str, found: Checkpoint | None = None) -> None:
+        self.folder = folder
+        self.run = run
+        self.found = found
+        self.rows: NDArray[np.int64] = found.rows if found else np.zeros(0, np.int64)
+        self.number = found.number if found else 0
+        self.journal = folder / "releases.journal"
+
+
+def load(folder: str | Path) -> Checkpoint:
+    """The checkpoint of a results folder.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or it cannot be read.
+    """
+    path = Path(folder).expanduser() / FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"{folder} has no {FILE}: name the results folder of a run that has kept one."
+        )
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            text = json.loads(file[_TEXT].tobytes())
+            arrays = {name[6:]: file[name] for name in file.files if name.startswith("array.")}
+            config = RunConfig(**text.pop("config"))
+            return Checkpoint(config=config, rows=file["rows"], arrays=arrays, **text)
+    except (KeyError, TypeError, ValueError, OSError, EOFError, BadZipFile) as error:
+        raise ConfigError(
+            f"{path} cannot be read as a checkpoint of this version: it is damaged, or another's."
+        ) from error
+
+
+class _OfCheckpoint(Protocol):
+    @property
+    def party(self) -> int: ...
+
+    @property
+    def exchange(self) -> int: ...
+
+
+def check_states(found: Checkpoint, states: Collection[_OfCheckpoint]) -> None:
+    """Refuse parties that are not those of a checkpoint, or have an older state than it.
+
+    Raises
+    ------
+    ConfigError
+        Which party it is. One that had failed before the checkpoint may have an older state.
+    """
+    seats = {seat["party"]: seat for seat in found.strategy["seats"]}
+    if len(states) != len(seats):
+        raise ConfigError(f"That run is of {len(seats)} parties, and {len(states)} are here.")
+    for state in states:
+        seat = seats[state.party]
+        if seat["alive"] and state.exchange != seat["exchange"]:
+            raise ConfigError(
+                f"Party {state.party} has not the state that checkpoint {found.number} is of, but "
+                "an older one: give it back its file of then."
+            )

@@ -1,0 +1,255 @@
+"""What a trained model says of new rows.
+
+Parties embed the rows with the bottom models that they have kept; the label holder evaluates its
+top model on them, and writes a prediction for each id. With files the rows are those of the label
+holder's file that all parties have too; else the test rows of the data set.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower import checkpoint
+from vfl_flower.alignment import align
+from vfl_flower.checkpoint import Checkpoint, check_states
+from vfl_flower.config import RunConfig
+from vfl_flower.data import load_labels
+from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.label_holder import Metrics, metrics, of_group
+from vfl_flower.models import as_tensor, build_top, embedding_size, load_model
+from vfl_flower.nodes import ask_all
+from vfl_flower.own_files import OwnFile, Preparation, is_missing
+from vfl_flower.privacy import epsilon as epsilon_of_uploads
+from vfl_flower.provenance import code_digest
+from vfl_flower.records import Predicted, PredictOrder, checked
+
+notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
+
+Array = NDArray[Any]
+
+
+def predictions_file(config: RunConfig) -> Path:
+    """The file that predictions go to: ``out``, or predictions.csv in the folder of the run.
+
+    Raises
+    ------
+    ConfigError
+        If it is neither .csv nor .parquet, or is there already.
+    """
+    path = Path(config.out or Path(config.model) / "predictions.csv").expanduser().absolute()
+    if path.suffix not in (".csv", ".parquet"):
+        raise ConfigError(f"out = {config.out!r} must be a file that ends in .csv or .parquet.")
+    for each in (path, path.with_suffix(".json")):
+        if each.exists():
+            raise ConfigError(f"{each} is there already: name another file, or move it away.")
+    return path
+
+
+@torch.no_grad()
+def predict(grid: Grid, config: RunConfig) -> None:
+    """Write predictions by id, and beside them in JSON how they do, where there are labels.
+
+    Columns are ``id``, ``prediction``, and for classes ``probability_CLASS``; under regression a
+    prediction is in units of the labels. Rows are in the order of the label holder's file.
+
+    Raises
+    ------
+    ConfigError, PartyError
+        If the run's checkpoint, a party's or a file does not fit; nothing is written then.
+    """
+    if not config.model:
+        raise ConfigError("There is no model to predict by: name a run's results folder by model.")
+    path = predictions_file(config)
+    found = checkpoint.load(config.model)
+    rows = _rows(grid, config, found)
+    epsilon = _count_uploads(config, found)
+    order = PredictOrder(run=found.run, number=found.number)
+    answers = ask_all(grid, order, Predicted, config)
+    check_states(found, answers.values())
+    classes = found.about_labels["classes"]
+    outputs = 1 if len(classes) in (0, 2) else len(classes)
+    size = embedding_size(found.config, outputs)
+    blocks = []
+    for answer in answers.values():
+        try:
+            if (answer.ids_digest, answer.code_digest) != (rows.digest, code_digest()):
+                raise VflError("embeddings of other rows, or by another version of the code.")
+            block = checked(answer.arrays, "embedding", "float32", (len(rows.ids), size))
+        except VflError as error:
+            raise PartyError(f"Party {answer.party}", f"sent {error}") from None
+        blocks.append(as_tensor(block))
+    top = build_top(found.config, [size] * len(answers), outputs, rows.own.shape[1])
+    load_model(top, of_group("top.", found.arrays))
+    said = top(torch.cat([*blocks, torch.from_numpy(rows.own)], dim=1))
+    reached = _metrics(said, rows.labels, found) if rows.labels is not None else None
+    figures = {"model": str(config.model), "rows": len(rows.ids)}
+    figures |= {"epsilon": epsilon} if epsilon is not None else {}
+    figures |= asdict(reached) if reached else {}
+    _write(path, _table(rows.ids, said, found).iloc[rows.order], figures)
+    spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
+    notice.info("%d predictions%s%s", len(rows.ids), _in_words(reached), spent)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What the label holder has of the rows to predict.
+
+    ``own`` are its own columns, float32 [N, F]; ``order`` puts rows into that of its file.
+    """
+
+    ids: Array
+    digest: str
+    own: NDArray[np.float32]
+    order: Array
+    labels: Array | None = None
+
+
+def _rows(grid: Grid, config: RunConfig, found: Checkpoint) -> _Rows:
+    """The rows that all have; or the test rows, as the model was trained beside."""
+    trained = found.config
+    default = RunConfig()
+    if not trained.own_files:
+        if config.dataset not in (default.dataset, trained.dataset):
+            raise ConfigError(
+                f"The model in {config.model} is of {trained.dataset}, which was divided, and "
+                "predicts its test rows: leave dataset out. New rows need dataset = 'files:PATH' "
+                "from training on."
+            )
+        labels = load_labels(trained)
+        if labels.about != found.about_labels:
+            raise ConfigError(f"{trained.dataset} has changed since the model was trained.")
+        own = np.zeros((len(labels.test), 0), np.float32)
+        ids = np.arange(len(own))
+        return _Rows(ids, labels.ids_digest, own, ids, labels.test)
+    if not config.own_files:
+        raise ConfigError(
+            f"The model in {config.model} is of files: name that of the new rows by "
+            "dataset='files:PATH'."
+        )
+    anew = {name: getattr(config, name) for name in _OF_FILE}
+    anew = {name: value for name, value in anew.items() if value != getattr(default, name)}
+    words = replace(trained, **anew)
+    file = OwnFile.of_label_holder(words)
+    preparation = found.about_labels["preparation"]
+    rows = align(grid, words, file)
+    own = np.zeros((len(rows), 0), np.float32)
+    if preparation:
+        own = file.prepared_as_before(Preparation(**preparation), rows)
+    said = file.labels_with_gaps(rows) if file.has_labels else None
+    return _Rows(file.id_values(rows), file.digest(rows), own, np.argsort(rows), said)
+
+
+_OF_FILE = ("dataset", "id", "label", "columns", "missing", "text", "align", "party_timeout")
+
+
+def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
+    """Epsilon of perturbed embeddings, with the uploads that are about to be asked for.
+
+    They are counted beside the run first, as if the rows were those that it uploaded most.
+    """
+    trained = found.config
+    if trained.privacy != "perturbed-embedding" or trained.noise_seed >= 0:
+        return None
+    with (Path(config.model) / "predictions.journal").open("ab+") as journal:
+        journal.write(b"1")
+        journal.flush()
+        os.fsync(journal.fileno())
+        journal.seek(0)
+        times = len(journal.read())
+    return epsilon_of_uploads(trained, found.strategy["uploads"] + times)
+
+
+def _table(ids: Array, outputs: Tensor, found: Checkpoint) -> Any:
+    """The data frame to write."""
+    import pandas as pd
+
+    about, classes = found.about_labels, found.about_labels["classes"]
+    if not classes:
+        numbers = about["mean"] + about["deviation"] * outputs[:, 0].double()
+        return pd.DataFrame({"id": ids, "prediction": numbers.numpy()})
+    if outputs.shape[1] == 1:
+        of_second = outputs[:, 0].double().sigmoid()
+        chances = torch.stack([1 - of_second, of_second], dim=1)
+    else:
+        chances = outputs.double().softmax(1)
+    whole = all(name.removeprefix("-").isdecimal() for name in classes)
+    names = np.array(classes).astype(np.int64) if whole else np.array(classes)
+    predicted = names[chances.argmax(1).numpy()]
+    of_classes = {f"probability_{name}": chances[:, n] for n, name in enumerate(classes)}
+    return pd.DataFrame({"id": ids, "prediction": predicted, **of_classes})
+
+
+def _metrics(outputs: Tensor, labels: Array, found: Checkpoint) -> Metrics | None:
+    """How the outputs do, on the rows that have labels: as in the file, or as `load_labels` has."""
+    about, classes = found.about_labels, found.about_labels["classes"]
+    if found.config.own_files:
+        known = ~is_missing(labels)
+        if not known.any():
+            return None
+        outputs, labels = outputs[torch.from_numpy(known)], labels[known]
+        labels = _encoded(labels, classes) if classes else _standardised(labels, about)
+    return metrics(outputs, torch.from_numpy(labels), about["deviation"])
+
+
+def _encoded(labels: Array, classes: list[str]) -> NDArray[np.int64]:
+    numbers = {_written(name): number for number, name in enumerate(classes)}
+    said = [_written(label) for label in labels.tolist()]
+    unknown = set(said) - numbers.keys()
+    if unknown:
+        raise ConfigError(
+            f"The labels of the new rows have {len(unknown)} values that the model has never "
+            "seen: correct them, or leave that column out."
+        )
+    return np.array([numbers[each] for each in said], np.int64)
+
+
+def _written(label: Any) -> str:
+    """A label as text, the same for 1 and 1.0."""
+    try:
+        number = float(label)
+    except ValueError:
+        return str(label)
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
+def _standardised(labels: Array, about: dict[str, Any]) -> NDArray[np.float32]:
+    try:
+        numbers = labels.astype(np.float64)
+    except ValueError:
+        raise ConfigError(
+            "The labels of the new rows are not numbers: correct them, or leave that column out."
+        ) from None
+    standardised: NDArray[np.float32] = (numbers - about["mean"]) / about["deviation"]
+    return standardised.astype(np.float32)
+
+
+def _in_words(reached: Metrics | None) -> str:
+    names = {"accuracy": "accuracy", "auc": "AUC", "loss": "loss", "rmse": "RMSE", "r2": "R2"}
+    values = asdict(reached) if reached else {}
+    said = [f"{names[key]} {values[key]:.4f}" for key in names if values.get(key) is not None]
+    return f": {', '.join(said)}" if said else ""
+
+
+def _write(path: Path, frame: Any, figures: dict[str, Any]) -> None:
+    new = path.with_suffix(f".new{path.suffix}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".csv":
+            frame.to_csv(new, index=False)
+        else:
+            frame.to_parquet(new, index=False)
+        new.rename(path)
+        path.with_suffix(".json").write_text(json.dumps(figures, indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(f"Predictions cannot be written to {path}: {error.strerror}.") from error
