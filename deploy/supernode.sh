@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# A party's SuperNode.
+#
+#   deploy/supernode.sh FOLDER SUPERLINK "NODE-CONFIG"
+#
+# FOLDER holds the party's key, made at the first start: give supernode.pub to the label holder, which
+# registers it. It must hold superlink.crt, which the label holder gives out; and will hold the states
+# that the party keeps. SUPERLINK is HOST:PORT. NODE-CONFIG says which party this is, and its file:
+#   "partition-id=0 num-partitions=2 file='/data/features.parquet' id='customer'"
+# PORT in the environment is a port on this machine that its own ClientApp uses (9094).
+set -euo pipefail
+folder=$(mkdir -p -m 700 "$1" && cd "$1" && pwd)
+
+if [ ! -f "$folder/supernode.key" ]; then
+    python -m vfl_flower.certificates supernode "$folder"
+    echo "made $folder/supernode.pub: start again when the label holder has registered it"
+    exit
+fi
+export FLWR_HOME=$folder
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 # the packages of this environment serve
+exec flower-supernode --superlink "$2" --root-certificates "$folder/superlink.crt" \
+    --auth-supernode-private-key "$folder/supernode.key" \
+    --host 127.0.0.1 --port "${PORT:-9094}" --node-config "$3"
