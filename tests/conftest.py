@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,6 +40,14 @@ class Start(Protocol):
     def __call__(
         self, parties: int, keys: Mapping[str, Any] | None = None, client: ClientApp = ...
     ) -> Run: ...
+
+
+@pytest.fixture(scope="session", autouse=True)
+def states_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Parties keep their states in a folder of the tests, not in the home of who runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLWR_HOME", str(tmp_path_factory.mktemp("flwr-home")))
+        yield
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from vfl_flower.party import Party
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 FREE_TEXT = {"dataset", "label", "stream-address", "device", "out"}
+FREE_TEXT |= {"class-weights", "columns", "id", "model", "resume"}
 
 
 def typed(table: dict[str, Any]) -> list[tuple[str, type, Any]]:

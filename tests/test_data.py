@@ -368,8 +368,9 @@ def test_text_column(tmp_path: Path, hugging_face: Any, kind: str) -> None:
     else:
         dataset = save_table(tmp_path, frame, kind)
     load_features(config_of(dataset), 0, 2)  # the party without that column does not mind
-    with pytest.raises(ConfigError, match=r"Column 'c5' .* is not numeric"):
+    with pytest.raises(ConfigError, match=r"^A column of .* is not numeric") as raised:
         load_features(config_of(dataset), 1, 2)
+    assert "c5" not in str(raised.value)  # which may leave the party
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "npz", "hf"])

@@ -299,6 +299,7 @@ def test_a_broadcast_is_the_uploads_of_the_others_and_the_top_model(run: Start) 
         ("train", broadcast),
         ("train", broadcast),
         ("evaluate", broadcast),
+        ("query.checkpoint", set()),
     ]
     top = 4 * (parties * size * top_hidden + top_hidden + top_hidden + 1)
     labels = parties * 455  # a byte each

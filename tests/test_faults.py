@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from strategies import SYSTEMS, vertical
 from tests.conftest import Start, assert_copies_agree, trained
-from vfl_flower import client_app, first_order, results, zeroth_order
+from vfl_flower import client_app, first_order, nodes, results, zeroth_order
 from vfl_flower.cli import main
 from vfl_flower.codecs import place_bits
 from vfl_flower.config import keys as configuration_keys
@@ -498,6 +498,7 @@ def test_a_silent_party_fails_when_its_time_is_up(
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep, perf_counter=lambda: now[0])
     monkeypatch.setattr(vertical, "time", clock)
+    monkeypatch.setattr(nodes, "time", clock)
     pull = LocalGrid.pull_messages
 
     def all_but_one(grid: LocalGrid, keys: Any) -> list[Message]:

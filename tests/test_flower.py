@@ -1,10 +1,8 @@
-"""The application on Flower's own runtimes: real processes, on loopback, that all end."""
+"""Streams between real nodes: processes on loopback, of which some are killed, and that all end."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,29 +18,11 @@ import pytest
 from tests.conftest import Start
 from tests.relay import Relay
 from vfl_flower import flower_processes
-from vfl_flower.engines import Run, run_ray, run_supernodes
-from vfl_flower.errors import VflError
+from vfl_flower.engines import Run
 from vfl_flower.flower_processes import SuperLink, free_port
 from vfl_flower.records import load_scalars, state_from_bytes
 
 pytestmark = pytest.mark.slow
-
-CHECKOUT = Path(__file__).parent.parent
-
-
-@pytest.fixture
-def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The FLWR_HOME of every SuperLink that a test starts."""
-    seen: list[Path] = []
-    enter = SuperLink.__enter__
-
-    def remember(self: SuperLink) -> SuperLink:
-        entered = enter(self)
-        seen.append(self.home)
-        return entered
-
-    monkeypatch.setattr(SuperLink, "__enter__", remember)
-    return seen
 
 
 def processes_of(home: Path) -> list[str]:
@@ -64,98 +44,6 @@ EF_VFL = {
     "epochs": 5,  # of 45 steps: evaluations compare the surrogates at both ends
     "window": 45,
 }
-
-
-@pytest.mark.parametrize(
-    ("engine", "parties", "keys"),
-    [
-        (run_ray, 3, {"epochs": 2, "batch-size": 64}),
-        (run_ray, 2, EF_VFL),
-        (run_ray, 2, {**EF_VFL, "labels": "shared"}),
-        (run_supernodes, 2, {**EF_VFL, "epochs": 1, "labels": "shared"}),
-        (
-            run_supernodes,  # a fresh process draws the directions of the last one's window again
-            2,
-            {"strategy": "syn-zoo", "epochs": 2, "batch-size": 128, "window": 12, "noise-seed": 0},
-        ),
-    ],
-    ids=[
-        "ray",
-        "ray, private labels",
-        "ray, shared labels",
-        "supernodes, shared labels",
-        "supernodes, zeroth order",
-    ],
-)
-def test_a_synchronous_run_is_the_same_as_in_process(
-    engine: Callable[[int, Mapping[str, Any]], Run],
-    parties: int,
-    keys: dict[str, Any],
-    run: Start,
-    tmp_path: Path,
-    homes: list[Path],
-) -> None:
-    on_flower = engine(parties, {**keys, "out": str(tmp_path / "on-flower")})
-    window = on_flower.summary["window"]
-    in_process = run(parties, {**keys, "window": window})
-    for key, values in in_process.parameters("top").items():
-        np.testing.assert_allclose(on_flower.parameters("top")[key], values, atol=1e-5)
-    for name in ("steps", "exchanges", "bytes_up", "bytes_down", "evaluation_bytes"):
-        assert on_flower.summary[name] == in_process.summary[name]
-    assert on_flower.summary["test_accuracy"] == in_process.summary["test_accuracy"]
-    assert on_flower.summary["engine"] == engine.__name__.removeprefix("run_")
-    assert (on_flower.folder / "curves.png").stat().st_size > 0
-    assert len(homes) == 1 and processes_of(homes[0]) == []
-
-
-def test_asynchronous_systems_learn_on_ray_and_a_failing_party_ends_it_with_a_sentence(
-    tmp_path: Path, homes: list[Path]
-) -> None:
-    finished = run_ray(2, {"strategy": "vafl", "epochs": 8, "out": str(tmp_path / "vafl")})
-    assert finished.summary["test_accuracy"] > 0.8
-    assert finished.summary["exchanges"] == 2 * 8 * 6
-    private = {"strategy": "dpzv", "epochs": 6, "epsilon": 3.0, "delta": 1e-3}
-    finished = run_ray(2, {**private, "out": str(tmp_path / "dpzv")})
-    assert finished.summary["test_accuracy"] > 0.7
-    assert 2.9 < finished.summary["epsilon"] <= 3.0
-    with pytest.raises(VflError, match="too few to divide among 80"):
-        run_ray(80, {"bottom-model": "lstm", "out": str(tmp_path / "too-many")})
-    log = (tmp_path / "too-many" / "flower.log").read_text()
-    assert "too few to divide among 80" in log and "Traceback" not in log
-    assert [processes_of(home) for home in homes] == [[], [], []]
-
-
-def test_the_code_that_runs_is_that_of_the_app_that_was_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Another checkout, whose code differs by a comment, from a folder where it could be imported.
-    other = tmp_path / "vfl-flower-copy"
-    shutil.copytree(CHECKOUT / "vfl_flower", other / "vfl_flower")
-    shutil.copytree(CHECKOUT / "strategies", other / "strategies")
-    shutil.copy(CHECKOUT / "pyproject.toml", other / "pyproject.toml")
-    with (other / "vfl_flower" / "codecs.py").open("a") as file:
-        file.write("# another checkout\n")
-    codes: list[str] = []
-    for app in (CHECKOUT, other):
-        monkeypatch.setattr(flower_processes, "CHECKOUT", app)
-        out = tmp_path / f"out-{len(codes)}"
-        codes.append(run_ray(2, {"epochs": 1, "out": str(out)}).summary["code"])
-    assert codes[0] != codes[1]
-
-
-def test_a_process_group_ends_as_a_whole(tmp_path: Path) -> None:
-    with SuperLink(simulation=True) as superlink:
-        home = superlink.home
-        child = superlink.start(["python", "-c", "import time; time.sleep(600)"], tmp_path / "log")
-        assert processes_of(home) != []
-        flower_processes.stop(child)
-        assert child.returncode is not None
-    assert processes_of(home) == []
-    assert not home.exists()
-    assert "FLWR_HOME" not in os.environ or Path(os.environ["FLWR_HOME"]) != home
-
-
-# --- streams between real nodes -----------------------------------------------------------------
 
 
 @dataclass
@@ -192,13 +80,18 @@ class Fleet:
     def states(self) -> list[Path]:
         return sorted((self.superlink.home / "vfl-flower").glob("run-*.state"))
 
+    def served(self) -> list[int]:
+        """Of each party that has kept a state, how many messages it had served by then."""
+        states = [state_from_bytes(file.read_bytes()) for file in self.states()]
+        return [int(load_scalars(state).get("exchange", 0)) for state in states]
+
     def submit(self, keys: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], Run]:
         out = self.folder / f"nodes-{len(list(self.folder.glob('nodes-*')))}"
         out.mkdir()
         log = out / "flower.log"
         return self.superlink.submit({**keys, "out": str(out)}, self.parties, log), Run(out)
 
-    def finish(self, submitted: tuple[subprocess.Popen[bytes], Run], seconds: float = 150) -> Run:
+    def finish(self, submitted: tuple[subprocess.Popen[bytes], Run], seconds: float = 400) -> Run:
         """A run that has ended well."""
         process, finished = submitted
         process.wait(seconds)
@@ -302,7 +195,8 @@ def test_parties_that_are_killed_and_started_again_go_on(tmp_path: Path) -> None
     # Sessions that last longer than it takes to open one, and short enough to leave files.
     with fleet(2, tmp_path) as nodes:
         process, unfinished = nodes.submit({**LONG, "session-seconds": 15.0, "epochs": 150})
-        until(lambda: len(nodes.states()) == 2)
+        # A first session may end before anything was served, where opening it took long.
+        until(lambda: len(nodes.served()) == 2 and min(nodes.served()) > 0, 200)
         since = evaluations(unfinished)
         until(lambda: evaluations(unfinished) >= since + 2)
         assert since < 140, "too few epochs to kill a party in the middle"
@@ -354,6 +248,5 @@ def test_parties_whose_server_app_is_killed_end_by_themselves(tmp_path: Path) ->
         assert len(nodes.states()) == 2
         for file in nodes.states():
             assert file.stat().st_mode & 0o777 == 0o600
-            served = load_scalars(state_from_bytes(file.read_bytes()))["exchange"]
-            assert served >= 3 * 46  # 45 windows and an evaluation an epoch
+        assert min(nodes.served()) >= 3 * 46  # 45 windows and an evaluation an epoch
         flower_processes.stop(process)

@@ -321,7 +321,7 @@ def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
     keys = {**PRIVATE, "epochs": 3, "window": window, "batch-size": 100}
     counted = trained(3, keys)[0].accountant
     assert isinstance(counted, EmbeddingAccountant)
-    assert counted.epochs == counted.evaluations == {0: 3, 1: 3, 2: 3}
+    assert counted.passes == counted.evaluations == {0: 3, 1: 3, 2: 3}
     assert [counted.most_uploads(party) for party in range(3)] == [3, 3, 3]
 
 

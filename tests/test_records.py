@@ -66,6 +66,7 @@ ANSWERS = [
         embedding_size=4,
         ids_digest="a",
         code_digest="b",
+        exchange=0,
     ),
     Upload(party=1, exchange=3, peak_memory_mb=12.5),
 ]
@@ -156,7 +157,7 @@ def test_packing_is_the_file_format_of_numpy() -> None:
 def test_state_survives_a_message(ours: dict[str, AnyArray]) -> None:
     state = RecordDict()
     assert not load_scalars(state)
-    save_state(state, {"exchange": 3, "secret": b"\0\xff"}, {}, model=ours)
+    save_state(state, "about", {"exchange": 3, "secret": b"\0\xff"}, {}, model=ours)
     assert dict(load_scalars(state)) == {"exchange": 3, "secret": b"\0\xff"}
     assert_same(ours, load_arrays(state, "model"))
 
@@ -166,7 +167,7 @@ def test_large_state_is_the_memory_itself_until_it_leaves_the_process(
     ours: dict[str, AnyArray],
 ) -> None:
     state = RecordDict()
-    save_state(state, {}, ours)
+    save_state(state, "", {}, ours)
     assert all(array is ours[name] for name, array in load_large(state).items())
     for left in (
         pickle.loads(pickle.dumps(state)),
@@ -179,7 +180,7 @@ def test_large_state_is_the_memory_itself_until_it_leaves_the_process(
 
 def test_large_state_leaves_as_it_is_by_then() -> None:
     array, state = np.zeros(3), RecordDict()
-    save_state(state, {}, {"a": array})
+    save_state(state, "", {}, {"a": array})
     array[1] = 7
     copy = load_large(pickle.loads(pickle.dumps(state)))["a"]
     assert copy.tolist() == [0, 7, 0]
@@ -333,7 +334,7 @@ class Scales:
     def __call__(self, message: Message, context: Context) -> Message:
         self.down += array_bytes(message)
         reply: Message = client_app.app(message, context)
-        if message.metadata.message_type == "evaluate":
+        if message.metadata.message_type in ("evaluate", "query.checkpoint"):
             self.evaluation += array_bytes(reply)
         elif message.metadata.message_type != "query.describe":
             self.up += array_bytes(reply)

@@ -1,0 +1,163 @@
+"""Organisations with files of their own, for tests: who has which rows and columns of a table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from sklearn.datasets import load_breast_cancer
+
+from vfl_flower import checkpoint, client_app, party
+from vfl_flower.engines import Run, predict_local, run_local
+from vfl_flower.records import to_bytes
+
+ID = "who"
+"""What all organisations call their ids."""
+
+
+@dataclass
+class Organisations:
+    """A label holder and parties with a file each, in a folder."""
+
+    folder: Path
+    labels: Path
+    files: list[Path]
+    words: list[dict[str, str]] = field(default_factory=list)  # what parties say besides
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """Run configuration: where the labels are."""
+        return {"dataset": f"files:{self.labels}", "id": ID, "label": "label"}
+
+    @property
+    def node_configs(self) -> list[dict[str, str]]:
+        """What each party says of its file."""
+        words = self.words or [{}] * len(self.files)
+        return [
+            {"file": str(path), "id": ID, **more}
+            for path, more in zip(self.files, words, strict=True)
+        ]
+
+    def run(
+        self, out: str, keys: Mapping[str, Any] | None = None, client: ClientApp = client_app.app
+    ) -> Run:
+        """A run of them in this process, as if none had been before."""
+        party._skeletons.clear()
+        run_config = {**self.keys, "out": str(self.folder / out), **(keys or {})}
+        return run_local(len(self.files), run_config, client, self.node_configs)
+
+    def resume(self, out: str, **keys: Any) -> Run:
+        """Go on with that run, as processes do that have just been started."""
+        party._skeletons.clear()
+        run_config = {"resume": str(self.folder / out), **keys}
+        return run_local(len(self.files), run_config, node_configs=self.node_configs)
+
+    def predict(self, run: str, labels: Path | None = None, **keys: Any) -> pd.DataFrame:
+        """What the model of that run says of the rows that all have now."""
+        party._skeletons.clear()
+        given = {"model": str(self.folder / run), "dataset": f"files:{labels or self.labels}"}
+        return read(predict_local({**given, **keys}, self.node_configs))
+
+
+def cut(
+    folder: Path,
+    table: pd.DataFrame,
+    parties: int = 2,
+    own: int = 0,
+    known: float = 0.9,
+    seed: int = 0,
+    suffixes: tuple[str, ...] = (".parquet", ".csv"),
+) -> Organisations:
+    """Cut a table with an id and a label into files.
+
+    The label holder has its first ``own`` columns, and parties the others evenly; each party has a
+    share of the rows, ``known``, in an order of its own.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(seed)
+    columns = [name for name in table if name not in (ID, "label")]
+    labels = folder / "labels.csv"
+    write(table[[ID, "label", *columns[:own]]], labels)
+    files = []
+    for number, block in enumerate(np.array_split(np.array(columns[own:], object), parties)):
+        rows = generator.permutation(len(table))[: round(known * len(table))]
+        files.append(folder / f"party-{number}{suffixes[number % len(suffixes)]}")
+        write(table[[*block[:1], ID, *block[1:]]].iloc[rows], files[-1])
+    return Organisations(folder, labels, files)
+
+
+def cancer(columns: int = 30, rows: int = 569) -> pd.DataFrame:
+    """Breast-cancer, with ids that are no row numbers."""
+    features, labels = load_breast_cancer(return_X_y=True)
+    table = pd.DataFrame(features[:rows, :columns], columns=[f"f{n}" for n in range(columns)])
+    ids = np.random.default_rng(1).permutation(100 * rows)[:rows]
+    return table.assign(**{ID: ids, "label": labels[:rows]})
+
+
+def small(rows: int = 60) -> pd.DataFrame:
+    """A little table that a line can tell apart."""
+    generator = np.random.default_rng(2)
+    features = generator.standard_normal((rows, 4)).round(3)
+    table = pd.DataFrame(features, columns=["f0", "f1", "f2", "f3"])
+    return table.assign(**{ID: 1000 + np.arange(rows), "label": (features.sum(1) > 0).astype(int)})
+
+
+def common(organisations: Organisations) -> list[Any]:
+    """The ids that all have, in common order: that of their texts."""
+    files = [organisations.labels, *organisations.files]
+    sets = [set(read(path)[ID].tolist()) for path in files]
+    return sorted(set.intersection(*sets), key=lambda each: str(each).encode())
+
+
+def read(path: Path) -> pd.DataFrame:
+    """A csv or parquet file."""
+    return pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
+
+
+def write(frame: pd.DataFrame, path: Path) -> None:
+    """A csv or parquet file."""
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    else:
+        frame.to_parquet(path, index=False)
+
+
+def change(path: Path, how: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
+    """Have an organisation change its file."""
+    write(how(read(path)), path)
+
+
+@dataclass
+class Recorder:
+    """The ClientApp, and all messages that parties are sent and send."""
+
+    sent: list[bytes] = field(default_factory=list)
+    orders: list[bytes] = field(default_factory=list)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        self.orders.append(to_bytes(message))
+        reply: Message = client_app.app(message, context)
+        self.sent.append(to_bytes(reply))
+        return reply
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """What is in the files of a folder, and since when."""
+    return {
+        path.name: (path.read_bytes(), os.stat(path).st_mode)
+        for path in sorted(folder.iterdir())
+        if path.is_file()
+    }
+
+
+def kept_state(folder: Path, party: int) -> Path:
+    """Where a party of an in-process run keeps the checkpoint that the label holder has too."""
+    found = checkpoint.load(folder)
+    return folder / f"run-{found.run}-party-{party}-checkpoint-{found.number}.state"

@@ -1,0 +1,599 @@
+"""Runs that are cut short and gone on with: they end as if they had never stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import Context, Error, Message
+
+from strategies import resolve
+from strategies.vertical import Vertical
+from tests.organisations import change, contents, cut, small
+from vfl_flower import checkpoint, client_app, party, results
+from vfl_flower.cli import main
+from vfl_flower.engines import Run, run_local
+from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.privacy import EmbeddingAccountant, ScalarAccountant, _events
+from vfl_flower.records import load_scalars, state_from_bytes
+from vfl_flower.results import Results
+
+CANCER = {
+    "dataset": "breast-cancer",
+    "bottom-hidden": 8,
+    "batch-size": 64,
+    "embedding-size": 4,
+    "top-hidden": 8,
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
+
+
+class Cut(BaseException):
+    """Somebody stops the run."""
+
+
+def cut_after(evaluations: int) -> Any:
+    """While this is patched in, a run ends at that evaluation."""
+    add, seen = Results.add, []
+
+    def stop(self: Results, entry: dict[str, Any]) -> None:
+        add(self, entry)
+        seen.append(entry)
+        if len(seen) == evaluations:
+            raise Cut
+
+    return patch.object(Results, "add", stop)
+
+
+def interrupted(folder: Path, keys: Mapping[str, Any], after: int, parties: int = 3) -> Path:
+    """The folder of a run that was cut short at an evaluation."""
+    party._skeletons.clear()
+    with cut_after(after), pytest.raises(Cut):
+        run_local(parties, {**keys, "out": str(folder)})
+    return folder
+
+
+def resumed(folder: Path, parties: int = 3, **keys: Any) -> Run:
+    """The rest of that run, by processes that have just been started."""
+    party._skeletons.clear()
+    return run_local(parties, {"resume": str(folder), **keys})
+
+
+def assert_equal_runs(one: Run, other: Run, parties: int = 3) -> None:
+    """All parameters, figures and histories are the same, apart from seconds of this machine."""
+    for name in ["top", *(f"party-{number}" for number in range(parties))]:
+        if not (one.folder / f"{name}.npz").exists():
+            assert name == "top"
+            assert not (other.folder / f"{name}.npz").exists()
+            continue
+        mine, others = one.parameters(name), other.parameters(name)
+        assert list(mine) == list(others)
+        for key in mine:
+            np.testing.assert_array_equal(mine[key], others[key], err_msg=f"{name}.{key}")
+
+    def figures(entry: dict[str, Any]) -> dict[str, Any]:
+        changing = ("seconds", "peak_memory_mb", "by_party", "config", "reply_seconds")
+        return {key: value for key, value in entry.items() if key not in changing}
+
+    assert list(map(figures, one.history)) == list(map(figures, other.history))
+    assert figures(one.summary) == figures(other.summary)
+    for mine, others in zip(one.summary["by_party"], other.summary["by_party"], strict=True):
+        assert figures(mine) == figures(others)
+
+
+SYSTEMS_TO_CUT: dict[str, dict[str, Any]] = {
+    "split-nn with Adam": {"optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01},
+    "momentum and windows": {"optimizer": "momentum", "window": 4},
+    "sum as top model": {"top-model": "sum", "embedding-size": "auto"},
+    "ef-vfl, qsgd both ways": {
+        **{"strategy": "ef-vfl", "codec": "qsgd", "downlink-codec": "qsgd"},
+        **{"downlink-compression": "error-feedback", "delay": "poisson"},
+    },
+    "ef-vfl, top-k both ways, direct": {
+        **{"strategy": "cvfl", "codec": "top-k", "downlink-codec": "top-k"}
+    },
+    "ef-vfl, shared labels": {
+        **{"strategy": "ef-vfl", "labels": "shared", "local-steps": 2},
+        **{"downlink-codec": "top-k", "downlink-compression": "error-feedback"},
+    },
+    "syn-zoo": {"strategy": "syn-zoo", "noise-seed": 0, "window": 4},
+    "synrevel": {"strategy": "synrevel", "noise-seed": 0, "window": 4},
+    "syn-zoo, compressed changes": {
+        **{"strategy": "syn-zoo", "noise-seed": 0, "codec": "qsgd"},
+        **{"compression": "error-feedback", "window": 4},
+    },
+    "perturbed": {"privacy": "perturbed-embedding", "noise-seed": 0},
+}
+
+
+@pytest.mark.parametrize("keys", SYSTEMS_TO_CUT.values(), ids=list(SYSTEMS_TO_CUT))
+def test_a_synchronous_run_ends_as_if_it_had_never_stopped(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    # 8 steps an epoch, so that checkpoints are within one.
+    every = 5 if keys.get("window") else 20
+    keys = {**CANCER, **keys, "epochs": 3, "checkpoint-every": every}
+    whole = run_local(3, {**keys, "out": str(tmp_path / "whole")})
+    folder = interrupted(tmp_path / "cut", keys, 2)
+    number = checkpoint.load(folder).number
+    assert 0 < len(checkpoint.load(folder).strategy["history"]) < 2
+    # Exchanges are numbered, and decide noise: both runs must keep checkpoints alike.
+    assert_equal_runs(resumed(folder, **{"checkpoint-every": every}), whole)
+    assert checkpoint.load(folder).finished and checkpoint.load(folder).number > number
+
+
+def test_it_ends_so_however_it_was_kept(tmp_path: Path) -> None:
+    keys = {**CANCER, "epochs": 3}
+    whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
+    folder = interrupted(tmp_path / "cut", {**keys, "checkpoint-every": 13}, 2, 2)
+    with cut_after(1), pytest.raises(Cut):  # the second evaluation, again
+        resumed(folder, 2, **{"checkpoint-every": 7})
+    run = resumed(folder, 2)
+    assert run.history[-1]["test_loss"] == whole.history[-1]["test_loss"]
+    assert len(run.history) == 3
+    for name in ("top", "party-0", "party-1"):
+        for key, value in whole.parameters(name).items():
+            np.testing.assert_array_equal(run.parameters(name)[key], value)
+
+
+ASYNCHRONOUS: dict[str, dict[str, Any]] = {
+    "vafl": {"strategy": "vafl"},
+    "vafl with delays": {"strategy": "vafl", "delay": "exponential"},
+    "vafl-t, bounded delay": {
+        **{"strategy": "vafl-t", "quorum": 2, "max-delay": 5, "window": 4},
+        **{"delay": "exponential"},
+    },
+    "asyrevel": {"strategy": "asyrevel", "noise-seed": 0, "window": 4},
+    "cascaded": {"strategy": "cascaded", "noise-seed": 0, "window": 4, "delay": "straggler"},
+    "compressed": {
+        **{"strategy": "vafl", "codec": "qsgd", "compression": "error-feedback"},
+        **{"downlink-codec": "qsgd", "downlink-compression": "error-feedback"},
+    },
+    "poisson": {"strategy": "vafl", "sampling": "poisson", "noise-seed": 0},
+    "dpzv": {"strategy": "dpzv", "noise-multiplier": 1.0, "noise-seed": 0, "window": 4},
+    "perturbed": {"strategy": "vafl", "privacy": "perturbed-embedding", "noise-seed": 0},
+}
+
+
+@pytest.mark.parametrize("keys", ASYNCHRONOUS.values(), ids=list(ASYNCHRONOUS))
+def test_an_asynchronous_run_goes_on_from_its_last_checkpoint(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    every = 5 if keys.get("window") else 20
+    keys = {**CANCER, **keys, "epochs": 3, "checkpoint-every": every}
+    whole = run_local(3, {**keys, "out": str(tmp_path / "whole")})
+    folder = interrupted(tmp_path / "cut", keys, 2)
+    assert_equal_runs(resumed(folder, **{"checkpoint-every": every}), whole)
+
+
+@pytest.mark.parametrize("strategy", ["split-nn", "vafl"])
+@pytest.mark.parametrize("target", ["classification", "regression"])
+def test_a_run_on_files_goes_on_with_its_rows(tmp_path: Path, target: str, strategy: str) -> None:
+    table = small(80)
+    if target == "regression":
+        table["label"] = 100 + 10 * table["f0"] - 5 * table["f3"]
+    organisations = cut(tmp_path, table, own=1)
+    keys = {"epochs": 4, "target": target, "checkpoint-every": 6, "strategy": strategy}
+    whole = organisations.run("whole", keys)
+    with cut_after(3), pytest.raises(Cut):
+        organisations.run("cut", keys)
+    rows = checkpoint.load(tmp_path / "cut").rows
+    run = organisations.resume("cut", **{"checkpoint-every": 6})
+    assert_equal_runs(run, whole, 2)
+    np.testing.assert_array_equal(checkpoint.load(tmp_path / "cut").rows, rows)
+
+
+# --- what is kept, and how ----------------------------------------------------------------------
+
+
+def test_only_their_owner_reads_checkpoints(tmp_path: Path) -> None:
+    keys = {**CANCER, "epochs": 2, "checkpoint-every": 3, "strategy": "dpzv", "window": 4}
+    folder = interrupted(tmp_path / "cut", {**keys, "noise-multiplier": 1.0}, 1)
+    kept = [folder / checkpoint.FILE, folder / "releases.journal", *folder.glob("*.state")]
+    assert len(kept) >= 2 + 3
+    for path in kept:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert not list(folder.glob("*.new"))
+
+
+def test_in_process_only_the_last_checkpoint_is_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_local(2, {**CANCER, "epochs": 1, "out": str(folder)})
+    found = checkpoint.load(folder)
+    assert found.finished and found.number == 1
+    states = {f"run-{found.run}-party-{number}-checkpoint-1.state" for number in range(2)}
+    assert {path.name for path in folder.glob("*.state")} == states
+    assert not (folder / "releases.journal").exists()
+    short = interrupted(tmp_path / "short", {**CANCER, "epochs": 2}, 1)
+    assert not (short / checkpoint.FILE).exists() and not list(short.glob("*.state"))
+
+
+def test_parties_keep_the_last_two_checkpoints(tmp_path: Path) -> None:
+    run_local(2, {**CANCER, "epochs": 2, "checkpoint-every": 8, "out": str(tmp_path / "run")})
+    last = checkpoint.load(tmp_path / "run").number
+    assert last > 3
+    numbers = [int(path.stem.rsplit("-")[-1]) for path in (tmp_path / "run").glob("*-0-*.state")]
+    assert sorted(numbers) == [last - 1, last]
+
+
+def test_a_checkpoint_waits_until_nothing_is_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[list[Any]] = []
+    state = Vertical._state
+
+    def look(self: Vertical) -> dict[str, Any]:
+        states.append([each.in_flight for each in self.seats])
+        states.append([each.awaits_quorum for each in self.seats])
+        assert not self.arrivals and not self._waiting and self.assigned == self.party_steps
+        for seat, context in zip(self.seats, self.grid.contexts.values(), strict=True):  # type: ignore[attr-defined]
+            assert load_scalars(context.state)["exchange"] == seat.exchange
+            assert not load_scalars(context.state)["pending"]
+        return state(self)
+
+    monkeypatch.setattr(Vertical, "_state", look)
+    keys = {**CANCER, "strategy": "vafl-t", "quorum": 2, "delay": "exponential", "epochs": 2}
+    run_local(3, {**keys, "checkpoint-every": 7, "out": str(tmp_path / "run")})
+    assert len(states) > 8 and not any(any(each) for each in states)
+
+
+def test_a_party_that_cannot_keep_its_state_ends_the_run(tmp_path: Path) -> None:
+    replace = os.replace
+
+    def refuse(source: Any, target: Any) -> None:
+        if "party-1-checkpoint" in str(target):
+            raise PermissionError(13, "Permission denied")
+        replace(source, target)
+
+    with (
+        patch("os.replace", refuse),
+        pytest.raises(
+            PartyError, match=r"^Party 1 failed: cannot keep its state: its own log says"
+        ),
+    ):
+        run_local(2, {**CANCER, "epochs": 1, "out": str(tmp_path / "run")})
+    assert not (tmp_path / "run" / checkpoint.FILE).exists()
+
+
+class Away:
+    """The ClientApp, but that one party is away from one of its messages on, for so many."""
+
+    def __init__(self, party: int, first: int, misses: int) -> None:
+        self.party, self.first, self.misses = party, first, misses
+        self.seen = 0
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == self.party:
+            self.seen += 1
+            if self.first <= self.seen < self.first + self.misses:
+                return Message(Error(code=3, reason="node is gone"), reply_to=message)
+        reply: Message = client_app.app(message, context)
+        return reply
+
+
+def test_a_run_goes_on_from_a_checkpoint_at_which_a_party_was_away(tmp_path: Path) -> None:
+    keys = {**CANCER, "strategy": "vafl", "on-party-failure": "continue", "epochs": 6}
+    keys |= {"checkpoint-every": 12, "out": str(tmp_path / "run")}
+    party._skeletons.clear()
+    client: Any = Away(1, 8, 10**9)
+    with cut_after(3), pytest.raises(Cut):
+        run_local(3, keys, client)
+    seats = checkpoint.load(tmp_path / "run").strategy["seats"]
+    assert [seat["alive"] for seat in seats] == [True, False, True]
+    kept = {path.name for path in (tmp_path / "run").glob("*party-1-*.state")}
+    found = checkpoint.load(tmp_path / "run")
+    assert kept and f"run-{found.run}-party-1-checkpoint-{found.number}.state" not in kept
+    still: dict[str, Any] = {"on-party-failure": "continue"}
+    run = resumed(tmp_path / "run", **still)
+    assert run.summary["failed_parties"] == []  # it was asked back
+    assert run.summary["test_accuracy"] > 0.85
+    counts = [each["exchanges"] for each in run.summary["by_party"]]
+    assert counts[1] > 8
+
+
+# --- privacy ------------------------------------------------------------------------------------
+
+
+def released(folder: Path) -> list[Any]:
+    return list(_events((folder / "releases.journal").read_bytes()))
+
+
+DPZV = {**CANCER, "strategy": "dpzv", "epochs": 3, "window": 4, "noise-multiplier": 1.5}
+
+
+def test_scalars_that_are_sent_again_stay_counted(tmp_path: Path) -> None:
+    keys = {**DPZV, "delta": 1e-3, "checkpoint-every": 5}
+    whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
+    planned = 3 * 8 * 2  # epochs, steps and parties
+    assert sum(event[2] for event in released(tmp_path / "whole")) == planned
+    folder = interrupted(tmp_path / "cut", keys, 2, 2)
+    before = sum(event[2] for event in released(folder))
+    again = before - checkpoint.load(folder).strategy["party_steps"]
+    assert again > 0
+    run = resumed(folder, 2)
+    assert sum(event[2] for event in released(folder)) == planned  # and not more
+    assert checkpoint.load(folder).strategy["party_steps"] == planned - again
+    assert run.summary["epsilon"] == pytest.approx(whole.summary["epsilon"])
+    assert run.summary["epochs"] == pytest.approx((planned - again) / 16, abs=1e-3)
+
+
+@pytest.mark.parametrize("cuts", [1, 2])
+def test_a_journal_counts_through_several_interruptions(tmp_path: Path, cuts: int) -> None:
+    folder = interrupted(tmp_path / "cut", {**DPZV, "checkpoint-every": 3}, 1, 2)
+    for _ in range(cuts - 1):
+        with cut_after(1), pytest.raises(Cut):
+            resumed(folder, 2, **{"checkpoint-every": 3})
+    run = resumed(folder, 2)
+    config = resolve({**DPZV, "noise-multiplier": 1.5})
+    accountant = ScalarAccountant(config, 455)
+    accountant.multiplier = 1.5
+    accountant.keep_journal(folder / "releases.journal")
+    assert accountant.released == 3 * 8 * 2
+    assert run.summary["epsilon"] == pytest.approx(accountant.figures()["epsilon"])
+    known = accountant.figures()["epsilon_known_batches"]
+    assert run.summary["epsilon_known_batches"] == pytest.approx(known)
+
+
+@pytest.mark.parametrize("torn", [1, 4, 23, 30])
+def test_the_last_event_of_a_journal_may_be_torn(tmp_path: Path, torn: int) -> None:
+    """It was written before what it counts was sent, so that was not sent."""
+    folder = interrupted(tmp_path / "cut", {**DPZV, "checkpoint-every": 5}, 2, 2)
+    journal = folder / "releases.journal"
+    whole = journal.read_bytes()
+    events = released(folder)
+    *_, ids = events[-1]
+    assert len(ids) > 8
+    journal.write_bytes(whole[:-torn])
+    assert len(released(folder)) == len(events) - 1
+    accountant = ScalarAccountant(resolve(DPZV), 455)
+    accountant.keep_journal(journal)
+    assert journal.read_bytes() == whole[: -4 * (6 + len(ids))]
+    assert accountant.released == sum(event[2] for event in events[:-1])
+    resumed(folder, 2)
+    assert sum(event[2] for event in released(folder)) == 3 * 8 * 2
+
+
+@pytest.mark.parametrize("keys", [{}, {"sampling": "poisson"}, {"estimator": "zeroth-order"}])
+def test_uploads_that_are_made_again_stay_counted(tmp_path: Path, keys: dict[str, Any]) -> None:
+    keys = {**CANCER, "strategy": "vafl", "privacy": "perturbed-embedding", "epochs": 3, **keys}
+    keys |= {"checkpoint-every": 10, "window": 1}
+    whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
+    folder = interrupted(tmp_path / "cut", keys, 2, 2)
+    run = resumed(folder, 2)
+    accountant = EmbeddingAccountant(resolve(keys), 455)
+    accountant.keep_journal(folder / "releases.journal")
+    assert run.summary["epsilon"] == accountant.figures()["epsilon"]
+    if not {"sampling"} & keys.keys():  # where uploads of a row do not depend on chance
+        assert run.summary["epsilon"] > whole.summary["epsilon"]
+
+
+@pytest.mark.parametrize("noise_seed", [-1, 0])
+def test_secrets_are_drawn_anew_unless_noise_is_to_be_repeatable(
+    tmp_path: Path, noise_seed: int
+) -> None:
+    keys = {**DPZV, "noise-seed": noise_seed, "checkpoint-every": 3}
+    holders: list[Any] = []
+    seat = Vertical.seat
+
+    def keep(self: Vertical, nodes: Any) -> None:
+        seat(self, nodes)
+        holders.append(self.holder)
+
+    with patch.object(Vertical, "seat", keep):
+        folder = interrupted(tmp_path / "cut", keys, 1, 2)
+
+        def secrets() -> list[bytes]:
+            found = checkpoint.load(folder)
+            name = f"run-{found.run}-party-{{}}-checkpoint-{found.number}.state"
+            paths = [folder / name.format(each) for each in (0, 1)]
+            states = [state_from_bytes(path.read_bytes()) for path in paths]
+            return [load_scalars(state)["secret"] for state in states]
+
+        before = secrets()
+        resumed(folder, 2)
+    after = secrets()
+    same = [one == other for one, other in zip(before, after, strict=True)]
+    assert same == [noise_seed >= 0] * 2
+    first, second = (holder.noise._secret for holder in holders)
+    assert (first == second) == (noise_seed >= 0)
+    assert before[0] != before[1] and first not in before
+
+
+# --- what cannot be gone on with ----------------------------------------------------------------
+
+
+def untouched(folder: Path) -> dict[str, Any]:
+    """What must be as it was, if nothing has begun.
+
+    In process a party's model is saved beside its state, if it has been read from there; and it
+    keeps that state for the new run too.
+    """
+    kept = contents(folder)
+    states = {path.name for path in folder.glob("*.state")}
+    try:
+        run = checkpoint.load(folder).run
+    except ConfigError:
+        run = ""
+    new = {name for name in states if not name.startswith(f"run-{run}-")}  # of the new attempt
+    return {name: kept[name] for name in kept.keys() - new if not name.startswith("party-")}
+
+
+def assert_untouched(before: Mapping[str, Any], folder: Path) -> None:
+    after = untouched(folder)
+    assert [name for name in after.keys() - before.keys() if not name.startswith("run-")] == []
+    assert [name for name in before if before[name] != after.get(name)] == []
+
+
+def fails(folder: Path, sentence: str, parties: int = 2, **keys: Any) -> None:
+    """Resuming ends with this sentence, and leaves every file as it was."""
+    before = untouched(folder)
+    with pytest.raises(VflError, match=sentence) as raised:
+        resumed(folder, parties, **keys)
+    message = str(raised.value)
+    assert message.endswith(".") and "\n" not in message and "raised" not in message
+    assert_untouched(before, folder)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two parties that was cut short."""
+    keys = {**CANCER, "epochs": 3, "checkpoint-every": 12}
+    with patch.object(results, "draw_curves", lambda histories, path: None):
+        return interrupted(tmp_path_factory.mktemp("kept") / "run", keys, 2, 2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, kept: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(kept, tmp_path / "run"))
+
+
+def test_without_a_checkpoint(tmp_path: Path) -> None:
+    sentence = r"has no checkpoint.npz: name the results folder of a run that has kept one\."
+    fails(interrupted(tmp_path / "cut", {**CANCER, "epochs": 2}, 1, 2), sentence)
+    with pytest.raises(ConfigError, match=sentence):
+        resumed(tmp_path / "nowhere", 2)
+    assert not (tmp_path / "nowhere").exists()
+
+
+class Shell:
+    """What a pickle would run."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("was-unpickled",)
+
+
+@pytest.mark.parametrize(
+    "kind", ["cut", "empty", "text", "pickle", "object array", "other", "json"]
+)
+def test_a_damaged_checkpoint(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    import pickle
+
+    path = folder / checkpoint.FILE
+    monkeypatch.chdir(tmp_path)
+    if kind == "cut":
+        path.write_bytes(path.read_bytes()[:-1000])
+    elif kind == "pickle":
+        path.write_bytes(pickle.dumps(Shell()))
+    elif kind == "object array":
+        np.savez(path, text=np.array([Shell()], object), rows=np.zeros(0, np.int64))
+    elif kind == "other":
+        np.savez(path, weights=np.zeros(3))
+    elif kind == "json":
+        np.savez(path, text=np.frombuffer(b'{"config": {"epochs": 3}}', np.uint8))
+    else:
+        path.write_bytes(b"" if kind == "empty" else b"no checkpoint")
+    fails(folder, r"checkpoint.npz cannot be read as a checkpoint of this version: it is damaged")
+    assert not (tmp_path / "was-unpickled").exists()
+
+
+def test_a_finished_run(folder: Path) -> None:
+    resumed(folder, 2)
+    fails(folder, r"^The run in .* has finished: there is nothing to resume\.")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("epochs", 7), ("party-lr", 0.5), ("window", 3), ("seed", 1), ("strategy", "vafl")],
+)
+def test_a_contradicting_key(folder: Path, key: str, value: Any) -> None:
+    fails(folder, rf"holds a run with {key} = .*, not .*: leave the key out", **{key: value})
+
+
+def test_equal_keys_do_not_contradict(folder: Path) -> None:
+    assert resumed(folder, 2, epochs=3, dataset="breast-cancer").summary["failure"] is None
+
+
+@pytest.mark.parametrize("damage", ["absent", "cut", "empty"])
+def test_a_party_without_its_state(folder: Path, damage: str) -> None:
+    for path in folder.glob("*-party-1-*.state"):
+        if damage == "absent":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:-7] if damage == "cut" else b"")
+    fails(folder, r"Party 1 does not have checkpoint \d+ of that run: start its SuperNode with")
+
+
+@pytest.mark.parametrize("parties", [1, 3])
+def test_another_number_of_parties(folder: Path, parties: int) -> None:
+    fails(folder, rf"^The run in .* is of 2 parties, not {parties}\.", parties)
+
+
+def test_the_command_goes_on_with_the_parties_of_the_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", "-c", f"resume='{folder}'"]
+    assert main([*command, "--parties", "3"]) == 1
+    assert "is of 2 parties, not 3." in capsys.readouterr().err
+    assert main(command) == 0  # where the default is another number
+    assert checkpoint.load(folder).finished
+
+
+@pytest.fixture
+def on_files(tmp_path: Path) -> Any:
+    organisations = cut(tmp_path / "files", small(), own=1, known=1)
+    with cut_after(2), pytest.raises(Cut):
+        organisations.run("run", {"epochs": 3, "checkpoint-every": 4})
+    return organisations
+
+
+def other_labels(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(label=frame["label"].map({0: "no", 1: "yes"}))
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        (lambda frame: frame[:-1], "has lost rows|has other rows, classes"),
+        (lambda frame: frame[::-1], "has other rows, classes or values"),
+        (lambda frame: frame.assign(who=frame["who"] + 1), "has other rows, classes or values"),
+        (other_labels, "has other rows, classes or values than"),
+        (lambda frame: frame.assign(f0=2 * frame["f0"]), "has other rows, classes or values than"),
+    ],
+    ids=["fewer rows", "another order", "other ids", "other labels", "other values"],
+)
+def test_another_file_of_labels(on_files: Any, how: Any, sentence: str) -> None:
+    change(on_files.labels, how)
+    before = untouched(on_files.folder / "run")
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        on_files.resume("run")
+    assert str(raised.value).endswith(".")
+    assert_untouched(before, on_files.folder / "run")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda frame: frame[:-1],
+        lambda frame: frame[::-1],
+        lambda frame: frame.assign(who=frame["who"] + 1),
+        lambda frame: frame.drop(columns=["f1"]),
+        lambda frame: frame.assign(f1=2 * frame["f1"] + 3),
+        lambda frame: frame.rename(columns={"f1": "f9"}),
+    ],
+    ids=["fewer rows", "another order", "other ids", "a column gone", "other values", "renamed"],
+)
+def test_another_file_of_a_party(on_files: Any, how: Any) -> None:
+    change(on_files.files[0], how)
+    before = untouched(on_files.folder / "run")
+    with pytest.raises(
+        PartyError, match=r"has not the data that this run began with|has lost rows"
+    ) as raised:
+        on_files.resume("run")
+    assert str(raised.value).endswith(".")
+    assert "f1" not in str(raised.value) and "f9" not in str(raised.value)
+    assert_untouched(before, on_files.folder / "run")

@@ -1,0 +1,268 @@
+"""Deployment as deploy/README.md has it: the scripts, a file at each organisation, failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import psutil
+import pytest
+
+from tests.test_flower import assert_equals, evaluations, processes_of, until
+from vfl_flower import checkpoint
+from vfl_flower.engines import Run, predict_local, run_local
+from vfl_flower.flower_processes import CHECKOUT, free_port, stop
+
+pytestmark = pytest.mark.slow
+
+PARTIES = 2
+STARTING = 240.0  # seconds that a run may take to begin, on a machine that has much else to do
+
+
+class Deployed:
+    """What deploy/try_here.sh starts, in a folder of its own, and commands beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.files = folder / "fleet", folder / "files"
+        self.folder = folder
+        while not are_free(port := free_port(), 1 + PARTIES):
+            pass
+        self.port = port  # of the SuperLink; the SuperNodes' follow it
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Make the files, and start a SuperLink and SuperNodes that have them."""
+        self.command(["python", "deploy/example_files.py", str(self.files)], "files.log").wait()
+        files = [self.files / "party-0/features.parquet", self.files / "party-1/features.csv"]
+        self.node_configs = [{"file": str(file), "id": "person"} for file in files]
+        self.words = [f"file='{file}' id='person'" for file in files]
+        began = time.monotonic()
+        self.start_nodes()
+        # Seconds for `party-timeout`, in which a party must be able to start its process.
+        self.patience = round(10 + 1.5 * (time.monotonic() - began))
+
+    def start_nodes(self) -> None:
+        """All that is to run; none has been refused then."""
+        self.here = self.command(["deploy/try_here.sh", str(self.home), *self.words], "here.log")
+        until(lambda: "parties; to run" in self.log("here.log") or self.here.poll() is not None)
+        assert self.here.poll() is None, self.log("here.log")
+
+    @property
+    def dataset(self) -> dict[str, str]:
+        return {"dataset": f"files:{self.files}/bank/labels.csv", "id": "person"}
+
+    def command(
+        self, command: list[str], log: str, home: str = "", **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a command as a user would, from the checkout."""
+        scripts = Path(sys.executable).parent
+        with (self.folder / log).open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=CHECKOUT,
+                env={
+                    **os.environ,
+                    "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+                    "FLWR_HOME": str(self.home / home),
+                    "FLWR_TELEMETRY_ENABLED": "0",
+                    "FLWR_DISABLE_UPDATE_CHECK": "1",
+                    "PORT": str(self.port),
+                    **environment,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.started.append(process)
+        return process
+
+    def flwr_run(self, log: str, **keys: Any) -> subprocess.Popen[bytes]:
+        """`flwr run . vfl --stream -c "..."`."""
+        words = " ".join(f"{key}={value!r}" for key, value in keys.items())
+        return self.command(["flwr", "run", ".", "vfl", "--stream", "-c", words], log, "superlink")
+
+    def log(self, log: str) -> str:
+        return (self.folder / log).read_text(errors="replace")
+
+    def processes(self, home: str, command: str) -> list[psutil.Process]:
+        """Those of the label holder ("superlink") or of a party that run this command."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("FLWR_HOME") == str(self.home / home) and any(
+                    word.endswith(command) for word in process.cmdline()
+                ):
+                    found.append(process)
+        return found
+
+    def client_app(self, party: int) -> psutil.Process:
+        """The one that was started last."""
+        found = self.processes(f"party-{party}", "flwr-clientapp")
+        return max(found, key=lambda process: process.create_time())
+
+    def end(self) -> None:
+        for process in reversed(self.started):
+            if process.poll() is None:
+                stop(process)
+
+
+def are_free(first: int, count: int) -> bool:
+    """Whether so many loopback ports from this one on are."""
+    for port in range(first, first + count):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers have it
+            try:
+                probe.bind(("127.0.0.1", port))
+            except (OSError, OverflowError):
+                return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    here = Deployed(tmp_path_factory.mktemp("deployed"))
+    try:
+        here.start()
+        yield here
+    finally:
+        here.end()
+    until(lambda: not processes_of(here.home), 30)  # a ServerApp sees later that it is alone
+    assert are_free(here.port, 1 + PARTIES)
+
+
+def test_the_scripts_train_and_predict_as_in_process_and_a_stranger_gets_nothing(
+    deployed: Deployed, tmp_path: Path
+) -> None:
+    # A SuperNode with a key that nobody has registered, from before the run begins.
+    words = f"{deployed.words[0]} partition-id=2 num-partitions=3"
+    superlink, port = f"127.0.0.1:{deployed.port}", str(free_port())
+    stranger = ["deploy/supernode.sh", str(deployed.home / "stranger"), superlink, words]
+    assert deployed.command(stranger, "made.log").wait(STARTING) == 0
+    assert "start again when the label holder has registered it" in deployed.log("made.log")
+    shutil.copy(deployed.home / "superlink/superlink.crt", deployed.home / "stranger")
+    refused = deployed.command(stranger, "stranger.log", PORT=port)
+
+    keys = {**deployed.dataset, "strategy": "split-nn", "epochs": 5, "window": 8}
+    run = Run(tmp_path / "deployed")
+    assert deployed.flwr_run("train.log", **keys, out=str(run.folder)).wait(STARTING) == 0
+    in_process = run_local(
+        PARTIES, {**keys, "out": str(tmp_path / "in-process")}, node_configs=deployed.node_configs
+    )
+    assert run.summary["failure"] is None
+    assert (run.summary["engine"], run.summary["transport"]) == ("supernodes", "stream")
+    assert run.summary["parties"] == PARTIES
+    assert_equals(run, in_process)
+    assert run.summary["test_accuracy"] > 0.9
+
+    assert refused.wait(60) != 0
+    assert "Failed to activate SuperNode" in deployed.log("stranger.log")
+    assert not (deployed.home / "stranger/vfl-flower").exists()
+
+    new = {"task": "predict", "dataset": f"files:{deployed.files}/bank/new.csv"}
+    scores = tmp_path / "scores.parquet"
+    predicting = deployed.flwr_run("predict.log", **new, model=str(run.folder), out=str(scores))
+    assert predicting.wait(STARTING) == 0
+    predicted = pd.read_parquet(scores)
+    of_in_process = {"model": str(in_process.folder), "out": str(tmp_path / "expected.parquet")}
+    expected = pd.read_parquet(predict_local({**new, **of_in_process}, deployed.node_configs))
+    assert list(predicted) == list(expected) and len(predicted) > 60
+    np.testing.assert_array_equal(predicted["id"], expected["id"])
+    np.testing.assert_array_equal(predicted["prediction"], expected["prediction"])
+    for column in ("probability_0", "probability_1"):
+        np.testing.assert_allclose(predicted[column], expected[column], atol=1e-5)
+    assert json.loads(scores.with_suffix(".json").read_text())["accuracy"] > 0.9
+
+
+def test_a_run_that_is_cut_short_is_resumed_and_ends_as_if_it_had_not_been(
+    deployed: Deployed, tmp_path: Path
+) -> None:
+    keys = {**deployed.dataset, "strategy": "ef-vfl", "window": 1, "epochs": 120}
+    keys |= {"downlink-codec": "top-k", "downlink-compression": "error-feedback"}
+    keys |= {"checkpoint-every": 40}
+    run = Run(tmp_path / "deployed")
+
+    # A party stays away: one sentence that names it, and what was trained is saved.
+    patience = {"party-timeout": deployed.patience}
+    stopped = deployed.flwr_run("stopped.log", **keys, **patience, out=str(run.folder))
+    until(lambda: evaluations(run) >= 10, STARTING)
+    away = deployed.client_app(1)
+    away.suspend()
+    time.sleep(deployed.patience + 5)
+    away.resume()
+    stopped.wait(STARTING)
+    sentence = f"Party 1 did not answer within {deployed.patience:g} s."
+    assert run.summary["failure"] == sentence
+    assert sentence in deployed.log("stopped.log")
+    assert "Traceback" not in deployed.log("stopped.log")
+    assert (run.folder / "top.npz").exists()
+
+    # The label holder's machine dies; its SuperLink is started again as at first.
+    kept = checkpoint.load(run.folder)
+    trained = len(kept.strategy["history"])
+    patience["party-timeout"] = 300
+    resumed = deployed.flwr_run("resumed.log", **patience, resume=str(run.folder))
+    until(lambda: evaluations(run) >= trained + 20, STARTING)
+    for command in ("flower-superlink", "flower-superexec", "flwr-serverapp"):
+        for process in deployed.processes("superlink", command):
+            process.send_signal(signal.SIGKILL)
+    stop(resumed)
+    assert run.history[:trained] == kept.strategy["history"]
+    assert checkpoint.load(run.folder).number > kept.number
+    deployed.command(["deploy/superlink.sh", str(deployed.home / "superlink")], "again.log")
+    until(lambda: "Uvicorn running" in deployed.log("again.log"))
+
+    kept = checkpoint.load(run.folder)
+    trained = len(kept.strategy["history"])
+    assert 20 <= trained < 120, "the run was not cut short in its middle"
+    end = deployed.flwr_run("end.log", resume=str(run.folder))  # parties await the old for a minute
+    out = str(tmp_path / "in-process")
+    in_process = run_local(PARTIES, {**keys, "out": out}, node_configs=deployed.node_configs)
+    assert end.wait(STARTING) == 0
+    assert run.summary["failure"] is None and len(run.history) == 120
+    assert run.history[:trained] == kept.strategy["history"]
+    assert_equals(run, in_process)
+
+
+def test_an_asynchronous_run_goes_on_by_the_last_embeddings_of_a_party_that_stays_away(
+    deployed: Deployed, tmp_path: Path
+) -> None:
+    keys = {**deployed.dataset, "strategy": "vafl", "window": 1, "epochs": 60}
+    keys |= {"party-timeout": deployed.patience, "on-party-failure": "continue"}
+    run = Run(tmp_path / "deployed")
+    process = deployed.flwr_run("asynchronous.log", **keys, out=str(run.folder))
+    until(lambda: evaluations(run) >= 5, STARTING)
+    away = deployed.client_app(1)
+    away.suspend()
+    said = (
+        f"Party 1 did not answer within {deployed.patience:g} s. Going on without it, by its last "
+        "embeddings."
+    )
+    until(lambda: said in deployed.log("asynchronous.log"), 2 * deployed.patience)
+    away.resume()
+    assert process.wait(STARTING) == 0
+    assert "Traceback" not in deployed.log("asynchronous.log")
+    assert run.summary["failure"] is None
+    assert run.summary["failed_parties"] == [1]
+    there, gone = (each["exchanges"] for each in run.summary["by_party"])
+    assert there > gone + 100
+    assert run.summary["test_accuracy"] > 0.85
+
+
+def test_all_can_be_ended_and_started_again_at_once(deployed: Deployed) -> None:
+    deployed.here.terminate()
+    assert deployed.here.wait(60) == 143
+    deployed.end()
+    deployed.start_nodes()

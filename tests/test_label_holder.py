@@ -1,0 +1,567 @@
+"""Targets, class weights, and columns of the label holder's own, against training in one place."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import load_diabetes
+from sklearn.linear_model import LinearRegression
+from sklearn.metrics import r2_score, root_mean_squared_error
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from strategies import resolve
+from strategies.alone import Alone
+from tests import conftest
+from tests.conftest import Start, trained
+from vfl_flower import engines, server_app
+from vfl_flower.audit import audit
+from vfl_flower.batches import draw_window
+from vfl_flower.cli import main
+from vfl_flower.compare import compare, table
+from vfl_flower.config import RunConfig
+from vfl_flower.data import Labels, class_weights, load_features, load_labels
+from vfl_flower.errors import ConfigError
+from vfl_flower.first_order import answer
+from vfl_flower.label_holder import LabelHolder
+from vfl_flower.models import (
+    TopModel,
+    build_bottom,
+    build_optimizer,
+    build_top,
+    embedding_size,
+    loss_gradient,
+    loss_per_row,
+    targets,
+)
+from vfl_flower.results import headline
+from vfl_flower.zeroth_order import Directions, step_top
+from vfl_flower.zeroth_order import answer as answer_differences
+
+SIZE, PARTIES, OWN = 3, 2, 5
+LENGTHS = [4, 0, 5, 2]
+ROWS = sum(LENGTHS)
+MINE = slice(SIZE, 2 * SIZE)
+
+
+def config_of(**keys: Any) -> RunConfig:
+    keys = {"embedding_size": SIZE, "bottom_hidden": 4, "embedding_activation": "tanh", **keys}
+    return resolve({key.replace("_", "-"): value for key, value in keys.items()})
+
+
+def rows_of(outputs: int, own: int = OWN, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    """Rows of two parties' embeddings and own features, and labels of so many outputs."""
+    generator = torch.Generator().manual_seed(3)
+    h = torch.randn(rows, PARTIES * SIZE + own, generator=generator)
+    return h, torch.randint(max(2, outputs), (rows,), generator=generator)
+
+
+@pytest.fixture(scope="module")
+def diabetes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Keys of a regression on real data: 442 rows of ten columns."""
+    x, y = load_diabetes(return_X_y=True)
+    path = tmp_path_factory.mktemp("data") / "diabetes.npz"
+    np.savez(path, X=x, y=y)
+    return {"dataset": f"npz:{path}", "target": "regression", "party-lr": 0.05, "server-lr": 0.05}
+
+
+def give_columns(monkeypatch: pytest.MonkeyPatch, keys: Mapping[str, Any]) -> Labels:
+    """Have the label holder of runs with these keys own the last quarter of the columns."""
+    config = resolve(keys)
+    block = load_features(config, 3, 4)
+    own = block.train.reshape(len(block.train), -1), block.test.reshape(len(block.test), -1)
+    labels = replace(load_labels(config), features=own)
+    for module in (server_app, engines, conftest):
+        monkeypatch.setattr(module, "load_labels", lambda config: labels)
+    return labels
+
+
+def centralised(keys: Mapping[str, Any], parties: int, labels: Labels) -> dict[str, Any]:
+    """All blocks of columns, the label holder's own last, trained as one model by plain PyTorch."""
+    config = resolve(keys)
+    x = [load_features(config, m, parties).train for m in range(parties)]
+    if labels.features:
+        x.append(labels.features[0])
+    y, size = torch.from_numpy(labels.train), embedding_size(config, labels.outputs)
+    bottoms = [build_bottom(config, m, block.shape[1:], size) for m, block in enumerate(x)]
+    top = build_top(config, [size] * len(x), labels.outputs)
+    blocks = [torch.from_numpy(block) for block in x]
+    momentum = 0.9 if config.optimizer == "momentum" else 0.0
+    of_server = list(nn.ModuleList([top, *bottoms[parties:]]).parameters())
+    groups: list[dict[str, Any]] = [{"params": of_server, "lr": config.server_lr}]
+    if parties:
+        of_parties = list(nn.ModuleList(bottoms[:parties]).parameters())
+        groups.append({"params": of_parties, "lr": config.party_lr})
+    optimizer = torch.optim.SGD(groups, momentum=momentum)
+    weights = class_weights(config, labels.train, len(labels.classes))
+    weight = None if weights is None else torch.from_numpy(weights)
+    steps = -(-len(y) // config.batch_size)
+    for epoch in range(config.epochs):
+        order = torch.from_numpy(draw_window(config, len(y), None, epoch, 0, steps).ids).long()
+        for ids in order.split(config.batch_size):
+            pairs = zip(bottoms, blocks, strict=True)
+            outputs = top(torch.cat([bottom(block[ids]) for bottom, block in pairs], dim=1))
+            if config.target == "regression":
+                loss = (outputs[:, 0] - y[ids]).square().sum() / 2
+            elif labels.outputs == 1:
+                of_rows = None if weight is None else weight[y[ids]]
+                loss = functional.binary_cross_entropy_with_logits(
+                    outputs[:, 0], y[ids].float(), of_rows, reduction="sum"
+                )
+            else:
+                loss = functional.cross_entropy(outputs, y[ids], weight, reduction="sum")
+            optimizer.zero_grad()
+            (loss / len(ids)).backward()
+            optimizer.step()
+    found = {f"party-{m}": dict(bottoms[m].named_parameters()) for m in range(parties)}
+    found["top"] = dict(top.named_parameters())
+    if labels.features:
+        own = bottoms[parties].named_parameters()
+        found["top"] |= {f"own.{name}": p for name, p in own}
+    return found
+
+
+def assert_is_centralised(run: Start, keys: dict[str, Any], parties: int, labels: Labels) -> None:
+    finished = run(parties, keys)
+    assert finished.summary["steps"] >= 50
+    for name, expected in centralised(keys, parties, labels).items():
+        found = finished.parameters(name) if expected else {}
+        assert set(found) == set(expected)
+        for key, values in expected.items():
+            wanted = values.detach().numpy()
+            np.testing.assert_allclose(found[key], wanted, atol=1e-5, rtol=0, err_msg=name + key)
+
+
+# --- regression ---------------------------------------------------------------------------------
+
+
+def test_loss_of_numbers_is_half_the_squared_error_and_its_gradient() -> None:
+    outputs, labels = torch.randn(6, 1, requires_grad=True), torch.randn(6)
+    losses = loss_per_row(outputs, labels)
+    torch.testing.assert_close(losses, (outputs[:, 0] - labels) ** 2 / 2)
+    (expected,) = torch.autograd.grad(losses.sum(), [outputs])
+    found = loss_gradient(outputs.detach(), targets(labels, 1), squared=True)
+    torch.testing.assert_close(found, expected)
+
+
+def test_labels_are_standardised_by_the_training_rows(diabetes: dict[str, Any]) -> None:
+    labels = load_labels(resolve(diabetes))
+    assert (labels.outputs, labels.classes) == (1, ())
+    assert labels.train.dtype == labels.test.dtype == np.float32
+    y = load_diabetes().target
+    order = np.random.default_rng(0).permutation(442)
+    test, train = y[order[:89]], y[order[89:]]
+    assert labels.mean == pytest.approx(train.mean())
+    assert labels.deviation == pytest.approx(train.std())
+    for found, values in ((labels.train, train), (labels.test, test)):
+        np.testing.assert_allclose(found, (values - train.mean()) / train.std(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"bottom-model": "linear", "top-model": "sum"}, {"optimizer": "momentum"}],
+    ids=["mlp", "least-squares", "momentum"],
+)
+def test_regression_is_centralised_least_squares(
+    run: Start, diabetes: dict[str, Any], keys: dict[str, Any]
+) -> None:
+    keys = {**diabetes, "batch-size": 20, "epochs": 3, **keys}
+    assert_is_centralised(run, keys, 2, load_labels(resolve(keys)))
+
+
+def test_a_step_of_least_squares_by_hand(run: Start, diabetes: dict[str, Any]) -> None:
+    keys = {**diabetes, "bottom-model": "linear", "top-model": "sum", "batch-size": 1000}
+    one, two = (run(1, {**keys, "epochs": epochs}).parameters("party-0") for epochs in (1, 2))
+    (weight, bias), (weight_after, bias_after) = one.values(), two.values()
+    x = load_features(resolve(keys), 0, 1).train
+    error = x @ weight[0] + bias - load_labels(resolve(keys)).train
+    np.testing.assert_allclose(weight_after[0], weight[0] - 0.05 * error @ x / len(x), atol=1e-6)
+    np.testing.assert_allclose(bias_after, bias - 0.05 * error.mean(), atol=1e-6)
+
+
+def test_rmse_and_r2_are_those_of_scikit_learn_in_units_of_the_labels(
+    diabetes: dict[str, Any],
+) -> None:
+    strategy, _ = trained(2, {**diabetes, "epochs": 3})
+    holder, labels = strategy.holder, strategy.labels
+    with torch.no_grad():
+        outputs = holder.top(holder.test_table)[:, 0].double().numpy()
+    predicted = labels.mean + labels.deviation * outputs
+    truth = load_diabetes().target[np.random.default_rng(0).permutation(442)[:89]]
+    metrics = holder.evaluate()
+    assert metrics.r2 == pytest.approx(r2_score(truth, predicted), abs=1e-5)
+    assert metrics.rmse == pytest.approx(root_mean_squared_error(truth, predicted), rel=1e-5)
+    assert metrics.rmse is not None and metrics.accuracy is metrics.auc is None
+    assert metrics.loss == pytest.approx((metrics.rmse / labels.deviation) ** 2 / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "least"),
+    [
+        ({}, 0.3),
+        ({"strategy": "vafl", "party-lr": 0.02, "server-lr": 0.02}, 0.2),
+        ({"strategy": "ef-vfl"}, 0.3),
+        ({"strategy": "joined"}, 0.3),
+        ({"strategy": "cascaded", "party-lr": 0.005}, 0.2),
+        ({"strategy": "syn-zoo", "party-lr": 0.005, "server-lr": 0.005}, 0.2),
+    ],
+    ids=str,
+)
+def test_systems_learn_numbers(
+    run: Start, diabetes: dict[str, Any], keys: dict[str, Any], least: float
+) -> None:
+    summary = run(2, {**diabetes, "epochs": 10, **keys}).summary
+    assert least < summary["test_r2"] < 1
+    assert summary["test_accuracy"] is summary["test_auc"] is None
+    assert f"test RMSE {summary['test_rmse']:.4g}, R2 " in headline(summary)
+
+
+def test_linear_regression_reaches_what_scikit_learn_does(
+    run: Start, diabetes: dict[str, Any]
+) -> None:
+    keys = {**diabetes, "bottom-model": "linear", "top-model": "sum", "epochs": 50}
+    parts = [load_features(resolve(keys), m, 2) for m in range(2)]
+    x, x_test = (np.hstack([getattr(part, name) for part in parts]) for name in ("train", "test"))
+    labels = load_labels(resolve(keys))
+    best = LinearRegression().fit(x, labels.train).score(x_test, labels.test)
+    assert run(2, {**keys, "party-lr": 0.02}).summary["test_r2"] == pytest.approx(best, abs=0.02)
+
+
+def test_compare_and_alone_go_by_r2(diabetes: dict[str, Any], tmp_path: Path) -> None:
+    keys = {**diabetes, "epochs": 3, "out": str(tmp_path / "out")}
+    folder = compare(2, keys, [{"strategy": "vafl"}], 0.2)
+    figures = json.loads((folder / "compare.json").read_text())
+    assert table(folder, 0.2).splitlines()[0].split()[:2] == ["test", "R2"]
+    alone = figures["alone"]
+    assert alone["test_r2"] == max(alone["test_r2_of_party"].values())
+    assert (folder / "curves.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("values", "cause"),
+    [
+        (["a", "b", "c", "d"] * 5, "are not numbers"),
+        ([1.0, 2.0, np.nan, 3.0] * 5, "have missing values"),
+        ([7.0] * 20, "are all the same"),
+        ([7.0] * 19 + [8.0], "are all the same"),  # in the test rows, or else the training rows
+        ([1.0, np.inf] * 10, "have missing values"),
+    ],
+)
+def test_labels_that_no_regression_can_learn(values: list[Any], cause: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", X=np.zeros((20, 2)), y=np.array(values))
+    with pytest.raises(ConfigError, match=cause) as caught:
+        load_labels(resolve({"dataset": f"npz:{tmp_path}/data.npz", "target": "regression"}))
+    assert "7" not in str(caught.value).replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize(
+    ("keys", "cause"),
+    [
+        ({"labels": "shared"}, "labels = 'shared' is for classes"),
+        ({"class-weights": "balanced"}, "class-weights is for classes"),
+    ],
+)
+def test_what_regression_has_no_use_for(keys: dict[str, Any], cause: str) -> None:
+    with pytest.raises(ConfigError, match=cause):
+        resolve({"target": "regression", **keys})
+
+
+def test_audit_and_mixed_comparisons_refuse_numbers(diabetes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="no classes"):
+        audit(2, diabetes)
+    with pytest.raises(ConfigError, match="compare apart"):
+        compare(2, {}, [{"strategy": "vafl", **diabetes}], 0.9)
+
+
+# --- class weights ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"dataset": "breast-cancer", "class-weights": "1,5", "epochs": 5},
+        {"class-weights": "3,1,1,1,0.5,1,1,1,1,2", "epochs": 2},
+        {"dataset": "breast-cancer", "class-weights": "balanced", "epochs": 5},
+    ],
+    ids=str,
+)
+def test_weighted_training_is_the_weighted_loss_of_torch(run: Start, keys: dict[str, Any]) -> None:
+    keys = {**keys, "party-lr": 0.1, "server-lr": 0.1}
+    assert_is_centralised(run, keys, 2, load_labels(resolve(keys)))
+
+
+def test_balanced_classes_weigh_the_same_together() -> None:
+    config = resolve({"class-weights": "balanced"})
+    counts = np.array([10, 30, 0, 60])
+    weights = class_weights(config, np.repeat(np.arange(4), counts), 4)
+    assert weights is not None and weights.dtype == np.float32
+    np.testing.assert_allclose((weights * counts)[[0, 1, 3]], 100 / 4)
+
+
+@pytest.mark.parametrize("own", [0, OWN])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_weight_is_a_number_of_copies(outputs: int, own: int) -> None:
+    """A row of weight k is k rows, in gradient rows, losses, and steps of the top model."""
+    weights = torch.tensor([1.0, 3.0, 2.0][: max(2, outputs)])
+    config = config_of(top_model="linear")
+    h, labels = rows_of(outputs, own)
+    copies = weights[labels].long()
+    lengths = [int(part.sum()) for part in copies.split(LENGTHS)]
+    tops = [build_top(config, [SIZE] * PARTIES, outputs, own) for _ in range(2)]
+    steps = [build_optimizer(config, top, 0.1) for top in tops]
+    divisors = [4, 1, 5, 2]
+    rows, losses = answer(tops[0], steps[0], h, labels, LENGTHS, divisors, class_weights=weights)
+    many, many_losses = answer(
+        tops[1],
+        steps[1],
+        h.repeat_interleave(copies, 0),
+        labels.repeat_interleave(copies),
+        lengths,
+        divisors,
+    )
+    assert rows is not None and many is not None
+    sums = torch.zeros(ROWS, PARTIES * SIZE)
+    sums.index_add_(0, torch.arange(ROWS).repeat_interleave(copies), many)
+    torch.testing.assert_close(rows, sums)
+    torch.testing.assert_close(losses, many_losses)
+    for p, q in zip(tops[0].parameters(), tops[1].parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+@pytest.mark.parametrize("own", [0, OWN])
+@pytest.mark.parametrize("combine", ["concat", "mean"])
+def test_scalars_and_zeroth_order_steps_of_weighted_rows(combine: str, own: int) -> None:
+    keys = {"estimator": "zeroth-order", "server_update": "zeroth-order"}
+    config = config_of(combine=combine, mu=0.1, optimizer="sgd", **keys)
+    h, labels = rows_of(3, own)
+    weights, divisors = torch.tensor([1.0, 3.0, 0.5]), [4, 1, 5, 2]
+    top = build_top(config, [SIZE] * PARTIES, 3, own)
+    pair = tuple(torch.randn(2, ROWS, SIZE).unbind())
+    assert len(pair) == 2
+
+    def f(model: TopModel, rows: Tensor) -> Tensor:
+        losses = functional.cross_entropy(model(rows), labels, reduction="none") * weights[labels]
+        sums = torch.stack([part.sum() for part in losses.split(LENGTHS)])
+        return sums / torch.tensor(divisors)
+
+    halves = [torch.cat([h[:, :SIZE], half, h[:, 2 * SIZE :]], dim=1) for half in pair]
+    expected = (f(top, halves[0]) - f(top, halves[1])) / 0.1
+    rest = labels, LENGTHS, divisors
+    found = answer_differences(config, top, h.clone(), MINE, pair, *rest, None, weights)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5)
+
+    before = copy.deepcopy(top)
+    losses = step_top(config, top, build_optimizer(config, top, 0.01), h, *rest, b"key", weights)
+    torch.testing.assert_close(losses, f(before, h).detach())
+    parameters = dict(before.named_parameters())
+    movement = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    shapes = [p.shape for p in parameters.values()]
+    for step, u in enumerate(Directions(config, b"key", before).stack(len(LENGTHS))):
+        split = u.split([shape.numel() for shape in shapes])
+        parts = dict(zip(parameters, map(Tensor.view, split, shapes), strict=True))
+        shifted = {name: p + 0.1 * parts[name] for name, p in parameters.items()}
+
+        def at(rows: Tensor, shifted: dict[str, Tensor] = shifted) -> Tensor:
+            outputs: Tensor = functional_call(before, shifted, (rows,))
+            return outputs
+
+        at_once: Any = at
+        scalar = ((f(at_once, h) - f(before, h)) / 0.1)[step].detach()
+        for name in movement:
+            movement[name] -= 0.01 * scalar * parts[name]
+    for name, p in top.named_parameters():
+        expected_p = parameters[name] + movement[name]
+        torch.testing.assert_close(p, expected_p, rtol=0, atol=2e-5)
+
+
+def test_parties_that_know_the_labels_weigh_rows_alike(run: Start) -> None:
+    keys = {"dataset": "breast-cancer", "epochs": 2, "class-weights": "balanced"}
+    one = run(2, {**keys, "strategy": "split-nn"})
+    other = run(2, {**keys, "strategy": "ef-vfl", "codec": "identity", "labels": "shared"})
+    unweighted = run(2, {**keys, "class-weights": ""})
+    for name in ("top", "party-0", "party-1"):
+        for key, values in one.parameters(name).items():
+            np.testing.assert_array_equal(other.parameters(name)[key], values)
+            assert (unweighted.parameters(name)[key] != values).any()
+
+
+@pytest.mark.parametrize("strategy", ["split-nn", "joined", "cascaded", "syn-zoo"])
+def test_weight_draws_a_model_towards_its_class(strategy: str) -> None:
+    keys = {"dataset": "breast-cancer", "strategy": strategy, "top-model": "linear", "epochs": 2}
+
+    def named(weights: str) -> NDArray[Any]:
+        strategy_run, _ = trained(2, {**keys, "noise-seed": 0, "class-weights": weights})
+        holder = strategy_run.holder
+        with torch.no_grad():
+            said: NDArray[Any] = holder.top(holder.test_table)[:, 0].numpy()
+        return said
+
+    assert named("20,1").mean() < named("").mean() < named("1,20").mean()
+
+
+@pytest.mark.parametrize(
+    ("weights", "cause"),
+    [
+        ("1,2,3", "gives 3 weights for 2 classes"),
+        ("5", "gives 1 weights for 2 classes"),
+        ("1,0", "must be 'balanced', or positive numbers"),
+        ("1,-2", "must be 'balanced', or positive numbers"),
+        ("1,nan", "must be 'balanced', or positive numbers"),
+        ("1;2", "must be 'balanced', or positive numbers"),
+        ("balance", "must be 'balanced', or positive numbers"),
+    ],
+)
+def test_wrong_weights_are_one_sentence_before_training(
+    weights: str, cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    keys = f"dataset='breast-cancer' class-weights='{weights}'"
+    assert main(["run", "-c", keys, "--out", str(out)]) == 1
+    sentence = capsys.readouterr().err
+    assert cause in sentence and sentence.count("\n") == 1
+    assert not out.exists()
+
+
+# --- the label holder's own columns -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"window": 4, "party-lr": 0.0},  # the label holder's steps are in order in any window
+        {"combine": "mean", "top-model": "linear", "embedding-activation": "sigmoid"},
+        {"combine": "sum", "optimizer": "momentum", "party-lr": 0.02, "server-lr": 0.02},
+        {"dataset": "breast-cancer", "bottom-model": "linear", "top-model": "sum", "epochs": 4},
+        {"dataset": "breast-cancer", "class-weights": "2,1", "epochs": 4},
+    ],
+    ids=str,
+)
+def test_own_columns_are_one_party_more(
+    run: Start, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
+) -> None:
+    keys = {"batch-size": 29, "epochs": 1, **keys}
+    labels = give_columns(monkeypatch, keys)
+    assert_is_centralised(run, keys, 3, labels)
+
+
+def test_gradient_rows_are_those_of_the_parties_columns() -> None:
+    config = config_of()
+    h, labels = rows_of(3)
+    top = build_top(config, [SIZE] * PARTIES, 3, OWN)
+    leaf = h.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss_per_row(top(leaf), labels).sum() / 4, [leaf])
+    for optimizer in (None, build_optimizer(config, top, 0.0)):
+        rows, _ = answer(top, optimizer, h, labels, [ROWS], [4])
+        assert rows is not None and rows.shape == (ROWS, PARTIES * SIZE)
+        torch.testing.assert_close(rows, expected[:, : PARTIES * SIZE])
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm", "scorecard"])
+def test_own_block_is_the_model_of_a_party_after_the_last(kind: str) -> None:
+    config = config_of(bottom_model=kind, estimator="zeroth-order", server_update="zeroth-order")
+    top = build_top(config, [SIZE] * PARTIES, 3, OWN)
+    of_a_table = "mlp" if kind in ("cnn", "lstm") else kind
+    expected = build_bottom(replace(config, bottom_model=of_a_table), PARTIES, (OWN,), SIZE)
+    assert top.own is not None
+    for p, q in zip(top.own.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+SCORECARD = {"mu": 0.5, "party-lr": 0.02, "server-lr": 0.02, "epochs": 10}
+
+
+@pytest.mark.parametrize(
+    ("keys", "least"),
+    [
+        ({"strategy": "vafl", "window": 4}, 0.9),
+        ({"strategy": "vafl-t", "quorum": 2}, 0.9),
+        ({"strategy": "ef-vfl"}, 0.9),
+        ({"strategy": "cascaded"}, 0.9),
+        ({"strategy": "frozen"}, 0.9),
+        ({"strategy": "synrevel", "epochs": 10}, 0.8),
+        ({"strategy": "dpzv", "noise-multiplier": 0.0}, 0.8),
+        ({"strategy": "asyrevel", "bottom-model": "scorecard", **SCORECARD}, 0.8),
+    ],
+    ids=str,
+)
+def test_systems_learn_beside_own_columns(
+    run: Start, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], least: float
+) -> None:
+    keys = {"dataset": "breast-cancer", "epochs": 5, "noise-seed": 0, **keys}
+    give_columns(monkeypatch, keys)
+    finished = run(3, keys)
+    assert finished.summary["test_accuracy"] > least
+    untrained = build_top(resolve(keys), [32] * 3, 1, 8).own
+    assert untrained is not None
+    top = finished.parameters("top")
+    moved = [
+        (top[f"own.{name}"] != p.detach().numpy()).any() for name, p in untrained.named_parameters()
+    ]
+    assert all(moved)
+
+
+def test_nothing_is_sent_of_own_columns(run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"dataset": "breast-cancer", "epochs": 2}
+    without = run(3, keys).summary
+    give_columns(monkeypatch, keys)
+    beside = run(3, keys).summary
+    for figure in ("exchanges", "bytes_up", "bytes_down", "evaluation_bytes"):
+        assert beside[figure] == without[figure]
+    assert beside["test_loss"] != without["test_loss"]
+
+
+def test_joined_has_own_columns_too(run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"epochs": 2}
+    give_columns(monkeypatch, keys)
+    joined, split = run(3, {**keys, "strategy": "joined"}), run(3, keys)
+    assert joined.summary["test_loss"] == pytest.approx(split.summary["test_loss"], abs=1e-4)
+    for key, values in split.parameters("top").items():
+        np.testing.assert_allclose(joined.parameters("top")[key], values, atol=1e-4)
+
+
+def test_alone_is_one_party_or_the_label_holder_by_itself(
+    run: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {"epochs": 2, "strategy": "alone"}
+    labels = give_columns(monkeypatch, keys)
+    summary = run(2, keys).summary
+    reached = summary["test_accuracy_of_party"]
+    assert list(reached) == ["0", "1", "label holder"]
+    assert summary["test_accuracy"] == max(reached.values()) > reached["label holder"] > 0.2
+
+    strategy, _ = trained(2, keys)
+    assert isinstance(strategy, Alone)
+    by_itself = dict(strategy.runs)["label holder"]
+    assert by_itself.figures()["exchanges"] == by_itself.figures()["parties"] == 0
+    assert [entry["epoch"] for entry in by_itself.history] == [1, 2]
+    expected = centralised(keys, 0, labels)["top"]
+    assert set(by_itself.top_arrays()) == set(expected)
+    for key, values in expected.items():
+        found = by_itself.top_arrays()[key]
+        np.testing.assert_allclose(found, values.detach().numpy(), atol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("keys", "cause"),
+    [
+        ({"strategy": "ef-vfl", "labels": "shared"}, "labels = 'shared' sends the top model"),
+        ({"strategy": "cascaded", "bottom-model": "scorecard"}, "has no gradient"),
+    ],
+)
+def test_what_own_columns_cannot_stand_beside(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], cause: str
+) -> None:
+    labels = give_columns(monkeypatch, keys)
+    with pytest.raises(ConfigError, match=cause):
+        LabelHolder(resolve(keys), labels, {0: 32, 1: 32})

@@ -1,0 +1,716 @@
+"""Organisations with files of their own: rows that all have, columns, and what is told of them."""
+
+from __future__ import annotations
+
+import logging
+import re
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import Context, Message, RecordDict
+from sklearn.datasets import load_breast_cancer
+
+from tests.conftest import Start
+from tests.organisations import (
+    ID,
+    Organisations,
+    Recorder,
+    cancer,
+    change,
+    common,
+    cut,
+    read,
+    small,
+    write,
+)
+from vfl_flower import checkpoint, client_app, results
+from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.own_files import OwnFile, Preparation
+from vfl_flower.psi import Blinding
+from vfl_flower.records import (
+    Aligned,
+    AlignOrder,
+    CommonOrder,
+    DescribeOrder,
+    Introduction,
+    Order,
+    load_arrays,
+    load_scalars,
+    read_reply,
+    state_from_bytes,
+    to_message,
+    to_reply,
+)
+
+SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
+
+
+@pytest.fixture
+def own_log() -> Iterator[list[str]]:
+    """What a party's process logs."""
+    lines: list[str] = []
+    logger = logging.getLogger("flwr")
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler, disabled = Keep(), logger.disabled
+    logger.addHandler(handler)
+    logger.disabled = False
+    yield lines
+    logger.disabled = disabled
+    logger.removeHandler(handler)
+
+
+def models(run: Any, parties: int) -> dict[str, Any]:
+    """All parameters of a run."""
+    names = ["top", *(f"party-{number}" for number in range(parties))]
+    return {f"{name}.{key}": v for name in names for key, v in run.parameters(name).items()}
+
+
+def as_one_table(organisations: Organisations, path: Path) -> str:
+    """The rows that all have, in common order, with the parties' columns side by side."""
+    ids = common(organisations)
+    frames = [read(file).set_index(ID).loc[ids] for file in organisations.files]
+    table = pd.concat(frames, axis=1)
+    labels = read(organisations.labels).set_index(ID).loc[ids, "label"]
+    np.savez(path, X=table.to_numpy(np.float64), y=labels.to_numpy())
+    return f"npz:{path}"
+
+
+# --- which rows, and the run on them ------------------------------------------------------------
+
+
+def test_a_run_on_files_is_that_on_the_same_rows_of_one_table(tmp_path: Path, run: Start) -> None:
+    organisations = cut(tmp_path / "files", cancer(rows=250), parties=3)
+    keys = {**SHORT, "epochs": 1}
+    on_files = organisations.run("run", keys)
+    on_table = run(3, {**keys, "dataset": as_one_table(organisations, tmp_path / "one.npz")})
+    expected = models(on_table, 3)
+    for name, parameters in models(on_files, 3).items():
+        np.testing.assert_allclose(parameters, expected[name], atol=1e-5, err_msg=name)
+    assert len(common(organisations)) < 0.8 * 250  # a tenth is missing at each party
+    assert on_files.summary["test_auc"] == pytest.approx(on_table.summary["test_auc"], abs=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["vafl", "cascaded", "ef-vfl"])
+def test_other_systems_run_on_files(tmp_path: Path, run: Start, strategy: str) -> None:
+    organisations = cut(tmp_path / "files", small(), known=0.8)
+    keys = {**SHORT, "strategy": strategy, "noise-seed": 0}
+    on_table = run(2, {**keys, "dataset": as_one_table(organisations, tmp_path / "one.npz")})
+    on_files, expected = models(organisations.run("run", keys), 2), models(on_table, 2)
+    for name, parameters in on_files.items():
+        np.testing.assert_allclose(parameters, expected[name], atol=1e-5, err_msg=name)
+
+
+def test_the_label_holders_columns_are_those_that_joined_trains_on(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, cancer(rows=250), parties=2, own=10)
+    ours = organisations.run("ours", {**SHORT, "window": 1})
+    joined = organisations.run("joined", {**SHORT, "strategy": "joined"})
+    assert any(name.startswith("own.") for name in ours.parameters("top"))
+    for name, parameters in ours.parameters("top").items():
+        np.testing.assert_allclose(parameters, joined.parameters("top")[name], atol=1e-5)
+    for mine, other in zip(ours.history, joined.history, strict=True):
+        assert mine["test_loss"] == pytest.approx(other["test_loss"], abs=1e-5)
+    without = organisations.run("without", {**SHORT, "columns": "none"})
+    assert not any(name.startswith("own.") for name in without.parameters("top"))
+
+
+@pytest.mark.parametrize("ids", [lambda n: 5 * n + 7, lambda n: f"né-{n}"], ids=["number", "text"])
+def test_equal_ids_in_any_order_pass_by_digest_and_give_what_psi_gives(
+    tmp_path: Path, ids: Callable[[int], Any]
+) -> None:
+    table = small()
+    table[ID] = [ids(number) for number in table[ID]]
+    organisations = cut(tmp_path, table, known=1)
+    by_digest = organisations.run("ids", {**SHORT, "align": "ids"})
+    by_psi = organisations.run("psi", SHORT)
+    expected = models(by_psi, 2)
+    for name, parameters in models(by_digest, 2).items():
+        np.testing.assert_array_equal(parameters, expected[name])
+
+
+@pytest.mark.parametrize("other", ["one more", "one fewer", "another"])
+def test_unequal_ids_are_refused_by_digest(tmp_path: Path, other: str) -> None:
+    organisations = cut(tmp_path, small(), known=1)
+
+    def differ(frame: pd.DataFrame) -> pd.DataFrame:
+        if other == "one fewer":
+            return frame[1:]
+        new = frame.iloc[:1].assign(**{ID: 77})
+        return pd.concat([frame, new] if other == "one more" else [frame[1:], new])
+
+    change(organisations.files[1], differ)
+    sentence = r"^Party 1 has other ids than .*labels.csv, and align = 'ids' demands the same: use"
+    with pytest.raises(ConfigError, match=sentence):
+        organisations.run("run", {**SHORT, "align": "ids"})
+
+
+def test_both_sides_know_the_common_rows_and_no_more(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, small(), parties=3, known=0.7)
+    recorder = Recorder()
+    organisations.run("run", SHORT, recorder)  # type: ignore[arg-type]
+    expected = common(organisations)
+    with np.load(organisations.folder / "run" / "checkpoint.npz") as file:
+        assert read(organisations.labels)[ID].iloc[file["rows"]].tolist() == expected
+    run = checkpoint.load(organisations.folder / "run").run
+    for number in range(3):
+        kept = organisations.folder / "run" / f"run-{run}-party-{number}-checkpoint-1.state"
+        state = state_from_bytes(kept.read_bytes())
+        aligned = load_arrays(state, "aligned")
+        assert list(aligned) == ["rows"]  # no secret is left
+        assert read(organisations.files[number])[ID].iloc[aligned["rows"]].tolist() == expected
+
+
+def test_order_and_place_of_the_columns_decide_nothing_about_rows(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, small())
+    first = models(organisations.run("first", SHORT), 2)
+    change(organisations.files[0], lambda frame: frame[::-1])
+    change(organisations.labels, lambda frame: frame.sample(frac=1, random_state=0))
+    second = models(organisations.run("second", SHORT), 2)
+    for name, parameters in first.items():
+        np.testing.assert_allclose(parameters, second[name], atol=1e-6)
+
+
+def test_the_example_files_are_what_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Path(__file__).parent.parent / "deploy" / "example_files.py"
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path)])
+    runpy.run_path(str(script), run_name="__main__")
+    known, new = (read(tmp_path / "bank" / f"{name}.csv") for name in ("labels", "new"))
+    files = [tmp_path / "party-0" / "features.parquet", tmp_path / "party-1" / "features.csv"]
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    everyone = set(known["person"]) | set(new["person"])
+    assert len(known) + len(new) == len(everyone) == 569 and len(new) == 113
+    blocks = [set(frame) - {"person", "label"} for frame in (known, *map(read, files))]
+    assert [len(block) for block in blocks] == [10, 10, 10] and len(set.union(*blocks)) == 30
+    whole, _ = load_breast_cancer(return_X_y=True)
+    for path in files:
+        frame = read(path)
+        assert len(frame) == 512 and set(frame["person"]) < everyone
+        for name in set(frame) - {"person"}:  # every column is one of the table's
+            number = int(name.removeprefix("feature-"))
+            assert set(frame[name]) <= set(whole[:, number])
+
+
+# --- columns ------------------------------------------------------------------------------------
+
+
+def own_file(path: Path, **words: Any) -> OwnFile:
+    return OwnFile(str(path), id=ID, party=1, **words)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_columns_are_scaled_by_the_training_rows_alone(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    values = np.array([1.0, 3.0, 100.0, 5.0, -50.0])
+    constant = np.full(5, 7)
+    write(pd.DataFrame({ID: range(5), "a": values, "b": constant}), path)
+    train, test, preparation = own_file(path).prepared(np.array([3, 0, 1]), np.array([2, 4]))
+    deviation = np.std([5, 1, 3])
+    assert train.dtype == test.dtype == np.float32
+    np.testing.assert_allclose(train[:, 0], (np.array([5, 1, 3]) - 3) / deviation, rtol=1e-6)
+    np.testing.assert_allclose(test[:, 0], (np.array([100, -50]) - 3) / deviation, rtol=1e-6)
+    assert not train[:, 1].any() and not test[:, 1].any()
+    again = own_file(path).prepared_as_before(preparation, np.array([2, 4]))
+    np.testing.assert_array_equal(again, test)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_missing_numbers_become_the_training_rows_median(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    write(pd.DataFrame({ID: range(6), "a": [1.0, 2.0, 90.0, None, None, 5000.0]}), path)
+    own = own_file(path, missing="median")
+    train, test, preparation = own.prepared(np.array([0, 1, 2, 3]), np.array([4, 5]))
+    assert preparation.numbers == {"a": 2.0}  # of 1, 2 and 90
+    np.testing.assert_allclose(train[3], train[1])
+    np.testing.assert_allclose(test[0], train[1])
+    assert preparation.mean == [pytest.approx((1 + 2 + 90 + 2) / 4)]
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "Float64"])
+def test_nullable_columns_of_parquet_are_numbers(tmp_path: Path, dtype: str) -> None:
+    path = tmp_path / "a.parquet"
+    column = pd.Series([1, 0, 1, None], dtype=dtype)
+    write(pd.DataFrame({ID: range(4), "a": column}), path)
+    with pytest.raises(ConfigError, match="has missing values in its features"):
+        own_file(path).prepared(np.array([0, 1]), np.array([2, 3]))
+    train, test, _ = own_file(path, missing="median").prepared(np.arange(3), np.array([3]))
+    np.testing.assert_allclose(test[0], train[0])
+    empty = pd.DataFrame({ID: range(4), "a": pd.Series([None] * 4, dtype=dtype)})
+    write(empty, path)
+    with pytest.raises(ConfigError, match="has a column without any value"):
+        own_file(path, missing="median").prepared(np.arange(3), np.array([3]))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_text_column_becomes_one_of_zeros_and_ones_for_each_value(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"a{suffix}"
+    colours = ["red", "blue", "red", "green", "blue"]
+    write(pd.DataFrame({ID: range(5), "c": colours, "n": [0.0, 1.0, 2.0, 3.0, 4.0]}), path)
+    own = own_file(path, text="one-hot")
+    train, test, preparation = own.prepared(np.array([0, 1, 2]), np.array([3, 4]))
+    assert preparation.texts == {"c": ["blue", "red"]}  # green is in no training row
+    mean, deviation = np.array(preparation.mean), np.array(preparation.deviation)
+    raw = np.concatenate([train, test]) * deviation + mean
+    expected = [[0, 0, 1], [1, 1, 0], [2, 0, 1], [3, 0, 0], [4, 1, 0]]
+    np.testing.assert_allclose(raw, expected, atol=1e-6)
+    assert Preparation(**preparation.as_json()) == preparation
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_missing_text_is_refused_or_a_value_of_its_own(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    write(pd.DataFrame({ID: range(4), "c": ["red", None, "red", None]}), path)
+    with pytest.raises(ConfigError, match="has missing values in its features"):
+        own_file(path, text="one-hot").prepared(np.arange(3), np.array([3]))
+    own = own_file(path, text="one-hot", missing="median")
+    train, test, preparation = own.prepared(np.arange(3), np.array([3]))
+    assert preparation.texts == {"c": ["", "red"]}
+    np.testing.assert_array_equal(test[0], train[1])
+
+
+def test_a_text_column_of_many_values_is_refused(tmp_path: Path, own_log: list[str]) -> None:
+    path = tmp_path / "a.csv"
+    write(pd.DataFrame({ID: range(102), "name": [f"name {n}" for n in range(102)]}), path)
+    own = own_file(path, text="one-hot")
+    assert own.prepared(np.arange(100), np.array([100, 101]))[0].shape == (100, 100)
+    with pytest.raises(ConfigError, match="has a text column with more than 100 values: leave"):
+        own.prepared(np.arange(101), np.array([101]))
+    assert any("column 'name' has 101 values" in line for line in own_log)
+
+
+def test_columns_name_those_that_are_features(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    write(small(), path)
+    assert own_file(path, label="label").feature_names == ["f0", "f1", "f2", "f3"]
+    assert own_file(path, columns="f3, f1").feature_names == ["f3", "f1"]
+    rows = np.arange(60)
+    two = own_file(path, columns="f3,f1").prepared(rows[:40], rows[40:])[0]
+    alone = own_file(path, columns="f1").prepared(rows[:40], rows[40:])[0]
+    np.testing.assert_array_equal(two[:, 1], alone[:, 0])
+
+
+def test_a_party_trains_on_the_columns_that_it_names(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, small())
+    organisations.words = [{"columns": "f0"}, {}]
+    run = organisations.run("run", SHORT)
+    shapes = [run.parameters(f"party-{number}") for number in range(2)]
+    assert [next(iter(each.values())).shape for each in shapes] == [(8, 1), (8, 2)]
+
+
+# --- what is told of them -----------------------------------------------------------------------
+
+SENTINEL = "zebrafish"
+NUMBER = 987654.321  # a value
+LONG_ID = 7236454152718
+
+
+def telling() -> pd.DataFrame:
+    """A table whose ids, column names and values can be searched for in bytes."""
+    table = small()
+    table[ID] = LONG_ID + 997 * np.arange(len(table))
+    table = table.rename(columns={"f1": f"{SENTINEL}-1", "f3": f"{SENTINEL}-3"})
+    table.loc[::3, f"{SENTINEL}-3"] = NUMBER
+    return table
+
+
+def assert_tells_nothing(messages: list[bytes], *more: str) -> None:
+    """No column, id, or value is in any message of a party, in whatever notation."""
+    table = telling()
+    secret = [SENTINEL, SENTINEL.upper(), str(NUMBER), *more]
+    words = [text.encode() for text in secret] + [text.encode("utf-16-le") for text in secret]
+    for number in table[ID].tolist():
+        words += [str(number).encode(), number.to_bytes(8, "little"), number.to_bytes(8, "big")]
+        words += [np.float64(number).tobytes()]
+    columns = [name for name in table if name not in (ID, "label")]
+    for name in columns:
+        values = table[name].to_numpy()
+        rows = np.arange(len(values))
+        words += [value.tobytes() for value in values[values != 0]]
+        words += [str(value).encode() for value in values if len(str(value)) > 5]
+        # Pairs of rows as a model reads them; four bytes alone may come by chance.
+        scaled = ((values - values.mean()) / values.std()).astype(np.float32)
+        words += [scaled[row : row + 2].tobytes() for row in rows[:-1]]
+    assert len(messages) > 0
+    for message in messages:
+        assert not [word for word in words if word in message]
+
+
+@pytest.mark.parametrize("align", ["psi", "ids"])
+@pytest.mark.parametrize("strategy", ["split-nn", "vafl", "dpzv"])
+def test_no_message_of_a_party_holds_an_id_a_column_name_or_a_value(
+    tmp_path: Path, align: str, strategy: str
+) -> None:
+    organisations = cut(tmp_path, telling(), known=1)
+    recorder = Recorder()
+    keys = {**SHORT, "align": align, "strategy": strategy}
+    if strategy == "dpzv":
+        keys |= {"noise-multiplier": 1.0, "noise-seed": 0}  # neither of which is accounted for
+    organisations.run("run", keys, recorder)  # type: ignore[arg-type]
+    assert_tells_nothing(recorder.sent, str(tmp_path))
+    labels = [str(number).encode() for number in telling()[ID]]
+    assert not [word for word in labels for message in recorder.orders if word in message]
+
+
+def test_the_search_finds_what_is_there() -> None:
+    with pytest.raises(AssertionError):
+        assert_tells_nothing([b"..." + np.float64(LONG_ID + 997).tobytes()])
+    with pytest.raises(AssertionError):
+        assert_tells_nothing([b"...zebrafish-3..."])
+
+
+def edit(how: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[Organisations], None]:
+    return lambda organisations: change(organisations.files[1], how)
+
+
+def said(**words: str) -> Callable[[Organisations], None]:
+    def say(organisations: Organisations) -> None:
+        organisations.words = [{}, words]
+
+    return say
+
+
+def cell(value: Any, rows: slice = slice(0, 1)) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    def set_cell(frame: pd.DataFrame) -> pd.DataFrame:
+        column = frame[f"{SENTINEL}-3"].tolist()
+        column[rows] = [value] * len(column[rows])
+        return frame.assign(**{f"{SENTINEL}-3": column})
+
+    return set_cell
+
+
+def both(*steps: Callable[[Organisations], None]) -> Callable[[Organisations], None]:
+    def spoil(organisations: Organisations) -> None:
+        for step in steps:
+            step(organisations)
+
+    return spoil
+
+
+def ids(how: Callable[[pd.Series], Any]) -> Callable[[Organisations], None]:
+    return edit(lambda frame: frame.assign(**{ID: how(frame[ID])}))
+
+
+def unreadable(text: bytes) -> Callable[[Organisations], None]:
+    def spoil(organisations: Organisations) -> None:
+        organisations.files[1].write_bytes(text)
+
+    return spoil
+
+
+def renamed(suffix: str) -> Callable[[Organisations], None]:
+    def rename(organisations: Organisations) -> None:
+        organisations.files[1] = organisations.files[1].rename(
+            organisations.files[1].with_suffix(suffix)
+        )
+
+    return rename
+
+
+BAD = {
+    "not there": (lambda o: o.files[1].unlink(), "file is not there", "no such file"),
+    "of another kind": (renamed(".xlsx"), "is neither .csv nor .parquet", ".xlsx"),
+    "no parquet": (renamed(".parquet"), "cannot be read as a table with a header", "Arrow"),
+    "empty": (unreadable(b""), "cannot be read as a table with a header", "EmptyData"),
+    "no text": (unreadable(b"\xff\xfe\x00,\x81\n"), "cannot be read as a table", "UnicodeDecode"),
+    "no id column": (
+        edit(lambda frame: frame.rename(columns={ID: f"{SENTINEL}-id"})),
+        "does not have the id column that `id` names",
+        f"{SENTINEL}-id",
+    ),
+    "no column of that name": (
+        said(id=f"{SENTINEL}-7"),
+        "does not have the id column that `id` names",
+        SENTINEL,
+    ),
+    "ids that are texts": (ids(lambda each: "p" + each.astype(str)), "write both alike", ""),
+    "ids that are fractions": (
+        ids(lambda each: each + 0.5),
+        "are floating, the label holder's whole numbers: write both",
+        "",
+    ),
+    "an id twice": (
+        ids(lambda each: each.where(each.index > 0, each.iloc[1])),
+        "1 rows whose id is already",
+        "",
+    ),
+    "a missing id": (ids(lambda each: each.where(each.index > 0)), "", ""),
+    "a missing id among texts": (
+        ids(lambda each: ("p" + each.astype(str)).where(each.index > 0)),
+        "",
+        "",
+    ),
+    "no common id": (ids(lambda each: each + 10**9), "has none of the 60 ids", ""),
+    "text": (edit(cell("zebrafish soup")), "has a column that is not numeric", f"{SENTINEL}-3"),
+    "missing": (edit(cell(None)), "has missing values in its features", f"{SENTINEL}-3"),
+    "infinite": (edit(cell(np.inf)), "has infinite values: replace", f"{SENTINEL}-3"),
+    "too large": (edit(cell(1e300, slice(0, 2))), "has numbers that are too large", "infinite"),
+    "empty column": (
+        both(edit(cell(None, slice(None))), said(missing="median")),
+        "has a column without any value in the training rows",
+        f"{SENTINEL}-3",
+    ),
+    "absent columns": (
+        said(columns=f"f2,{SENTINEL}-9"),
+        "does not have the columns that `columns` names",
+        f"{SENTINEL}-9",
+    ),
+    "a column twice": (said(columns="f2,f2"), "or has one of them twice", "f2,f2"),
+    "only ids": (edit(lambda frame: frame[[ID]]), "has no feature columns", "besides ids"),
+    "no file named": (said(file=""), "has named no file: start its SuperNode with", ""),
+    "a wrong word": (said(missing="drop"), "choose one of refuse, median", ""),
+    "another wrong word": (said(text="embed"), "choose one of refuse, one-hot", ""),
+    "a number for a word": (said(id=3), "as texts in quotes", ""),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize(("spoil", "sentence", "in_log"), BAD.values(), ids=list(BAD))
+def test_what_is_wrong_with_a_partys_file_is_said_without_what_is_in_it(
+    tmp_path: Path,
+    own_log: list[str],
+    spoil: Callable[[Organisations], None],
+    sentence: str,
+    in_log: str,
+) -> None:
+    organisations = cut(tmp_path / "place", telling(), known=1)
+    spoil(organisations)
+    recorder = Recorder()
+    with pytest.raises((ConfigError, PartyError)) as raised:
+        organisations.run("run", SHORT, recorder)  # type: ignore[arg-type]
+    message = str(raised.value)
+    assert sentence in message and "arty 1" in message
+    assert message[-1] in ".?" and "raised" not in message and "\n" not in message
+    assert SENTINEL not in message and re.search(r"\d{6}", message) is None
+    assert not in_log or any(in_log in line and "party-1." in line for line in own_log)
+    assert_tells_nothing(recorder.sent, str(organisations.folder), "party-1.")
+
+
+LABEL_HOLDERS = {
+    "not there": (lambda o: o.labels.unlink(), {}, "labels.csv is not there"),
+    "no label column": (lambda o: None, {"label": "lebal"}, "no label column 'lebal': set `label`"),
+    "no id column": (
+        lambda o: None,
+        {"id": "nobody"},
+        "the id column that `id` names: id = 'nobody'",
+    ),
+    "missing labels": (
+        lambda o: change(o.labels, lambda f: f.assign(label=f.label.where(f.index > 3))),
+        {},
+        "Column 'label' of .*labels.csv has missing labels",
+    ),
+    "an id twice": (
+        lambda o: change(o.labels, lambda f: pd.concat([f, f[:2]])),
+        {},
+        "has 2 rows whose id is already",
+    ),
+    "missing values": (
+        lambda o: change(o.labels, lambda f: f.assign(own=[None, *range(1, len(f))])),
+        {},
+        "labels.csv has missing values in its features.*column 'own' has 1",
+    ),
+    "absent columns": (lambda o: None, {"columns": "gone"}, "does not have the columns"),
+    "one class": (
+        lambda o: change(o.labels, lambda f: f.assign(label=1)),
+        {},
+        "take 1 values in 60 rows",
+    ),
+    "no path": (lambda o: None, {"dataset": "files:"}, "is not there"),
+}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "keys", "sentence"), LABEL_HOLDERS.values(), ids=list(LABEL_HOLDERS)
+)
+def test_what_is_wrong_with_the_label_holders_file_is_said_with_its_place(
+    tmp_path: Path, spoil: Callable[[Organisations], None], keys: dict[str, Any], sentence: str
+) -> None:
+    organisations = cut(tmp_path, small(), known=1)
+    spoil(organisations)
+    with pytest.raises(ConfigError, match=sentence) as raised:
+        organisations.run("run", {**SHORT, **keys})
+    assert str(raised.value).endswith(".")
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_every_party_must_have_named_a_file(tmp_path: Path, number: int) -> None:
+    organisations = cut(tmp_path, small())
+    node_configs = (2 * organisations.node_configs)[:number]
+    with pytest.raises(
+        ConfigError,
+        match=r"needs a file of each|^\d node configurations",
+    ):
+        party_run(organisations, node_configs)
+
+
+def party_run(organisations: Organisations, node_configs: list[dict[str, str]]) -> None:
+    from vfl_flower.engines import run_local
+
+    keys = {**organisations.keys, **SHORT, "out": str(organisations.folder / "run")}
+    run_local(2, keys, node_configs=node_configs)
+
+
+# --- those who do not keep to the protocol ------------------------------------------------------
+
+
+class Lying:
+    """The ClientApp, but for what a party answers when it is asked to align."""
+
+    def __init__(self, lie: Callable[[Aligned], Any]) -> None:
+        self.lie = lie
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        reply: Message = client_app.app(message, context)
+        if context.node_config["partition-id"] == 1 and message.metadata.message_type.endswith(
+            "align"
+        ):
+            return to_reply(self.lie(read_reply(reply, Aligned)), message)
+        return reply
+
+
+def arrays(**changes: Callable[[Any], Any]) -> Callable[[Aligned], Aligned]:
+    def lie(answer: Aligned) -> Aligned:
+        new = {
+            key: changes.get(key, lambda each: each)(answer.arrays[key]) for key in answer.arrays
+        }
+        return replace(answer, arrays=new)
+
+    return lie
+
+
+LIES = {
+    "too few": (arrays(again=lambda a: a[1:]), "^Party 1 did not blind again the 60 ids"),
+    "nothing": (lambda answer: replace(answer, arrays={}), "^Party 1 did not blind again the 60"),
+    "one number": (arrays(again=lambda a: a[0, 0]), "^Party 1 did not blind again the 60 ids"),
+    "wide": (arrays(again=lambda a: a.repeat(2, axis=1)), r"^Party 1 sent .* shape \(60, 64\)"),
+    "floats": (arrays(again=lambda a: a.astype(np.float32)), "^Party 1 sent .* are float32"),
+    "none of its own": (
+        lambda answer: replace(answer, arrays={"again": answer.arrays["again"]}),
+        "^Party 1 has none of the 60 ids",
+    ),
+    "flat": (arrays(own=lambda a: a.ravel()), "^Party 1 sent blinded ids that cannot be used"),
+    "signed": (arrays(own=lambda a: a.view(np.int8)), "^Party 1 sent blinded ids that cannot"),
+    "zeros": (arrays(own=lambda a: 0 * a), "^Party 1 sent blinded ids .* small order"),
+    "twice": (
+        arrays(own=lambda a: np.concatenate([a, a[:1]])),
+        "^Party 1 sent a blinded id more than once",
+    ),
+    "ours twice": (
+        arrays(again=lambda a: np.concatenate([a[:-1], a[:1]])),
+        "^Party 1 sent a blinded id more than once",
+    ),
+    "another party": (lambda answer: replace(answer, party=0), "partition-ids are \\[0, 0\\]"),
+    "of another number": (lambda answer: replace(answer, parties=3), "Only 2 of the 3 nodes"),
+}
+
+
+@pytest.mark.parametrize(("lie", "sentence"), LIES.values(), ids=list(LIES))
+def test_a_party_that_answers_nonsense_is_refused(
+    tmp_path: Path, lie: Callable[[Aligned], Any], sentence: str
+) -> None:
+    organisations = cut(tmp_path, small())
+    with pytest.raises((ConfigError, PartyError), match=sentence) as raised:
+        organisations.run("run", {**SHORT, "party-timeout": 0.3}, Lying(lie))  # type: ignore[arg-type]
+    assert str(raised.value)[-1] in ".?"
+
+
+def asked(context: Context, order: Order, kind: Any = Introduction) -> Any:
+    """A party's answer to an order."""
+    return read_reply(client_app.app(to_message(order, 2, 60), context), kind)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Context:
+    """A node with a file of 60 rows, before any message."""
+    write(small(), tmp_path / "a.csv")
+    return Context(
+        run_id=1,
+        node_id=2,
+        node_config={
+            **{"partition-id": 0, "num-partitions": 1},
+            **{"file": str(tmp_path / "a.csv"), "id": ID, "states": str(tmp_path)},
+        },
+        state=RecordDict(),
+        run_config={"dataset": "files:elsewhere.csv"},
+    )
+
+
+def blinded(rows: int = 60) -> Any:
+    return Blinding().of_ids([b"i:%d" % (1000 + row) for row in range(rows)])
+
+
+@pytest.mark.parametrize(
+    ("points", "sentence"),
+    [
+        (blinded().astype(np.int64), "cannot be used: they are int64"),
+        (blinded()[:, :31], r"cannot be used: they are uint8 of shape \(60, 31\)"),
+        (blinded().ravel(), "cannot be used"),
+        (np.zeros((3, 32), np.uint8), "small order"),
+        (np.eye(1, 32, dtype=np.uint8), "small order"),  # u = 1
+        (None, "cannot be used: they are float64"),
+    ],
+)
+def test_a_party_refuses_points_that_are_none(node: Context, points: Any, sentence: str) -> None:
+    given = {} if points is None else {"ids": points}
+    order = AlignOrder(method="psi", id_kind="whole numbers", arrays=given)
+    with pytest.raises(VflError, match=sentence):
+        asked(node, order, Aligned)
+
+
+@pytest.mark.parametrize(
+    ("places", "sentence"),
+    [
+        (np.array([0, 60], np.int32), "was told rows that it does not have"),
+        (np.array([0, -1], np.int32), "was told rows that it does not have"),
+        (np.array([], np.int32), "was told rows that it does not have"),
+        (np.array([4, 5, 4], np.int32), "was told a row more than once"),
+        (np.array([4, 5], np.int64), "was told rows that it was not asked about"),
+        (np.array([4.0, 5.0]), "was told rows that it was not asked about"),
+        (np.array([[4], [5]], np.int32), "was told rows that it was not asked about"),
+        (None, "was told rows that it was not asked about"),
+    ],
+)
+def test_a_party_refuses_rows_that_it_does_not_have(
+    node: Context, places: Any, sentence: str
+) -> None:
+    question = AlignOrder(method="psi", id_kind="whole numbers", arrays={"ids": blinded()})
+    asked(node, question, Aligned)
+    given = {} if places is None else {"places": places}
+    with pytest.raises(VflError, match=sentence):
+        asked(node, CommonOrder(arrays=given))
+    assert "rows" not in load_arrays(node.state, "aligned")
+
+
+def test_a_party_refuses_to_be_told_without_having_been_asked(node: Context) -> None:
+    order = CommonOrder(arrays={"places": np.array([1, 2], np.int32)})
+    with pytest.raises(VflError, match="was not asked about"):
+        asked(node, order)
+    with pytest.raises(VflError, match="was not told which of its rows are common"):
+        asked(node, DescribeOrder(outputs=1))
+    asked(
+        node, AlignOrder(method="psi", id_kind="whole numbers", arrays={"ids": blinded()}), Aligned
+    )
+    asked(node, order)
+    with pytest.raises(VflError, match="was not asked about"):  # the secret is used once
+        asked(node, order)
+    asked(node, AlignOrder(method="ids", id_kind="whole numbers"), Aligned)
+    with pytest.raises(VflError, match="was not asked about"):
+        asked(node, order)
+    assert not load_scalars(node.state)  # it has begun no run

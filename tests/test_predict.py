@@ -1,0 +1,405 @@
+"""What a trained model says of rows: predictions by id, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from tests.organisations import (
+    ID,
+    Organisations,
+    cancer,
+    change,
+    common,
+    contents,
+    cut,
+    read,
+    small,
+    write,
+)
+from vfl_flower import checkpoint, party, results
+from vfl_flower.cli import main
+from vfl_flower.engines import predict_local, run_local
+from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.models import build_bottom, build_top, load_model
+from vfl_flower.records import load_about, state_from_bytes
+from vfl_flower.results import Results
+
+SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    """What `predict` writes beside its table."""
+    found: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
+    return found
+
+
+def by_hand(organisations: Organisations, out: str, labels: Path) -> tuple[list[Any], Any]:
+    """Ids that all have, and the outputs of the run's models for them."""
+    folder = organisations.folder / out
+    found = checkpoint.load(folder)
+    config = found.config
+    parties = len(organisations.files)
+    outputs = max(1, len(found.about_labels["classes"]))
+    outputs = 1 if outputs == 2 else outputs
+    new = Organisations(organisations.folder, labels, organisations.files)
+    ids = common(new)
+
+    def columns(path: Path, preparation: dict[str, Any]) -> Any:
+        frame = read(path).set_index(ID).loc[ids]
+        raw = frame[list(preparation["numbers"])].to_numpy(np.float64)
+        scaled = (raw - np.array(preparation["mean"])) / np.array(preparation["deviation"])
+        return torch.from_numpy(scaled.astype(np.float32))
+
+    blocks = []
+    with torch.no_grad():
+        for number in range(parties):
+            kept = folder / f"run-{found.run}-party-{number}-checkpoint-{found.number}.state"
+            about = json.loads(load_about(state_from_bytes(kept.read_bytes())))
+            x = columns(organisations.files[number], about["preparation"])
+            bottom = build_bottom(config, number, tuple(x.shape[1:]), 4)
+            with np.load(folder / f"party-{number}.npz") as file:
+                load_model(bottom, dict(file))
+            blocks.append(bottom(x))
+        own = 0
+        if found.about_labels["preparation"]:
+            blocks.append(columns(labels, found.about_labels["preparation"]))
+            own = blocks[-1].shape[1]
+        top = build_top(config, [4] * parties, outputs, own)
+        with np.load(folder / "top.npz") as file:
+            load_model(top, dict(file))
+        return ids, top(torch.cat(blocks, dim=1)).double()
+
+
+# --- what it says -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "split-nn"},
+        {"strategy": "vafl", "delay": "poisson"},
+        {"strategy": "ef-vfl", "codec": "top-k", "labels": "shared"},
+        {"strategy": "cascaded", "top-model": "sum"},
+        {"strategy": "frozen", "bottom-model": "cnn", "bottom-hidden": 2},
+    ],
+    ids=lambda keys: keys["strategy"],
+)
+def test_test_rows_of_a_data_set_do_as_the_run_says(tmp_path: Path, keys: dict[str, Any]) -> None:
+    run = run_local(4, {"epochs": 1, **keys, "out": str(tmp_path / "run")})
+    path = predict_local({"model": str(run.folder)})
+    assert path == run.folder / "predictions.csv"
+    found, table = summary_of(path), read(path)
+    for name in ("accuracy", "loss", "auc"):
+        assert found[name] == run.summary[f"test_{name}"]
+    assert found["rows"] == len(table) == 360
+    chances = table.drop(columns=["id", "prediction"])
+    assert list(chances) == [f"probability_{number}" for number in range(10)]
+    np.testing.assert_allclose(chances.sum(axis=1), 1)
+    np.testing.assert_array_equal(chances.to_numpy().argmax(1), table["prediction"])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
+    """Organisations that have trained a model of two classes, and new rows of the label holder."""
+    table = cancer(columns=9, rows=260)
+    organisations = cut(tmp_path_factory.mktemp("trained"), table, own=3)
+    everyone = read(organisations.labels)
+    write(everyone[:180], organisations.labels)
+    write(everyone[180:].sample(frac=1, random_state=0), organisations.folder / "new.csv")
+    with patch.object(results, "draw_curves", lambda histories, path: None):
+        organisations.run("run", SHORT)
+    return organisations
+
+
+@pytest.fixture
+def organisations(tmp_path: Path, trained: Organisations) -> Organisations:
+    """A copy of them, whose files a test may change."""
+    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
+    files = [folder / path.name for path in trained.files]
+    return Organisations(folder, folder / trained.labels.name, files)
+
+
+def test_predictions_are_those_of_the_models_by_id(organisations: Organisations) -> None:
+    new = organisations.folder / "new.csv"
+    table = organisations.predict("run", new)
+    ids, outputs = by_hand(organisations, "run", new)
+    in_file = [each for each in read(new)[ID].tolist() if each in set(ids)]
+    assert table["id"].tolist() == in_file and 40 < len(ids) < 80
+    table = table.set_index("id").loc[ids].reset_index()
+    chances = outputs[:, 0].sigmoid().numpy()
+    np.testing.assert_allclose(table["probability_1"], chances, atol=1e-6)
+    np.testing.assert_allclose(table["probability_0"], 1 - chances, atol=1e-6)
+    np.testing.assert_array_equal(table["prediction"], chances > 0.5)
+    labels = read(new).set_index(ID).loc[ids, "label"].to_numpy()
+    found = summary_of(organisations.folder / "run" / "predictions.csv")
+    assert found["accuracy"] == pytest.approx(np.mean((chances > 0.5) == labels))
+    assert found["rows"] == len(ids)
+
+
+def test_parquet_holds_the_same_as_csv(organisations: Organisations) -> None:
+    new = organisations.folder / "new.csv"
+    csv = organisations.predict("run", new)
+    out = organisations.folder / "deeper" / "scores.parquet"
+    parquet = organisations.predict("run", new, out=str(out))
+    assert out.exists() and out.with_suffix(".json").exists()
+    pd.testing.assert_frame_equal(csv, parquet, check_exact=False)
+    assert [path.name for path in out.parent.iterdir() if "new" in path.name] == []
+
+
+def test_without_labels_there_are_predictions_and_no_metrics(organisations: Organisations) -> None:
+    new = organisations.folder / "new.csv"
+    with_labels = organisations.predict("run", new, out=str(organisations.folder / "a.csv"))
+    change(new, lambda frame: frame.drop(columns=["label"]))
+    without = organisations.predict("run", new, out=str(organisations.folder / "b.csv"))
+    pd.testing.assert_frame_equal(with_labels, without)
+    found = summary_of(organisations.folder / "b.csv")
+    assert not {"accuracy", "loss", "auc"} & found.keys() and found["rows"] == len(without)
+
+
+def test_rows_that_only_parties_have_change_nothing(organisations: Organisations) -> None:
+    new = organisations.folder / "new.csv"
+    before = organisations.predict("run", new, out=str(organisations.folder / "a.csv"))
+
+    def more(frame: pd.DataFrame) -> pd.DataFrame:
+        others = frame.assign(**{ID: frame[ID] + 10**7, frame.columns[0]: 1e6})
+        return pd.concat([others, frame[::-1]])
+
+    for path in organisations.files:
+        change(path, more)
+    after = organisations.predict("run", new, out=str(organisations.folder / "b.csv"))
+    pd.testing.assert_frame_equal(before, after)
+
+
+def test_columns_in_another_order_change_nothing(organisations: Organisations) -> None:
+    new = organisations.folder / "new.csv"
+    before = organisations.predict("run", new, out=str(organisations.folder / "a.csv"))
+    for path in [*organisations.files, new]:
+        change(path, lambda frame: frame[frame.columns[::-1]])
+    after = organisations.predict("run", new, out=str(organisations.folder / "b.csv"))
+    pd.testing.assert_frame_equal(before, after)
+
+
+def test_regression_predicts_in_units_of_the_labels(tmp_path: Path) -> None:
+    table = small(90)
+    table["label"] = 5000 + 100 * table["f0"] - 40 * table["f2"]
+    organisations = cut(tmp_path, table, known=1)
+    keys = {**SHORT, "epochs": 60, "target": "regression", "party-lr": 0.05, "server-lr": 0.05}
+    run = organisations.run("run", keys)
+    predicted = organisations.predict("run")
+    assert list(predicted) == ["id", "prediction"]
+    labels = table.set_index(ID).loc[predicted["id"], "label"].to_numpy()
+    errors = predicted["prediction"].to_numpy() - labels
+    found = summary_of(run.folder / "predictions.csv")
+    assert found["rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-4)
+    assert found["r2"] == pytest.approx(1 - np.mean(errors**2) / labels.var(), rel=1e-3)
+    assert found["r2"] > 0.8 and abs(predicted["prediction"].mean() - 5000) < 60
+    _, outputs = by_hand(organisations, "run", organisations.labels)
+    about = checkpoint.load(run.folder).about_labels
+    expected = about["mean"] + about["deviation"] * outputs[:, 0].numpy()
+    np.testing.assert_allclose(predicted["prediction"], expected, rtol=1e-5)
+
+
+def test_classes_have_their_names(tmp_path: Path) -> None:
+    table = small(90)
+    table["label"] = np.array(["low", "mid", "high"])[np.digitize(table["f0"], [-0.5, 0.5])]
+    organisations = cut(tmp_path, table)
+    organisations.run("run", {**SHORT, "epochs": 20})
+    predicted = organisations.predict("run")
+    names = ["high", "low", "mid"]
+    assert list(predicted) == ["id", "prediction", *(f"probability_{name}" for name in names)]
+    _, outputs = by_hand(organisations, "run", organisations.labels)
+    chances = outputs.softmax(1).numpy()
+    np.testing.assert_allclose(predicted.iloc[:, 2:], chances, atol=1e-6)
+    assert predicted["prediction"].tolist() == [names[each] for each in chances.argmax(1)]
+
+
+def test_columns_are_prepared_as_training_taught(tmp_path: Path) -> None:
+    """Gaps get the median of then, new texts are all zeros, and scales are those of then."""
+    table = small(80)
+    generator = np.random.default_rng(0)
+    colours = generator.choice(["red", "blue"], len(table))
+    table = table.assign(f3=np.where(colours == "red", table["f3"], np.nan), f4=colours)
+    organisations = cut(tmp_path, table, parties=1, known=1)
+    organisations.words = [{"missing": "median", "text": "one-hot"}]
+    organisations.run("run", SHORT)
+    found = checkpoint.load(tmp_path / "run")
+    name = f"run-{found.run}-party-0-checkpoint-{found.number}.state"
+    kept = (tmp_path / "run" / name).read_bytes()
+    about = json.loads(load_about(state_from_bytes(kept)))
+    median = about["preparation"]["numbers"]["f3"]
+    assert about["preparation"]["texts"] == {"f4": ["blue", "red"]}
+
+    def predicted(how: Any, out: str) -> Any:
+        write(how(table.drop(columns=["label"])), organisations.files[0])
+        return organisations.predict("run", out=str(tmp_path / out))["probability_1"]
+
+    gaps = predicted(lambda frame: frame.assign(f3=np.nan), "a.csv")
+    filled = predicted(lambda frame: frame.assign(f3=median), "b.csv")
+    np.testing.assert_array_equal(gaps, filled)
+    green = predicted(lambda frame: frame.assign(f4="green"), "c.csv")
+    purple = predicted(lambda frame: frame.assign(f4="purple"), "d.csv")
+    red = predicted(lambda frame: frame.assign(f4="red"), "e.csv")
+    np.testing.assert_array_equal(green, purple)
+    assert not np.allclose(green, red)
+    one = predicted(lambda frame: frame[:1], "f.csv")
+    np.testing.assert_allclose(one, predicted(lambda frame: frame, "g.csv")[:1], atol=1e-6)
+
+
+class Cut(BaseException):
+    """Somebody stops the run."""
+
+
+def test_a_checkpoint_of_a_run_that_was_cut_short_predicts(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, small())
+    add = Results.add
+
+    def stop(self: Results, entry: dict[str, Any]) -> None:
+        add(self, entry)
+        if len(self.history) == 2:
+            raise Cut
+
+    with patch.object(Results, "add", stop), pytest.raises(Cut):
+        organisations.run("run", {**SHORT, "checkpoint-every": 3})
+    found = checkpoint.load(tmp_path / "run")
+    assert not found.finished
+    before = organisations.predict("run")
+    organisations.resume("run")
+    after = organisations.predict("run", out=str(tmp_path / "after.csv"))
+    assert before["id"].tolist() == after["id"].tolist()
+    assert not np.allclose(before["probability_1"], after["probability_1"])
+
+
+@pytest.mark.parametrize("noise_seed", [-1, 0])
+def test_embeddings_are_perturbed_when_it_predicts_too(tmp_path: Path, noise_seed: int) -> None:
+    organisations = cut(tmp_path, small())
+    keys = {"privacy": "perturbed-embedding", "embedding-noise": 2.0, "noise-seed": noise_seed}
+    organisations.run("run", {**SHORT, **keys})
+    one = organisations.predict("run", out=str(tmp_path / "one.csv"))["probability_1"]
+    two = organisations.predict("run", out=str(tmp_path / "two.csv"))["probability_1"]
+    assert np.array_equal(one, two) == (noise_seed >= 0)
+    _, outputs = by_hand(organisations, "run", organisations.labels)
+    assert np.abs(one - outputs[:, 0].sigmoid().numpy()).max() > 1e-3
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def refused(organisations: Organisations, sentence: str, **keys: Any) -> str:
+    """The sentence; nothing is written."""
+    before = contents(organisations.folder / "run"), contents(organisations.folder)
+    with pytest.raises(VflError, match=sentence) as raised:
+        organisations.predict("run", **keys)
+    assert (contents(organisations.folder / "run"), contents(organisations.folder)) == before
+    message = str(raised.value)
+    assert message[-1] in ".?" and "\n" not in message and "raised" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda frame: frame.drop(columns=frame.columns[0]),
+        lambda frame: frame.rename(columns={frame.columns[0]: "secret"}),
+        lambda frame: frame.assign(secret=1),
+        lambda frame: frame.assign(**{frame.columns[0]: "secret"}),
+    ],
+    ids=["gone", "renamed", "one more", "text"],
+)
+def test_other_columns_of_a_party(organisations: Organisations, how: Any) -> None:
+    change(organisations.files[1], how)
+    sentence = "Party 1's file has other columns than its model was trained with. Its own log says"
+    message = refused(organisations, sentence)
+    assert "secret" not in message and "f6" not in message and "party-1.csv" not in message
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf], ids=["missing", "infinite"])
+def test_values_that_cannot_be_used(organisations: Organisations, value: Any) -> None:
+    change(organisations.files[0], lambda frame: frame.assign(**{frame.columns[0]: value}))
+    refused(organisations, "Party 0's file has (missing|infinite) values")
+
+
+def test_other_columns_of_the_label_holder(organisations: Organisations) -> None:
+    change(organisations.labels, lambda frame: frame.drop(columns=["f1"]))
+    refused(organisations, r"labels.csv has other columns than .*: column 'f1' is not there any")
+
+
+def test_a_label_that_the_model_has_never_seen(organisations: Organisations) -> None:
+    change(organisations.labels, lambda frame: frame.assign(label=frame["label"] + 1))
+    refused(organisations, "have 1 values that the model has never seen: correct them")
+
+
+def test_missing_labels(organisations: Organisations) -> None:
+    change(organisations.labels, lambda f: f.assign(label=f["label"].where(f.index > 3)))
+    organisations.predict("run", organisations.labels)
+    assert summary_of(organisations.folder / "run" / "predictions.csv")["accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_another_number_of_files(organisations: Organisations, number: int) -> None:
+    organisations.files = (2 * organisations.files)[:number]
+    refused(
+        organisations, r"needs a file of each of the 2 parties|^\d node configurations are given"
+    )
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json"])
+def test_what_is_there_is_never_overwritten(organisations: Organisations, suffix: str) -> None:
+    out = organisations.folder / "scores.csv"
+    out.with_suffix(suffix).write_text("precious")
+    sentence = rf"scores\{suffix} is there already: name another file, or move it away"
+    refused(organisations, sentence, out=str(out))
+
+
+@pytest.mark.parametrize("out", ["scores.txt", "scores", "scores.csv.gz"])
+def test_a_file_of_another_kind(organisations: Organisations, out: str) -> None:
+    refused(organisations, "must be a file that ends in .csv or .parquet", out=out)
+
+
+def test_a_folder_that_cannot_be_written(organisations: Organisations) -> None:
+    (organisations.folder / "file").write_text("")
+    out = str(organisations.folder / "file" / "scores.csv")
+    refused(organisations, "Predictions cannot be written to .*: ", out=out)
+
+
+def test_a_party_that_has_lost_its_state(organisations: Organisations) -> None:
+    for path in (organisations.folder / "run").glob("*-party-1-*.state"):
+        path.unlink()
+    refused(organisations, r"Party 1 does not have checkpoint 1 of that run: start its SuperNode")
+
+
+def test_a_folder_without_a_checkpoint(organisations: Organisations) -> None:
+    (organisations.folder / "run" / checkpoint.FILE).unlink()
+    refused(organisations, "has no checkpoint.npz: name the results folder of a run")
+
+
+def test_a_model_of_files_needs_files(organisations: Organisations) -> None:
+    party._skeletons.clear()
+    with pytest.raises(ConfigError, match="is of files: name that of the new rows by dataset="):
+        predict_local({"model": str(organisations.folder / "run")}, organisations.node_configs)
+
+
+def test_the_command(organisations: Organisations, capsys: pytest.CaptureFixture[str]) -> None:
+    out = organisations.folder / "scores.parquet"
+    words = [f"file='{path}' id='{ID}'" for path in organisations.files]
+    nodes = [word for each in words for word in ("--node-config", each)]
+    keys = f"dataset='files:{organisations.folder / 'new.csv'}'"
+    command = ["predict", str(organisations.folder / "run"), "-c", keys, "--out", str(out), *nodes]
+    assert main(command) == 0
+    assert capsys.readouterr().out == f"predictions: {out}\n"
+    assert len(read(out)) == len(by_hand(organisations, "run", organisations.folder / "new.csv")[0])
+    assert main(command) == 1
+    assert "is there already" in capsys.readouterr().err

@@ -1,0 +1,346 @@
+"""`vfl report`: what a run counts by party, and the page that is made of results folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import strategies
+from tests.conftest import Start
+from vfl_flower.cli import main
+from vfl_flower.config import keys
+from vfl_flower.local_grid import delay_seconds
+from vfl_flower.report import read, report
+
+QUICK: dict[str, Any] = {"dataset": "breast-cancer", "window": 5, "epochs": 2}
+
+
+# --- what a run counts by party -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "split-nn"},
+        {"strategy": "vafl", "max-delay": 5, "delay": "exponential"},
+        {"strategy": "cascaded", "codec": "top-k"},
+        {"strategy": "alone"},
+        {"strategy": "frozen"},
+        {"strategy": "joined"},
+    ],
+)
+def test_the_parties_traffic_adds_up_to_the_run_s(run: Start, keys: dict[str, Any]) -> None:
+    finished = run(3, {**QUICK, **keys})
+    by_party = finished.summary["by_party"]
+    assert len(by_party) == finished.summary["parties"]
+    for key in ("exchanges", "bytes_up", "bytes_down", "evaluation_bytes"):
+        assert sum(each[key] for each in by_party) == finished.summary[key], key
+    assert (finished.summary["bytes_up"] > 0) == (keys["strategy"] != "joined")
+
+
+def test_replies_took_the_virtual_seconds_that_were_drawn(run: Start) -> None:
+    keys = {**QUICK, "strategy": "vafl", "delay": "exponential"}
+    config = strategies.resolve(keys)
+    for each in run(3, keys).summary["by_party"]:
+        numbers = range(1, each["exchanges"] + 1)
+        drawn = [delay_seconds(config, each["party"], 3, number) for number in numbers]
+        expected = {"mean": np.mean(drawn), "most": np.max(drawn)}
+        assert each["reply_virtual_seconds"] == pytest.approx(expected, abs=1e-5)
+        assert 0 < each["reply_seconds"]["mean"] <= each["reply_seconds"]["most"] < 60
+
+
+def test_staleness_is_zero_in_step_and_the_others_turns_out_of_it(run: Start) -> None:
+    together = run(3, {**QUICK, "strategy": "split-nn"}).summary["by_party"]
+    assert [each["staleness"] for each in together] == [{"mean": 0, "most": 0}] * 3
+    in_turn = run(3, {**QUICK, "strategy": "vafl"}).summary["by_party"]  # no delays: 0, 1, 2, 0, ..
+    assert [each["staleness"]["mean"] for each in in_turn] == [0, 5, 10]
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+HOSTILE = """</title></style><script>alert('1')</script><img src=x onerror="alert(1)">&amp;"""
+
+
+class Page:
+    """A page, read back: it is well-formed, so what is not escaped breaks it."""
+
+    def __init__(self, html: str) -> None:
+        self.root = ElementTree.fromstring(html)
+        self.text = " ".join(self.root.itertext())
+
+    def all(self, tag: str) -> list[ElementTree.Element]:
+        return list(self.root.iter(tag))
+
+    def table(self, *head: str) -> dict[str, dict[str, str]]:
+        """The table whose head begins so: first cell of a row -> column -> text."""
+        for table in self.all("table"):
+            rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
+            if tuple(rows[0][: len(head)]) == head:
+                return {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[1:]}
+        raise AssertionError(f"no table of {head}")
+
+    def points(self, chart: str) -> list[list[tuple[float, float]]]:
+        """Of a chart's lines, how far right and how far up each point is."""
+        figure = next(each for each in self.all("figure") if each[0].text == chart)
+        return [
+            [(float(x), -float(y)) for x, y in (each.split(",") for each in line.split())]
+            for line in (each.attrib["points"] for each in figure.iter("polyline"))
+        ]
+
+
+def left(folder: Path, evaluations: int = 3, scale: float = 1, **summary: Any) -> Path:
+    """A results folder as a run leaves it; without a summary if that is not ``finished``."""
+    folder.mkdir()
+    entries = [
+        {
+            "epoch": n,
+            "exchanges": 10 * n * scale,
+            "bytes_up": 2_000_000 * n * scale,
+            "bytes_down": 1_000_000 * n * scale,
+            "seconds": 0.5 * n,
+            "virtual_seconds": 0.0,
+            "train_loss": 1 / n,
+            "test_loss": 2 / n,
+            "test_accuracy": 1 - 0.5 / n,
+            "test_auc": None,
+        }
+        for n in range(1, evaluations + 1)
+    ]
+    (folder / "history.jsonl").write_text("".join(json.dumps(each) + "\n" for each in entries))
+    if summary.pop("finished", True):
+        whole = {"strategy": "vafl", "dataset": "digits", "parties": 2, "failure": None}
+        whole |= {"epochs": evaluations, **(entries[-1] if entries else {}), **summary}
+        (folder / "summary.json").write_text(json.dumps(whole))
+    return folder
+
+
+def test_the_page_of_a_run_tells_its_figures(run: Start) -> None:
+    finished = run(3, {**QUICK, "strategy": "vafl", "delay": "poisson", "party-lr": 0.05})
+    summary = finished.summary
+    page = Page(report([finished.folder]))
+    assert page.all("title")[0].text == page.all("h1")[0].text == "vafl on breast-cancer"
+    tiles = {"".join(tile[0].itertext()): tile[1].text for tile in page.all("dl")[0]}
+    assert tiles["test accuracy"] == f"{summary['test_accuracy']:.4f}"
+    assert tiles["exchanges"] == str(summary["exchanges"]) and tiles["epsilon"] == "none"
+    counted, delays = page.table("party", "exchanges"), page.table("party", "seconds, mean")
+    for each in summary["by_party"]:
+        row = counted[f"party {each['party']}"]
+        assert int(row["exchanges"]) == each["exchanges"]
+        assert float(row["MB up"]) == pytest.approx(each["bytes_up"] / 1e6, rel=0.01)
+        assert float(row["MB down"]) == pytest.approx(each["bytes_down"] / 1e6, rel=0.01)
+        row = delays[f"party {each['party']}"]
+        for key, column in DELAYS.items():
+            for of in ("mean", "most"):
+                assert float(row[f"{column}, {of}"]) == pytest.approx(each[key][of], rel=0.01)
+    spent = page.table("run", "epsilon")["vafl"]
+    assert spent["epsilon"] == "none" and "no noise" in spent["what it protects, and from whom"]
+    assert page.table("what")["code"]["vafl"] == summary["code"][:16]
+    # Accuracy, and both losses, against exchanges, megabytes, seconds and virtual seconds.
+    assert len(page.all("polyline")) == 4 * (1 + 2)
+
+
+DELAYS = {
+    "reply_seconds": "seconds",
+    "reply_virtual_seconds": "virtual seconds",
+    "staleness": "staleness",
+}
+
+
+def test_settings_that_differ_come_first_and_all_are_there(run: Start) -> None:
+    page = Page(report([run(2, {**QUICK, "strategy": "cascaded", "seed": 3}).folder]))
+    changed, rest = page.table("key", "value"), page.table("key", "default")
+    assert changed["seed"] == {"value": "3", "default": "0"}
+    assert changed["estimator"] == {"value": "zeroth-order°", "default": "first-order"}
+    assert rest["quorum"]["default"] == "auto"
+    assert not changed.keys() & rest.keys() and changed.keys() | rest.keys() == keys().keys()
+
+
+def test_privacy_says_what_is_spent_and_what_it_protects(run: Start) -> None:
+    keys = {"strategy": "dpzv", "noise-multiplier": 2.0, "dataset": "breast-cancer", "epochs": 1}
+    finished = run(3, keys)
+    (spent,) = Page(report([finished.folder])).table("run", "epsilon").values()
+    figures = [float(spent[key]) for key in list(spent)[:4]]
+    named = ("epsilon", "delta", "epsilon_known_batches", "epsilon_of_paper")
+    assert figures == pytest.approx([finished.summary[key] for key in named], rel=1e-3)
+    assert spent["what it protects, and from whom"] == finished.summary["epsilon_protects"]
+    repeatable = run(3, {**keys, "noise-seed": 0})
+    (spent,) = Page(report([repeatable.folder])).table("run", "epsilon").values()
+    assert spent["epsilon"] == "none" and "can be repeated" in list(spent.values())[-1]
+
+
+def test_curves_are_drawn_to_scale(tmp_path: Path) -> None:
+    page = Page(report([left(tmp_path / "a"), left(tmp_path / "b", scale=2)]))
+    first, second = page.points("test accuracy against megabytes")
+    (x1, y1), (x2, y2), (x3, y3) = first  # accuracies 0.5, 0.75, 0.833; exchanges 10, 20, 30
+    assert x2 - x1 == pytest.approx(x3 - x2, abs=0.2)
+    assert (y3 - y1) / (y2 - y1) == pytest.approx((1 / 3) / (1 / 4), abs=0.02)
+    assert [y for _, y in second] == [y1, y2, y3]
+    assert second[0][0] == x2  # twice as many
+    tips = ["".join(each.itertext()) for each in page.all("circle")]
+    assert "vafl, a: 0.5 at 3" in tips and "vafl, b: 0.75 at 12" in tips  # megabytes
+    far = Page(report([tmp_path / "a", left(tmp_path / "c", scale=1000)]))
+    first, second = far.points("test accuracy against exchanges")
+    assert "exchanges, logarithmic" in far.text and "seconds, logarithmic" not in far.text
+    apart = [b[0] - a[0] for a, b in zip(first, second, strict=True)]
+    assert apart == pytest.approx([apart[0]] * 3, abs=0.2)  # three powers of ten, everywhere
+
+
+def test_runs_are_compared_and_equal_names_told_apart(tmp_path: Path) -> None:
+    folders = [left(tmp_path / name, **more) for name, more in COMPARED.items()]
+    page = Page(report(folders))
+    table = page.table("run")
+    assert list(table) == ["vafl, a", "vafl, b", "dpzv"]
+    assert table["dpzv"]["epsilon"] == "1.5" and table["vafl, a"]["epsilon"] == "none"
+    assert table["vafl, b"]["MB up"] == "12"
+    assert len(page.points("test accuracy against seconds")) == 3
+
+
+COMPARED: dict[str, dict[str, Any]] = {
+    "a": {},
+    "b": {"scale": 2},
+    "c": {"strategy": "dpzv", "epsilon": 1.5, "delta": 1e-3},
+}
+
+
+def test_a_comparison_s_runs_have_its_titles_and_order(tmp_path: Path) -> None:
+    for name in ("small-steps", "vafl", "failed"):
+        left(tmp_path / name, failure="It broke." if name == "failed" else None)
+    (tmp_path / "compare.json").write_text(json.dumps({"vafl": {}, "small steps": {}}))
+    assert [each.title for each in read([tmp_path])] == ["vafl", "small steps", "failed"]
+    assert "after 3 epochs: It broke." in Page(report([tmp_path])).text
+
+
+def test_what_sends_nothing_is_a_level(tmp_path: Path) -> None:
+    page = Page(report([left(tmp_path / "a"), left(tmp_path / "b", scale=0, strategy="joined")]))
+    assert len(page.points("test accuracy against exchanges")) == 1
+    assert len(page.points("test accuracy against seconds")) == 2
+    levels = [each for each in page.all("line") if "level" in each.attrib.get("class", "")]
+    assert len(levels) == 4  # accuracy and loss, against exchanges and megabytes
+
+
+def test_regression_is_shown_by_r2(tmp_path: Path) -> None:
+    folder = left(tmp_path / "a", test_accuracy=None, test_r2=0.87, test_rmse=1.25)
+    lines = (folder / "history.jsonl").read_text().replace("test_accuracy", "test_r2")
+    (folder / "history.jsonl").write_text(lines)
+    page = Page(report([folder]))
+    assert "test accuracy" not in page.text and "0.8700" in page.text and "1.25" in page.text
+    assert page.points("test R² against exchanges")
+
+
+def test_attacks_of_an_audit_are_there(tmp_path: Path) -> None:
+    folder = left(tmp_path / "a")
+    attack: dict[str, Any] = {"attack": "norms", "attacker": "an eavesdropper", "measure": "AUC"}
+    attack |= {"success": 0.9, "guessing": 0.5, "rows": 100}
+    (folder / "audit.json").write_text(json.dumps({"attacks": [attack]}))
+    (folder / "reconstruction.png").write_bytes(b"rows of a party")
+    page = Page(report([folder]))
+    assert page.table("attack")["norms"]["success"] == "0.9000"
+    assert not page.all("img")  # the picture shows rows, which are nobody else's business
+
+
+def test_nothing_from_a_file_becomes_part_of_the_page_s_code(tmp_path: Path) -> None:
+    texts = ("strategy", "dataset", "failure", "epsilon_protects", "engine", "schedule", "code")
+    hostile: dict[str, Any] = dict.fromkeys(texts, HOSTILE)
+    hostile |= {"parties": HOSTILE, "epochs": HOSTILE, "exchanges": 5, "epsilon": 1.0}
+    hostile |= {"config": {HOSTILE: HOSTILE, "dataset": HOSTILE}, "versions": {HOSTILE: HOSTILE}}
+    hostile |= {"by_party": [{"party": HOSTILE, "bytes_up": HOSTILE}, HOSTILE]}
+    folder = left(tmp_path / "a", **hostile)
+    with (folder / "history.jsonl").open("a") as file:
+        file.write(json.dumps(dict.fromkeys(("epoch", "exchanges", "seconds"), HOSTILE)) + "\n")
+    attack = dict.fromkeys(("attack", "attacker", "measure", "success"), HOSTILE)
+    (folder / "audit.json").write_text(json.dumps({"attacks": [attack, HOSTILE]}))
+    other = left(tmp_path / "b", **{**hostile, "failure": None, "failed_parties": [HOSTILE]})
+    for folders in ([folder], [other], [folder, other]):
+        page = Page(report(folders))
+        assert not page.all("script") and not page.all("img")
+        assert page.text.count("alert('1')") > 10
+        assert not [key for each in page.root.iter() for key in each.attrib if key[:2] == "on"]
+
+
+def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
+    page = Page(report([left(tmp_path / "a")]))
+    assert {each.tag for each in page.root.iter()}.isdisjoint({"script", "link", "iframe", "img"})
+    attributes = [(key, value) for each in page.root.iter() for key, value in each.attrib.items()]
+    assert not [each for each in attributes if each[0] in ("src", "href") or "://" in each[1]]
+    assert "url(" not in page.text and "@import" not in page.text
+    policy = [each.attrib["content"] for each in page.all("meta") if "http-equiv" in each.attrib]
+    assert policy[0].startswith("default-src 'none'")
+
+
+def test_every_table_has_headers_and_every_picture_a_text(tmp_path: Path) -> None:
+    party = {"party": 0, "exchanges": 1, "bytes_up": 2, "bytes_down": 3}
+    page = Page(report([left(tmp_path / "a", by_party=[party]), left(tmp_path / "b")]))
+    for table in page.all("table"):
+        assert {each.attrib["scope"] for each in table.iter("th")} == {"col", "row"}
+        assert {each[0].tag for each in table.iter("tr")} == {"th"}
+    for drawn in page.all("svg"):
+        assert drawn.attrib.get("aria-label") or drawn.attrib.get("aria-hidden") == "true"
+
+
+@pytest.mark.parametrize(("failure", "said"), [("It broke.", "Failed"), (None, "Finished: ")])
+def test_the_first_line_says_what_happened(tmp_path: Path, failure: str, said: str) -> None:
+    page = Page(report([left(tmp_path / "a", failure=failure, config={"epochs": 9})]))
+    (verdict,) = (each for each in page.all("p") if "verdict" in each.attrib.get("class", ""))
+    assert verdict[0].text == said and "3 of 9 epochs" in (verdict[0].tail or "")
+    assert (failure or "") in (verdict[0].tail or "")
+
+
+def test_a_run_that_failed_before_it_began_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"strategy": "vafl", "failure": "Too few."}))
+    assert "before training began: Too few." in Page(report([tmp_path])).text
+
+
+def test_a_run_that_has_not_finished_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
+    page = Page(report([left(tmp_path / "a", finished=False)]))
+    assert "its last evaluation was after 3 epochs" in page.text and "0.8333" in page.text
+    assert len(page.points("test accuracy against exchanges")[0]) == 3
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def test_an_earlier_report_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = left(tmp_path / "a", failure="\ud800 is no character")
+    (folder / "report.html").write_text("earlier")
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out == f"report: {folder / 'report.html'}\n"
+    assert "vafl on digits" in (folder / "report.html").read_text(encoding="utf-8")
+    assert main(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_bytes() == (folder / "report.html").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("files", "cause"),
+    [
+        ({}, "is no results folder"),
+        ({"history.jsonl": ""}, "has not finished"),
+        ({"summary.json": "{"}, "cannot be read"),
+        ({"summary.json": "[]"}, "cannot be read"),
+        ({"history.jsonl": "{}\n\xff\n"}, "cannot be read"),
+        ({"history.jsonl": "{}", "audit.json": "9" * 5000}, "cannot be read"),
+        ({"compare.json": "[" * 100_000}, "cannot be read"),
+        ({"compare.json": '{"../a": {}}'}, "has not finished"),
+    ],
+)
+def test_a_folder_of_no_run_is_one_sentence(
+    files: dict[str, str], cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="latin-1")
+    assert main(["report", str(tmp_path)]) == 1
+    sentence = capsys.readouterr().err
+    assert cause in sentence and sentence.count("\n") == 1 and str(tmp_path) in sentence
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left(tmp_path / "a")
+    assert main(["report", str(tmp_path / "a"), "--out", str(tmp_path / "none" / "page.html")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
