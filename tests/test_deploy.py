@@ -20,7 +20,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from tests.test_flower import assert_equals, evaluations, processes_of, until
+from tests.fleet import assert_equals, evaluations, processes_of, until
 from vfl_flower import checkpoint
 from vfl_flower.engines import Run, predict_local, run_local
 from vfl_flower.flower_processes import CHECKOUT, free_port, stop

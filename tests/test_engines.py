@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import Start
-from tests.test_flower import EF_VFL, processes_of
+from tests.fleet import EF_VFL, processes_of
 from vfl_flower import flower_processes
 from vfl_flower.engines import Run, run_ray, run_supernodes
 from vfl_flower.errors import VflError

@@ -1,0 +1,145 @@
+"""A SuperLink and SuperNodes on loopback, whose processes a test can find and kill."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from vfl_flower.engines import Run
+from vfl_flower.flower_processes import SuperLink
+from vfl_flower.records import load_scalars, state_from_bytes
+
+
+def processes_of(home: Path) -> list[str]:
+    """Command lines of the processes that have this FLWR_HOME in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"FLWR_HOME={home}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().decode(errors="replace"))
+        except OSError:
+            continue  # it has ended, or is not ours
+    return found
+
+
+EF_VFL = {
+    "strategy": "ef-vfl",
+    "downlink-codec": "top-k",
+    "downlink-compression": "error-feedback",
+    "epochs": 5,  # of 45 steps: evaluations compare the surrogates at both ends
+    "window": 45,
+}
+
+
+@dataclass
+class Fleet:
+    """A SuperLink with SuperNodes, for runs one after another, and for what may befall them."""
+
+    superlink: SuperLink
+    parties: int
+    folder: Path
+    nodes: dict[int, tuple[ExitStack, subprocess.Popen[bytes]]]
+
+    def start(self, party: int) -> None:
+        """Start its SuperNode; again, with the same key, if it has been killed."""
+        stack = ExitStack()
+        process = stack.enter_context(self.superlink.supernode(party, self.parties))
+        self.nodes[party] = stack, process
+
+    def kill(self, party: int) -> None:
+        """Kill its SuperNode and all that it has started."""
+        stack, process = self.nodes.pop(party)
+        root = psutil.Process(process.pid)
+        family = [root, *root.children(recursive=True)]
+        for member in family:
+            member.kill()
+        psutil.wait_procs(family, timeout=10)
+        stack.close()
+
+    def client_apps(self, party: int) -> list[psutil.Process]:
+        return started_by(self.nodes[party][1].pid, "flwr-clientapp")
+
+    def server_apps(self) -> list[psutil.Process]:
+        return started_by(self.superlink._process.pid, "flwr-serverapp")
+
+    def states(self) -> list[Path]:
+        return sorted((self.superlink.home / "vfl-flower").glob("run-*.state"))
+
+    def served(self) -> list[int]:
+        """Of each party that has kept a state, how many messages it had served by then."""
+        states = [state_from_bytes(file.read_bytes()) for file in self.states()]
+        return [int(load_scalars(state).get("exchange", 0)) for state in states]
+
+    def submit(self, keys: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], Run]:
+        out = self.folder / f"nodes-{len(list(self.folder.glob('nodes-*')))}"
+        out.mkdir()
+        log = out / "flower.log"
+        return self.superlink.submit({**keys, "out": str(out)}, self.parties, log), Run(out)
+
+    def finish(self, submitted: tuple[subprocess.Popen[bytes], Run], seconds: float = 400) -> Run:
+        """A run that has ended well."""
+        process, finished = submitted
+        process.wait(seconds)
+        assert finished.summary["failure"] is None
+        assert finished.summary["engine"] == "supernodes"
+        assert finished.summary["failed_parties"] == []
+        return finished
+
+
+def started_by(pid: int, command: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if command in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Whether it has not ended, be it that nobody has asked yet how."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def fleet(parties: int, folder: Path) -> Iterator[Fleet]:
+    with SuperLink(simulation=False) as superlink:
+        home = superlink.home
+        each = Fleet(superlink, parties, folder, {})
+        try:
+            for party in range(parties):
+                each.start(party)
+            yield each
+        finally:
+            for stack, _ in each.nodes.values():
+                stack.close()
+    assert processes_of(home) == []
+
+
+def until(holds: Callable[[], Any], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+
+
+def evaluations(finished: Run) -> int:
+    file = finished.folder / "history.jsonl"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+def assert_equals(on_flower: Run, in_process: Run) -> None:
+    for key, values in in_process.parameters("top").items():
+        np.testing.assert_allclose(on_flower.parameters("top")[key], values, atol=1e-5)
+    for name in ("steps", "exchanges", "bytes_up", "bytes_down", "evaluation_bytes"):
+        assert on_flower.summary[name] == in_process.summary[name]
