@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pandas as pd
 import pytest
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Error, Message, RecordDict
 
 from strategies import resolve
 from strategies.vertical import Vertical
@@ -597,3 +597,25 @@ def test_another_file_of_a_party(on_files: Any, how: Any) -> None:
     assert str(raised.value).endswith(".")
     assert "f1" not in str(raised.value) and "f9" not in str(raised.value)
     assert_untouched(before, on_files.folder / "run")
+
+
+def test_a_party_that_loses_its_state_after_a_resume_goes_on_from_what_it_resumed(
+    folder: Path,
+) -> None:
+    served: list[int] = []
+
+    def forgetful(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 0 and message.metadata.message_type == "train":
+            served.append(0)
+            if len(served) == 2:  # its process and its SuperNode are started again
+                party._skeletons.clear()
+                context.state = RecordDict()
+        reply: Message = client_app.app(message, context)
+        return reply
+
+    party._skeletons.clear()
+    client: Any = forgetful
+    finished = run_local(2, {"resume": str(folder)}, client)
+    assert len(served) > 2
+    assert finished.summary["failure"] is None and finished.summary["epochs"] == 3
+    assert finished.summary["failed_parties"] == []
