@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import PARTIES, SIGMOID_MODEL, local_epoch, parser, report
-from vfl_flower.codecs import QSGD, Codec, TopK
+from vfl_flower.axes.codecs import QSGD, Codec, TopK
 
 CODECS: dict[str, Codec] = {
     "top-k 10 %": TopK(0.1),

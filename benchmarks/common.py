@@ -15,9 +15,9 @@ import numpy as np
 
 import strategies
 from vfl_flower.client_app import app as client_app
-from vfl_flower.data import load_labels
-from vfl_flower.engines import Run, run_local
-from vfl_flower.local_grid import LocalGrid
+from vfl_flower.data.sources import load_labels
+from vfl_flower.runtimes.local import LocalGrid
+from vfl_flower.start import Run, run_local
 
 PARTIES = 4
 

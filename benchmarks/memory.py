@@ -22,7 +22,7 @@ from flwr.app import Context, RecordDict
 
 import strategies
 from benchmarks.common import report
-from vfl_flower.party import Party
+from vfl_flower.party.party import Party
 from vfl_flower.records import DescribeOrder, TrainOrder
 
 KEYS: dict[str, Any] = {

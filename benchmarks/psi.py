@@ -19,7 +19,7 @@ from contextlib import contextmanager
 import numpy as np
 import psutil
 
-from vfl_flower.psi import Blinding, encode_ids, match, shuffled
+from vfl_flower.data.psi import Blinding, encode_ids, match, shuffled
 
 
 class Watch:

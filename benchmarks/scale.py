@@ -36,7 +36,7 @@ def measure(parties: int, keys: dict[str, Any]) -> dict[str, Any]:
     """What one `vfl run` took, a process of its own."""
     pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in keys.items())
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "vfl_flower.cli", "run", "-c", pairs]
+        command = [sys.executable, "-m", "vfl_flower.tools.cli", "run", "-c", pairs]
         command += ["--parties", str(parties), "--out", f"{folder}/run"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         summary = json.loads(Path(folder, "run", "summary.json").read_text())

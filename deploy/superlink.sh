@@ -11,7 +11,7 @@ folder=$(mkdir -p -m 700 "$1" && cd "$1" && pwd)
 host=${2:-127.0.0.1}
 port=${PORT:-8000}
 
-[ -f "$folder/superlink.crt" ] || python -m vfl_flower.certificates superlink "$folder" "$host"
+[ -f "$folder/superlink.crt" ] || python -m vfl_flower.runtimes.certificates superlink "$folder" "$host"
 printf '[superlink]\ndefault = "vfl"\n\n[superlink.vfl]\naddress = "%s:%s"\nroot-certificates = "%s"\n' \
     "$host" "$port" "$folder/superlink.crt" > "$folder/config.toml"
 

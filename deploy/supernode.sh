@@ -12,7 +12,7 @@ set -euo pipefail
 folder=$(mkdir -p -m 700 "$1" && cd "$1" && pwd)
 
 if [ ! -f "$folder/supernode.key" ]; then
-    python -m vfl_flower.certificates supernode "$folder"
+    python -m vfl_flower.runtimes.certificates supernode "$folder"
     echo "made $folder/supernode.pub: start again when the label holder has registered it"
     exit
 fi

@@ -17,9 +17,9 @@ from strategies.joined import Joined
 from strategies.split_nn import SplitNN
 from strategies.vafl import Vafl, VaflT
 from strategies.vertical import Vertical
-from vfl_flower import checkpoint
 from vfl_flower.config import RunConfig, keys, parse
 from vfl_flower.errors import ConfigError
+from vfl_flower.holder import checkpoint
 from vfl_flower.models import BLACK_BOXES
 
 SYSTEMS: dict[str, type[Vertical]] = {

@@ -15,8 +15,8 @@ from strategies.frozen import Frozen
 from strategies.split_nn import SplitNN
 from strategies.vertical import Vertical
 from vfl_flower.errors import ConfigError
+from vfl_flower.holder.results import main_metric
 from vfl_flower.records import Arrays
-from vfl_flower.results import main_metric
 
 
 class Alone(Vertical):

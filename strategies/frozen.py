@@ -11,9 +11,9 @@ import numpy as np
 from tqdm import trange
 
 from strategies.vertical import Vertical
-from vfl_flower.batches import draw_window
+from vfl_flower.axes.batches import draw_window
 from vfl_flower.config import RunConfig
-from vfl_flower.label_holder import Arrival
+from vfl_flower.holder.label_holder import Arrival
 from vfl_flower.records import EmbedOrder, EvaluateOrder
 
 

@@ -9,12 +9,12 @@ import torch
 from tqdm import tqdm
 
 from strategies.vertical import Vertical
-from vfl_flower.batches import divisors, draw_window
+from vfl_flower.axes.batches import divisors, draw_window
 from vfl_flower.config import RunConfig
-from vfl_flower.data import load_block, load_features
+from vfl_flower.data.sources import load_block, load_features
 from vfl_flower.errors import ConfigError
-from vfl_flower.local_grid import LocalGrid
 from vfl_flower.models import build_bottom, build_optimizer, loss_per_row, penalty
+from vfl_flower.runtimes.local import LocalGrid
 
 
 class Joined(Vertical):

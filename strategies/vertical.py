@@ -23,17 +23,16 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from vfl_flower.batches import steps_per_epoch
-from vfl_flower.checkpoint import Checkpoint, Keeper, check_states
-from vfl_flower.codecs import check_memory, party_bytes
+from vfl_flower.axes.batches import steps_per_epoch
+from vfl_flower.axes.codecs import check_memory, party_bytes
+from vfl_flower.axes.privacy import accountant
 from vfl_flower.config import RunConfig
-from vfl_flower.data import Labels
+from vfl_flower.data.sources import Labels
 from vfl_flower.errors import ConfigError, OutOfStepError, PartyError, VflError
-from vfl_flower.label_holder import Arrival, LabelHolder, Metrics
-from vfl_flower.local_grid import engine_of
+from vfl_flower.holder.checkpoint import Checkpoint, Keeper, check_states
+from vfl_flower.holder.label_holder import Arrival, LabelHolder, Metrics
+from vfl_flower.holder.results import TRANSPORTS, reached
 from vfl_flower.models import embedding_size, load_model, model_arrays
-from vfl_flower.nodes import ask_all, pull, push
-from vfl_flower.privacy import accountant
 from vfl_flower.provenance import code_digest, peak_memory_mb
 from vfl_flower.records import (
     Arrays,
@@ -53,7 +52,8 @@ from vfl_flower.records import (
     to_message,
     unpack,
 )
-from vfl_flower.results import TRANSPORTS, reached
+from vfl_flower.runtimes.carrier import ask_all, pull, push
+from vfl_flower.runtimes.local import engine_of
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too

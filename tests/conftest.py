@@ -22,11 +22,12 @@ from hypothesis import settings
 
 from strategies import SYSTEMS, resolve
 from strategies.vertical import Vertical
-from vfl_flower import client_app, results
-from vfl_flower.data import load_labels
-from vfl_flower.engines import Run, run_local
-from vfl_flower.local_grid import LocalGrid
+from vfl_flower import client_app
+from vfl_flower.data.sources import load_labels
+from vfl_flower.holder import results
 from vfl_flower.records import load_large
+from vfl_flower.runtimes.local import LocalGrid
+from vfl_flower.start import Run, run_local
 
 logging.getLogger("flwr").disabled = True
 torch.set_num_threads(1)

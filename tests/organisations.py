@@ -14,9 +14,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from sklearn.datasets import load_breast_cancer
 
-from vfl_flower import checkpoint, client_app, party
-from vfl_flower.engines import Run, predict_local, run_local
+from vfl_flower import client_app
+from vfl_flower.holder import checkpoint
+from vfl_flower.party import party
 from vfl_flower.records import to_bytes
+from vfl_flower.start import Run, predict_local, run_local
 
 ID = "who"
 """What all organisations call their ids."""

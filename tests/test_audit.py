@@ -15,13 +15,14 @@ import strategies
 from strategies import BASELINES
 from tests.conftest import Start, trained
 from tests.test_faults import Fault, Misbehaving, answers_in_vain, refuses
-from vfl_flower import audit as attacks
-from vfl_flower import client_app, results
-from vfl_flower.audit import Finding, audit
-from vfl_flower.audit_clients import Curious, Wiretap
-from vfl_flower.cli import main
-from vfl_flower.data import load_labels
+from vfl_flower import client_app
+from vfl_flower.data.sources import load_labels
 from vfl_flower.errors import ConfigError, PartyError
+from vfl_flower.holder import results
+from vfl_flower.tools import audit as attacks
+from vfl_flower.tools.audit import Finding, audit
+from vfl_flower.tools.audit_clients import Curious, Wiretap
+from vfl_flower.tools.cli import main
 
 SHORT = {"epochs": 2, "window": 8, "noise-seed": 0}
 DPZV = {"privacy": "scalar", "noise-multiplier": 1.0}  # noise as given, without accounting

@@ -14,12 +14,12 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from strategies import resolve
-from vfl_flower.batches import Window, divisors, draw_window, put, steps_per_epoch, take
+from vfl_flower.axes.batches import Window, divisors, draw_window, put, steps_per_epoch, take
 from vfl_flower.config import RunConfig
-from vfl_flower.data import Labels, load_labels
+from vfl_flower.data.sources import Labels, load_labels
 from vfl_flower.errors import VflError
-from vfl_flower.label_holder import LabelHolder
-from vfl_flower.party import Party
+from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.party.party import Party
 from vfl_flower.records import DescribeOrder, TrainOrder, Upload
 
 

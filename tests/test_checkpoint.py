@@ -18,13 +18,15 @@ from flwr.app import Context, Error, Message, RecordDict
 from strategies import resolve
 from strategies.vertical import Vertical
 from tests.organisations import change, contents, cut, small
-from vfl_flower import checkpoint, client_app, party, results
-from vfl_flower.cli import main
-from vfl_flower.engines import Run, run_local
+from vfl_flower import client_app
+from vfl_flower.axes.privacy import EmbeddingAccountant, ScalarAccountant, _events
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.privacy import EmbeddingAccountant, ScalarAccountant, _events
+from vfl_flower.holder import checkpoint, results
+from vfl_flower.holder.results import Results
+from vfl_flower.party import party
 from vfl_flower.records import load_scalars, state_from_bytes
-from vfl_flower.results import Results
+from vfl_flower.start import Run, run_local
+from vfl_flower.tools.cli import main
 
 CANCER = {
     "dataset": "breast-cancer",

@@ -16,9 +16,9 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from strategies import resolve
-from vfl_flower import codecs
-from vfl_flower.batches import Window
-from vfl_flower.codecs import (
+from vfl_flower.axes import codecs
+from vfl_flower.axes.batches import Window
+from vfl_flower.axes.codecs import (
     QSGD,
     BitReader,
     Codec,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from vfl_flower.cli import main
-from vfl_flower.compare import compare, table
-from vfl_flower.engines import Run
 from vfl_flower.errors import ConfigError
+from vfl_flower.start import Run
+from vfl_flower.tools.cli import main
+from vfl_flower.tools.compare import compare, table
 
 COMMON: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 2, "noise-seed": 0, "window": 8}
 
@@ -152,6 +152,6 @@ def test_codecs_of_all_runs_are_not_for_baselines(tmp_path: Path) -> None:
 
 
 def test_help_teaches() -> None:
-    command = [sys.executable, "-m", "vfl_flower.cli", "compare", "--help"]
+    command = [sys.executable, "-m", "vfl_flower.tools.cli", "compare", "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "examples:" in text and "--target" in text

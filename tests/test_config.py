@@ -11,10 +11,10 @@ import pytest
 from strategies import SYSTEMS, resolve
 from strategies.vafl import Vafl
 from tests.conftest import Start
-from vfl_flower import codecs
+from vfl_flower.axes import codecs
 from vfl_flower.config import flower_defaults, keys
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.party import Party
+from vfl_flower.party.party import Party
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 FREE_TEXT = {"dataset", "label", "stream-address", "device", "out"}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from strategies import resolve
 from vfl_flower.config import RunConfig
-from vfl_flower.data import FeatureBlock, load_features, load_labels
+from vfl_flower.data.sources import FeatureBlock, load_features, load_labels
 from vfl_flower.errors import ConfigError
 
 Array = NDArray[Any]

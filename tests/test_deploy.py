@@ -21,9 +21,9 @@ import psutil
 import pytest
 
 from tests.fleet import assert_equals, evaluations, processes_of, until
-from vfl_flower import checkpoint
-from vfl_flower.engines import Run, predict_local, run_local
-from vfl_flower.flower_processes import CHECKOUT, free_port, stop
+from vfl_flower.holder import checkpoint
+from vfl_flower.runtimes.processes import CHECKOUT, free_port, stop
+from vfl_flower.start import Run, predict_local, run_local
 
 pytestmark = pytest.mark.slow
 

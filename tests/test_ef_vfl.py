@@ -20,15 +20,15 @@ from torch.nn import functional
 
 from strategies import resolve
 from tests.conftest import Start, assert_copies_agree, trained
-from vfl_flower import client_app, party
-from vfl_flower.batches import draw_window, steps_per_epoch
+from vfl_flower import client_app
+from vfl_flower.axes.batches import draw_window, steps_per_epoch
 from vfl_flower.config import RunConfig
-from vfl_flower.data import load_features, load_labels
+from vfl_flower.data.sources import load_features, load_labels
 from vfl_flower.errors import PartyError, VflError
-from vfl_flower.label_holder import LabelHolder
-from vfl_flower.local_grid import LocalGrid
+from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.models import build_bottom, build_top
-from vfl_flower.party import Party
+from vfl_flower.party import party
+from vfl_flower.party.party import Party
 from vfl_flower.records import (
     DescribeOrder,
     TrainOrder,
@@ -38,6 +38,7 @@ from vfl_flower.records import (
     read_reply,
     to_reply,
 )
+from vfl_flower.runtimes.local import LocalGrid
 
 # --- Algorithms 1 and 2 -------------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ import pytest
 
 from tests.conftest import Start
 from tests.fleet import EF_VFL, processes_of
-from vfl_flower import flower_processes
-from vfl_flower.engines import Run, run_ray, run_supernodes
 from vfl_flower.errors import VflError
-from vfl_flower.flower_processes import SuperLink
+from vfl_flower.runtimes import processes as flower_processes
+from vfl_flower.runtimes.processes import SuperLink
+from vfl_flower.start import Run, run_ray, run_supernodes
 
 pytestmark = pytest.mark.slow
 
@@ -106,7 +106,7 @@ def test_the_code_that_runs_is_that_of_the_app_that_was_named(
         without = shutil.ignore_patterns("__pycache__")  # where another process may write just now
         shutil.copytree(CHECKOUT / package, other / package, ignore=without)
     shutil.copy(CHECKOUT / "pyproject.toml", other / "pyproject.toml")
-    with (other / "vfl_flower" / "codecs.py").open("a") as file:
+    with (other / "vfl_flower" / "axes" / "codecs.py").open("a") as file:
         file.write("# another checkout\n")
     codes: list[str] = []
     for app in (CHECKOUT, other):

@@ -20,16 +20,19 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from strategies import SYSTEMS, vertical
 from tests.conftest import Start, assert_copies_agree, trained
-from vfl_flower import client_app, first_order, nodes, results, zeroth_order
-from vfl_flower.cli import main
-from vfl_flower.codecs import place_bits
+from vfl_flower import client_app
+from vfl_flower.axes.codecs import place_bits
+from vfl_flower.axes.estimators import first_order, zeroth_order
 from vfl_flower.config import keys as configuration_keys
-from vfl_flower.engines import Run
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.label_holder import LabelHolder
-from vfl_flower.local_grid import LocalGrid
-from vfl_flower.party import Party
+from vfl_flower.holder import results
+from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.party.party import Party
 from vfl_flower.records import Upload, read_reply, to_reply
+from vfl_flower.runtimes import carrier as nodes
+from vfl_flower.runtimes.local import LocalGrid
+from vfl_flower.start import Run
+from vfl_flower.tools.cli import main
 
 Fault = Callable[[Message, Context], Message]
 
@@ -894,7 +897,7 @@ def test_results_folder_that_cannot_be_made(
 def test_failure_of_a_party_is_one_line_on_the_real_standard_error(tmp_path: Path) -> None:
     arguments = command(tmp_path, "dataset='breast-cancer'", 31)
     done = subprocess.run(
-        [sys.executable, "-m", "vfl_flower.cli", *arguments], capture_output=True, text=True
+        [sys.executable, "-m", "vfl_flower.tools.cli", *arguments], capture_output=True, text=True
     )
     assert done.returncode == 1
     assert done.stdout == ""

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from strategies import resolve
+from vfl_flower.axes.estimators.first_order import answer, embed, update
 from vfl_flower.config import RunConfig
-from vfl_flower.first_order import answer, embed, update
 from vfl_flower.models import BottomModel, build_bottom, build_optimizer, build_top, loss_per_row
 
 LENGTHS = [4, 4, 3]

@@ -14,10 +14,10 @@ from torch.nn import functional
 import strategies
 from tests.conftest import Start
 from vfl_flower import client_app
-from vfl_flower.batches import draw_window
-from vfl_flower.data import load_features, load_labels
-from vfl_flower.engines import Run
+from vfl_flower.axes.batches import draw_window
+from vfl_flower.data.sources import load_features, load_labels
 from vfl_flower.models import build_bottom, build_top, embedding_size
+from vfl_flower.start import Run
 
 
 def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]:

@@ -24,16 +24,17 @@ from strategies import resolve
 from strategies.alone import Alone
 from tests import conftest
 from tests.conftest import Start, trained
-from vfl_flower import engines, server_app
-from vfl_flower.audit import audit
-from vfl_flower.batches import draw_window
-from vfl_flower.cli import main
-from vfl_flower.compare import compare, table
+from vfl_flower import server_app
+from vfl_flower import start as engines
+from vfl_flower.axes.batches import draw_window
+from vfl_flower.axes.estimators.first_order import answer
+from vfl_flower.axes.estimators.zeroth_order import Directions, step_top
+from vfl_flower.axes.estimators.zeroth_order import answer as answer_differences
 from vfl_flower.config import RunConfig
-from vfl_flower.data import Labels, class_weights, load_features, load_labels
+from vfl_flower.data.sources import Labels, class_weights, load_features, load_labels
 from vfl_flower.errors import ConfigError
-from vfl_flower.first_order import answer
-from vfl_flower.label_holder import LabelHolder
+from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.holder.results import headline
 from vfl_flower.models import (
     TopModel,
     build_bottom,
@@ -44,9 +45,9 @@ from vfl_flower.models import (
     loss_per_row,
     targets,
 )
-from vfl_flower.results import headline
-from vfl_flower.zeroth_order import Directions, step_top
-from vfl_flower.zeroth_order import answer as answer_differences
+from vfl_flower.tools.audit import audit
+from vfl_flower.tools.cli import main
+from vfl_flower.tools.compare import compare, table
 
 SIZE, PARTIES, OWN = 3, 2, 5
 LENGTHS = [4, 0, 5, 2]

@@ -13,10 +13,10 @@ from strategies import SYSTEMS, resolve
 from tests.conftest import Start
 from vfl_flower import client_app
 from vfl_flower.config import RunConfig
-from vfl_flower.data import load_labels
-from vfl_flower.label_holder import LabelHolder
-from vfl_flower.local_grid import LocalGrid, delay_seconds
+from vfl_flower.data.sources import load_labels
+from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.records import EvaluateOrder, TrainOrder, to_message
+from vfl_flower.runtimes.local import LocalGrid, delay_seconds
 
 FAST = {"dataset": "breast-cancer", "batch-size": 64}  # 8 steps an epoch
 

@@ -19,8 +19,8 @@ from tests.fleet import (
     until,
 )
 from tests.relay import Relay
-from vfl_flower import flower_processes
-from vfl_flower.flower_processes import free_port
+from vfl_flower.runtimes import processes as flower_processes
+from vfl_flower.runtimes.processes import free_port
 
 pytestmark = pytest.mark.slow
 

@@ -30,10 +30,11 @@ from tests.organisations import (
     small,
     write,
 )
-from vfl_flower import checkpoint, client_app, results
+from vfl_flower import client_app
+from vfl_flower.data.own_files import OwnFile, Preparation
+from vfl_flower.data.psi import Blinding
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.own_files import OwnFile, Preparation
-from vfl_flower.psi import Blinding
+from vfl_flower.holder import checkpoint, results
 from vfl_flower.records import (
     Aligned,
     AlignOrder,
@@ -561,7 +562,7 @@ def test_every_party_must_have_named_a_file(tmp_path: Path, number: int) -> None
 
 
 def party_run(organisations: Organisations, node_configs: list[dict[str, str]]) -> None:
-    from vfl_flower.engines import run_local
+    from vfl_flower.start import run_local
 
     keys = {**organisations.keys, **SHORT, "out": str(organisations.folder / "run")}
     run_local(2, keys, node_configs=node_configs)

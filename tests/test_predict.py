@@ -25,13 +25,14 @@ from tests.organisations import (
     small,
     write,
 )
-from vfl_flower import checkpoint, party, results
-from vfl_flower.cli import main
-from vfl_flower.engines import predict_local, run_local
 from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.holder import checkpoint, results
+from vfl_flower.holder.results import Results
 from vfl_flower.models import build_bottom, build_top, load_model
+from vfl_flower.party import party
 from vfl_flower.records import load_about, state_from_bytes
-from vfl_flower.results import Results
+from vfl_flower.start import predict_local, run_local
+from vfl_flower.tools.cli import main
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 

@@ -25,15 +25,9 @@ from torch import Tensor
 from strategies import SYSTEMS, resolve
 from tests.conftest import Start, trained
 from vfl_flower import client_app
-from vfl_flower.batches import Window, draw_window
-from vfl_flower.config import RunConfig
-from vfl_flower.data import load_labels
-from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.first_order import embed, update
-from vfl_flower.local_grid import LocalGrid
-from vfl_flower.models import BottomModel, build_bottom, build_optimizer
-from vfl_flower.party import Party
-from vfl_flower.privacy import (
+from vfl_flower.axes.batches import Window, draw_window
+from vfl_flower.axes.estimators.first_order import embed, update
+from vfl_flower.axes.privacy import (
     Accountant,
     EmbeddingAccountant,
     Perturbation,
@@ -48,6 +42,11 @@ from vfl_flower.privacy import (
     epsilon_of_theorem_vi5,
     most_steps,
 )
+from vfl_flower.config import RunConfig
+from vfl_flower.data.sources import load_labels
+from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.models import BottomModel, build_bottom, build_optimizer
+from vfl_flower.party.party import Party
 from vfl_flower.records import (
     DescribeOrder,
     EmbedOrder,
@@ -56,6 +55,7 @@ from vfl_flower.records import (
     TrainOrder,
     Upload,
 )
+from vfl_flower.runtimes.local import LocalGrid
 
 PRIVATE = {"privacy": "perturbed-embedding", "noise-seed": 3}
 SECRET = {"privacy": "perturbed-embedding"}

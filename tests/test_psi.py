@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vfl_flower import psi
+from vfl_flower.data import psi
+from vfl_flower.data.psi import Blinding, Points, encode_ids, id_kind, match, shuffled
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.psi import Blinding, Points, encode_ids, id_kind, match, shuffled
 
 # --- ids ----------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ def test_workers_start_from_a_script_anywhere_and_import_neither_it_nor_torch(
     (tmp_path / "flwr-clientapp").write_text(
         "import sys\n"
         f"sys.path[:] = [{str(Path.cwd())!r}] + sys.path[1:]\n"
-        "from vfl_flower import psi\n"
+        "from vfl_flower.data import psi\n"
         "assert not {'torch', 'flwr', 'pandas'} & set(sys.modules), 'heavy imports'\n"
         "psi._ALONE = 1\n"
         "print('main', psi.Blinding(bytes(range(32))).of_ids([b'i:1', b'i:2']).tobytes().hex())\n"

@@ -12,10 +12,10 @@ import pytest
 
 import strategies
 from tests.conftest import Start
-from vfl_flower.cli import main
 from vfl_flower.config import keys
-from vfl_flower.local_grid import delay_seconds
-from vfl_flower.report import read, report
+from vfl_flower.runtimes.local import delay_seconds
+from vfl_flower.tools.cli import main
+from vfl_flower.tools.report import read, report
 
 QUICK: dict[str, Any] = {"dataset": "breast-cancer", "window": 5, "epochs": 2}
 

@@ -29,11 +29,10 @@ from strategies import SYSTEMS, resolve
 from strategies.vertical import Vertical
 from tests.conftest import assert_copies_agree, trained
 from tests.relay import Relay
-from vfl_flower import client_app, party_file, stream
-from vfl_flower.certificates import self_signed
-from vfl_flower.data import load_labels
+from vfl_flower import client_app
+from vfl_flower.data.sources import load_labels
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.flower_processes import free_port
+from vfl_flower.party import state_file as party_file
 from vfl_flower.records import (
     DescribeOrder,
     EvaluateOrder,
@@ -53,7 +52,10 @@ from vfl_flower.records import (
     to_message,
     to_reply,
 )
-from vfl_flower.stream import StreamGrid, chunks, frames
+from vfl_flower.runtimes import stream
+from vfl_flower.runtimes.certificates import self_signed
+from vfl_flower.runtimes.processes import free_port
+from vfl_flower.runtimes.stream import StreamGrid, chunks, frames
 
 RUN, SERVER, FIRST = 7, 1, 2  # ids of the run, of the ServerApp, and of the first party's node
 KEYS = {"dataset": "breast-cancer", "window": 5, "epochs": 4, "strategy": "split-nn"}

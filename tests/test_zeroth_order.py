@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from strategies import resolve
-from vfl_flower import zeroth_order
+from vfl_flower.axes.estimators import zeroth_order
+from vfl_flower.axes.estimators.zeroth_order import (
+    Directions,
+    answer,
+    block_names,
+    embed,
+    fresh,
+    step_top,
+    update,
+)
+from vfl_flower.axes.privacy import Perturbation, ScalarNoise
 from vfl_flower.config import RunConfig
 from vfl_flower.models import (
     BottomModel,
@@ -21,8 +31,6 @@ from vfl_flower.models import (
     build_top,
     loss_per_row,
 )
-from vfl_flower.privacy import Perturbation, ScalarNoise
-from vfl_flower.zeroth_order import Directions, answer, block_names, embed, fresh, step_top, update
 
 KEY = b"key"
 LENGTHS = [4, 0, 5, 2]

@@ -14,11 +14,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
-from vfl_flower import alignment, party_file, stream
-from vfl_flower.data import seat
+from vfl_flower.data import alignment
+from vfl_flower.data.own_files import OwnFile
+from vfl_flower.data.sources import seat
 from vfl_flower.errors import OutOfStepError, VflError
-from vfl_flower.own_files import OwnFile
-from vfl_flower.party import Party, predict
+from vfl_flower.party import state_file as party_file
+from vfl_flower.party.party import Party, predict
 from vfl_flower.records import (
     AlignOrder,
     CheckpointOrder,
@@ -36,6 +37,7 @@ from vfl_flower.records import (
     to_failure,
     to_reply,
 )
+from vfl_flower.runtimes import stream
 
 O = TypeVar("O", bound=Order)  # noqa: E741
 

@@ -17,8 +17,9 @@ def code_digest() -> str:
     here = Path(__file__).parent
     digest = hashlib.sha256()
     for folder in (here, here.parent / "strategies"):
-        for file in sorted(folder.glob("*.py")):
-            digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        for file in sorted(folder.rglob("*.py")):
+            name = file.relative_to(here.parent).as_posix()
+            digest.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

@@ -132,7 +132,7 @@ class CheckpointOrder(Turn):
 
 @dataclass(frozen=True, kw_only=True)
 class AlignOrder(Order):
-    """Say which ids you have, by a ``method`` that does not tell them (`vfl_flower.alignment`).
+    """Say which ids you have, by a ``method`` that does not tell them (`data.alignment`).
 
     ``id_kind`` is what the label holder's ids are; ``arrays["ids"]`` are these, blinded.
     """
@@ -172,7 +172,7 @@ class PredictOrder(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOrder(Order):
-    """Connect to the label holder's stream, and serve what it carries (`vfl_flower.stream`).
+    """Connect to the label holder's stream, and serve what it carries (`runtimes.stream`).
 
     ``address`` is where, ``certificate`` the only one to accept there (PEM), ``token`` what to show
     for oneself, once, and ``keep`` whether the party keeps its state in a file.

@@ -11,18 +11,18 @@ from flwr.serverapp import Grid, ServerApp
 
 import strategies
 from strategies.vertical import Vertical
-from vfl_flower import checkpoint
-from vfl_flower.alignment import align
-from vfl_flower.checkpoint import Keeper
 from vfl_flower.config import RunConfig, keys
-from vfl_flower.data import Labels, load_labels, load_own_labels
+from vfl_flower.data.alignment import align
+from vfl_flower.data.own_files import OwnFile
+from vfl_flower.data.sources import Labels, load_labels, load_own_labels
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.local_grid import engine_of
-from vfl_flower.own_files import OwnFile
-from vfl_flower.predict import predict
+from vfl_flower.holder import checkpoint
+from vfl_flower.holder.checkpoint import Keeper
+from vfl_flower.holder.predict import predict
+from vfl_flower.holder.results import Results
 from vfl_flower.provenance import code_digest, versions
-from vfl_flower.results import Results
-from vfl_flower.stream import StreamGrid
+from vfl_flower.runtimes.local import engine_of
+from vfl_flower.runtimes.stream import StreamGrid
 
 log = logging.getLogger("flwr")
 

@@ -20,19 +20,19 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower import checkpoint
-from vfl_flower.alignment import align
-from vfl_flower.checkpoint import Checkpoint, check_states
+from vfl_flower.axes.privacy import epsilon as epsilon_of_uploads
 from vfl_flower.config import RunConfig
-from vfl_flower.data import load_labels
+from vfl_flower.data.alignment import align
+from vfl_flower.data.own_files import OwnFile, Preparation, is_missing
+from vfl_flower.data.sources import load_labels
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.label_holder import Metrics, metrics, of_group
+from vfl_flower.holder import checkpoint
+from vfl_flower.holder.checkpoint import Checkpoint, check_states
+from vfl_flower.holder.label_holder import Metrics, metrics, of_group
 from vfl_flower.models import as_tensor, build_top, embedding_size, load_model
-from vfl_flower.nodes import ask_all
-from vfl_flower.own_files import OwnFile, Preparation, is_missing
-from vfl_flower.privacy import epsilon as epsilon_of_uploads
 from vfl_flower.provenance import code_digest
 from vfl_flower.records import Predicted, PredictOrder, checked
+from vfl_flower.runtimes.carrier import ask_all
 
 notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
 

@@ -22,10 +22,10 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.alignment import common_rows
 from vfl_flower.config import RunConfig
+from vfl_flower.data.alignment import common_rows
+from vfl_flower.data.own_files import OwnFile, Preparation, scaled, scaling
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.own_files import OwnFile, Preparation, scaled, scaling
 
 log = logging.getLogger("flwr")
 

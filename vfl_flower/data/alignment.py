@@ -1,6 +1,6 @@
 """Which rows all have: private set intersection of ids, or a comparison of their digests.
 
-``align = "psi"``, the messages of `vfl_flower.psi`, one round for all parties:
+``align = "psi"``, the messages of `vfl_flower.data.psi`, one round for all parties:
 
 1. The label holder blinds its ids, and sends them to every party (`AlignOrder`).
 2. A party blinds them again, and its own, in a secret order, and answers both (`Aligned`).
@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 
 from vfl_flower import records
 from vfl_flower.config import RunConfig
+from vfl_flower.data.own_files import OwnFile
+from vfl_flower.data.psi import Blinding, match, shuffled
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.nodes import ask, ask_all
-from vfl_flower.own_files import OwnFile
-from vfl_flower.psi import Blinding, match, shuffled
 from vfl_flower.records import Aligned, AlignOrder, CommonOrder, Introduction
+from vfl_flower.runtimes.carrier import ask, ask_all
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too

@@ -39,11 +39,9 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from vfl_flower import party_file
-from vfl_flower.certificates import self_signed
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.local_grid import engine_of
+from vfl_flower.party import state_file as party_file
 from vfl_flower.records import (
     SessionEnd,
     SessionOrder,
@@ -54,6 +52,8 @@ from vfl_flower.records import (
     to_message,
     to_reply,
 )
+from vfl_flower.runtimes.certificates import self_signed
+from vfl_flower.runtimes.local import engine_of
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too

@@ -20,10 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower import codecs, first_order, zeroth_order
-from vfl_flower.batches import Window, divisors, draw_window, put, take
+from vfl_flower.axes import codecs
+from vfl_flower.axes.batches import Window, divisors, draw_window, put, take
+from vfl_flower.axes.estimators import first_order, zeroth_order
+from vfl_flower.axes.privacy import ScalarNoise
 from vfl_flower.config import RunConfig
-from vfl_flower.data import Labels, class_weights
+from vfl_flower.data.sources import Labels, class_weights
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.models import (
     BLACK_BOXES,
@@ -39,7 +41,6 @@ from vfl_flower.models import (
     model_arrays,
     optimizer_arrays,
 )
-from vfl_flower.privacy import ScalarNoise
 from vfl_flower.records import Arrays, TrainOrder, Upload, checked
 
 

@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from vfl_flower.batches import secret_generator
+from vfl_flower.axes.batches import secret_generator
+from vfl_flower.axes.privacy import Perturbation, ScalarNoise
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import VflError
 from vfl_flower.models import (
@@ -38,7 +39,6 @@ from vfl_flower.models import (
     penalty,
     step_along,
 )
-from vfl_flower.privacy import Perturbation, ScalarNoise
 
 _STACK = 2**24  # numbers in the perturbed models that are evaluated at once: 64 MB
 _ANY_SEED = np.random.SeedSequence(0)

@@ -16,12 +16,14 @@ from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower import client_app, codecs, zeroth_order
-from vfl_flower.batches import Window, divisors, draw_window
+from vfl_flower import client_app
+from vfl_flower.axes import codecs
+from vfl_flower.axes.batches import Window, divisors, draw_window
+from vfl_flower.axes.estimators import zeroth_order
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import VflError
 from vfl_flower.models import as_tensor, embedding_size
-from vfl_flower.party import read_about
+from vfl_flower.party.party import read_about
 from vfl_flower.records import (
     Arrays,
     CheckpointOrder,

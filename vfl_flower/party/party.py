@@ -20,11 +20,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import strategies
-from vfl_flower import codecs, first_order, records, zeroth_order
-from vfl_flower.alignment import common_rows
-from vfl_flower.batches import Window, divisors, draw_window, take
+from vfl_flower import records
+from vfl_flower.axes import codecs
+from vfl_flower.axes.batches import Window, divisors, draw_window, take
+from vfl_flower.axes.estimators import first_order, zeroth_order
+from vfl_flower.axes.privacy import Perturbation
 from vfl_flower.config import RunConfig
-from vfl_flower.data import FeatureBlock, class_weights, load_block, load_features, seat
+from vfl_flower.data.alignment import common_rows
+from vfl_flower.data.own_files import OwnFile, Preparation
+from vfl_flower.data.sources import FeatureBlock, class_weights, load_block, load_features, seat
 from vfl_flower.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.models import (
     as_tensor,
@@ -39,8 +43,6 @@ from vfl_flower.models import (
     model_arrays,
     optimizer_arrays,
 )
-from vfl_flower.own_files import OwnFile, Preparation
-from vfl_flower.privacy import Perturbation
 from vfl_flower.provenance import code_digest, peak_memory_mb
 from vfl_flower.records import (
     Arrays,

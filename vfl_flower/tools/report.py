@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from strategies import SYSTEMS
-from vfl_flower.compare import folder_of, megabytes
 from vfl_flower.config import keys
 from vfl_flower.errors import VflError
-from vfl_flower.results import TRANSPORTS
+from vfl_flower.holder.results import TRANSPORTS
+from vfl_flower.tools.compare import folder_of, megabytes
 
 _MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}  # a run has one of them
 _LOSSES = {"test_loss": "test loss", "train_loss": "training loss"}

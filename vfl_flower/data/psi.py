@@ -239,7 +239,7 @@ def _blinded_rows(task: str, secret: bytes, items: Callable[[slice], bytes], n: 
     from tqdm import tqdm
 
     def work(rows: slice) -> bytes:
-        command = [sys.executable, "-P", "-m", "vfl_flower.psi", task]
+        command = [sys.executable, "-P", "-m", "vfl_flower.data.psi", task]
         done = subprocess.run(
             command, input=secret + items(rows), stdout=subprocess.PIPE, env=environment
         )

@@ -21,14 +21,14 @@ import numpy as np
 from tqdm import tqdm
 
 import strategies
-from vfl_flower.audit_clients import Curious, Ids, Rows, Wiretap
 from vfl_flower.config import RunConfig, keys
-from vfl_flower.data import load_features, load_labels
-from vfl_flower.engines import run_local
+from vfl_flower.data.sources import load_features, load_labels
 from vfl_flower.errors import ConfigError
-from vfl_flower.local_grid import LocalGrid
+from vfl_flower.holder.results import aligned, results_folder
 from vfl_flower.provenance import code_digest, versions
-from vfl_flower.results import aligned, results_folder
+from vfl_flower.runtimes.local import LocalGrid
+from vfl_flower.start import run_local
+from vfl_flower.tools.audit_clients import Curious, Ids, Rows, Wiretap
 
 _DRAWS = 10  # of the labelled rows that an attacker knows; its success is the mean
 _SUMMING = {"top-model": "sum", "epochs": 1, "batch-size": 64}  # Cascaded, section VI-B

@@ -26,11 +26,11 @@ from typing import Any
 
 import psutil
 
-from vfl_flower.certificates import self_signed, supernode_keys
 from vfl_flower.config import flower_defaults
 from vfl_flower.errors import VflError
+from vfl_flower.runtimes.certificates import self_signed, supernode_keys
 
-CHECKOUT = Path(__file__).parent.parent
+CHECKOUT = Path(__file__).parents[2]
 """The Flower App that runs; where the package is installed without one, an App that names it."""
 
 _STARTING_SECONDS = 60.0

@@ -236,7 +236,7 @@ def _add_node_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _predict(options: argparse.Namespace) -> None:
-    from vfl_flower.engines import predict_local
+    from vfl_flower.start import predict_local
 
     run_config = {**_parse(options.run_config), "model": options.model}
     if options.out:
@@ -248,8 +248,8 @@ def _predict(options: argparse.Namespace) -> None:
 
 def _compare(options: argparse.Namespace) -> None:
     from strategies import SYSTEMS
-    from vfl_flower.compare import compare, table
     from vfl_flower.errors import ConfigError
+    from vfl_flower.tools.compare import compare, table
 
     common = _parse(options.run_config)
     if "strategy" in common:
@@ -278,8 +278,8 @@ def _compare(options: argparse.Namespace) -> None:
 
 
 def _audit(options: argparse.Namespace) -> None:
-    from vfl_flower.audit import audit, table
     from vfl_flower.errors import ConfigError
+    from vfl_flower.tools.audit import audit, table
 
     run_config = _parse(options.run_config)
     if run_config.get("strategy", options.strategy) != options.strategy:
@@ -299,7 +299,7 @@ def _report(options: argparse.Namespace) -> None:
     from pathlib import Path
 
     from vfl_flower.errors import VflError
-    from vfl_flower.report import report
+    from vfl_flower.tools.report import report
 
     folders = [Path(each).expanduser() for each in options.runs]
     out = Path(options.out).expanduser() if options.out else folders[0] / "report.html"
@@ -315,9 +315,10 @@ def _report(options: argparse.Namespace) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     import strategies
-    from vfl_flower import checkpoint, engines
+    from vfl_flower import start as engines
     from vfl_flower.errors import ConfigError
-    from vfl_flower.results import headline, results_folder
+    from vfl_flower.holder import checkpoint
+    from vfl_flower.holder.results import headline, results_folder
 
     run_config = _parse(options.run_config)
     if options.out:

@@ -2,7 +2,7 @@
 
 One file in the results folder, ``checkpoint.npz``: arrays, and a text in JSON; nothing is pickled.
 It is replaced whole, and only its owner can read it, since it holds the embedding table
-of all rows. Each party keeps its own half (`vfl_flower.party_file`), under the Flower
+of all rows. Each party keeps its own half (`vfl_flower.party.state_file`), under the Flower
 run and the number that are named here.
 """
 

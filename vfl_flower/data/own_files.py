@@ -5,7 +5,7 @@ same words: ``file`` (the label holder: ``dataset = "files:PATH"``), ``id``, ``c
 ``missing`` and ``text``. What a party's own columns are called, and what is in them, is told to
 nobody else: sentences that leave it say what is wrong, and its own log says where.
 
-Rows are those that all have (`vfl_flower.alignment`), in the order of the label holder's ids.
+Rows are those that all have (`vfl_flower.data.alignment`), in the order of the label holder's ids.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config import RunConfig
+from vfl_flower.data.psi import encode_ids, id_kind
 from vfl_flower.errors import ConfigError
-from vfl_flower.psi import encode_ids, id_kind
 
 log = logging.getLogger("flwr")
 

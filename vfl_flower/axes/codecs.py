@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.batches import Window, put, secret_generator, take
+from vfl_flower.axes.batches import Window, put, secret_generator, take
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.models import as_tensor

@@ -1,7 +1,7 @@
 """Keys and certificates: of a run, of a SuperLink and of SuperNodes.
 
-python -m vfl_flower.certificates superlink FOLDER HOST
-python -m vfl_flower.certificates supernode FOLDER
+python -m vfl_flower.runtimes.certificates superlink FOLDER HOST
+python -m vfl_flower.runtimes.certificates supernode FOLDER
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from vfl_flower.axes.privacy import Perturbation
 from vfl_flower.config import RunConfig
 from vfl_flower.models import (
     BottomModel,
@@ -30,7 +31,6 @@ from vfl_flower.models import (
     step_along,
     targets,
 )
-from vfl_flower.privacy import Perturbation
 
 
 def embed(model: BottomModel, x: Tensor, perturb: Perturbation | None) -> Tensor:

@@ -16,10 +16,8 @@ from typing import Any
 from tqdm import tqdm
 
 import strategies
-from vfl_flower.engines import Run, run_local
 from vfl_flower.errors import ConfigError
-from vfl_flower.models import BLACK_BOXES
-from vfl_flower.results import (
+from vfl_flower.holder.results import (
     METRICS,
     aligned,
     draw_curves,
@@ -27,6 +25,8 @@ from vfl_flower.results import (
     main_metric,
     results_folder,
 )
+from vfl_flower.models import BLACK_BOXES
+from vfl_flower.start import Run, run_local
 
 _COLUMNS = ("MB up", "MB down", "exchanges")
 _OF_SYSTEMS = (

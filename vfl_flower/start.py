@@ -16,15 +16,16 @@ from flwr.clientapp import ClientApp
 from tqdm import tqdm
 
 import strategies
-from vfl_flower import checkpoint, client_app, server_app
+from vfl_flower import client_app, server_app
 from vfl_flower.config import RunConfig
-from vfl_flower.data import load_labels
+from vfl_flower.data.sources import load_labels
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.flower_processes import SuperLink
-from vfl_flower.local_grid import LocalGrid
-from vfl_flower.predict import predictions_file
+from vfl_flower.holder import checkpoint
+from vfl_flower.holder.predict import predictions_file
+from vfl_flower.holder.results import results_folder
 from vfl_flower.records import load_arrays
-from vfl_flower.results import results_folder
+from vfl_flower.runtimes.local import LocalGrid
+from vfl_flower.runtimes.processes import SuperLink
 
 
 @dataclass(frozen=True)

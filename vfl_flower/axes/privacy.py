@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.batches import Window, secret_generator
+from vfl_flower.axes.batches import Window, secret_generator
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.records import EmbedOrder, EvaluateOrder, Order, TrainOrder

@@ -1,0 +1,29 @@
+"""Small golden runs give what they gave when they were recorded, as near as processors agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden import FIGURES, SMALL, robust, small
+
+THEN: dict[str, Any] = json.loads(FIGURES.read_text())
+ROUNDED = 0.02  # share of the bytes by which qsgd's message may grow where a level rounds otherwise
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_run_gives_what_it_gave(name: str, tmp_path: Path) -> None:
+    then, now = THEN[name], robust(small(name, tmp_path / "run"))
+    for key in ("steps", "exchanges", "virtual_seconds", "epsilon"):
+        assert now[key] == then[key], key
+    for key in ("bytes_up", "bytes_down"):
+        assert now[key] == pytest.approx(then[key], rel=ROUNDED), key
+    assert now["norms"] == pytest.approx(then["norms"], rel=2e-3)
+    assert now["test_losses"] == pytest.approx(then["test_losses"], rel=1e-2)
+
+
+def test_every_golden_run_is_compared() -> None:
+    assert sorted(THEN) == sorted(SMALL)

@@ -1,0 +1,1 @@
+"""How parties learn: each estimator with the halves of both ends."""

@@ -1,0 +1,1 @@
+"""What parties and the label holder read, and which rows all have."""

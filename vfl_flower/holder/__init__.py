@@ -1,0 +1,1 @@
+"""The label holder's end."""

@@ -1,0 +1,1 @@
+"""What carries messages, and what starts it."""

@@ -1,0 +1,1 @@
+"""The `vfl` command, and what it does besides training."""
