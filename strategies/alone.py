@@ -8,70 +8,66 @@ gains over it is what federating is worth.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+from strategies.checkpoints import Checkpoints
 from strategies.frozen import Frozen
-from strategies.split_nn import SplitNN
+from strategies.run import Run
 from strategies.vertical import Vertical
 from vfl_flower.errors import ConfigError
-from vfl_flower.holder.results import main_metric
-from vfl_flower.records import Arrays
+from vfl_flower.holder.observers import main_metric
+from vfl_flower.messages import Arrays
 
 
 class Alone(Vertical):
-    """Baseline: the best single party with the label holder, without the others."""
+    """`split-nn` with one party at a time, or none; the best run becomes this one's."""
 
-    name = "alone"
     keeps_checkpoints = False
-    axes = "sync · first-order · first-order server · identity · no privacy, one party at a time"
 
-    runs: tuple[tuple[int | str, Vertical], ...] = ()  # those that are finished, and whose
-
-    def train(self) -> None:
-        """`split-nn` with one party at a time, or none; the best run becomes this one's."""
-        if self.config.privacy == "scalar":
+    def train(self, checkpoints: Checkpoints | None = None) -> None:
+        """Run each, and tell of the best."""
+        if self.config.privacy.mechanism == "scalar":
             raise ConfigError(
                 "strategy = 'alone' is a baseline without scalar noise: leave `privacy` out."
             )
-        config = replace(self.config, quorum=None, max_delay=0, on_party_failure="stop")
-        for seat in self.seats:
-            run: Vertical = SplitNN(config, self.labels)
-            run.grid = self.grid
-            run.seat({seat.party: seat.node_id})
-            run.train()
-            self.runs = (*self.runs, (seat.party, run))
+        alone = {"quorum": None, "max-delay": 0, "on-party-failure": "stop"}
+        config, carrier = self.config.with_values(alone), self.run.carrier
+        runs: dict[int | str, Vertical] = {
+            seat.party: Vertical(config, self.labels) for seat in self.run.seats
+        }
         if self.labels.features is not None:
-            run = Frozen(config, self.labels)  # which needs no messages where there is no party
-            run.grid = self.grid
-            run.seat({})
-            run.steps_of_epoch = run.steps_per_epoch
-            run.train()
-            self.runs = (*self.runs, ("label holder", run))
-        for entry in self._best()[1].history:
-            self.record(entry)
+            runs["label holder"] = Frozen(config, self.labels)  # no messages where no party is
+        self._finished: dict[int | str, Vertical] = {}
+        for who, each in runs.items():
+            nodes = {seat.party: seat.node_id for seat in self.run.seats if seat.party == who}
+            each.run = Run(carrier, nodes, config, self.labels)
+            each.train()
+            self._finished[who] = each
+        _, best = self._best()
+        for entry in best.run.history.entries:
+            self.run.history.tell(entry)
 
     def figures(self) -> dict[str, Any]:
         """Those of the best party, and the test accuracy or R2 of each."""
-        best, run = self._best()
-        figures = super().figures() if run is self else run.figures()
+        if not getattr(self, "_finished", None):
+            return super().figures()
+        who, best = self._best()
+        figures = best.figures()
         metric = main_metric(figures)
-        return {
-            **figures,
-            "best_party": best,
-            f"{metric}_of_party": {str(party): run.history[-1][metric] for party, run in self.runs},
-        }
+        each = {str(party): run.run.history.last[metric] for party, run in self._finished.items()}
+        return {**figures, "best_party": who, f"{metric}_of_party": each}
 
     def top_arrays(self) -> Arrays:
         """The top model that the best party has trained."""
-        _, run = self._best()
-        return super().top_arrays() if run is self else run.top_arrays()
+        if not getattr(self, "_finished", None):
+            return super().top_arrays()
+        return self._best()[1].top_arrays()
 
-    def _best(self) -> tuple[int | str | None, Vertical]:
-        """Whose run is the best so far; this one, which trains nothing, if there is none yet."""
+    def _best(self) -> tuple[int | str, Vertical]:
+        """Whose run is the best so far."""
 
-        def reached(each: tuple[int | str | None, Vertical]) -> float:
-            last = each[1].history[-1]
+        def reached(each: tuple[int | str, Vertical]) -> float:
+            last = each[1].run.history.last
             return float(last[main_metric(last)])
 
-        return max(self.runs, key=reached, default=(None, self))
+        return max(self._finished.items(), key=reached)

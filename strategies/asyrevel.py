@@ -15,38 +15,26 @@ slower than the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from vfl_flower.axes.schedule import ALL, ONE
+from vfl_flower.systems import System
 
-from strategies.vertical import Vertical
-
-
-class AsyREVEL(Vertical):
-    """AsyREVEL, Algorithm 1: asynchronous, zeroth-order on both sides."""
-
-    name = "asyrevel"
-    axes = "async · zeroth-order, one-sided · zeroth-order server · identity · no privacy"
-    defaults: ClassVar[Mapping[str, Any]] = {
+ASYREVEL = System(
+    name="asyrevel",
+    about="AsyREVEL, Algorithm 1: asynchronous, zeroth-order on both sides.",
+    quorum=ONE,
+    defaults={
         "estimator": "zeroth-order",
-        "server_update": "zeroth-order",
+        "server-update": "zeroth-order",
         "delay": "straggler",
         "optimizer": "adam",
-        "batch_size": 8,
-        "party_lr": 0.002,
-        "server_lr": 0.002,
-    }
-
-    def default_quorum(self, parties: int) -> int:
-        """One upload."""
-        return 1
-
-
-class SynREVEL(AsyREVEL):
-    """SynREVEL: AsyREVEL that waits for every party, and so for the slowest."""
-
-    name = "synrevel"
-    axes = "sync · zeroth-order, one-sided · zeroth-order server · identity · no privacy"
-
-    def default_quorum(self, parties: int) -> int:
-        """All uploads."""
-        return parties
+        "batch-size": 8,
+        "party-lr": 0.002,
+        "server-lr": 0.002,
+    },
+)
+SYNREVEL = System(
+    name="synrevel",
+    about="SynREVEL: AsyREVEL that waits for every party, and so for the slowest.",
+    quorum=ALL,
+    defaults=ASYREVEL.defaults,
+)

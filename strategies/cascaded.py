@@ -10,38 +10,24 @@ shared mini-batch. For it Adam is the default, as for AsyREVEL; the paper's is p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from vfl_flower.axes.schedule import ONE
+from vfl_flower.systems import System
 
-from strategies.vertical import Vertical
-
-
-class Cascaded(Vertical):
-    """VFL-Cascaded, Algorithm 1: zeroth-order parties, first-order server."""
-
-    name = "cascaded"
-    axes = "async · zeroth-order, one-sided · first-order server · identity · no privacy"
-    defaults: ClassVar[Mapping[str, Any]] = {
+CASCADED = System(
+    name="cascaded",
+    about="VFL-Cascaded, Algorithm 1: zeroth-order parties, first-order server.",
+    quorum=ONE,
+    defaults={"estimator": "zeroth-order", "party-lr": 0.002, "server-lr": 0.1},
+)
+SYN_ZOO = System(
+    name="syn-zoo",
+    about="Syn-ZOO-VFL, Algorithm 2: synchronous, zeroth-order on both sides.",
+    defaults={
         "estimator": "zeroth-order",
-        "party_lr": 0.002,
-        "server_lr": 0.1,
-    }
-
-    def default_quorum(self, parties: int) -> int:
-        """One upload."""
-        return 1
-
-
-class SynZoo(Vertical):
-    """Syn-ZOO-VFL, Algorithm 2: synchronous, zeroth-order on both sides."""
-
-    name = "syn-zoo"
-    axes = "sync · zeroth-order, one-sided · zeroth-order server · identity · no privacy"
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "estimator": "zeroth-order",
-        "server_update": "zeroth-order",
+        "server-update": "zeroth-order",
         "optimizer": "adam",
-        "batch_size": 8,
-        "party_lr": 0.002,
-        "server_lr": 0.002,
-    }
+        "batch-size": 8,
+        "party-lr": 0.002,
+        "server-lr": 0.002,
+    },
+)

@@ -13,18 +13,14 @@ and ``delta`` over the scalars of all parties by dp-accounting; the paper's own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from vfl_flower.axes.schedule import ONE
+from vfl_flower.systems import System
 
-from strategies.vertical import Vertical
-
-
-class DPZV(Vertical):
-    """DPZV, Algorithm 1: clipped differences, and noise on the scalar that a party receives."""
-
-    name = "dpzv"
-    axes = "async · zeroth-order, two-sided · first- or zeroth-order server · identity · scalar DP"
-    defaults: ClassVar[Mapping[str, Any]] = {
+DPZV = System(
+    name="dpzv",
+    about="DPZV, Algorithm 1: clipped differences, and noise on the scalar that a party receives.",
+    quorum=ONE,
+    defaults={
         "estimator": "zeroth-order",
         "differences": "two-sided",
         "directions": "scaled-sphere",
@@ -32,11 +28,8 @@ class DPZV(Vertical):
         "privacy": "scalar",
         "epsilon": 1.0,
         "delta": 1e-3,
-        "party_lr": 0.01,
-        "server_lr": 0.1,
+        "party-lr": 0.01,
+        "server-lr": 0.1,
         "clip": 0.2,
-    }
-
-    def default_quorum(self, parties: int) -> int:
-        """One upload."""
-        return 1
+    },
+)

@@ -15,22 +15,15 @@ embeddings themselves. The defaults keep labels private, which the paper's exper
 
 from __future__ import annotations
 
-from typing import ClassVar
+from vfl_flower.systems import System
 
-from strategies.vertical import Vertical
-
-
-class EFVFL(Vertical):
-    """EF-VFL: compressed embeddings with error feedback (EF21)."""
-
-    name = "ef-vfl"
-    axes = "sync · first-order · first-order server · top-k or qsgd, EF21 · no privacy"
-    defaults: ClassVar = {"codec": "top-k", "compression": "error-feedback"}
-
-
-class CVFL(Vertical):
-    """CVFL: compressed embeddings, without error feedback."""
-
-    name = "cvfl"
-    axes = "sync · first-order · first-order server · top-k or qsgd, direct · no privacy"
-    defaults: ClassVar = {"codec": "top-k"}
+EF_VFL = System(
+    name="ef-vfl",
+    about="EF-VFL: compressed embeddings with error feedback (EF21).",
+    defaults={"codec": "top-k", "compression": "error-feedback"},
+)
+CVFL = System(
+    name="cvfl",
+    about="CVFL: compressed embeddings, without error feedback.",
+    defaults={"codec": "top-k"},
+)

@@ -8,38 +8,30 @@ over it is what training the parties is worth.
 from __future__ import annotations
 
 import numpy as np
-from tqdm import trange
 
+from strategies.checkpoints import Checkpoints
 from strategies.vertical import Vertical
 from vfl_flower.axes.batches import draw_window
-from vfl_flower.config import RunConfig
-from vfl_flower.holder.label_holder import Arrival
-from vfl_flower.records import EmbedOrder, EvaluateOrder
+from vfl_flower.messages import EmbedOrder, EvaluateOrder
 
 
 class Frozen(Vertical):
-    """Baseline: parties upload their first embeddings once and are never trained."""
+    """Two messages a party, for training and test embeddings; then epochs without messages."""
 
-    name = "frozen"
-    axes = "one upload · parties untrained · first-order server · identity · no privacy"
-
-    @classmethod
-    def serves_black_boxes(cls, config: RunConfig) -> bool:
-        """Yes: parties need not learn."""
-        return True
-
-    def train(self) -> None:
-        """Two messages a party, for training and test embeddings; then epochs without messages."""
+    def train(self, checkpoints: Checkpoints | None = None) -> None:
+        """Take all embeddings, and train the top model on them."""
+        run, epochs = self.run, self.config.training.epochs
         rows = np.arange(len(self.labels.train), dtype=np.int32)
         for order in (
             EmbedOrder(exchange=1, arrays={"ids": rows}),
             EvaluateOrder(exchange=2),
         ):
-            self._send(self._message(seat, order) for seat in self.seats)
-            self._wait_for(self.seats)
-        for epoch in trange(self.config.epochs, unit="epoch", disable=None, leave=False):
-            window = draw_window(self.config, len(rows), None, epoch, 0, self.steps_per_epoch)
-            self.holder.learn([Arrival(0, window, coordinated=True)])
-            self.party_steps += self.steps_of_epoch
-            if self.is_due(epoch + 1):
-                self._record(self.holder.evaluate())
+            run.mailbox.post(run.mailbox.message(seat, order) for seat in run.seats)
+            self.wait_for(run.seats)
+        for epoch in range(epochs):
+            window = draw_window(self.config, len(rows), None, epoch, 0, run.plan.per_epoch)
+            run.holder.learn(window)
+            run.plan.answered += run.plan.of_epoch
+            run.history.progressed(run.plan.answered, run.plan.planned)
+            if run.history.is_due(epoch + 1, epochs):
+                run.record()

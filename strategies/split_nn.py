@@ -6,11 +6,9 @@ gradient rows, and all parties step: centralised SGD, computed apart. EF-VFL's p
 
 from __future__ import annotations
 
-from strategies.vertical import Vertical
+from vfl_flower.systems import System
 
-
-class SplitNN(Vertical):
-    """Split learning with a coordinated mini-batch; SVFL."""
-
-    name = "split-nn"
-    axes = "sync · first-order · first-order server · identity · no privacy"
+SPLIT_NN = System(
+    name="split-nn",
+    about="Split learning with a coordinated mini-batch; SVFL.",
+)

@@ -11,26 +11,16 @@ Section 4, perturbed local embedding: ``privacy = "perturbed-embedding"``.
 
 from __future__ import annotations
 
-from strategies.vertical import Vertical
+from vfl_flower.axes.schedule import HALF, ONE
+from vfl_flower.systems import System
 
-
-class Vafl(Vertical):
-    """VAFL, Algorithm 1: asynchronous, uncoordinated mini-batches."""
-
-    name = "vafl"
-    axes = "async · first-order · first-order server · identity · optional perturbed embedding"
-
-    def default_quorum(self, parties: int) -> int:
-        """One upload."""
-        return 1
-
-
-class VaflT(Vertical):
-    """VAFL, Algorithm 2: t-synchronous; t is `quorum`, by default half of the parties."""
-
-    name = "vafl-t"
-    axes = "t-sync · first-order · first-order server · identity · optional perturbed embedding"
-
-    def default_quorum(self, parties: int) -> int:
-        """Half of the parties, rounded up."""
-        return -(-parties // 2)
+VAFL = System(
+    name="vafl",
+    about="VAFL, Algorithm 1: asynchronous, uncoordinated mini-batches.",
+    quorum=ONE,
+)
+VAFL_T = System(
+    name="vafl-t",
+    about="VAFL, Algorithm 2: t-synchronous; t is `quorum`, by default half of the parties.",
+    quorum=HALF,
+)

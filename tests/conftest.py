@@ -86,7 +86,7 @@ def assert_copies_agree(strategy: Vertical, grid: LocalGrid, *names: str) -> Non
         here["uplink"] = here.pop(f"other-{party}")
         if party in holder.gradients:
             here["gradient"] = holder.gradients[party].surrogate
-        if strategy.config.labels == "shared":
+        if strategy.config.estimator.labels == "shared":
             here["top"] = holder.top_link.surrogate
         kept = load_large(context.state)
         kept.pop("labels", None)

@@ -16,9 +16,8 @@ from sklearn.datasets import load_breast_cancer
 
 from vfl_flower import client_app
 from vfl_flower.holder import checkpoint
-from vfl_flower.party import party
-from vfl_flower.records import to_bytes
-from vfl_flower.start import Run, predict_local, run_local
+from vfl_flower.flower_internals import to_bytes
+from vfl_flower.start import Finished as Run, predict_local, run_local
 
 ID = "who"
 """What all organisations call their ids."""
@@ -51,19 +50,19 @@ class Organisations:
         self, out: str, keys: Mapping[str, Any] | None = None, client: ClientApp = client_app.app
     ) -> Run:
         """A run of them in this process, as if none had been before."""
-        party._skeletons.clear()
+
         run_config = {**self.keys, "out": str(self.folder / out), **(keys or {})}
         return run_local(len(self.files), run_config, client, self.node_configs)
 
     def resume(self, out: str, **keys: Any) -> Run:
         """Go on with that run, as processes do that have just been started."""
-        party._skeletons.clear()
+
         run_config = {"resume": str(self.folder / out), **keys}
         return run_local(len(self.files), run_config, node_configs=self.node_configs)
 
     def predict(self, run: str, labels: Path | None = None, **keys: Any) -> pd.DataFrame:
         """What the model of that run says of the rows that all have now."""
-        party._skeletons.clear()
+
         given = {"model": str(self.folder / run), "dataset": f"files:{labels or self.labels}"}
         return read(predict_local({**given, **keys}, self.node_configs))
 

@@ -178,7 +178,7 @@ def test_a_system_may_have_defaults_which_a_user_may_override(
     monkeypatch.setitem(SYSTEMS, "preset", Preset)
     as_flower_sends_it = {**flower_defaults(), "strategy": "preset", "batch-size": 9}
     config = resolve(as_flower_sends_it)
-    assert (config.party_lr, config.batch_size, config.server_lr) == (0.003, 9, 0.2)
+    assert (config.training.party_lr, config.training.batch_size, config.training.server_lr) == (0.003, 9, 0.2)
 
 
 def test_every_default_that_a_system_prefers_is_of_a_key_that_may_be_auto() -> None:
@@ -192,7 +192,7 @@ def test_the_budget_of_a_system_is_taken_whole_or_given_whole() -> None:
     def budget(**given: Any) -> tuple[float | None, float | None, float | None]:
         keys = {key.replace("_", "-"): value for key, value in given.items()}
         config = resolve({"strategy": "dpzv", **keys})
-        return config.epsilon, config.delta, config.noise_multiplier
+        return config.privacy.epsilon, config.privacy.delta, config.privacy.noise_multiplier
 
     assert budget() == (1.0, 1e-3, None)
     assert budget(epsilon=2.0, delta=1e-5) == (2.0, 1e-5, None)
@@ -289,11 +289,11 @@ def test_codecs_and_labels_that_cannot_be_are_refused_with_a_sentence(
 
 def test_a_system_s_codec_takes_its_own_keys() -> None:
     config = resolve({"strategy": "ef-vfl", "keep": 1})
-    assert (config.codec, config.keep, config.compression) == ("top-k", 1.0, "error-feedback")
-    assert config.uplink_surrogates and not config.downlink_surrogates
+    assert (config.uplink.codec, config.uplink.keep, config.uplink.compression) == ("top-k", 1.0, "error-feedback")
+    assert config.uplink.surrogates and not config.downlink.surrogates
     config = resolve({"strategy": "cvfl", "codec": "qsgd", "bits": 16})
-    assert (config.codec, config.bits, config.compression) == ("qsgd", 16, "direct")
-    assert not config.uplink_surrogates
+    assert (config.uplink.codec, config.uplink.bits, config.uplink.compression) == ("qsgd", 16, "direct")
+    assert not config.uplink.surrogates
     assert not resolve({"strategy": "ef-vfl", "codec": "identity"}).uplink_surrogates
 
 

@@ -57,7 +57,7 @@ def by_hand(
     config: RunConfig, parties: int
 ) -> tuple[list[nn.Module], list[nn.Module], Tensor, list[float]]:
     """EF-VFL or CVFL: models before and after, bottom ones first; surrogates; losses of steps."""
-    labels, size = load_labels(config), config.embedding_size or 32
+    labels, size = load_labels(config), config.models.embedding_size or 32
     y, rows = torch.from_numpy(labels.train), len(labels.train)
     x = [torch.from_numpy(load_features(config, m, parties).train) for m in range(parties)]
     models: list[nn.Module] = [
@@ -75,34 +75,34 @@ def by_hand(
                 p.sub_(lr * p.grad)
                 p.grad = None
 
-    for epoch in range(config.epochs):
+    for epoch in range(config.training.epochs):
         steps = steps_per_epoch(config, rows)
         order = torch.from_numpy(draw_window(config, rows, None, epoch, 0, steps).ids).long()
-        for ids in order.split(config.batch_size):
+        for ids in order.split(config.training.batch_size):
             uploads = [bottom(x[m][ids]) for m, bottom in enumerate(models)]
             for surrogate, h in zip(surrogates, uploads, strict=True):
                 known = (
-                    surrogate[ids] if config.compression == "error-feedback" else torch.zeros(())
+                    surrogate[ids] if config.uplink.compression == "error-feedback" else torch.zeros(())
                 )
-                surrogate[ids] = known + top_k(h.detach() - known, config.keep or 0.1)
+                surrogate[ids] = known + top_k(h.detach() - known, config.uplink.keep or 0.1)
             g = [surrogate[ids].requires_grad_() for surrogate in surrogates]
             met = copy.deepcopy(top)
-            for q in range(config.local_steps):  # x_0, at the surrogates
+            for q in range(config.estimator.local_steps):  # x_0, at the surrogates
                 loss = functional.cross_entropy(top(torch.cat(g, dim=1)), y[ids])
                 if q == 0:
                     losses.append(loss.item())
                 loss.backward()
-                step(top, config.server_lr)
+                step(top, config.training.server_lr)
             for m, bottom in enumerate(models):
-                if config.labels == "private":  # Eq. 5: the gradient at the surrogates
+                if config.estimator.labels == "private":  # Eq. 5: the gradient at the surrogates
                     uploads[m].backward(g[m].grad)
-                    step(bottom, config.party_lr)
+                    step(bottom, config.training.party_lr)
                     continue
-                for _ in range(config.local_steps):  # Eq. 4: at its own exact embedding
+                for _ in range(config.estimator.local_steps):  # Eq. 4: at its own exact embedding
                     h = [each.detach() for each in g]
                     h[m] = bottom(x[m][ids])
                     functional.cross_entropy(met(torch.cat(h, dim=1)), y[ids]).backward()
-                    step(bottom, config.party_lr)
+                    step(bottom, config.training.party_lr)
     return before, [*models, top], torch.cat(surrogates, dim=1), losses
 
 

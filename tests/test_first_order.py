@@ -179,8 +179,8 @@ def gradients_at(
     if config:
         for p in model.parameters():
             w2 = p.square()
-            g = w2 / 2 if config.regulariser == "l2" else w2 / (2 * (1 + w2))
-            objective = objective + config.regulariser_weight * g.sum()
+            g = w2 / 2 if config.training.regulariser == "l2" else w2 / (2 * (1 + w2))
+            objective = objective + config.training.regulariser_weight * g.sum()
     return list(torch.autograd.grad(objective, list(model.parameters())))
 
 

@@ -30,15 +30,15 @@ def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]
     bottoms = [build_bottom(config, m, x[m].shape[1:], size) for m in range(parties)]
     top = build_top(config, [size] * parties, labels.outputs)
     models = torch.nn.ModuleList([*bottoms, top])
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(models.parameters(), lr=config.party_lr)
-    if config.optimizer == "momentum":
-        optimizer = torch.optim.SGD(models.parameters(), lr=config.party_lr, momentum=0.9)
-    if config.optimizer == "adam":
-        optimizer = torch.optim.Adam(models.parameters(), lr=config.party_lr)
-    steps = -(-len(y) // config.batch_size)
-    for epoch in range(config.epochs):
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(models.parameters(), lr=config.training.party_lr)
+    if config.training.optimizer == "momentum":
+        optimizer = torch.optim.SGD(models.parameters(), lr=config.training.party_lr, momentum=0.9)
+    if config.training.optimizer == "adam":
+        optimizer = torch.optim.Adam(models.parameters(), lr=config.training.party_lr)
+    steps = -(-len(y) // config.training.batch_size)
+    for epoch in range(config.training.epochs):
         order = torch.from_numpy(draw_window(config, len(y), None, epoch, 0, steps).ids).long()
-        for ids in order.split(config.batch_size):
+        for ids in order.split(config.training.batch_size):
             outputs = top(torch.cat([b(x[m][ids]) for m, b in enumerate(bottoms)], dim=1))
             if labels.outputs == 1:
                 loss = functional.binary_cross_entropy_with_logits(outputs[:, 0], y[ids].float())
@@ -46,7 +46,7 @@ def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]
                 loss = functional.cross_entropy(outputs, y[ids])
             for bottom in bottoms:
                 for p in bottom.parameters():
-                    loss = loss + 0.5 * config.regulariser_weight * p.square().sum()
+                    loss = loss + 0.5 * config.training.regulariser_weight * p.square().sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -97,22 +97,22 @@ def centralised(keys: Mapping[str, Any], parties: int, labels: Labels) -> dict[s
     bottoms = [build_bottom(config, m, block.shape[1:], size) for m, block in enumerate(x)]
     top = build_top(config, [size] * len(x), labels.outputs)
     blocks = [torch.from_numpy(block) for block in x]
-    momentum = 0.9 if config.optimizer == "momentum" else 0.0
+    momentum = 0.9 if config.training.optimizer == "momentum" else 0.0
     of_server = list(nn.ModuleList([top, *bottoms[parties:]]).parameters())
-    groups: list[dict[str, Any]] = [{"params": of_server, "lr": config.server_lr}]
+    groups: list[dict[str, Any]] = [{"params": of_server, "lr": config.training.server_lr}]
     if parties:
         of_parties = list(nn.ModuleList(bottoms[:parties]).parameters())
-        groups.append({"params": of_parties, "lr": config.party_lr})
+        groups.append({"params": of_parties, "lr": config.training.party_lr})
     optimizer = torch.optim.SGD(groups, momentum=momentum)
     weights = class_weights(config, labels.train, len(labels.classes))
     weight = None if weights is None else torch.from_numpy(weights)
-    steps = -(-len(y) // config.batch_size)
-    for epoch in range(config.epochs):
+    steps = -(-len(y) // config.training.batch_size)
+    for epoch in range(config.training.epochs):
         order = torch.from_numpy(draw_window(config, len(y), None, epoch, 0, steps).ids).long()
-        for ids in order.split(config.batch_size):
+        for ids in order.split(config.training.batch_size):
             pairs = zip(bottoms, blocks, strict=True)
             outputs = top(torch.cat([bottom(block[ids]) for bottom, block in pairs], dim=1))
-            if config.target == "regression":
+            if config.data.target == "regression":
                 loss = (outputs[:, 0] - y[ids]).square().sum() / 2
             elif labels.outputs == 1:
                 of_rows = None if weight is None else weight[y[ids]]
@@ -473,7 +473,7 @@ def test_own_block_is_the_model_of_a_party_after_the_last(kind: str) -> None:
     config = config_of(bottom_model=kind, estimator="zeroth-order", server_update="zeroth-order")
     top = build_top(config, [SIZE] * PARTIES, 3, OWN)
     of_a_table = "mlp" if kind in ("cnn", "lstm") else kind
-    expected = build_bottom(replace(config, bottom_model=of_a_table), PARTIES, (OWN,), SIZE)
+    expected = build_bottom(config.with_values({"bottom-model": of_a_table}), PARTIES, (OWN,), SIZE)
     assert top.own is not None
     for p, q in zip(top.own.parameters(), expected.parameters(), strict=True):
         assert torch.equal(p, q)

@@ -131,7 +131,7 @@ def organisations(tmp_path: Path, trained: Organisations) -> Organisations:
     """A copy of them, whose files a test may change."""
     folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
     files = [folder / path.name for path in trained.files]
-    return Organisations(folder, folder / trained.labels.name, files)
+    return Organisations(folder, folder / trained.estimator.labels.name, files)
 
 
 def test_predictions_are_those_of_the_models_by_id(organisations: Organisations) -> None:

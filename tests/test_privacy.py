@@ -258,7 +258,7 @@ def test_party_learns_by_the_noise_of_the_upload_that_is_answered(optimizer: str
     ids = draw_window(party.config, 455, None, 0, 0, 3).ids
     x, lengths = torch.from_numpy(party.block.train[ids]), (20, 20, 20)
     noise = Perturbation(party.config, party.secret, 1, lengths, LAST)
-    theirs = build_optimizer(party.config, expected, party.config.party_lr)
+    theirs = build_optimizer(party.config, expected, party.config.training.party_lr)
     update(expected, theirs, x, None, torch.from_numpy(rows), list(lengths), party.config, noise)
     for p, q in zip(party.model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(p, q)

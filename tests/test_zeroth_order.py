@@ -55,7 +55,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def party(config: RunConfig, rows: int = ROWS) -> tuple[BottomModel, Tensor]:
-    image = config.bottom_model in ("cnn", "lstm")
+    image = config.models.bottom in ("cnn", "lstm")
     shape = (4, 4) if image else (5,)
     x = torch.randn(rows, *shape, generator=generator(2))
     return build_bottom(config, 0, shape, SIZE), x

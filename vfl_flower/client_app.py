@@ -15,12 +15,9 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 
 from vfl_flower.data import alignment
-from vfl_flower.data.own_files import OwnFile
-from vfl_flower.data.sources import seat
+from vfl_flower.data.blocks import own_source, seat
 from vfl_flower.errors import OutOfStepError, VflError
-from vfl_flower.party import state_file as party_file
-from vfl_flower.party.party import Party, predict
-from vfl_flower.records import (
+from vfl_flower.messages import (
     AlignOrder,
     CheckpointOrder,
     CommonOrder,
@@ -32,12 +29,13 @@ from vfl_flower.records import (
     PredictOrder,
     RejoinOrder,
     ResumeOrder,
+    SessionOrder,
     TrainOrder,
-    read_order,
-    to_failure,
-    to_reply,
 )
-from vfl_flower.runtimes import stream
+from vfl_flower.party import state_file
+from vfl_flower.party.party import Party, predict
+from vfl_flower.runtimes.stream import session as stream
+from vfl_flower.wire import read_order, to_failure, to_reply
 
 O = TypeVar("O", bound=Order)  # noqa: E741
 
@@ -49,9 +47,8 @@ def align(message: Message, context: Context) -> Message:
     """Which ids this party has, in a form that does not tell them."""
 
     def blind(context: Context, order: AlignOrder) -> Payload:
-        index, parties = seat(context)
-        own = OwnFile.of_party(context.node_config, index)
-        return alignment.blind(context, own, parties, order)
+        _, parties = seat(context)
+        return alignment.blind(context, own_source(context), parties, order)
 
     return _serve(message, context, AlignOrder, blind)
 
@@ -61,9 +58,8 @@ def common(message: Message, context: Context) -> Message:
     """Which of this party's rows all have."""
 
     def take(context: Context, order: CommonOrder) -> Payload:
-        index, parties = seat(context)
-        own = OwnFile.of_party(context.node_config, index)
-        return alignment.take_common(context, own, parties, order)
+        _, parties = seat(context)
+        return alignment.take_common(context, own_source(context), parties, order)
 
     return _serve(message, context, CommonOrder, take)
 
@@ -75,7 +71,7 @@ def describe(message: Message, context: Context) -> Message:
     def begin(context: Context, order: DescribeOrder) -> Payload:
         payload = _by(Party.describe, Party.begin)(context, order)
         if alignment.is_aligned(context):  # which the label holder could not tell it again
-            party_file.save(context, 0)
+            state_file.save(context, 0)
         return payload
 
     return _serve(message, context, DescribeOrder, begin)
@@ -104,7 +100,7 @@ def rejoin(message: Message, context: Context) -> Message:
     """Go on after a failure, by what the label holder knows."""
 
     def resume_or_begin(context: Context, order: RejoinOrder) -> Party:
-        party_file.restore(context)
+        state_file.restore(context)
         return Party.resume(context) if context.state else Party.begin(context, order)
 
     return _serve(message, context, RejoinOrder, _by(Party.rejoin, resume_or_begin))
@@ -116,7 +112,7 @@ def checkpoint(message: Message, context: Context) -> Message:
 
     def keep(context: Context, order: CheckpointOrder) -> Payload:
         payload = _by(Party.checkpoint)(context, order)
-        party_file.save(context, order.number)
+        state_file.save(context, order.number)
         return payload
 
     return _serve(message, context, CheckpointOrder, keep)
@@ -127,10 +123,10 @@ def resume(message: Message, context: Context) -> Message:
     """Go on from a checkpoint, in another Flower run."""
 
     def go_on(context: Context, order: ResumeOrder) -> Payload:
-        for name, record in party_file.load(context, order.run, order.number).items():
+        for name, record in state_file.load(context, order.run, order.number).items():
             context.state[name] = record
         payload = _by(Party.go_on)(context, order)
-        party_file.save(context, order.number)  # this run's first, should it lose its state
+        state_file.save(context, order.number)  # this run's first, should it lose its state
         return payload
 
     return _serve(message, context, ResumeOrder, go_on)
@@ -141,7 +137,7 @@ def embed_new_rows(message: Message, context: Context) -> Message:
     """Embeddings of rows by a model that was kept."""
 
     def load(context: Context, order: PredictOrder) -> Payload:
-        return predict(context, party_file.load(context, order.run, order.number), order)
+        return predict(context, state_file.load(context, order.run, order.number), order)
 
     return _serve(message, context, PredictOrder, load)
 
@@ -149,7 +145,16 @@ def embed_new_rows(message: Message, context: Context) -> Message:
 @app.query("session")
 def session(message: Message, context: Context) -> Message:
     """Serve the messages of a stream, until it ends."""
-    return stream.serve(app, message, context)
+
+    def serve(context: Context, order: SessionOrder) -> Payload:
+        if order.keep:
+            state_file.restore(context)
+        end = stream.serve(app, order, context)
+        if order.keep:
+            state_file.save(context)
+        return end
+
+    return _serve(message, context, SessionOrder, serve)
 
 
 def _by(

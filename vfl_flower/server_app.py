@@ -9,20 +9,22 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-import strategies
 from strategies.vertical import Vertical
-from vfl_flower.config import RunConfig, keys
+from vfl_flower.config import RunConfig
 from vfl_flower.data.alignment import align
+from vfl_flower.data.blocks import load_labels, load_own_labels
+from vfl_flower.data.labels import Labels
 from vfl_flower.data.own_files import OwnFile
-from vfl_flower.data.sources import Labels, load_labels, load_own_labels
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Keeper
+from vfl_flower.holder.observers import ProgressBar
 from vfl_flower.holder.predict import predict
 from vfl_flower.holder.results import Results
 from vfl_flower.provenance import code_digest, versions
-from vfl_flower.runtimes.local import engine_of
-from vfl_flower.runtimes.stream import StreamGrid
+from vfl_flower.registry import SYSTEMS
+from vfl_flower.runtimes.carrier import Carrier, carrier_of
+from vfl_flower.runtimes.stream.grid import StreamGrid
 
 log = logging.getLogger("flwr")
 
@@ -46,74 +48,79 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Do the configured task with the parties of the grid."""
-    config = strategies.configured(context.run_config)
+    config = checkpoint.configured(context.run_config)
+    carrier = carrier_of(grid)
     if config.task == "predict":
-        with _carrier(grid, config) as grid:
-            predict(grid, config)
+        with _streams(carrier, config) as carrier:
+            predict(carrier, config)
     else:
-        _train(grid, config, str(context.run_id))
+        _train(carrier, config, str(context.run_id))
 
 
-def _train(grid: Grid, config: RunConfig, run: str) -> None:
+def _train(carrier: Carrier, config: RunConfig, run: str) -> None:
     """Train the configured system; whatever happens, save it."""
-    found = checkpoint.load(config.resume) if config.resume else None
-    own = OwnFile.of_label_holder(config) if config.own_files else None
+    found = checkpoint.load(config.running.resume) if config.running.resume else None
+    own = OwnFile.of_label_holder(config.data) if config.data.own_files else None
     if own:
         own.check()
     else:
         load_labels(config)
-    carrier = _carrier(grid, config)
-    results = Results(config, found.strategy["history"] if found else None)
+    results = Results(config, found.strategy["history"]["entries"] if found else None)
     keeper = Keeper(results.folder, run, found)
+    bar = ProgressBar()
     strategy: Vertical | None = None
     failure = None
     try:
-        with carrier as grid:
-            labels = _own_labels(grid, config, own, keeper) if own else load_labels(config)
+        with _streams(carrier, config) as carrier:
+            labels = _own_labels(carrier, config, own, keeper) if own else load_labels(config)
             if found and labels.about != found.about_labels:
                 raise ConfigError(
-                    f"{config.dataset} has other rows, classes or values than when the run in "
-                    f"{config.resume} began: put back the data of then."
+                    f"{config.data.dataset} has other rows, classes or values than when the run in "
+                    f"{config.running.resume} began: put back the data of then."
                 )
-            strategy = strategies.SYSTEMS[config.strategy](config, labels, results.add, keeper)
-            strategy.start(grid)
+            of_system = SYSTEMS.load(config.strategy).load_strategy()
+            strategy = of_system(config, labels, [results, bar], keeper)
+            strategy.start(carrier)
     except BaseException as error:
         failure = str(error) or type(error).__name__
         raise
     finally:
+        bar.ended()
         if not found or (strategy and strategy.ready):  # else the run that was is as it was
             top = strategy.top_arrays() if strategy else {}
-            results.finish(summarise(config, grid, strategy, failure), top)
+            results.finish(summarise(config, carrier, strategy, failure), top)
 
 
-def _carrier(grid: Grid, config: RunConfig) -> AbstractContextManager[Grid]:
-    """The Grid that carries the messages: a `StreamGrid`, where there are streams."""
-    streams = config.transport != "messages" and engine_of(grid) != "local"
-    return StreamGrid(grid, config) if streams else nullcontext(grid)
+def _streams(carrier: Carrier, config: RunConfig) -> AbstractContextManager[Carrier]:
+    """What carries the messages: a `StreamGrid`, where there are streams."""
+    streams = config.running.transport != "messages" and carrier.transport == "messages"
+    return StreamGrid(carrier, config) if streams else nullcontext(carrier)
 
 
-def _own_labels(grid: Grid, config: RunConfig, own: OwnFile, keeper: Keeper) -> Labels:
+def _own_labels(carrier: Carrier, config: RunConfig, own: OwnFile, keeper: Keeper) -> Labels:
     """The labels of the rows that all have."""
     if not keeper.found:
-        keeper.rows = align(grid, config, own)
+        keeper.rows = align(carrier, config, own)
     elif len(own.ids) <= keeper.rows.max():
-        raise ConfigError(f"{own.path} has lost rows since the run in {config.resume} began.")
-    return load_own_labels(config, own, keeper.rows)
+        raise ConfigError(
+            f"{own.path} has lost rows since the run in {config.running.resume} began."
+        )
+    return load_own_labels(config.data, own, keeper.rows)
 
 
 def summarise(
-    config: RunConfig, grid: Grid, strategy: Vertical | None, failure: str | None
+    config: RunConfig, carrier: Carrier, strategy: Vertical | None, failure: str | None
 ) -> dict[str, Any]:
     """``summary.json``: what ran, what it reached, and what it took."""
     return {
         "strategy": config.strategy,
-        "engine": engine_of(grid),
-        "transport": str(getattr(grid, "transport", "messages")),
-        "dataset": config.dataset,
+        "engine": carrier.engine,
+        "transport": carrier.transport,
+        "dataset": config.data.dataset,
         **(strategy.figures() if strategy else {}),
-        "seed": config.seed,
+        "seed": config.training.seed,
         "failure": failure,
-        "config": {key: getattr(config, spec.name) for key, spec in keys().items()},
+        "config": config.values(),
         "versions": versions(),
         "code": code_digest(),
     }

@@ -15,21 +15,22 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from tqdm import tqdm
 
-import strategies
 from vfl_flower import client_app, server_app
 from vfl_flower.config import RunConfig
-from vfl_flower.data.sources import load_labels
+from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.predict import predictions_file
 from vfl_flower.holder.results import results_folder
-from vfl_flower.records import load_arrays
+from vfl_flower.party import state
+from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.runtimes.processes import SuperLink
+from vfl_flower.systems import resolve
 
 
 @dataclass(frozen=True)
-class Run:
+class Finished:
     """What a finished run left in its results folder."""
 
     folder: Path
@@ -52,12 +53,17 @@ class Run:
             return dict(file)
 
 
+Engine = Callable[..., Finished]
+"""From the number of parties, the run configuration and the parties' node configurations to a run
+that has finished; `registry.ENGINES` names them."""
+
+
 def run_local(
     parties: int,
     run_config: Mapping[str, Any],
     client: ClientApp = client_app.app,
     node_configs: Sequence[Mapping[str, Any]] = (),
-) -> Run:
+) -> Finished:
     """Run the application in this process, on a `LocalGrid` with so many parties.
 
     Besides what every run leaves, the parties' bottom models and states are saved, which on real
@@ -73,15 +79,15 @@ def run_local(
         As the strategy's ``start``; what was trained so far is saved.
     """
     config, run_config = _prepare(parties, run_config, node_configs)
-    finished = Run(Path(run_config["out"]))
+    finished = Finished(Path(run_config["out"]))
     grid = _in_process(parties, run_config, config, client, node_configs, finished.folder)
     try:
         server_app.app(grid, _of_server(run_config, grid.run_id))
     finally:
-        trained = strategies.SYSTEMS[config.strategy].trains_parties
+        trained = SYSTEMS.load(config.strategy).load_strategy().trains_parties
         for party, node in enumerate(grid.contexts.values()):
             if trained and "model" in node.state:
-                model: dict[str, Any] = load_arrays(node.state, "model")
+                model: dict[str, Any] = state.load_arrays(node.state, "model")
                 np.savez(finished.folder / f"party-{party}.npz", **model)
     return finished
 
@@ -90,7 +96,7 @@ def run_ray(
     parties: int,
     run_config: Mapping[str, Any],
     node_configs: Sequence[Mapping[str, Any]] = (),
-) -> Run:
+) -> Finished:
     """Run the application on Flower's Ray simulation, by `flwr run` and a SuperLink of its own."""
     if node_configs:
         raise ConfigError(
@@ -99,14 +105,14 @@ def run_ray(
         )
     config, run_config = _prepare(parties, run_config, ())
     with SuperLink(simulation=True) as superlink:
-        return _run_on(superlink, parties, config.epochs, run_config)
+        return _run_on(superlink, parties, config.training.epochs, run_config)
 
 
 def run_supernodes(
     parties: int,
     run_config: Mapping[str, Any],
     node_configs: Sequence[Mapping[str, Any]] = (),
-) -> Run:
+) -> Finished:
     """Run the application on real SuperNodes, which like their SuperLink end with the run."""
     config, run_config = _prepare(parties, run_config, node_configs)
     with ExitStack() as stack:
@@ -114,14 +120,7 @@ def run_supernodes(
         for party in range(parties):
             node_config = node_configs[party] if node_configs else {}
             stack.enter_context(superlink.supernode(party, parties, node_config))
-        return _run_on(superlink, parties, config.epochs, run_config)
-
-
-ENGINES: dict[str, Callable[..., Run]] = {
-    "local": run_local,
-    "ray": run_ray,
-    "supernodes": run_supernodes,
-}
+        return _run_on(superlink, parties, config.training.epochs, run_config)
 
 
 def predict_local(
@@ -137,7 +136,7 @@ def predict_local(
         If the run, its parties' states or their files do not fit.
     """
     run_config = {**run_config, "task": "predict"}
-    config = strategies.resolve(run_config)
+    config = resolve(run_config)
     found = checkpoint.load(config.model)
     parties = len(found.strategy["seats"])
     folder = Path(config.model).expanduser().absolute()
@@ -175,18 +174,20 @@ def _prepare(
     """Find what is wrong before anything starts; name the results folder."""
     if parties < 1:
         raise ConfigError(f"{parties} parties cannot train: name at least one.")
-    config = strategies.configured(run_config)
-    if config.resume:
-        then = len(checkpoint.load(config.resume).strategy["seats"])
+    config = checkpoint.configured(run_config)
+    if config.running.resume:
+        then = len(checkpoint.load(config.running.resume).strategy["seats"])
         if parties != then:
-            raise ConfigError(f"The run in {config.resume} is of {then} parties, not {parties}.")
+            raise ConfigError(
+                f"The run in {config.running.resume} is of {then} parties, not {parties}."
+            )
     _check_files(config, parties, node_configs)
-    if config.parties not in (0, parties):
+    if config.running.parties not in (0, parties):
         raise ConfigError(
-            f"parties = {config.parties} in the run configuration contradicts the {parties} that "
+            f"parties = {config.running.parties} in the run configuration contradicts the {parties} that "
             "are to run: leave it out."
         )
-    if not config.own_files:
+    if not config.data.own_files:
         load_labels(config)
     return config, {**run_config, "out": str(results_folder(config))}
 
@@ -195,9 +196,9 @@ def _check_files(
     config: RunConfig, parties: int, node_configs: Sequence[Mapping[str, Any]]
 ) -> None:
     """Whether every party has named a file, where each is to have its own."""
-    if config.own_files and len(node_configs) != parties:
+    if config.data.own_files and len(node_configs) != parties:
         raise ConfigError(
-            f"dataset = {config.dataset!r} needs a file of each of the {parties} parties: name "
+            f"dataset = {config.data.dataset!r} needs a file of each of the {parties} parties: name "
             "them by --node-config \"file='...' id='...'\", once for each party (in process, or "
             "--engine supernodes)."
         )
@@ -208,8 +209,10 @@ def _check_files(
         )
 
 
-def _run_on(superlink: SuperLink, parties: int, epochs: int, run_config: dict[str, Any]) -> Run:
-    finished = Run(Path(run_config["out"]))
+def _run_on(
+    superlink: SuperLink, parties: int, epochs: int, run_config: dict[str, Any]
+) -> Finished:
+    finished = Finished(Path(run_config["out"]))
     finished.folder.mkdir(parents=True, exist_ok=True)
     began = time.time()
     # Parties keep their states beside the results, since their FLWR_HOME ends with the run.

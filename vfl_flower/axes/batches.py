@@ -12,8 +12,10 @@ of mini-batches vary around B. An asynchronous party draws them from a secret of
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,18 +23,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config import RunConfig
+from vfl_flower.errors import VflError
+from vfl_flower.messages import Arrays, TrainOrder, checked
 
 
 @dataclass(frozen=True)
 class Window:
     """Consecutive mini-batches: row ids int32 [R], and rows in each of the S steps, int32 [S].
 
-    ``whole`` : whether they are one full batch, all N rows in their own order.
+    ``whole`` : whether they are one full batch, all N rows in their own order; ``distinct`` :
+    whether it is known that no row is in it twice.
     """
 
     ids: NDArray[np.int32]
     lengths: NDArray[np.int32]
     whole: bool = False
+    distinct: bool = False
 
 
 def take(table: Tensor, window: Window) -> Tensor:
@@ -42,13 +48,13 @@ def take(table: Tensor, window: Window) -> Tensor:
     return table.index_select(0, torch.from_numpy(window.ids).to(table.device))
 
 
-def put(config: RunConfig, table: Tensor, window: Window, rows: Tensor) -> None:
+def put(table: Tensor, window: Window, rows: Tensor) -> None:
     """Write the window's rows into a table; of a row that is there twice, the last counts."""
     if window.whole:
         table.copy_(rows)
         return
     ids = window.ids
-    if config.sampling == "poisson" or len(ids) > len(table):
+    if not window.distinct:
         ids, from_end = np.unique(ids[::-1], return_index=True)
         rows = rows[torch.from_numpy(len(rows) - 1 - from_end)]
     table.index_copy_(0, torch.from_numpy(ids).to(table.device).long(), rows)
@@ -56,14 +62,19 @@ def put(config: RunConfig, table: Tensor, window: Window, rows: Tensor) -> None:
 
 def steps_per_epoch(config: RunConfig, rows: int) -> int:
     """K, the mini-batches of one pass over the training rows; the last may be smaller."""
-    return -(-rows // config.batch_size)
+    return -(-rows // config.training.batch_size)
 
 
-def divisors(config: RunConfig, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    """What each step's sum over rows is divided by: its rows, or with Poisson sampling B."""
-    if config.sampling == "poisson":
-        return np.full(len(lengths), config.batch_size, np.int32)
+def divisors(config: RunConfig, rows: int, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+    """What each step's sum is divided by: its rows, or with Poisson sampling those expected."""
+    if config.schedule.sampling == "poisson":
+        return np.full(len(lengths), expected_rows(config, rows), np.int32)
     return lengths
+
+
+def expected_rows(config: RunConfig, rows: int) -> int:
+    """Rows of a mini-batch of N rows, on average: B, unless there are fewer."""
+    return min(config.training.batch_size, rows)
 
 
 @lru_cache(maxsize=16)  # both sides ask for one more than once
@@ -82,14 +93,14 @@ def draw_window(
     ----------
     secret : what only this party knows; decides Poisson mini-batches that parties do not share.
     """
-    if config.sampling == "poisson":
+    if config.schedule.sampling == "poisson":
         return _draw_poisson(config, rows, party, epoch, first, steps, secret)
-    order = _order(config.seed, rows, party, epoch, config.batch_size >= rows)
-    ids = order[first * config.batch_size : (first + steps) * config.batch_size]
-    lengths = np.full(steps, config.batch_size, np.int32)
-    lengths[-1] = len(ids) - config.batch_size * (steps - 1)
+    order = _order(config.training.seed, rows, party, epoch, config.training.batch_size >= rows)
+    ids = order[first * config.training.batch_size : (first + steps) * config.training.batch_size]
+    lengths = np.full(steps, config.training.batch_size, np.int32)
+    lengths[-1] = len(ids) - config.training.batch_size * (steps - 1)
     lengths.flags.writeable = False  # windows are shared
-    return Window(ids, lengths, config.batch_size >= rows)
+    return Window(ids, lengths, config.training.batch_size >= rows, distinct=True)
 
 
 def _draw_poisson(
@@ -102,8 +113,8 @@ def _draw_poisson(
     secret: bytes,
 ) -> Window:
     """Rows taken by independent chances, drawn as the gaps between those that are taken."""
-    rate = min(1.0, config.batch_size / rows)
-    key = f"batch|{config.seed}|{party}|{epoch}|{first}|".encode() + secret
+    rate = min(1.0, config.training.batch_size / rows)
+    key = f"batch|{config.training.seed}|{party}|{epoch}|{first}|".encode() + secret
     generator = secret_generator(key)
     trials, taken = steps * rows, np.zeros(0, np.int64)
     last = -1
@@ -116,6 +127,81 @@ def _draw_poisson(
     ids = ids.astype(np.int32)
     ids.flags.writeable = lengths.flags.writeable = False
     return Window(ids, lengths)
+
+
+def uploaded(config: RunConfig, rows: int, party: int, order: TrainOrder, arrays: Arrays) -> Window:
+    """The mini-batches of the upload that answers an order, at the label holder.
+
+    Both ends know those that are coordinated, and those of a party's own shuffled order, of which
+    the ids are compared; Poisson mini-batches are read, as the party has drawn them in secret.
+
+    Raises
+    ------
+    VflError
+        If the ids cannot be those of the order.
+    """
+    owner = None if order.coordinated else party
+    if not order.coordinated and config.schedule.sampling == "poisson":
+        return _read_window(rows, order.steps, arrays)
+    window = draw_window(config, rows, owner, order.epoch, order.first, order.steps)
+    if not order.coordinated:
+        ids = _sent(arrays, "ids", window.ids.shape)
+        if not np.array_equal(ids, window.ids):
+            raise VflError(
+                "sent sample ids that are not those of its mini-batches: another party's, or "
+                "another run's."
+            )
+    return window
+
+
+def _read_window(rows: int, steps: int, arrays: Arrays) -> Window:
+    lengths = _sent(arrays, "lengths", (steps,))
+    if lengths.min() < 0 or lengths.max() > rows:
+        raise VflError(f"sent mini-batches of {lengths.min()} to {lengths.max()} rows.")
+    ids = _sent(arrays, "ids", (int(lengths.sum(dtype=np.int64)),))
+    if len(ids) and not (ids.min() >= 0 and ids.max() < rows):
+        raise VflError("sent sample ids out of range.")
+    places = np.repeat(np.arange(steps), lengths) * rows + ids  # one number for (step, row)
+    if len(np.unique(places)) < len(places):
+        raise VflError("sent a mini-batch in which a row occurs more than once.")
+    return Window(ids, lengths)
+
+
+def _sent(arrays: Arrays, name: str, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    try:
+        array: NDArray[np.int32] = checked(arrays, name, "int32", shape)
+    except VflError as error:
+        raise VflError(f"sent an upload that cannot be used: {error}") from None
+    return array
+
+
+@dataclass(frozen=True)
+class Joint:
+    """The rows that S steps of the top model use, those of step 0 first.
+
+    ``divisors`` is what each step's sum over rows is divided by, [S]. ``places`` says of each
+    window where its rows are, in its own order; empty if there is only one.
+    """
+
+    window: Window
+    divisors: NDArray[Any]
+    places: list[NDArray[np.int64]]
+
+
+def join(config: RunConfig, rows: int, windows: Sequence[Window]) -> Joint:
+    """Windows of one quorum: step j takes the j-th mini-batch of each, one after the other."""
+    if len(windows) == 1:
+        return Joint(windows[0], divisors(config, rows, windows[0].lengths), [])
+    step_of = np.concatenate([np.repeat(np.arange(len(w.lengths)), w.lengths) for w in windows])
+    by_step = np.argsort(step_of, kind="stable")
+    steps = max(len(window.lengths) for window in windows)
+    divided = np.zeros(steps, np.int64)
+    for window in windows:
+        divided[: len(window.lengths)] += divisors(config, rows, window.lengths)
+    ids = np.concatenate([window.ids for window in windows])[by_step]
+    starts = np.cumsum([len(window.ids) for window in windows])[:-1]
+    lengths = np.bincount(step_of, minlength=steps).astype(np.int32)
+    return Joint(Window(ids, lengths), divided, np.split(np.argsort(by_step), starts))
 
 
 def secret_generator(key: bytes) -> np.random.Generator:

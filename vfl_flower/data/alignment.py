@@ -24,17 +24,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Context
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 
-from vfl_flower import records
 from vfl_flower.config import RunConfig
-from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.psi import Blinding, match, shuffled
+from vfl_flower.data.source import Source
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.records import Aligned, AlignOrder, CommonOrder, Introduction
-from vfl_flower.runtimes.carrier import ask, ask_all
+from vfl_flower.messages import Aligned, AlignOrder, Arrays, CommonOrder, Introduction
+from vfl_flower.runtimes.carrier import Carrier, ask, ask_all
+from vfl_flower.wire import pack, record_of, unpack
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -45,7 +44,7 @@ _KEPT = "aligned"  # the record of a party's state
 # --- the label holder ---------------------------------------------------------------------------
 
 
-def align(grid: Grid, config: RunConfig, own: OwnFile) -> NDArray[np.int64]:
+def align(carrier: Carrier, config: RunConfig, own: Source) -> NDArray[np.int64]:
     """The label holder's rows that every party has too, in common order; parties know theirs.
 
     Raises
@@ -54,19 +53,19 @@ def align(grid: Grid, config: RunConfig, own: OwnFile) -> NDArray[np.int64]:
         If ids cannot be used or compared, or if no row is common to all.
     """
     rows = _sorted(own.ids)
-    if config.align == "ids":
+    if config.data.align == "ids":
         question = AlignOrder(method="ids", id_kind=own.id_kind)
-        for answer in ask_all(grid, question, Aligned, config).values():
+        for answer in ask_all(carrier, question, Aligned, config.running).values():
             if answer.digest != _digest(own.ids):
                 raise ConfigError(
-                    f"Party {answer.party} has other ids than {own.path}, and align = 'ids' "
+                    f"Party {answer.party} has other ids than {own.whose}, and align = 'ids' "
                     "demands the same: use align = 'psi', which finds those that all have."
                 )
         return rows
     blinding, order = Blinding(), shuffled(len(own.ids), secrets.token_bytes(16))
     blinded = blinding.of_ids([own.ids[row] for row in order.tolist()])
     question = AlignOrder(method="psi", id_kind=own.id_kind, arrays={"ids": blinded})
-    answers = ask_all(grid, question, Aligned, config)
+    answers = ask_all(carrier, question, Aligned, config.running)
     # By party: where in its own order each of the label holder's rows is, -1 for nowhere.
     places = {node: np.full(len(own.ids), -1, np.int64) for node in answers}
     for node, answer in answers.items():
@@ -77,19 +76,19 @@ def align(grid: Grid, config: RunConfig, own: OwnFile) -> NDArray[np.int64]:
         )
         if not len(here):
             raise ConfigError(
-                f"Party {answer.party} has none of the {len(own.ids)} ids of {own.path}: are they "
+                f"Party {answer.party} has none of the {len(own.ids)} ids of {own.whose}: are they "
                 "the same kind of id, written alike?"
             )
     common = rows[np.all([each[rows] >= 0 for each in places.values()], axis=0)]
     if not len(common):
-        raise ConfigError(f"No id of {own.path} is at all {len(answers)} parties: nothing to do.")
+        raise ConfigError(f"No id of {own.whose} is at all {len(answers)} parties: nothing to do.")
     if len(answers) > 1:
         notice.info("All parties together have %d of them.", len(common))
     orders = {
         node: CommonOrder(arrays={"places": each[common].astype(np.int32)})
         for node, each in places.items()
     }
-    ask(grid, orders, Introduction, config.party_timeout)
+    ask(carrier, orders, Introduction, config.running.party_timeout)
     return common
 
 
@@ -110,7 +109,7 @@ def _matched(
 # --- a party ------------------------------------------------------------------------------------
 
 
-def blind(context: Context, own: OwnFile, parties: int, order: AlignOrder) -> Aligned:
+def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Aligned:
     """A party's answer: digest, or blinded ids; the secret order stays in its state.
 
     Raises
@@ -137,7 +136,7 @@ def blind(context: Context, own: OwnFile, parties: int, order: AlignOrder) -> Al
     return Aligned(party=own.party, parties=parties, digest="", arrays=arrays)
 
 
-def take_common(context: Context, own: OwnFile, parties: int, order: CommonOrder) -> Introduction:
+def take_common(context: Context, own: Source, parties: int, order: CommonOrder) -> Introduction:
     """Keep which rows are common, and their order."""
     assert own.party is not None
     secret = _kept(context).get("secret")
@@ -172,11 +171,13 @@ def is_aligned(context: Context) -> bool:
 
 
 def _keep(context: Context, **arrays: NDArray[Any]) -> None:
-    records.save_arrays(context.state, _KEPT, arrays)
+    context.state[_KEPT] = pack(arrays)
 
 
-def _kept(context: Context) -> records.Arrays:
-    return records.load_arrays(context.state, _KEPT) if _KEPT in context.state else {}
+def _kept(context: Context) -> Arrays:
+    if _KEPT not in context.state:
+        return {}
+    return unpack(record_of(context.state, _KEPT, ArrayRecord))
 
 
 def _sorted(ids: Sequence[bytes]) -> NDArray[np.int64]:

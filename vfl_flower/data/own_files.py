@@ -10,11 +10,10 @@ Rows are those that all have (`vfl_flower.data.alignment`), in the order of the 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config import RunConfig
-from vfl_flower.data.psi import encode_ids, id_kind
+from vfl_flower.data.source import Preparation, Source, scaled, scaling
 from vfl_flower.errors import ConfigError
+from vfl_flower.sections import DataConfig
 
 log = logging.getLogger("flwr")
 
@@ -33,26 +32,7 @@ _MOST_VALUES = 100  # of a text column, each of which becomes a column
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """How columns become numbers, as the training rows taught it; kept with the model.
-
-    numbers : numeric columns, in order, and the median of each.
-    texts : text columns, in order, and the values of each that get a 0/1 column.
-    mean, deviation : of each resulting column.
-    """
-
-    numbers: dict[str, float]
-    texts: dict[str, list[str]]
-    mean: list[float]
-    deviation: list[float]
-
-    def as_json(self) -> dict[str, Any]:
-        """What `Preparation(**...)` makes it of again."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class OwnFile:
+class OwnFile(Source):
     """A csv or parquet file, and what its owner says of it.
 
     Raises
@@ -94,11 +74,11 @@ class OwnFile:
         return own
 
     @classmethod
-    def of_label_holder(cls, config: RunConfig) -> OwnFile:
+    def of_label_holder(cls, data: DataConfig) -> OwnFile:
         """The file that ``dataset = "files:PATH"`` names."""
-        path = config.dataset.partition(":")[2]
-        words = {name: getattr(config, name) for name in _WORDS}
-        return cls(path, **words, label=config.label)
+        path = data.dataset.partition(":")[2]
+        words = {name: getattr(data, name) for name in _WORDS}
+        return cls(path, **words, label=data.label)
 
     @property
     def whose(self) -> str:
@@ -108,17 +88,8 @@ class OwnFile:
     # --- rows -----------------------------------------------------------------------------------
 
     @cached_property
-    def ids(self) -> list[bytes]:
-        """The ids of all rows, in the order of the file, encoded."""
-        return encode_ids(self._id_column, self.whose)
-
-    @property
-    def id_kind(self) -> str:
-        """What ids are: whole numbers, or texts."""
-        return id_kind(self._id_column)
-
-    @cached_property
-    def _id_column(self) -> Any:
+    def id_column(self) -> Any:
+        """The id column."""
         if self.id not in self._names:
             raise self._wrong(
                 "does not have the id column that `id` names.",
@@ -126,18 +97,6 @@ class OwnFile:
                 f"{', ...' * (len(self._names) > 8)}.",
             )
         return self._read([self.id])[self.id]
-
-    def id_values(self, rows: Array) -> Array:
-        """The ids of these rows, as they are in the file."""
-        values: Array = self._id_column.to_numpy()[rows]
-        return values
-
-    def digest(self, rows: Array) -> str:
-        """Digest of these rows' ids, in their order."""
-        digest = hashlib.sha256()
-        for row in rows.tolist():
-            digest.update(self.ids[row] + b"\n")
-        return digest.hexdigest()
 
     # --- columns --------------------------------------------------------------------------------
 
@@ -189,13 +148,12 @@ class OwnFile:
         """Whether there is a label column."""
         return self.label in self._names
 
-    def prepared(self, train: Array, test: Array) -> tuple[Array, Array, Preparation]:
-        """Training and test rows as float32 [rows, F], as the training rows teach it."""
-        frame = self._features(self.feature_names)
+    def learn(self, train: Array) -> Preparation:
+        """Medians, values of texts, means and deviations of the training rows."""
+        frame = self._frame
         if not len(frame.columns):
             raise self._wrong("has no feature columns.", "besides ids and labels, there are none.")
-        kinds = {name: frame[name].dtype.kind for name in frame}
-        numbers = [name for name, kind in kinds.items() if kind in "biuf"]
+        numbers = [name for name in frame if frame[name].dtype.kind in "biuf"]
         texts = [name for name in frame if name not in numbers]
         if texts and self.text == "refuse":
             raise self._wrong(
@@ -204,7 +162,7 @@ class OwnFile:
                 f"column {texts[0]!r} is not numeric.",
             )
         learnt = frame.iloc[train]
-        self._check_missing(frame.iloc[np.concatenate([train, test])], numbers)
+        self._check_missing(learnt, numbers)
         values = {name: sorted(set(_texts(learnt[name]))) for name in texts}
         many = [name for name in texts if len(values[name]) > _MOST_VALUES]
         if many:
@@ -220,17 +178,11 @@ class OwnFile:
                 f"column {empty[0]!r} is empty.",
             )
         medians = {name: float(learnt[name].median()) for name in numbers}
-        raw = Preparation(medians, values, [], [])
-        rows = _matrix(raw, learnt)
+        rows = _matrix(Preparation(medians, values, [], []), learnt)
         mean, deviation = scaling(rows, per_column=True)
-        preparation = Preparation(medians, values, mean.tolist(), deviation.tolist())
-        return (
-            scaled(rows, mean, deviation),
-            self._finite(preparation, frame.iloc[test]),
-            preparation,
-        )
+        return Preparation(medians, values, mean.tolist(), deviation.tolist())
 
-    def prepared_as_before(self, preparation: Preparation, rows: Array) -> Array:
+    def rows(self, places: Array, preparation: Preparation) -> Array:
         """These rows as float32 [rows, F], by what the training rows have taught."""
         names = [*preparation.numbers, *preparation.texts]
         absent = [name for name in names if name not in self._names]
@@ -239,15 +191,13 @@ class OwnFile:
         if not self.columns and set(self.feature_names) != set(names):
             new = next(name for name in self.feature_names if name not in names)
             raise self._changed(f"column {new!r} is new: name the columns of then by `columns`.")
-        frame = self._features(names).iloc[rows]
+        known = set(names) == set(self.feature_names)
+        frame = (self._frame if known else self._read(names))[names].iloc[places]
         for name in names:
-            numeric = frame[name].dtype.kind in "biuf" or frame[name].isna().all()
-            if numeric != (name in preparation.numbers):
+            numeric = frame[name].dtype.kind in "biuf"
+            if numeric != (name in preparation.numbers) and not frame[name].isna().all():
                 raise self._changed(f"column {name!r} does not hold numbers, or texts, as then.")
         self._check_missing(frame, list(preparation.numbers))
-        return self._finite(preparation, frame)
-
-    def _finite(self, preparation: Preparation, frame: Any) -> Array:
         rows = scaled(
             _matrix(preparation, frame),
             np.array(preparation.mean),
@@ -290,8 +240,11 @@ class OwnFile:
         except (ValueError, OSError) as error:
             raise self._unreadable(error) from None
 
-    def _features(self, names: Sequence[str]) -> Any:
-        return self._read(list(names))[list(names)]
+    @cached_property
+    def _frame(self) -> Any:
+        """All feature columns."""
+        names = self.feature_names
+        return self._read(names)[names]
 
     def _read(self, names: list[str]) -> Any:
         import pandas as pd
@@ -368,25 +321,3 @@ def _matrix(preparation: Preparation, frame: Any) -> Array:
         columns = [_texts(frame[name]) for name in preparation.texts]
         parts.append(encoder.transform(np.array(columns, object).T.reshape(-1, len(values))))
     return np.concatenate(parts, axis=1)
-
-
-# --- scaling ------------------------------------------------------------------------------------
-
-
-def scaling(train: Array, per_column: bool) -> tuple[Array, Array]:
-    """Mean and deviation of training rows: of each column of a table, or of all pixels at once."""
-    axes = tuple(range(train.ndim - 1)) if per_column else None
-    mean = train.mean(axis=axes, dtype=np.float64)
-    deviation = train.std(axis=axes, dtype=np.float64)
-    constant = deviation <= 1e-9 * np.abs(mean)  # up to rounding
-    return np.asarray(mean), np.where(constant, 1.0, deviation)
-
-
-def scaled(rows: Array, mean: Array, deviation: Array) -> Array:
-    """Rows less the mean, over the deviation, as float32; what overflows becomes infinite."""
-    out = np.empty(rows.shape, np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, len(rows), 65536):  # in double precision, but not all at once
-            part = slice(start, start + 65536)
-            out[part] = (rows[part] - mean) / deviation
-    return out

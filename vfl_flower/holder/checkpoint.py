@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 from zipfile import BadZipFile
@@ -19,9 +19,10 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.config import RunConfig
+from vfl_flower.config import KEYS, RunConfig, parse
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.records import Arrays
+from vfl_flower.messages import Arrays
+from vfl_flower.systems import resolve
 
 FILE = "checkpoint.npz"
 
@@ -58,7 +59,7 @@ class Checkpoint:
             If the disk refuses.
         """
         text = {
-            "config": asdict(self.config),
+            "config": self.config.values(),
             "run": self.run,
             "number": self.number,
             "finished": self.finished,
@@ -119,12 +120,47 @@ def load(folder: str | Path) -> Checkpoint:
         with np.load(path, allow_pickle=False) as file:
             text = json.loads(file[_TEXT].tobytes())
             arrays = {name[6:]: file[name] for name in file.files if name.startswith("array.")}
-            config = RunConfig(**text.pop("config"))
+            config = RunConfig.of(text.pop("config"))
             return Checkpoint(config=config, rows=file["rows"], arrays=arrays, **text)
     except (KeyError, TypeError, ValueError, OSError, EOFError, BadZipFile) as error:
         raise ConfigError(
             f"{path} cannot be read as a checkpoint of this version: it is damaged, or another's."
         ) from error
+
+
+_MAY_DIFFER = (  # where given, from the run that is gone on with: not what it computes, but how
+    *("transport", "stream-address", "stream-ports", "session-seconds", "parties"),
+    *("party-timeout", "on-party-failure", "checkpoint-every", "resume"),
+)
+
+
+def configured(raw: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a run: `resolve`, or with ``resume`` that of the run to go on with.
+
+    Raises
+    ------
+    ConfigError
+        As `resolve`; or if that run has finished, or had another value for a key that is given.
+    """
+    given = parse(raw)
+    folder = given.get("resume")
+    if not folder:
+        return resolve(raw)
+    found = load(folder)
+    if found.finished:
+        raise ConfigError(f"The run in {folder} has finished: there is nothing to resume.")
+    anew = {}
+    for name, now in given.items():
+        then = KEYS[name].of(found.config)
+        if now == then or name == "out":
+            continue
+        if name not in _MAY_DIFFER:
+            raise ConfigError(
+                f"{folder} holds a run with {name} = {then!r}, not {now!r}: leave the key out to "
+                "go on with that run, or `resume` to begin another."
+            )
+        anew[name] = now
+    return found.config.with_values(anew)
 
 
 class _OfCheckpoint(Protocol):

@@ -10,29 +10,32 @@ from __future__ import annotations
 import json
 import logging
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.axes.privacy import epsilon as epsilon_of_uploads
-from vfl_flower.config import RunConfig
+from vfl_flower.axes.privacy.embeddings import epsilon as epsilon_of_uploads
+from vfl_flower.config import KEYS, RunConfig
 from vfl_flower.data.alignment import align
-from vfl_flower.data.own_files import OwnFile, Preparation, is_missing
-from vfl_flower.data.sources import load_labels
+from vfl_flower.data.blocks import load_labels, prepared
+from vfl_flower.data.own_files import OwnFile, is_missing
+from vfl_flower.data.source import Preparation
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Checkpoint, check_states
-from vfl_flower.holder.label_holder import Metrics, metrics, of_group
-from vfl_flower.models import as_tensor, build_top, embedding_size, load_model
+from vfl_flower.holder.label_holder import of_group
+from vfl_flower.holder.metrics import Metrics, metrics
+from vfl_flower.messages import Predicted, PredictOrder, checked
+from vfl_flower.models.bottoms import embedding_size
+from vfl_flower.models.tops import build_top
+from vfl_flower.models.training import as_tensor, load_model
 from vfl_flower.provenance import code_digest
-from vfl_flower.records import Predicted, PredictOrder, checked
-from vfl_flower.runtimes.carrier import ask_all
+from vfl_flower.runtimes.carrier import Carrier, ask_all
 
 notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
 
@@ -47,9 +50,13 @@ def predictions_file(config: RunConfig) -> Path:
     ConfigError
         If it is neither .csv nor .parquet, or is there already.
     """
-    path = Path(config.out or Path(config.model) / "predictions.csv").expanduser().absolute()
+    path = (
+        Path(config.running.out or Path(config.model) / "predictions.csv").expanduser().absolute()
+    )
     if path.suffix not in (".csv", ".parquet"):
-        raise ConfigError(f"out = {config.out!r} must be a file that ends in .csv or .parquet.")
+        raise ConfigError(
+            f"out = {config.running.out!r} must be a file that ends in .csv or .parquet."
+        )
     for each in (path, path.with_suffix(".json")):
         if each.exists():
             raise ConfigError(f"{each} is there already: name another file, or move it away.")
@@ -57,7 +64,7 @@ def predictions_file(config: RunConfig) -> Path:
 
 
 @torch.no_grad()
-def predict(grid: Grid, config: RunConfig) -> None:
+def predict(carrier: Carrier, config: RunConfig) -> None:
     """Write predictions by id, and beside them in JSON how they do, where there are labels.
 
     Columns are ``id``, ``prediction``, and for classes ``probability_CLASS``; under regression a
@@ -72,10 +79,10 @@ def predict(grid: Grid, config: RunConfig) -> None:
         raise ConfigError("There is no model to predict by: name a run's results folder by model.")
     path = predictions_file(config)
     found = checkpoint.load(config.model)
-    rows = _rows(grid, config, found)
+    rows = _rows(carrier, config, found)
     epsilon = _count_uploads(config, found)
     order = PredictOrder(run=found.run, number=found.number)
-    answers = ask_all(grid, order, Predicted, config)
+    answers = ask_all(carrier, order, Predicted, config.running)
     check_states(found, answers.values())
     classes = found.about_labels["classes"]
     outputs = 1 if len(classes) in (0, 2) else len(classes)
@@ -90,7 +97,7 @@ def predict(grid: Grid, config: RunConfig) -> None:
             raise PartyError(f"Party {answer.party}", f"sent {error}") from None
         blocks.append(as_tensor(block))
     top = build_top(found.config, [size] * len(answers), outputs, rows.own.shape[1])
-    load_model(top, of_group("top.", found.arrays))
+    load_model(top, of_group("top", found.arrays))
     said = top(torch.cat([*blocks, torch.from_numpy(rows.own)], dim=1))
     reached = _metrics(said, rows.labels, found) if rows.labels is not None else None
     figures = {"model": str(config.model), "rows": len(rows.ids)}
@@ -115,42 +122,42 @@ class _Rows:
     labels: Array | None = None
 
 
-def _rows(grid: Grid, config: RunConfig, found: Checkpoint) -> _Rows:
+def _rows(carrier: Carrier, config: RunConfig, found: Checkpoint) -> _Rows:
     """The rows that all have; or the test rows, as the model was trained beside."""
     trained = found.config
     default = RunConfig()
-    if not trained.own_files:
-        if config.dataset not in (default.dataset, trained.dataset):
+    if not trained.data.own_files:
+        if config.data.dataset not in (default.data.dataset, trained.data.dataset):
             raise ConfigError(
-                f"The model in {config.model} is of {trained.dataset}, which was divided, and "
+                f"The model in {config.model} is of {trained.data.dataset}, which was divided, and "
                 "predicts its test rows: leave dataset out. New rows need dataset = 'files:PATH' "
                 "from training on."
             )
         labels = load_labels(trained)
         if labels.about != found.about_labels:
-            raise ConfigError(f"{trained.dataset} has changed since the model was trained.")
+            raise ConfigError(f"{trained.data.dataset} has changed since the model was trained.")
         own = np.zeros((len(labels.test), 0), np.float32)
         ids = np.arange(len(own))
         return _Rows(ids, labels.ids_digest, own, ids, labels.test)
-    if not config.own_files:
+    if not config.data.own_files:
         raise ConfigError(
             f"The model in {config.model} is of files: name that of the new rows by "
             "dataset='files:PATH'."
         )
-    anew = {name: getattr(config, name) for name in _OF_FILE}
-    anew = {name: value for name, value in anew.items() if value != getattr(default, name)}
-    words = replace(trained, **anew)
-    file = OwnFile.of_label_holder(words)
+    anew = {name: KEYS[name].of(config) for name in _OF_FILE}
+    anew = {name: value for name, value in anew.items() if value != KEYS[name].default}
+    words = trained.with_values(anew)
+    file = OwnFile.of_label_holder(words.data)
     preparation = found.about_labels["preparation"]
-    rows = align(grid, words, file)
+    rows = align(carrier, words, file)
     own = np.zeros((len(rows), 0), np.float32)
     if preparation:
-        own = file.prepared_as_before(Preparation(**preparation), rows)
+        own = np.asarray(prepared(file, rows, Preparation(**preparation)))
     said = file.labels_with_gaps(rows) if file.has_labels else None
     return _Rows(file.id_values(rows), file.digest(rows), own, np.argsort(rows), said)
 
 
-_OF_FILE = ("dataset", "id", "label", "columns", "missing", "text", "align", "party_timeout")
+_OF_FILE = ("dataset", "id", "label", "columns", "missing", "text", "align", "party-timeout")
 
 
 def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
@@ -159,7 +166,7 @@ def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
     They are counted beside the run first, as if the rows were those that it uploaded most.
     """
     trained = found.config
-    if trained.privacy != "perturbed-embedding" or trained.noise_seed >= 0:
+    if trained.privacy.mechanism != "perturbed-embedding" or trained.privacy.noise_seed >= 0:
         return None
     with (Path(config.model) / "predictions.journal").open("ab+") as journal:
         journal.write(b"1")
@@ -193,7 +200,7 @@ def _table(ids: Array, outputs: Tensor, found: Checkpoint) -> Any:
 def _metrics(outputs: Tensor, labels: Array, found: Checkpoint) -> Metrics | None:
     """How the outputs do, on the rows that have labels: as in the file, or as `load_labels` has."""
     about, classes = found.about_labels, found.about_labels["classes"]
-    if found.config.own_files:
+    if found.config.data.own_files:
         known = ~is_missing(labels)
         if not known.any():
             return None

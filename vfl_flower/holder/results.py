@@ -14,7 +14,8 @@ import numpy as np
 
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
-from vfl_flower.records import Arrays
+from vfl_flower.holder.observers import METRICS, Observer, main_metric, reached
+from vfl_flower.messages import Arrays
 
 log = logging.getLogger("flwr")
 
@@ -29,7 +30,7 @@ _CURVES = (
 TRANSPORTS = {"none": "", "stream": " over streams", "messages": " over Flower's messages"}
 
 
-class Results:
+class Results(Observer):
     """One folder a run; an existing run's is never written over, unless it is gone on with.
 
     Parameters
@@ -45,7 +46,7 @@ class Results:
             (self.folder / name).exists() for name in ("summary.json", "history.jsonl")
         ):
             raise ConfigError(
-                f"out = {config.out!r} already holds a run: name another folder, or move it away."
+                f"out = {config.running.out!r} already holds a run: name another folder, or move it away."
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +54,7 @@ class Results:
         except OSError as error:
             raise ConfigError(f"The results folder {self.folder} cannot be written.") from error
 
-    def add(self, entry: dict[str, Any]) -> None:
+    def evaluated(self, entry: dict[str, Any]) -> None:
         """Append a history entry, at once, so that a run that ends early has left it."""
         self.history.append(entry)
         new = self.history if self._outdated else [entry]
@@ -76,30 +77,14 @@ class Results:
 
 def results_folder(config: RunConfig) -> Path:
     """The configured folder, or a new one under ``runs``, as an absolute path."""
-    if config.resume:
-        return Path(config.resume).expanduser().absolute()
-    if config.out:
-        return Path(config.out).expanduser().absolute()
-    dataset = config.dataset.rsplit("/", 1)[-1].replace(":", "-")
+    if config.running.resume:
+        return Path(config.running.resume).expanduser().absolute()
+    if config.running.out:
+        return Path(config.running.out).expanduser().absolute()
+    dataset = config.data.dataset.rsplit("/", 1)[-1].replace(":", "-")
     name = f"{config.strategy}-{dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     return next(folder for each in names if not (folder := Path("runs", each).absolute()).exists())
-
-
-def main_metric(figures: Mapping[str, Any]) -> str:
-    """The key of what a history entry or a summary is judged by: accuracy, or for regression R2."""
-    return "test_accuracy" if figures.get("test_r2") is None else "test_r2"
-
-
-def reached(figures: Mapping[str, Any]) -> str:
-    """How a history entry or a summary does on the test rows, in words."""
-    if main_metric(figures) == "test_r2":
-        return f"test RMSE {figures['test_rmse']:.4g}, R2 {figures['test_r2']:.4f}"
-    return f"test accuracy {figures['test_accuracy']:.4f}"
-
-
-METRICS = {"test_accuracy": "test accuracy", "test_r2": "test R2"}
-"""Main metric -> what tables and pictures call it."""
 
 
 def draw_curves(

@@ -17,10 +17,9 @@ import os
 from pathlib import Path
 
 from flwr.app import Context, RecordDict
-from flwr.supercore.utils import get_flwr_home
 
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.records import state_from_bytes, state_to_bytes
+from vfl_flower.flower_internals import flower_home, state_from_bytes, state_to_bytes
 
 log = logging.getLogger("flwr")
 
@@ -31,7 +30,7 @@ def place(context: Context, number: int | None = None, run: str = "") -> Path:
     Without a number, the state at the end of a session.
     """
     named, party = context.node_config.get("states"), context.node_config.get("partition-id")
-    folder = Path(str(named)).expanduser() if named else Path(get_flwr_home(), "vfl-flower")
+    folder = Path(str(named)).expanduser() if named else flower_home() / "vfl-flower"
     suffix = "" if number is None else f"-checkpoint-{number}"
     return folder / f"run-{run or context.run_id}-party-{party}{suffix}.state"
 

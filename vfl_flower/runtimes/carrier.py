@@ -1,21 +1,26 @@
-"""Asking nodes over a Flower Grid: push, pull, and wait for all parties of a run.
+"""What carries messages between label holder and parties, and asking parties over it.
 
-Only `push_messages` and `pull_messages` of a Grid are used, so that any Grid serves.
+A `Carrier` is a Flower Grid that says what it is. Ours are `local.LocalGrid` and
+`stream.grid.StreamGrid`; `carrier_of` makes one of any other Grid.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
 
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
-from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.records import Introduction, Order, Payload, read_reply, to_message
+from vfl_flower.flower_internals import is_simulation
+from vfl_flower.messages import Introduction, Order, Payload
+from vfl_flower.sections import RunningConfig
+from vfl_flower.wire import read_reply, to_message
 
 log = logging.getLogger("flwr")
 
@@ -24,37 +29,141 @@ I = TypeVar("I", bound=Introduction)  # noqa: E741
 
 _SLEEPS = (0.001, 0.05)  # seconds between two looks for replies: the first, and the longest
 
+Cost = Literal["free", "cheap", "dear"]
 
-def push(grid: Grid, messages: Iterable[Message]) -> list[str]:
-    """Send messages; their ids.
 
-    Raises
-    ------
-    ConfigError
-        If Flower refuses one.
+class Carrier(Grid):
+    """A Flower Grid, and what a strategy must know of it.
+
+    A subclass has `get_node_ids`, `push_messages` and `pull_messages`, as any Grid.
+
+    engine : the runtime, by the word for ``--engine``.
+    transport : what carries messages: "none" (they are calls), "stream", or Flower's "messages".
+    cost : of an exchange: nothing, less than a step, or seconds. It decides the default window.
+    simulated : whether all parties are on this machine, so that its memory is theirs, and a
+        baseline may join their columns.
+    contexts : of the parties, by node, if they are in this process; else empty.
+    clock : virtual seconds, where there are such.
     """
-    messages = list(messages)
-    keys = list(grid.push_messages(messages))
-    if len(keys) < len(messages) or None in keys:
-        raise ConfigError(
-            "Flower did not take a message, most likely for its size: use a smaller window."
-        )
-    return keys
+
+    engine: str
+    transport: str
+    cost: Cost
+    simulated: bool = True
+    contexts: Mapping[int, Context] = MappingProxyType({})
+    clock: float = 0.0
+
+    @property
+    def timing(self) -> list[Any] | None:
+        """Where the virtual clock stands, when no message is in flight."""
+        return None
+
+    def go_on_from(self, timing: list[Any]) -> None:
+        """Set the virtual clock to what `timing` said."""
+
+    def send(self, messages: Iterable[Message]) -> list[str]:
+        """Push messages; their ids.
+
+        Raises
+        ------
+        ConfigError
+            If Flower refuses one.
+        """
+        messages = list(messages)
+        keys = list(self.push_messages(messages))
+        if len(keys) < len(messages) or None in keys:
+            raise ConfigError(
+                "Flower did not take a message, most likely for its size: use a smaller window."
+            )
+        return keys
+
+    def receive(self, keys: Iterable[str], deadline: float) -> list[Message]:
+        """At least one of the replies, or none at the deadline (in monotonic seconds)."""
+        pause, longest = _SLEEPS
+        while True:
+            messages = list(self.pull_messages(list(keys)))
+            if messages or time.monotonic() > deadline:
+                return messages
+            time.sleep(pause)
+            pause = min(1.5 * pause, longest)
+
+    # The rest of Flower's interface, which strategies do not use.
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Push, and pull every reply, for ``timeout`` seconds at most."""
+        waiting = set(self.send(messages))
+        deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
+        replies: list[Message] = []
+        while waiting and time.monotonic() < deadline:
+            replies += self.receive(waiting, deadline)
+            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
+        return replies
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """A message, by Flower's older interface."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    @abstractmethod
+    def get_node_ids(self) -> Iterable[int]:
+        """Ids of the parties' nodes that are there."""
 
 
-def pull(grid: Grid, keys: Iterable[str], deadline: float) -> list[Message]:
-    """At least one of the replies, or none at the deadline (in monotonic seconds)."""
-    pause, longest = _SLEEPS
-    while True:
-        messages = list(grid.pull_messages(list(keys)))
-        if messages or time.monotonic() > deadline:
-            return messages
-        time.sleep(pause)
-        pause = min(1.5 * pause, longest)
+class FlowerCarrier(Carrier):
+    """Flower's own messages: in its Ray simulation, or to SuperNodes."""
+
+    transport = "messages"
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.simulated = is_simulation(grid)
+        self.engine = "ray" if self.simulated else "supernodes"
+        self.cost = "cheap" if self.simulated else "dear"
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Node ids, by Flower."""
+        return self.grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """By Flower."""
+        return self.grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """By Flower."""
+        return self.grid.pull_messages(message_ids)
+
+    def set_run(self, run: Any) -> None:
+        """Tell the Grid of its run."""
+        self.grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The run, by Flower."""
+        return self.grid.run
+
+
+def carrier_of(grid: Grid) -> Carrier:
+    """What carries the messages of a Grid: itself, or if it is Flower's, one around it."""
+    return grid if isinstance(grid, Carrier) else FlowerCarrier(grid)
+
+
+# --- asking parties -----------------------------------------------------------------------------
 
 
 def ask(
-    grid: Grid, orders: Mapping[int, Order], kind: type[P], timeout: float, deadline: float = 0.0
+    carrier: Carrier,
+    orders: Mapping[int, Order],
+    kind: type[P],
+    timeout: float,
+    deadline: float = 0.0,
 ) -> dict[int, P]:
     """Send an order to each node, and wait for the answers: node id -> answer.
 
@@ -64,11 +173,11 @@ def ask(
         If a party fails, or some do not answer within ``timeout`` seconds.
     """
     deadline = deadline or time.monotonic() + timeout
-    keys = push(grid, [to_message(order, node, timeout) for node, order in orders.items()])
+    keys = carrier.send([to_message(order, node, timeout) for node, order in orders.items()])
     pending = dict(zip(keys, orders, strict=True))
     answers: dict[int, P] = {}
     while pending:
-        messages = pull(grid, pending, deadline)
+        messages = carrier.receive(pending, deadline)
         if not messages:
             raise ConfigError(
                 f"{len(pending)} nodes did not answer within {timeout:g} s: look at their logs."
@@ -84,7 +193,7 @@ def ask(
     return answers
 
 
-def ask_all(grid: Grid, order: Order, kind: type[I], config: RunConfig) -> dict[int, I]:
+def ask_all(carrier: Carrier, order: Order, kind: type[I], running: RunningConfig) -> dict[int, I]:
     """Send an order to every node as it comes, until there are as many as the first ones say.
 
     Returns node id -> answer, in the order of the parties.
@@ -95,12 +204,12 @@ def ask_all(grid: Grid, order: Order, kind: type[I], config: RunConfig) -> dict[
         If a party fails, too few nodes come, or they do not have the numbers 0 to M - 1.
     """
     found: dict[int, I] = {}
-    wanted = max(1, config.parties)
-    deadline = time.monotonic() + config.party_timeout
+    wanted = max(1, running.parties)
+    deadline = time.monotonic() + running.party_timeout
     waiting = False
     while len(found) < wanted:
-        new = {node: order for node in grid.get_node_ids() if node not in found}
-        found.update(ask(grid, new, kind, config.party_timeout, deadline))
+        new = {node: order for node in carrier.get_node_ids() if node not in found}
+        found.update(ask(carrier, new, kind, running.party_timeout, deadline))
         most = max(found.values(), key=lambda each: each.parties, default=None)
         wanted = max(wanted, most.parties if most else 0)
         if len(found) < wanted:
@@ -108,7 +217,7 @@ def ask_all(grid: Grid, order: Order, kind: type[I], config: RunConfig) -> dict[
                 said = f", of which party {most.party} speaks" if most else ""
                 raise ConfigError(
                     f"Only {len(found)} of the {wanted} nodes{said} came within "
-                    f"{config.party_timeout:g} s: start the others, or correct the number."
+                    f"{running.party_timeout:g} s: start the others, or correct the number."
                 )
             if not waiting:
                 log.info("Waiting for %d nodes; %d are here", wanted, len(found))

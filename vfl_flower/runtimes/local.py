@@ -17,12 +17,11 @@ import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from vfl_flower.config import RunConfig
+from vfl_flower.flower_internals import SERVER_NODE, begin_task, set_message_id
+from vfl_flower.runtimes.carrier import Carrier
 
-_SERVER = 1  # node id of the ServerApp, as on a SuperLink
 _TAKES_TIME = ("train", "query.embed")
 
 
@@ -33,23 +32,17 @@ def delay_seconds(config: RunConfig, party: int, parties: int, activation: int) 
     exponential : mean m, App. G.3 (section 3.1 makes a party's parameter its mean waiting time).
     straggler : one second; the last party 20 to 60 % more (AsyREVEL, section 5.3).
     """
-    if config.delay == "none":
+    if config.schedule.delay == "none":
         return 0.0
-    generator = np.random.default_rng([config.seed, 2, party, activation])
-    if config.delay == "poisson":
+    generator = np.random.default_rng([config.training.seed, 2, party, activation])
+    if config.schedule.delay == "poisson":
         return float(generator.poisson(2 * (party + 1)) / (2 * parties))
-    if config.delay == "straggler":
+    if config.schedule.delay == "straggler":
         return 1.0 + (float(generator.uniform(0.2, 0.6)) if party == parties - 1 else 0.0)
     return float(generator.exponential(party + 1))
 
 
-def engine_of(grid: Grid) -> str:
-    """Which runtime carries a Grid's messages: local, ray or supernodes."""
-    in_simulation = type(grid).__name__ == "InMemoryGrid"  # its module has moved before
-    return str(getattr(grid, "engine", "ray" if in_simulation else "supernodes"))
-
-
-class LocalGrid(Grid):
+class LocalGrid(Carrier):
     """The in-process engine: one virtual node for each party.
 
     Parameters
@@ -63,6 +56,9 @@ class LocalGrid(Grid):
 
     engine = "local"
     transport = "none"
+    cost = "free"
+
+    contexts: dict[int, Context]
 
     def __init__(
         self,
@@ -72,13 +68,12 @@ class LocalGrid(Grid):
         config: RunConfig,
         node_configs: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, _SERVER
-        self.clock = 0.0  # virtual seconds
+        begin_task()
         self.run_id = secrets.randbits(62)  # as a SuperLink names runs
         self.contexts = {
-            _SERVER + 1 + party: Context(
+            SERVER_NODE + 1 + party: Context(
                 run_id=self.run_id,
-                node_id=_SERVER + 1 + party,
+                node_id=SERVER_NODE + 1 + party,
                 node_config={
                     **(node_configs[party] if node_configs else {}),
                     "partition-id": party,
@@ -117,7 +112,7 @@ class LocalGrid(Grid):
 
     def _push(self, message: Message) -> str:
         self._pushed += 1
-        message.metadata.__dict__["_message_id"] = str(self._pushed)
+        set_message_id(message, str(self._pushed))
         node = message.metadata.dst_node_id
         context = self.contexts[node]
         try:
@@ -128,7 +123,7 @@ class LocalGrid(Grid):
             reply = Message(Error(code=code, reason=reason), reply_to=message)
         due = max(self.clock, self._free_at[node])
         if message.metadata.message_type in _TAKES_TIME:
-            party = node - _SERVER - 1
+            party = node - SERVER_NODE - 1
             self._activations[node] += 1
             due += delay_seconds(self._config, party, len(self.contexts), self._activations[node])
         self._free_at[node] = due
@@ -150,28 +145,6 @@ class LocalGrid(Grid):
         for entry in later:
             heapq.heappush(self._replies, entry)
         return due
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> list[Message]:
-        """Push, and pull every reply."""
-        waiting = set(self.push_messages(messages))
-        replies: list[Message] = []
-        while waiting:
-            replies += self.pull_messages(waiting)
-            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
-        return replies
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """A message, by Flower's older interface."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def set_run(self, run: Any) -> None:
         """There is one run, that of this process."""

@@ -20,14 +20,16 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-import strategies
-from vfl_flower.config import RunConfig, keys
-from vfl_flower.data.sources import load_features, load_labels
+from vfl_flower.axes import estimators
+from vfl_flower.config import RunConfig
+from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.errors import ConfigError
 from vfl_flower.holder.results import aligned, results_folder
 from vfl_flower.provenance import code_digest, versions
+from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.start import run_local
+from vfl_flower.systems import baselines, resolve
 from vfl_flower.tools.audit_clients import Curious, Ids, Rows, Wiretap
 
 _DRAWS = 10  # of the labelled rows that an attacker knows; its success is the mean
@@ -151,24 +153,24 @@ def audit(
     ConfigError, PartyError
         As `run_local`; or if the strategy is a baseline, or a class has too few rows.
     """
-    config = strategies.resolve(run_config)
-    if config.strategy in strategies.BASELINES:
-        systems = [name for name in strategies.SYSTEMS if name not in strategies.BASELINES]
+    config = resolve(run_config)
+    if config.strategy in baselines():
+        systems = [name for name in SYSTEMS.names if name not in baselines()]
         raise ConfigError(
             f"strategy = {config.strategy!r} is a baseline, and the audit is for systems: choose "
             f"one of {', '.join(systems)}."
         )
-    if config.labels == "shared":
+    if estimators.choose(config).broadcasts:
         raise ConfigError(
             "labels = 'shared' leaves an attacker nothing to infer, since every party knows them: "
             "audit labels = 'private'."
         )
-    if config.own_files:
+    if config.data.own_files:
         raise ConfigError(
             "An audit looks at both sides of a run, so it needs a data set that is divided among "
             "the parties: name one by dataset, such as 'csv:PATH' of like columns."
         )
-    if config.target == "regression":
+    if config.data.target == "regression":
         raise ConfigError(
             "target = 'regression' has no classes for the audit's attacks to infer: leave it out."
         )
@@ -176,7 +178,7 @@ def audit(
     counts = np.bincount(labels)
     if known < 1 or counts.min() <= known:
         raise ConfigError(
-            f"{known} known rows a class cannot be: the smallest class of {config.dataset} has "
+            f"{known} known rows a class cannot be: the smallest class of {config.data.dataset} has "
             f"{counts.min()} training rows, and some must be left to attack."
         )
     folder = results_folder(config)
@@ -193,11 +195,11 @@ def audit(
     findings.append(_reconstruction(config, parties, shown, tap, folder))
     report = {
         "strategy": config.strategy,
-        "dataset": config.dataset,
+        "dataset": config.data.dataset,
         "parties": parties,
         "test_accuracy": run.summary["test_accuracy"],
         "attacks": [asdict(finding) for finding in findings],
-        "config": {key: getattr(config, spec.name) for key, spec in keys().items()},
+        "config": config.values(),
         "versions": versions(),
         "code": code_digest(),
     }
@@ -225,8 +227,8 @@ def _run(
     if calibrated is not None:
         run_config = {key: run_config[key] for key in run_config.keys() - {"epsilon"}}
         run_config["noise-multiplier"] = calibrated
-    config = strategies.resolve(run_config)
-    strategy = strategies.SYSTEMS[config.strategy](config, load_labels(config))
+    config = resolve(run_config)
+    strategy = SYSTEMS.load(config.strategy).load_strategy()(config, load_labels(config))
     strategy.start(LocalGrid(tap, parties, run_config, config))
     return strategy.figures()
 
@@ -239,18 +241,18 @@ def _direct_inference(
     Trials differ in their seed. Beside its direct inference, the forward embedding leak of Sun et
     al. (2022): embeddings that are summed to the outputs may show the class without any feedback.
     """
-    config = strategies.resolve(run_config)
+    config = resolve(run_config)
     given = {key: run_config[key] for key in run_config.keys() - set(_OF_OTHER_SERVERS)} | _SUMMING
-    if config.top_model != "sum":
+    if config.models.top != "sum":
         given["party-lr"] = _SMALL
-    if config.quorum:
-        given["quorum"] = 2 if config.quorum >= parties else 1
+    if config.schedule.quorum:
+        given["quorum"] = 2 if config.schedule.quorum >= parties else 1
     heard: list[tuple[Wiretap, ...]] = []
     first: dict[str, Any] = {}
     for trial in range(trials):
-        of_trial = {**given, "seed": config.seed + trial}
-        resolved = strategies.resolve(of_trial)
-        guessing = Wiretap(resolved, guess=np.random.default_rng([resolved.seed, 4]))
+        of_trial = {**given, "seed": config.training.seed + trial}
+        resolved = resolve(of_trial)
+        guessing = Wiretap(resolved, guess=np.random.default_rng([resolved.training.seed, 4]))
         heard.append((Wiretap(resolved, Curious(resolved)), Wiretap(resolved, guessing), guessing))
         for tap in heard[-1][:2]:
             summary = _run(of_trial, 2, tap, first)
@@ -261,7 +263,7 @@ def _direct_inference(
         "direct, uploads read*": "eavesdropper: uploads and answers of party 0",
         "direct, uploads guessed*": "eavesdropper: answers of party 0",
     }
-    if config.estimator == "first-order":  # uploads are not used
+    if not estimators.choose(config).answers_by_scalars:  # uploads are not used
         del attackers["direct, uploads guessed*"]
     findings = [
         _finding(
@@ -303,7 +305,7 @@ def _with_known_rows(
                 f"Of some class no more than {known} rows were in a mini-batch, and some must be "
                 "left to attack: give the run more epochs, or attackers fewer known rows."
             )
-        generator = np.random.default_rng([config.seed, 5])
+        generator = np.random.default_rng([config.training.seed, 5])
         draws = []
         for _ in range(_DRAWS):
             ids = np.concatenate([generator.choice(each, known, False) for each in of_class])
@@ -335,14 +337,14 @@ def _reconstruction(
     config: RunConfig, parties: int, shown: int, tap: Wiretap, folder: Path
 ) -> Finding:
     """The label holder's decoder, on rows that it does not know; draws images, if they are such."""
-    block = load_features(config, 0, parties).train[tap.uploaded]
+    block = np.asarray(load_features(config, 0, parties).train)[tap.uploaded]
     features = block.reshape(len(block), -1)
-    order = np.random.default_rng([config.seed, 6]).permutation(len(block))
+    order = np.random.default_rng([config.training.seed, 6]).permutation(len(block))
     known, others = np.split(order, [max(2, min(shown, len(block) // 10))])
     decoded = reconstruct(tap.embeddings[tap.uploaded], known, features[known])
     error = np.square(features - decoded)[others].sum(dtype=float)
     error_of_mean = np.square(features - features[known].mean(0))[others].sum(dtype=float)
-    if block.ndim > 2 and config.bottom_model != "lstm":
+    if block.ndim > 2 and config.models.bottom != "lstm":
         few = others[:_IMAGES]
         draw_images(block[few], decoded.reshape(block.shape)[few], folder / "reconstruction.png")
     attacker = f"label holder: embeddings of party 0, features of {len(known)} rows"

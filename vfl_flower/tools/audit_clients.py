@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower import client_app
-from vfl_flower.axes import codecs
+from vfl_flower.axes import estimators
 from vfl_flower.axes.batches import Window, divisors, draw_window
-from vfl_flower.axes.estimators import zeroth_order
+from vfl_flower.axes.estimators.base import Reading
+from vfl_flower.axes.estimators.zeroth_order import PairReading, ZerothOrder
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import VflError
-from vfl_flower.models import as_tensor, embedding_size
-from vfl_flower.party.party import read_about
-from vfl_flower.records import (
+from vfl_flower.messages import (
     Arrays,
     CheckpointOrder,
     DescribeOrder,
@@ -35,12 +34,12 @@ from vfl_flower.records import (
     RejoinOrder,
     TrainOrder,
     Upload,
-    load_about,
-    load_large,
-    read_order,
-    read_reply,
-    to_reply,
 )
+from vfl_flower.models.bottoms import embedding_size
+from vfl_flower.models.training import as_tensor
+from vfl_flower.party.party import read_about
+from vfl_flower.party.state import load_about, load_large
+from vfl_flower.wire import read_order, read_reply, to_reply
 
 Rows = NDArray[np.float32]
 Ids = NDArray[np.integer[Any]]
@@ -83,8 +82,9 @@ class Wiretap(ClientApp):
         self.config = config
         self.client = client
         self.guess = guess
-        # The window that awaits its feedback, and of a zeroth-order pair one less the other.
-        self.pending: tuple[Window, Tensor | None] | None = None
+        self.estimator = estimators.choose(config)(config)
+        # The window that awaits its feedback, and what its upload said.
+        self.pending: tuple[Window, Reading] | None = None
 
     def __call__(self, message: Message, context: Context) -> Message:
         """The party's own answer, which is read on its way."""
@@ -100,8 +100,7 @@ class Wiretap(ClientApp):
                 shape = described.train_rows, described.embedding_size
                 self.embeddings, self.gradients = np.zeros((2, *shape), np.float32)
                 self.uploaded, self.answered = np.zeros((2, described.train_rows), bool)
-                self.uplink = codecs.uplink(self.config, torch.zeros(shape))
-                self.downlink = codecs.downlink(self.config, torch.zeros(shape))
+                self.links = self.estimator.holder_links(torch.zeros(shape))
             return
         upload = read_reply(reply, Upload)
         if upload.party != 0:
@@ -112,53 +111,41 @@ class Wiretap(ClientApp):
         elif self.pending and order.arrays.keys() - {"ids"}:
             self._read_feedback(*self.pending, order.arrays)
             self.pending = None
+        size = self.embeddings.shape[1]
         if isinstance(order, TrainOrder):
             window = window_of(self.config, order, upload.arrays, len(self.embeddings))
-            self.pending = window, self._read_embeddings(window, upload.arrays)
+            reading = self.estimator.read(self.links, upload.arrays, window, size)
+            self._write(window, reading.fresh)
+            self.pending = window, reading
         elif isinstance(order, EmbedOrder):
             ids = order.arrays["ids"]
-            window = Window(ids, np.array([len(ids)], np.int32))
-            self._write(window, self._received("embedding", upload.arrays, window))
+            window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
+            rows = self.links["uplink"].receive("embedding", upload.arrays, window, size)
+            self._write(window, rows)
 
     def _rejoin(self, order: RejoinOrder) -> None:
         self.pending = None
-        if self.uplink.surrogate is not None:
-            self.uplink.surrogate.copy_(as_tensor(order.arrays["embedding"]))
-        if self.downlink.surrogate is not None:
-            self.downlink.surrogate.zero_()
-
-    def _read_embeddings(self, window: Window, arrays: Arrays) -> Tensor | None:
-        """Keep the embeddings of a window; of zeroth-order pairs, return one less the other."""
-        if self.config.estimator == "first-order":
-            self._write(window, self._received("embedding", arrays, window))
-            return None
-        first, second = (
-            self._received(name, arrays, window) for name in zeroth_order.block_names(self.config)
-        )
-        pair = zeroth_order.pair_of(self.config, first, second)
-        self._write(window, zeroth_order.fresh(self.config, pair))
-        return pair[0] - pair[1]
-
-    def _received(self, name: str, arrays: Arrays, window: Window) -> Tensor:
-        link = self.uplink if name == "embedding" else codecs.changes(self.config)
-        return link.receive(name, arrays, window, self.embeddings.shape[1])
+        for name, link in self.links.items():
+            if link.surrogate is not None:
+                link.surrogate.zero_()
+                if name == "uplink":
+                    link.surrogate.copy_(as_tensor(order.arrays["embedding"]))
 
     def _write(self, window: Window, embeddings: Tensor) -> None:
         self.embeddings[window.ids] = embeddings.numpy()
         self.uploaded[window.ids] = True
 
-    def _read_feedback(self, window: Window, change: Tensor | None, feedback: Arrays) -> None:
-        lengths = window.lengths
-        if change is None:
-            scale = np.repeat(divisors(self.config, lengths), lengths)
-            width = self.embeddings.shape[1]
-            sent = self.downlink.receive("gradient", feedback, window, width)
-            rows = sent.numpy() * scale[:, None]
-        else:
-            directions = change.numpy()
+    def _read_feedback(self, window: Window, reading: Reading, feedback: Arrays) -> None:
+        lengths, (rows_of, width) = window.lengths, self.embeddings.shape
+        if isinstance(reading, PairReading):
+            directions = (reading.pair[0] - reading.pair[1]).numpy()
             if self.guess:
                 directions = self.guess.standard_normal(directions.shape, np.float32)
             rows = np.repeat(feedback["difference"], lengths)[:, None] * directions
+        else:
+            scale = np.repeat(divisors(self.config, rows_of, lengths), lengths)
+            sent = self.links["gradient"].receive("gradient", feedback, window, width)
+            rows = sent.numpy() * scale[:, None]
         new = ~self.answered[window.ids]
         self.gradients[window.ids[new]] = rows[new]
         self.answered[window.ids] = True
@@ -174,7 +161,7 @@ class Curious(ClientApp):
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
         self.config = config
-        self.generator = np.random.default_rng([config.seed, 3])
+        self.generator = np.random.default_rng([config.training.seed, 3])
         self.rows = 0
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -203,15 +190,16 @@ class Curious(ClientApp):
             self.generator.standard_normal((2, len(window.ids), width), np.float32)
         )
         queries: dict[str, Tensor] = {"embedding": c}
-        if self.config.estimator == "zeroth-order":
-            two_sided = self.config.differences == "two-sided"
-            pair = c + self.config.mu * u, c - self.config.mu * u if two_sided else c
-            names = zeroth_order.block_names(self.config)
-            queries = dict(zip(names, zeroth_order.blocks(self.config, pair), strict=True))
+        estimator = estimators.choose(self.config)(self.config)
+        if isinstance(estimator, ZerothOrder):
+            mu, two_sided = self.config.estimator.mu, "two-sided"
+            second = c - mu * u if self.config.estimator.differences == two_sided else c
+            pair = c + mu * u, second
+            queries = dict(zip(estimator.block_names(), estimator.blocks(pair), strict=True))
         table = torch.zeros(0) if surrogate is None else torch.from_numpy(surrogate)
+        links = estimator.holder_links(table.view(-1, width))
         for name, rows in queries.items():
-            uplink = codecs.uplink(self.config, table)
-            link = uplink if name == "embedding" else codecs.changes(self.config)
+            link = links["uplink" if name == "embedding" else "changes"]
             arrays.update(link.send(name, rows, window, f"query|{upload.exchange}"))
         return to_reply(replace(upload, arrays=arrays), message)
 

@@ -247,8 +247,8 @@ def _predict(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from strategies import SYSTEMS
     from vfl_flower.errors import ConfigError
+    from vfl_flower.registry import SYSTEMS
     from vfl_flower.tools.compare import compare, table
 
     common = _parse(options.run_config)
@@ -259,7 +259,7 @@ def _compare(options: argparse.Namespace) -> None:
     runs = []
     for text in options.runs:
         title, _, rest = text.partition(": ")
-        titled = bool(rest.strip()) and ("=" not in title or rest.split()[0] in SYSTEMS)
+        titled = bool(rest.strip()) and ("=" not in title or rest.split()[0] in SYSTEMS.names)
         name, *keys = (rest if titled else text).split(None, 1) or [""]
         if not name or (titled and not title):
             raise ConfigError("A run of `vfl compare` is empty: name a system, then its own keys.")
@@ -314,37 +314,37 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    import strategies
-    from vfl_flower import start as engines
     from vfl_flower.errors import ConfigError
     from vfl_flower.holder import checkpoint
     from vfl_flower.holder.results import headline, results_folder
+    from vfl_flower.registry import ENGINES
+    from vfl_flower.systems import resolve
 
     run_config = _parse(options.run_config)
     if options.out:
         run_config["out"] = options.out
-    config = strategies.resolve(run_config)
-    if config.resume and config.out:
+    config = resolve(run_config)
+    if config.running.resume and config.running.out:
         raise ConfigError("A run that is resumed goes on in its own folder: leave out away.")
     folder = results_folder(config)
     node_configs = [_parse([text]) for text in options.node_config]
     parties = options.parties
     if parties is None:
         parties = len(node_configs) or 4
-    if config.resume and options.parties is None:
-        parties = len(checkpoint.load(config.resume).strategy["seats"])
+    if config.running.resume and options.parties is None:
+        parties = len(checkpoint.load(config.running.resume).strategy["seats"])
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
     # So that Flower's processes end too.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     is_new = not folder.exists()
     try:
-        finished = engines.ENGINES[options.engine](
+        finished = ENGINES.load(options.engine)(
             parties, {**run_config, "out": str(folder)}, node_configs=node_configs
         )
         print(headline(finished.summary))
     finally:
         signal.signal(signal.SIGTERM, before)
-        if (is_new or config.resume) and (folder / "top.npz").exists():
+        if (is_new or config.running.resume) and (folder / "top.npz").exists():
             print(f"results: {folder}")
 
 
@@ -368,24 +368,23 @@ def _parse(texts: list[str]) -> dict[str, Any]:
 
 
 def _listing() -> str:
-    from strategies import SYSTEMS
-    from vfl_flower.config import keys
+    from vfl_flower.config import KEYS
+    from vfl_flower.registry import SYSTEMS
 
     lines = ["Systems and baselines (strategy = '...')", ""]
-    for name, system in SYSTEMS.items():
-        about = (system.__doc__ or "").splitlines()[0]
-        lines += [f"  {name:<10} {about}", f"  {'':<10} {system.axes}"]
-        own = [f"{name.replace('_', '-')}={value!r}" for name, value in system.defaults.items()]
+    for name, system in ((name, SYSTEMS.load(name)) for name in SYSTEMS.names):
+        lines += [f"  {name:<10} {system.about}", f"  {'':<10} {system.axes}"]
+        own = [f"{name}={value!r}" for name, value in system.defaults.items()]
         lines += [f"  {'':<10} defaults of its own: {' '.join(own)}"] if own else []
     lines += ["", "Configuration keys, with defaults", ""]
-    for key, spec in keys().items():
+    for key, spec in KEYS.items():
         default = repr(spec.default) if spec.default is not None else "auto"
         lines.append(f"  {key} = {default}")
-        text = spec.metadata["help"]
-        if spec.metadata["choices"]:
-            text += f" ({', '.join(spec.metadata['choices'])})"
-        if spec.metadata["auto"]:
-            text += f"; auto: {spec.metadata['auto']}"
+        text = spec.help
+        if spec.names and key != "strategy":
+            text += f" ({', '.join(spec.names)})"
+        if spec.auto:
+            text += f"; auto: {spec.auto}"
         lines.append(f"      {text}")
     return "\n".join(lines)
 

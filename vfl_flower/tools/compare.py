@@ -15,18 +15,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-import strategies
 from vfl_flower.errors import ConfigError
-from vfl_flower.holder.results import (
-    METRICS,
-    aligned,
-    draw_curves,
-    draw_frontier,
-    main_metric,
-    results_folder,
-)
-from vfl_flower.models import BLACK_BOXES
-from vfl_flower.start import Run, run_local
+from vfl_flower.holder.observers import METRICS, main_metric
+from vfl_flower.holder.results import aligned, draw_curves, draw_frontier, results_folder
+from vfl_flower.models.bottoms import BLACK_BOXES
+from vfl_flower.start import Finished, run_local
+from vfl_flower.systems import baselines, resolve
 
 _COLUMNS = ("MB up", "MB down", "exchanges")
 _OF_SYSTEMS = (
@@ -69,16 +63,16 @@ def compare(
         name, own = label(run, runs), {key: run[key] for key in run if key != "title"}
         if name in configurations:
             raise ConfigError(f"The run {name!r} is there twice: leave one out, or title them.")
-        shared = _of_baselines(common) if run["strategy"] in strategies.BASELINES else common
+        shared = _of_baselines(common) if run["strategy"] in baselines() else common
         configurations[name] = {**shared, **own}
-        strategies.resolve(configurations[name])
-    for baseline in strategies.BASELINES:
+        resolve(configurations[name])
+    for baseline in baselines():
         beside = None if baseline in named else _baseline(baseline, common)
         if beside is not None:
             if baseline in configurations:
                 raise ConfigError(f"{baseline!r} is a baseline's name: choose another title.")
             configurations[baseline] = beside
-    if len({strategies.resolve(each).target for each in configurations.values()}) > 1:
+    if len({resolve(each).data.target for each in configurations.values()}) > 1:
         raise ConfigError("Some of these runs are for classes and some for numbers: compare apart.")
     folders = {name: folder_of(name) for name in configurations}
     if "" in folders.values() or len(set(folders.values())) < len(folders):
@@ -86,11 +80,11 @@ def compare(
             "Each run gets a folder named by its title, in which only letters, digits and '.=-' "
             "count: choose titles that differ in those."
         )
-    first = strategies.resolve(next(iter(configurations.values())))
+    first = resolve(next(iter(configurations.values())))
     folder = results_folder(replace(first, strategy="compare"))
     if folder.exists():
         raise ConfigError(f"out = {str(folder)!r} already exists: name another folder.")
-    finished: dict[str, Run] = {}
+    finished: dict[str, Finished] = {}
     bar = tqdm(configurations.items(), unit="run", disable=None, leave=False)
     try:
         for name, configuration in bar:
@@ -109,10 +103,10 @@ def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     keys = _of_baselines(common)
     if name == "joined" or common.get("privacy") == "scalar":
         keys.pop("privacy", None)
-    model = strategies.resolve({**keys, "strategy": "frozen"}).bottom_model
+    model = resolve({**keys, "strategy": "frozen"}).models.bottom
     if model in BLACK_BOXES and name != "frozen":
         return None
-    strategies.resolve({**keys, "strategy": name})
+    resolve({**keys, "strategy": name})
     return {**keys, "strategy": name}
 
 
@@ -121,7 +115,7 @@ def _of_baselines(common: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in common.items() if key not in _OF_SYSTEMS}
 
 
-def _write(folder: Path, finished: Mapping[str, Run], target: float) -> None:
+def _write(folder: Path, finished: Mapping[str, Finished], target: float) -> None:
     """``compare.json`` and the pictures, of the runs that have finished."""
     if not finished:
         return
@@ -130,7 +124,7 @@ def _write(folder: Path, finished: Mapping[str, Run], target: float) -> None:
     levels = {
         name: each[main_metric(each)]
         for name, each in figures.items()
-        if each["strategy"] in strategies.BASELINES
+        if each["strategy"] in baselines()
     }
     histories = {name: run.history for name, run in finished.items() if name not in levels}
     draw_curves(histories, folder / "curves.png", levels)
@@ -182,7 +176,7 @@ def megabytes(number: float) -> str:
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def _reached(run: Run, target: float) -> dict[str, float | None]:
+def _reached(run: Finished, target: float) -> dict[str, float | None]:
     """Megabytes up and down at the first evaluation that reaches the target."""
     for entry in run.history:
         if entry[main_metric(entry)] >= target:

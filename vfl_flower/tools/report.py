@@ -16,10 +16,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from strategies import SYSTEMS
-from vfl_flower.config import keys
+from vfl_flower.config import KEYS
 from vfl_flower.errors import VflError
 from vfl_flower.holder.results import TRANSPORTS
+from vfl_flower.registry import SYSTEMS
+from vfl_flower.systems import System
 from vfl_flower.tools.compare import folder_of, megabytes
 
 _MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}  # a run has one of them
@@ -63,6 +64,12 @@ class Shown:
     def config(self) -> dict[str, Any]:
         """The run configuration, by key."""
         return _mapping(self.summary.get("config"))
+
+    @property
+    def system(self) -> System | None:
+        """The system or baseline, if it is one of ours; a folder's text loads nothing else."""
+        name = str(self.summary.get("strategy"))
+        return SYSTEMS.load(name) if name in SYSTEMS.known else None
 
     @property
     def measure(self) -> str:
@@ -304,8 +311,8 @@ def _verdict(run: Shown, named: bool) -> Html:
         if gone:
             text += f" Without party {', '.join(gone)} at the end, which had failed."
     name = [_tag("b", f"{run.title}. ")] if named else []
-    system = SYSTEMS.get(str(run.summary.get("strategy")))
-    about = "" if system is None else (system.__doc__ or "").splitlines()[0]
+    system = run.system
+    about = system.about if system else ""
     note = _tag("span", about, class_="note")
     return _tag("p", *name, _tag("strong", word), f"{text} ", note, class_=f"verdict {kind}")
 
@@ -681,7 +688,7 @@ def _settings(runs: Sequence[Shown]) -> Html:
     runs = [run for run in runs if run.config]
     if not runs:
         return Html()
-    specs = keys()
+    specs = KEYS
     default = {key: spec.default for key, spec in specs.items()}
     every = dict.fromkeys(key for run in runs for key in run.config)
     changed = [
@@ -698,7 +705,7 @@ def _settings(runs: Sequence[Shown]) -> Html:
         for key in changed
     ]
     rest = [
-        (_tag("code", key), _text(default[key]), specs[key].metadata["help"])
+        (_tag("code", key), _text(default[key]), specs[key].help)
         for key in every
         if key not in changed
     ]
@@ -716,8 +723,8 @@ def _settings(runs: Sequence[Shown]) -> Html:
 
 
 def _setting(run: Shown, key: str) -> str:
-    value, system = run.config.get(key), SYSTEMS.get(str(run.summary.get("strategy")))
-    own = system.defaults.get(key.replace("-", "_")) if system else None
+    value, system = run.config.get(key), run.system
+    own = system.defaults.get(key) if system else None
     return _text(value) + ("°" if own is not None and value == own else "")
 
 

@@ -1,1 +1,29 @@
-"""How parties learn: each estimator with the halves of both ends."""
+"""Estimator axis: how parties learn. `choose` says by which, for a run."""
+
+from __future__ import annotations
+
+from vfl_flower.axes.estimators.base import Estimator
+from vfl_flower.axes.estimators.shared_labels import SharedLabels
+from vfl_flower.config import RunConfig
+from vfl_flower.errors import ConfigError
+from vfl_flower.registry import ESTIMATORS
+
+
+def choose(config: RunConfig) -> type[Estimator]:
+    """The estimator of a configuration."""
+    found = ESTIMATORS.load(config.estimator.kind)
+    return SharedLabels if config.estimator.labels == "shared" else found
+
+
+def check(config: RunConfig) -> None:
+    """Raise `ConfigError` if keys of the estimator contradict each other, or others."""
+    if config.estimator.mu < 1e-6:
+        raise ConfigError(
+            f"mu = {config.estimator.mu} is lost in 32-bit numbers: give at least 1e-6."
+        )
+    if config.estimator.labels == "shared" and config.estimator.kind != "first-order":
+        raise ConfigError(
+            "labels = 'shared' is for first-order parties, which then differentiate the loss "
+            "themselves: leave it out, or choose estimator = 'first-order'."
+        )
+    choose(config).check(config)

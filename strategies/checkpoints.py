@@ -1,0 +1,103 @@
+"""Checkpoints of a run: what the strategy keeps to go on, and when."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from vfl_flower.holder.checkpoint import Checkpoint, Keeper
+from vfl_flower.messages import CheckpointOrder
+
+if TYPE_CHECKING:
+    from strategies.vertical import Vertical
+
+log = logging.getLogger("flwr")
+
+_EXCHANGES = 1000  # between two checkpoints, on SuperNodes
+
+
+class Checkpoints:
+    """Keeps a run's checkpoints, from the one on that was found, if there is one.
+
+    Parameters
+    ----------
+    keeper : where they are kept.
+    strategy : whose run it is; its parties have been enrolled.
+    """
+
+    def __init__(self, keeper: Keeper, strategy: Vertical) -> None:
+        self.keeper = keeper
+        self.strategy = strategy
+        self.run = run = strategy.run
+        every = run.config.running.checkpoint_every
+        self.every = every if every is not None else 0 if run.carrier.simulated else _EXCHANGES
+        if keeper.found:
+            self._go_on_from(keeper.found)
+        self._kept_at = self._exchanges  # at the last
+        if keeper.found or self.every:
+            run.ledger.keep_journal(keeper.journal)
+            again = run.ledger.released_steps() - run.plan.answered
+            if keeper.found and again > 0:  # else the run would release more than its budget
+                run.plan.allowed = run.plan.budget - again
+                log.warning("%d steps were answered after the checkpoint, and count.", again)
+
+    @property
+    def _exchanges(self) -> int:
+        return sum(seat.traffic.exchanges for seat in self.run.seats)
+
+    def _go_on_from(self, found: Checkpoint) -> None:
+        run, state = self.run, found.strategy
+        for seat, kept in zip(run.seats, state["seats"], strict=True):
+            seat.go_on_from(kept)
+        run.history.go_on_from(state["history"])
+        run.plan.go_on_from(state["plan"])
+        run.mailbox.party_memory_mb = state["party_memory_mb"]
+        if state["timing"]:
+            run.carrier.go_on_from(state["timing"])
+        run.holder.go_on_from(state["holder"], found.arrays)
+
+    def keep_if_due(self) -> None:
+        """Keep one, if so many exchanges have passed."""
+        if self.every and self._exchanges >= self._kept_at + self.every:
+            self.keep()
+
+    def keep(self, finished: bool = False) -> None:
+        """Wait until nothing is in flight; have the parties keep their states, and keep this one.
+
+        Whoever is killed meanwhile has the last checkpoint left: parties keep two.
+        """
+        run = self.run
+        self.strategy.drain()
+        self.keeper.number += 1
+        alive = [seat for seat in run.seats if seat.alive]
+        run.mailbox.post(
+            run.mailbox.message(
+                seat,
+                CheckpointOrder(
+                    exchange=seat.exchange + 1, number=self.keeper.number, arrays=seat.feedback
+                ),
+            )
+            for seat in alive
+        )
+        self.strategy.wait_for(alive)
+        self._kept_at = self._exchanges
+        of_holder, arrays = run.holder.state()
+        state = {
+            "seats": [seat.kept() for seat in run.seats],
+            "history": run.history.kept(),
+            "plan": run.plan.kept(),
+            "party_memory_mb": run.mailbox.party_memory_mb,
+            "uploads": run.ledger.uploads(),
+            "timing": run.carrier.timing,
+            "holder": of_holder,
+        }
+        Checkpoint(
+            config=run.config,
+            run=self.keeper.run,
+            number=self.keeper.number,
+            finished=finished,
+            rows=self.keeper.rows,
+            about_labels=run.labels.about,
+            strategy=state,
+            arrays=arrays,
+        ).save(self.keeper.folder)

@@ -1,0 +1,103 @@
+"""Who takes part: parties describe themselves, and those that do not agree are refused."""
+
+from __future__ import annotations
+
+import logging
+
+from vfl_flower.axes import estimators
+from vfl_flower.axes.codecs.channel import check_memory
+from vfl_flower.config import RunConfig
+from vfl_flower.data.labels import Labels
+from vfl_flower.errors import ConfigError
+from vfl_flower.holder.checkpoint import Checkpoint, check_states
+from vfl_flower.messages import DescribeOrder, Description, Order, ResumeOrder
+from vfl_flower.models.bottoms import embedding_size
+from vfl_flower.provenance import code_digest
+from vfl_flower.runtimes.carrier import Carrier, ask_all
+
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+
+
+def enrol(
+    carrier: Carrier, config: RunConfig, labels: Labels, found: Checkpoint | None = None
+) -> dict[int, int]:
+    """Ask every node to describe itself, or to go on from a checkpoint: party -> node.
+
+    Raises
+    ------
+    ConfigError
+        If the parties do not agree with each other or with the label holder, or surrogates do not
+        fit into memory.
+    """
+    if carrier.simulated:  # all in one memory: before any party takes some of it
+        _check_surrogates(carrier, config, labels, len(list(carrier.get_node_ids())))
+    order: Order = DescribeOrder(outputs=labels.outputs)
+    if found:
+        order = ResumeOrder(run=found.run, number=found.number)
+    descriptions = ask_all(carrier, order, Description, config.running)
+    if found:
+        check_states(found, descriptions.values())
+    if not carrier.simulated:
+        _check_surrogates(carrier, config, labels, len(descriptions))
+    for description in descriptions.values():
+        check(description, config, labels, len(descriptions))
+    return {description.party: node for node, description in descriptions.items()}
+
+
+def _check_surrogates(carrier: Carrier, config: RunConfig, labels: Labels, parties: int) -> None:
+    """Say what surrogates take, and refuse what cannot fit."""
+    estimator = estimators.choose(config)(config)
+    shape = len(labels.train), embedding_size(config, labels.outputs)
+    table = 4 * shape[0] * shape[1]
+    of_party = estimator.party_tables(parties) * table
+    if not of_party:
+        return
+    here = (1 + estimator.holder_tables()) * parties * table
+    notice.info(
+        "Error feedback keeps surrogates of %d x %d numbers: %.1f MB a party, %.1f MB at the "
+        "label holder",
+        *shape,
+        of_party / 1e6,
+        here / 1e6,
+    )
+    whose = "all parties' and the label holder's" if carrier.simulated else "the label holder's"
+    check_memory(whose, here + parties * of_party * carrier.simulated)
+
+
+def check(description: Description, config: RunConfig, labels: Labels, parties: int) -> None:
+    """Refuse a party whose share of the columns, rows, ids or code do not fit the run.
+
+    Raises
+    ------
+    ConfigError
+        Which party it is, and what does not fit.
+    """
+    rows = len(labels.train), len(labels.test)
+    who = f"Party {description.party}"
+    if description.parties != parties:
+        raise ConfigError(
+            f"{who} ({description.columns} columns) was started as one of {description.parties} "
+            f"parties, but there are {parties} nodes: give all the same num-partitions, and start "
+            "as many."
+        )
+    if (description.train_rows, description.test_rows) != rows:
+        raise ConfigError(
+            f"{who} has {description.train_rows} training and {description.test_rows} test rows, "
+            f"the label holder {rows[0]} and {rows[1]}: align them first."
+        )
+    if description.ids_digest != labels.ids_digest:
+        raise ConfigError(
+            f"{who} has other sample ids than the label holder, or in another order: align them "
+            "first."
+        )
+    size = embedding_size(config, labels.outputs)
+    if description.embedding_size != size:
+        raise ConfigError(
+            f"{who} has embeddings of size {description.embedding_size}, where the run "
+            f"configuration gives {size}: start all with the same configuration."
+        )
+    if description.code_digest != code_digest():
+        raise ConfigError(
+            f"{who} runs another version of this application's code: install the same on all, and "
+            "stop a local SuperLink that was started from another checkout."
+        )

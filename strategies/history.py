@@ -1,0 +1,122 @@
+"""Evaluations: when they are due, what they found, and who is told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from strategies.plan import Plan
+from strategies.seats import Seat, Traffic
+from vfl_flower.errors import VflError
+from vfl_flower.holder.metrics import Metrics
+from vfl_flower.holder.observers import Observer, reached
+
+log = logging.getLogger("flwr")
+
+RESULTS = ("train_loss", *(f"test_{each.name}" for each in fields(Metrics)))
+"""What an entry says of the model."""
+
+
+class History:
+    """The entries of a run, one for each evaluation; and the seconds that it has taken.
+
+    Parameters
+    ----------
+    every : epochs, or parts of one, between two evaluations.
+    """
+
+    def __init__(self, every: float, observers: Sequence[Observer] = ()) -> None:
+        self.entries: list[dict[str, Any]] = []
+        self.recorded = 0  # number of the last evaluation that every party has answered
+        self._every = every
+        self._observers = observers
+        self._started_at = time.perf_counter()
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last entry; empty before the first."""
+        return self.entries[-1] if self.entries else {}
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began, interruptions left out."""
+        return time.perf_counter() - self._started_at
+
+    # --- when -----------------------------------------------------------------------------------
+
+    def due(self, plan: Plan) -> int:
+        """Number of the last evaluation that is due by the steps answered."""
+        return self._number(plan.epochs)
+
+    def is_due(self, epoch: int, last: int) -> bool:
+        """Whether to evaluate after this epoch, where training is by whole epochs."""
+        return self._number(epoch) > self._number(epoch - 1) or epoch == last
+
+    def _number(self, epochs: float) -> int:
+        return int(epochs / self._every * (1 + 1e-12))
+
+    def go_back(self, plan: Plan) -> int:
+        """The number from which a party goes on that was away."""
+        self.recorded = min(self.recorded, self.due(plan))  # the last may have been, without it
+        return self.recorded
+
+    # --- what -----------------------------------------------------------------------------------
+
+    def record(
+        self,
+        plan: Plan,
+        steps: int,
+        spent: dict[str, Any],
+        train_loss: float | None,
+        metrics: Metrics,
+    ) -> None:
+        """An entry: where the run stands, and how the model does on the test rows."""
+        entry = {
+            "epoch": round(plan.epochs, 3),
+            "steps": steps,
+            **spent,
+            "train_loss": train_loss,
+            **{f"test_{name}": value for name, value in asdict(metrics).items()},
+        }
+        self.entries.append(entry)
+        self.tell(entry)
+        log.info("Epoch %s: %s", f"{entry['epoch']:g}", reached(entry))
+
+    def spent(self, seats: Sequence[Seat], clock: float) -> dict[str, Any]:
+        """Exchanges, bytes and seconds so far."""
+        return {
+            **asdict(sum((seat.traffic for seat in seats), Traffic())),
+            "seconds": round(self.seconds, 3),
+            "virtual_seconds": round(clock, 3),
+        }
+
+    # --- who is told ----------------------------------------------------------------------------
+
+    def tell(self, entry: dict[str, Any]) -> None:
+        """Tell observers of an evaluation."""
+        for observer in self._observers:
+            observer.evaluated(entry)
+
+    def progressed(self, done: int, planned: int) -> None:
+        """Tell observers that windows were answered."""
+        for observer in self._observers:
+            observer.progressed(done, planned)
+
+    def failed(self, party: int, error: VflError) -> None:
+        """Tell observers that a party has failed, without which the run goes on."""
+        for observer in self._observers:
+            observer.failed(party, error)
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def kept(self) -> dict[str, Any]:
+        """What is needed to go on, in JSON."""
+        return {"entries": self.entries, "recorded": self.recorded, "seconds": self.seconds}
+
+    def go_on_from(self, kept: dict[str, Any]) -> None:
+        """Take over what `kept` gave."""
+        self.entries, self.recorded = list(kept["entries"]), kept["recorded"]
+        self._started_at -= kept["seconds"]

@@ -1,0 +1,63 @@
+"""How many steps a run has: planned, allowed by its privacy budget, ordered, and answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Plan:
+    """Steps over all parties; each is to have ``epochs`` passes over its rows.
+
+    Parameters
+    ----------
+    per_epoch : K, the mini-batches of one pass over the training rows.
+    parties : how many share the steps.
+    """
+
+    def __init__(self, epochs: int, per_epoch: int, parties: int) -> None:
+        self.per_epoch = per_epoch
+        self.of_epoch = per_epoch * max(1, parties)
+        self._of_party = epochs * per_epoch
+        self.planned = epochs * self.of_epoch
+        self.allowed = self.planned  # by the privacy budget
+        self.ordered = 0
+        self.answered = 0
+
+    @property
+    def budget(self) -> int:
+        """Steps to order: those planned, as far as the privacy budget allows."""
+        return min(self.planned, self.allowed)
+
+    @property
+    def all_ordered(self) -> bool:
+        """Whether no steps are left."""
+        return self.ordered >= self.budget
+
+    @property
+    def epochs(self) -> float:
+        """Epochs completed, on average over the parties."""
+        return self.answered / self.of_epoch
+
+    def window(self, done: int, longest: int) -> tuple[int, int, int]:
+        """The next window of a party that was ordered so many steps: epoch, first step, steps."""
+        epoch, first = divmod(done, self.per_epoch)
+        steps = min(longest, self.per_epoch - first, self.budget - self.ordered)
+        self.ordered += steps
+        return epoch, first, steps
+
+    def without(self, done: int) -> None:
+        """A party is gone that was ordered so many steps; nobody takes its others."""
+        self.planned -= max(0, self._of_party - done)
+
+    def with_again(self, done: int) -> None:
+        """It is back."""
+        self.planned += max(0, self._of_party - done)
+
+    def kept(self) -> dict[str, Any]:
+        """What is needed to go on, in JSON."""
+        return {"planned": self.planned, "ordered": self.ordered, "answered": self.answered}
+
+    def go_on_from(self, kept: dict[str, Any]) -> None:
+        """Take over what `kept` gave."""
+        self.planned, self.ordered = kept["planned"], kept["ordered"]
+        self.answered = kept["answered"]

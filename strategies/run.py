@@ -1,0 +1,130 @@
+"""A run, once its parties are known: all its parts, and what came of it so far."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strategies.enrolment import check
+from strategies.history import RESULTS, History
+from strategies.mailbox import Mailbox
+from strategies.plan import Plan
+from strategies.quorum import Waiting
+from strategies.recovery import Recovery
+from strategies.seats import Seat
+from vfl_flower.axes import estimators
+from vfl_flower.axes.batches import steps_per_epoch
+from vfl_flower.axes.schedule import Schedule
+from vfl_flower.config import RunConfig
+from vfl_flower.data.labels import Labels
+from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.holder.observers import Observer
+from vfl_flower.holder.results import TRANSPORTS
+from vfl_flower.models.bottoms import embedding_size
+from vfl_flower.provenance import peak_memory_mb
+from vfl_flower.registry import LEDGERS, SYSTEMS
+from vfl_flower.runtimes.carrier import Carrier
+
+log = logging.getLogger("flwr")
+
+
+class Run:
+    """The parts of a run, which its strategy puts to work.
+
+    Parameters
+    ----------
+    nodes : party -> node.
+    observers : are told of evaluations, progress and failures.
+
+    Raises
+    ------
+    ConfigError
+        If the schedule, the budget or the labels do not go together with these parties.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        nodes: Mapping[int, int],
+        config: RunConfig,
+        labels: Labels,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        rows, parties = len(labels.train), len(nodes)
+        self.carrier = carrier
+        self.config = config
+        self.labels = labels
+        self.seats = [Seat(party, nodes[party]) for party in sorted(nodes)]
+        estimator, system = estimators.choose(config), SYSTEMS.load(config.strategy)
+        self.ledger = LEDGERS.load(config.privacy.mechanism)(config, rows, estimator)
+        secret = self.ledger.secret_batches
+        self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, carrier.cost)
+        self.plan = Plan(config.training.epochs, steps_per_epoch(config, rows), parties)
+        self.plan.allowed = self.ledger.steps_allowed(self.plan.planned)
+        self.history = History(config.running.eval_every, observers)
+        sizes = dict.fromkeys(sorted(nodes), embedding_size(config, labels.outputs))
+        self.holder = LabelHolder(config, labels, sizes, self.ledger.noise())
+        self.waiting = Waiting(self.schedule.quorum, self.seats, self.plan)
+        self.mailbox = Mailbox(
+            carrier,
+            self.seats,
+            self.ledger,
+            config.running.party_timeout,
+            lambda: self.holder.steps,
+        )
+        self.recovery = Recovery(
+            config,
+            self.mailbox,
+            self.holder,
+            self.plan,
+            self.history,
+            labels.outputs,
+            lambda description: check(description, config, labels, parties),
+            self.waiting.drop,
+        )
+
+    def seat_of(self, party: int) -> Seat:
+        """The seat of a party."""
+        return next(seat for seat in self.seats if seat.party == party)
+
+    def log_summary(self) -> None:
+        """Log what is about to run."""
+        log.info(
+            "%s on %s: %d parties, %d training rows; %s (quorum %d), windows of %d%s",
+            self.config.strategy,
+            self.config.data.dataset,
+            len(self.seats),
+            len(self.labels.train),
+            self.schedule.word,
+            self.schedule.quorum,
+            self.schedule.window,
+            TRANSPORTS[self.carrier.transport],
+        )
+
+    # --- what came of it ------------------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        """A history entry: where the run stands, and how the model does on the test rows."""
+        metrics = self.holder.evaluate()
+        spent = self.history.spent(self.seats, self.carrier.clock)
+        of_training = self.holder.train_loss()
+        self.history.record(self.plan, self.holder.steps, spent, of_training, metrics)
+        return self.history.last
+
+    def figures(self) -> dict[str, Any]:
+        """The strategy's part of ``summary.json``."""
+        return {
+            "parties": len(self.seats),
+            "window": self.schedule.window,
+            "quorum": self.schedule.quorum,
+            "schedule": self.schedule.word,
+            "epochs": round(self.plan.epochs, 3),
+            "steps": self.holder.steps,
+            **self.history.spent(self.seats, self.carrier.clock),
+            **{key: self.history.last.get(key) for key in RESULTS},
+            **self.ledger.figures(),
+            "peak_memory_mb": round(max(self.mailbox.party_memory_mb, peak_memory_mb()), 1),
+            "failed_parties": [seat.party for seat in self.seats if not seat.alive],
+            "by_party": [seat.figures() for seat in self.seats],
+        }

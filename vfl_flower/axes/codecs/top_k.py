@@ -1,0 +1,88 @@
+"""The largest entries of a vector, and where they are."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.axes.codecs.bits import BitReader, Places, place_bits, read_places
+from vfl_flower.axes.codecs.channel import Names, Rows, Sizes, flat_if_finite, padded
+from vfl_flower.errors import VflError
+from vfl_flower.messages import Arrays, checked
+from vfl_flower.sections import CodecConfig
+
+_KEEP = 0.1  # where it is not given
+
+
+class TopK:
+    """top_k: the k = ceil(keep * d) entries of largest magnitude of a vector of d entries.
+
+    Contractive with alpha = k / d. Sent are float16 values over a power of two for each vector,
+    and where they are.
+    """
+
+    uses = ("keep",)
+
+    def __init__(self, config: CodecConfig) -> None:
+        self.keep = config.keep or _KEEP
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Values, their exponents, and their places."""
+        return f"{name}.values", f"{name}.exponents", f"{name}.bits"
+
+    def encode(
+        self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
+    ) -> Arrays:
+        """Values, their exponents, and their places."""
+        v = flat_if_finite(name, rows)
+        kept = self._kept(sizes)
+        magnitudes = np.abs(v)
+        places = _largest(magnitudes, sizes, kept)
+        exponents = np.zeros(len(sizes), np.int8)
+        full = kept > 0
+        if full.any():
+            peaks = np.maximum.reduceat(magnitudes[places], (np.cumsum(kept) - kept)[full])
+            exponents[full] = np.clip(np.frexp(peaks)[1], -126, 127)
+        values = np.ldexp(v[places], -exponents.astype(np.int32).repeat(kept)).clip(-1, 1)
+        return {
+            f"{name}.values": values.astype(np.float16),
+            f"{name}.exponents": exponents,
+            f"{name}.bits": np.packbits(place_bits(places, len(v))),
+        }
+
+    def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
+        """The rows, zero where nothing was kept."""
+        kept = self._kept(sizes)
+        total, ends = int(sizes.sum()), np.cumsum(sizes)
+        values = checked(arrays, f"{name}.values", "float16", (int(kept.sum()),))
+        exponents = checked(arrays, f"{name}.exponents", "int8", sizes.shape)
+        if (np.abs(values) > 1).any():
+            raise VflError(f"{name!r} has values above the peak that it names.")
+        reader = BitReader(f"{name}.bits", arrays)
+        places = read_places(reader, len(values), total)
+        reader.finish()
+        if (np.searchsorted(places, ends) != np.cumsum(kept)).any():
+            raise VflError(f"{name!r} keeps another number of entries than it should.")
+        v = np.zeros(total, np.float32)
+        v[places] = np.ldexp(values.astype(np.float32), exponents.astype(np.int32).repeat(kept))
+        return v.reshape(shape)
+
+    def _kept(self, sizes: Sizes) -> Sizes:
+        """k of each vector; rounding must not add an entry."""
+        kept: Sizes = np.ceil(self.keep * sizes * (1 - 1e-12)).astype(np.int64)
+        return kept
+
+
+def _largest(magnitudes: NDArray[np.float32], sizes: Sizes, kept: Sizes) -> Places:
+    """Where the largest entries are, so many of each vector, in order; of equals the first."""
+    vectors, held = padded(magnitudes, sizes, -1.0)
+    longest = vectors.shape[1]
+    nth = np.minimum(longest - kept, longest - 1)  # in increasing order
+    least = np.partition(vectors, np.unique(nth), axis=1)[np.arange(len(vectors)), nth]
+    chosen = vectors > least[:, None]
+    equal = vectors == least[:, None]
+    missing = kept - chosen.sum(1)
+    if (equal.sum(1) != missing).any():
+        equal &= np.cumsum(equal, axis=1) <= missing[:, None]
+    chosen |= equal
+    return np.flatnonzero(chosen if held is None else chosen[held])

@@ -1,0 +1,230 @@
+"""Random directions, values at parameters shifted along them, and steps along them.
+
+A difference estimates the derivative along u: [f(w + mu u) - f(w)] / mu one-sided, or
+[f(w + mu u) - f(w - mu u)] / (2 mu) two-sided. Times phi(d) u it estimates the gradient, phi(d)
+being 1 for Gaussian directions and those on the sphere of radius sqrt(d), and d on the unit sphere.
+
+All differences of a window are taken at the parameters that the window met. They need no order, so
+S steps are one batched evaluation at S perturbed models. Where that many models are too large, and
+for models that cannot be stacked, steps are evaluated one after the other in the model's own
+memory, as MeZO does: perturbed in place, restored, and the direction drawn anew from its seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from vfl_flower.axes.batches import secret_generator
+from vfl_flower.axes.privacy.noise import Perturbation
+from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.tops import TopModel
+from vfl_flower.models.training import is_plain_sgd, step_along
+from vfl_flower.sections import EstimatorConfig
+
+_STACK = 2**24  # numbers in the perturbed models that are evaluated at once: 64 MB
+_ANY_SEED = np.random.SeedSequence(0)
+_BLOCK = 2**18  # numbers of a direction that are drawn at once, in place
+
+
+class Directions:
+    """The directions u_1 ... u_S of a window, in order, as its key gives them again and again.
+
+    Parameters
+    ----------
+    key : who draws, for which window; with a secret in it that nobody else knows, since who knows
+        the directions can solve pairs of embeddings for the features.
+    model : whose d parameters the directions are for.
+    """
+
+    def __init__(self, config: EstimatorConfig, key: bytes, model: nn.Module) -> None:
+        self.config = config
+        self.parameters = [p.detach() for p in model.parameters()]
+        self.size = sum(p.numel() for p in self.parameters)  # d
+        self.phi = self.size if config.directions == "sphere" else 1
+        self._radius = self.size**0.5 if config.directions == "scaled-sphere" else 1.0
+        self._seeds = secret_generator(b"direction|" + key)
+        self._states = np.zeros((0, 4), np.uint64)  # by step, of the generator that draws it
+
+    def can_be_stacked(self, steps: int) -> bool:
+        """Whether so many are worth it, and fit into memory."""
+        return 1 < steps <= _STACK // self.size
+
+    def stack(self, steps: int) -> Tensor:
+        """The directions of all steps, [S, d]."""
+        drawn = np.empty((steps, self.size), np.float32)
+        states = self._states_of(steps)
+
+        def fill(share: range) -> None:
+            bits = np.random.SFC64(_ANY_SEED)
+            for step in share:
+                _at(bits, states[step]).standard_normal(out=drawn[step], dtype=np.float32)
+
+        threads = torch.get_num_threads() if drawn.size > _BLOCK else 1
+        if threads > 1:
+            with ThreadPoolExecutor(threads) as pool:  # NumPy draws without Python's lock
+                list(pool.map(fill, [range(first, steps, threads) for first in range(threads)]))
+        else:
+            fill(range(steps))
+        u = torch.from_numpy(drawn).to(self.parameters[0].device)
+        if self.config.directions != "gaussian":
+            u *= self._radius / u.norm(dim=1, keepdim=True)
+        return u
+
+    def add(self, step: int, tensors: Sequence[Tensor], factor: float) -> None:
+        """Add a step's direction times a factor to tensors shaped as the parameters are."""
+        if self.config.directions != "gaussian":
+            squares = sum(float(drawn.square().sum()) for _, drawn in self._draw(step, tensors))
+            factor *= self._radius / squares**0.5
+        for part, drawn in self._draw(step, tensors):
+            part.add_(drawn.to(part.device), alpha=factor)
+
+    def _draw(self, step: int, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Slices of the tensors, each with as many normal draws."""
+        generator = _at(np.random.SFC64(_ANY_SEED), self._states_of(step + 1)[step])
+        for tensor in tensors:
+            for part in tensor.view(-1).split(_BLOCK):
+                yield part, torch.from_numpy(generator.standard_normal(len(part), np.float32))
+
+    def _states_of(self, steps: int) -> NDArray[np.uint64]:
+        """States from which the first steps' directions are drawn; seeding would take longer."""
+        missing = steps - len(self._states)
+        if missing > 0:
+            more = self._seeds.integers(0, 2**64, (missing, 4), np.uint64)
+            self._states = np.concatenate([self._states, more])
+        return self._states
+
+
+def _at(bits: np.random.SFC64, state: NDArray[np.uint64]) -> np.random.Generator:
+    bits.state = {
+        "bit_generator": "SFC64",
+        "state": {"state": state},
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return np.random.Generator(bits)
+
+
+@torch.no_grad()
+def values_of_pairs(
+    model: BottomModel | TopModel,
+    x: Tensor,
+    lengths: Sequence[int],
+    directions: Directions,
+    perturb: Perturbation | None = None,
+) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+    """Outputs [R, ...] of rows at w + mu u and at w, or if two-sided at w - mu u.
+
+    Step s has rows of its own, ``lengths[s]`` of them, and a direction of its own. Returns the
+    pair, and the directions [S, d] where they were stacked.
+    """
+    mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
+    at_w = None if two_sided else _call(model, x, perturb)
+    if model.stackable and perturb is None and directions.can_be_stacked(len(lengths)):
+        u = directions.stack(len(lengths))
+        plus = _at_many(model, x, lengths, u, mu)
+        return (plus, _at_many(model, x, lengths, u, -mu) if at_w is None else at_w), u
+    by_step = x.split(list(lengths))
+
+    def evaluate(step: int, first: bool) -> Tensor:
+        noise = perturb.of_step(step) if perturb else None
+        return _call(model, by_step[step], noise.of_pair() if noise and first else noise)
+
+    firsts, seconds = in_place(directions, len(lengths), evaluate)
+    return (torch.cat(firsts), torch.cat(seconds) if at_w is None else at_w), None
+
+
+def in_place(
+    directions: Directions, steps: int, evaluate: Callable[[int, bool], Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What ``evaluate(step, first)`` gives at w + mu u, and if two-sided at w - mu u.
+
+    The parameters themselves are perturbed and restored, to rounding.
+    """
+    mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
+    firsts, seconds = [], []
+    for step in range(steps):
+        directions.add(step, directions.parameters, mu)
+        firsts.append(evaluate(step, True))
+        if two_sided:
+            directions.add(step, directions.parameters, -2 * mu)
+            seconds.append(evaluate(step, False))
+        directions.add(step, directions.parameters, mu if two_sided else -mu)
+    return firsts, seconds
+
+
+def _at_many(
+    model: BottomModel | TopModel, x: Tensor, lengths: Sequence[int], u: Tensor, mu: float
+) -> Tensor:
+    """Outputs [R, ...] where the rows of step s meet the model at w + mu u_s."""
+    named = dict(model.named_parameters())
+    parts = u.split([p.numel() for p in named.values()], dim=1)
+    shifted = {
+        name: torch.add(p, part.view(-1, *p.shape), alpha=mu)
+        for (name, p), part in zip(named.items(), parts, strict=True)
+    }
+    padded, held = padded_steps(x, lengths)
+    evaluate = vmap(lambda of_step, rows: functional_call(model, of_step, (rows,)))
+    outputs: Tensor = evaluate(shifted, padded)
+    return outputs.flatten(0, 1) if held is None else outputs[held]
+
+
+def _call(model: nn.Module, x: Tensor, perturb: Perturbation | None) -> Tensor:
+    outputs: Tensor = model(x, perturb) if perturb else model(x)
+    return outputs
+
+
+def padded_steps(rows: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Rows [R, ...] by step, [S, longest, ...], and which are real unless all are."""
+    steps, longest = len(lengths), max(1, *lengths)
+    if steps * longest == len(rows):
+        return rows.view(steps, longest, *rows.shape[1:]), None
+    counts = torch.tensor(lengths, device=rows.device)
+    held = torch.arange(longest, device=rows.device) < counts[:, None]
+    padded = rows.new_zeros(steps, longest, *rows.shape[1:])
+    padded[held] = rows
+    return padded, held
+
+
+def differences(config: EstimatorConfig, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Differences of the function values at a pair, over their distance; and values at w."""
+    if config.differences == "two-sided":
+        return (values[0] - values[1]) / (2 * config.mu), (values[0] + values[1]) / 2
+    return (values[0] - values[1]) / config.mu, values[1]
+
+
+def step_means(values: Tensor, lengths: Sequence[int], divisors: Sequence[int]) -> Tensor:
+    """Sums over the rows of each step, over its divisor: [R] to [S]."""
+    sums = padded_steps(values, lengths)[0].sum(1)
+    return sums / torch.tensor(divisors, dtype=sums.dtype, device=sums.device)
+
+
+def descend(
+    optimizer: torch.optim.Optimizer,
+    directions: Directions,
+    u: Tensor | None,
+    differences: Tensor,
+) -> None:
+    """Optimizer steps by the estimates phi(d) Delta_s u_s; plain SGD takes stacked ones as one."""
+    parameters = optimizer.param_groups[0]["params"]
+    scalars = directions.phi * differences
+    if u is not None:
+        estimates = (scalars @ u)[None] if is_plain_sgd(optimizer) else scalars[:, None] * u
+        for estimate in estimates:
+            parts = estimate.split([p.numel() for p in parameters])
+            gradients = [part.view_as(p) for p, part in zip(parameters, parts, strict=True)]
+            step_along(optimizer, gradients)
+        return
+    for step, scalar in enumerate(scalars.tolist()):
+        if is_plain_sgd(optimizer):
+            directions.add(step, directions.parameters, -optimizer.param_groups[0]["lr"] * scalar)
+            continue
+        gradients = [torch.zeros_like(p) for p in parameters]
+        directions.add(step, gradients, scalar)
+        step_along(optimizer, gradients)

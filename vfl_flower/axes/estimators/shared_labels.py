@@ -1,0 +1,234 @@
+"""First-order estimator of parties that know the labels (EF-VFL, Algorithm 1).
+
+A party gets the other parties' embeddings and the top model of each step instead of gradient rows
+(line 4), and finds these itself, with its own embedding exact (Eq. 4), at its parameters as they
+are by then: so it can take several local steps on a mini-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.axes.batches import Joint, Window, divisors
+from vfl_flower.axes.codecs.channel import Channel, zeros
+from vfl_flower.axes.estimators.base import Arrival, HolderEnd, Links, PartyEnd, Reading
+from vfl_flower.axes.estimators.first_order import FirstOrder
+from vfl_flower.config import RunConfig
+from vfl_flower.data.labels import class_weights
+from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.messages import Arrays, TrainOrder
+from vfl_flower.models.losses import penalty_gradient, targets
+from vfl_flower.models.tops import TopModel, build_top
+from vfl_flower.models.training import count, flat, load_flat
+
+
+@dataclass(frozen=True)
+class Sent(Reading):
+    """Embeddings, and the upload as it came, to be sent on."""
+
+    arrays: Arrays
+
+
+class SharedLabels(FirstOrder):
+    """The others' embeddings and the top model, with the labels at the parties too."""
+
+    uploads_reach = "the label holder's and the other parties'"
+    broadcasts = True
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self._top: TopModel | None = None  # at a party
+        self._top_link: Channel | None = None  # at the label holder
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Raise `ConfigError` if it cannot work as configured."""
+        if config.data.target == "regression":
+            raise ConfigError(
+                "labels = 'shared' is for classes, and target = 'regression' has none: leave one "
+                "of them out."
+            )
+
+    # --- links: both ends -----------------------------------------------------------------------
+
+    def party_links(self, end: PartyEnd) -> Links:
+        """Its embeddings up, those of the others and the top model down."""
+        self._top = build_top(self.config, [end.size] * end.parties, end.outputs).to(end.device)
+        others = [other for other in range(end.parties) if other != end.index]
+        return {
+            "uplink": self.uplink(zeros((end.rows, end.size))),
+            **{f"other-{other}": self.uplink(zeros((end.rows, end.size))) for other in others},
+            "top": self.downlink(zeros((1, count(self._top)))),
+        }
+
+    def holder_links(self, table: Tensor) -> Links:
+        """Embeddings up; they are sent on as they came."""
+        return {"uplink": self.uplink(table)}
+
+    def links_of_all(self, end: HolderEnd) -> Links:
+        """The top model, as one row."""
+        if self._top_link is None:
+            self._top_link = self.downlink(zeros((1, count(end.top))))
+        return {"top": self._top_link}
+
+    def compared(self, end: HolderEnd, party: int) -> list[Channel]:
+        """Its own, the others', and the top model's."""
+        others = [end.links[other]["uplink"] for other in end.links if other != party]
+        return [end.links[party]["uplink"], *others, *self.links_of_all(end).values()]
+
+    def party_tables(self, parties: int) -> int:
+        """One for each party."""
+        return parties * int(self.config.uplink.surrogates)
+
+    def holder_tables(self) -> int:
+        """None beside the table."""
+        return 0
+
+    # --- the label holder -----------------------------------------------------------------------
+
+    def opening(self, end: HolderEnd) -> Arrays:
+        """The labels of the training rows."""
+        labels = end.labels.cpu().numpy()
+        return {"labels": labels.astype(np.min_scalar_type(labels.max()))}
+
+    def read(self, links: Links, arrays: Arrays, window: Window, size: int) -> Reading:
+        """The embeddings, and the arrays that they came in."""
+        fresh = super().read(links, arrays, window, size).fresh
+        return Sent(
+            fresh, {name: arrays[name] for name in links["uplink"].codec.names("embedding")}
+        )
+
+    def answer(
+        self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
+    ) -> dict[int, Arrays]:
+        """To each party the others' uploads, and the top model that each step met."""
+        h, labels = end.gather(joint.window)
+        tops, losses = self._steps(end, h, labels, joint)
+        end.count(losses)
+        top: Arrays = {}
+        if end.optimizer:
+            key = f"{self.config.training.seed}|down|{end.steps}"
+            top = self.links_of_all(end)["top"].send("top", tops, _top_window(len(tops)), key)
+        uploads = {each.party: _for_party(each.party, _sent(each)) for each in arrivals}
+        feedback: dict[int, Arrays] = {}
+        for party in uploads:
+            feedback[party] = dict(top)
+            for other in uploads.keys() - {party}:
+                feedback[party].update(uploads[other])
+        return feedback
+
+    def _steps(
+        self, end: HolderEnd, h: Tensor, labels: Tensor, joint: Joint
+    ) -> tuple[Tensor, Tensor]:
+        """Q steps of the top model on each mini-batch; its parameters before each [S, d_0]."""
+        lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
+        tops, losses = [], []
+        for rows, of_rows, length, divisor in zip(
+            h.split(lengths), labels.split(lengths), lengths, divided, strict=True
+        ):
+            tops.append(flat(end.top))
+            steps = [
+                end.step(rows, of_rows, [length], [divisor], gradients=False)[1]
+                for _ in range(self.config.estimator.local_steps)
+            ]
+            losses.append(steps[0])
+        return torch.stack(tops), torch.cat(losses)
+
+    # --- the party ------------------------------------------------------------------------------
+
+    def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Arrays:
+        """The embeddings; the first order brings the labels."""
+        if "labels" in order.arrays:
+            end.arrays["labels"] = self._checked_labels(end, order.arrays["labels"])
+        return super().embed(end, order, window)
+
+    def _checked_labels(self, end: PartyEnd, labels: NDArray[Any]) -> NDArray[Any]:
+        if labels.dtype.kind != "u" or labels.shape != (end.rows,):
+            raise VflError("was sent labels that are not one for each of its training rows.")
+        if labels.max(initial=0) >= max(2, end.outputs):
+            raise VflError(f"was sent labels of more than {max(2, end.outputs)} classes.")
+        return labels
+
+    def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
+        """Q optimizer steps on each mini-batch of the upload (Alg. 1 line 2)."""
+        embeddings, tops = self._broadcast(end, arrays, window)
+        x, h = end.trace or (end.features(window), None)
+        top, known = self._top, end.arrays["labels"]
+        assert top is not None
+        labels = torch.from_numpy(known[window.ids].astype(np.int64)).to(end.device)
+        lengths, noise = window.lengths.tolist(), end.noise(order.exchange, window)
+        divided = divisors(self.config, end.rows, window.lengths).tolist()
+        of_classes = class_weights(self.config.data, known, max(2, end.outputs))
+        columns = slice(end.index * end.size, (end.index + 1) * end.size)
+        parameters = end.optimizer.param_groups[0]["params"]
+        training, y, start = self.config.training, targets(labels, top.outputs), 0
+        for step, (length, divisor) in enumerate(zip(lengths, divided, strict=True)):
+            rows = slice(start, start + length)
+            start += length
+            of_step = noise.of_step(step) if noise else None
+            weights: Tensor | float = 1 / divisor
+            if of_classes is not None:
+                of_rows = torch.from_numpy(of_classes).to(end.device)[labels[rows], None]
+                weights = weights * of_rows
+            load_flat(top, tops[step])
+            for local_step in range(self.config.estimator.local_steps):
+                if h is None or len(lengths) > 1 or local_step:  # else it is the upload's own
+                    h = end.model(x[rows], of_step)
+                embeddings[rows, columns] = h.detach()
+                with torch.no_grad():
+                    met = top.combined(embeddings[rows])
+                    _, signal, _ = top.passes(met, y[rows], weights, False, True, False)
+                gradients = torch.autograd.grad(h, parameters, top.spread_to(columns, signal))
+                for p, gradient in zip(parameters, gradients, strict=True):
+                    own = training.regulariser_weight * penalty_gradient(training, p.detach())
+                    p.grad = gradient + own
+                end.optimizer.step()
+
+    def _broadcast(self, end: PartyEnd, arrays: Arrays, window: Window) -> tuple[Tensor, Tensor]:
+        """The others' embeddings of the window's rows, [R, M * E], and each step's top model.
+
+        Embeddings of the party's own are left for it to fill in.
+        """
+        if len(end.arrays.get("labels", ())) != end.rows:
+            raise VflError("the labels, which were to be shared, have not come.")
+        blocks = []
+        for party in range(end.parties):
+            if party == end.index:
+                blocks.append(torch.empty(len(window.ids), end.size))
+                continue
+            sent = _of_party(party, arrays)
+            blocks.append(end.links[f"other-{party}"].receive("embedding", sent, window, end.size))
+        assert self._top is not None
+        steps, size = _top_window(len(window.lengths)), count(self._top)
+        tops = torch.zeros(len(steps.ids), 0)
+        if size:
+            tops = end.links["top"].receive("top", arrays, steps, size)
+        return torch.cat(blocks, dim=1).to(end.device), tops.to(end.device)
+
+
+def _top_window(steps: int) -> Window:
+    """The top model of each step, as the one row of a table, each time anew."""
+    return Window(np.zeros(steps, np.int32), np.ones(steps, np.int32))
+
+
+def _sent(arrival: Arrival) -> Arrays:
+    assert isinstance(arrival.reading, Sent)
+    return arrival.reading.arrays
+
+
+def _for_party(party: int, arrays: Arrays) -> Arrays:
+    """A party's upload, named so that it can be sent on to the others."""
+    return {f"party-{party}/{name}": array for name, array in arrays.items()}
+
+
+def _of_party(party: int, arrays: Arrays) -> Arrays:
+    """A party's upload, among what was sent on."""
+    prefix = f"party-{party}/"
+    return {name[len(prefix) :]: each for name, each in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,211 @@
+"""What Gaussian releases are worth: accountants by Flower's own protocol, over dp-accounting.
+
+`PldAccountant` is for Poisson-sampled releases, by privacy loss distributions; `GdpAccountant` for
+releases of which it is known what they hold, which compose exactly to one Gaussian mechanism.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import asdict
+from typing import ClassVar, Protocol
+
+from flwr.serverapp import (
+    GaussianPrivacyEvent,
+    NeighboringRelation,
+    PrivacyConfig,
+    PrivacySpent,
+    SamplingMethod,
+)
+
+
+class _Accountant:
+    """The releases that were composed; `flwr.serverapp.PrivacyAccountant`, but for two figures."""
+
+    method: ClassVar[str]
+
+    def __init__(self, config: PrivacyConfig) -> None:
+        self._config = config
+        self._releases: dict[GaussianPrivacyEvent, int] = {}
+
+    @property
+    def config(self) -> PrivacyConfig:
+        """Delta, population, and what is assumed of sampling and neighbours."""
+        return self._config
+
+    @property
+    def num_releases(self) -> int:
+        """Releases so far."""
+        return sum(self._releases.values())
+
+    def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
+        """Count so many releases of one kind."""
+        if event.population_size != self._config.population_size or count < 1:
+            raise ValueError("releases are of one population, and at least one at a time")
+        self._releases[event] = self._releases.get(event, 0) + count
+
+    def get_epsilon(self, delta: float) -> float:
+        """Epsilon of all releases at a delta; 0 where there are none."""
+        raise NotImplementedError
+
+    def get_delta(self, epsilon: float) -> float:
+        """Delta of all releases at an epsilon; 0 where there are none."""
+        raise NotImplementedError
+
+    def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
+        """What has been spent."""
+        delta = self._config.target_delta if delta is None else delta
+        return PrivacySpent(self.get_epsilon(delta), delta, self.num_releases, self.method)
+
+    def would_exceed(
+        self, event: GaussianPrivacyEvent, max_epsilon: float | None = None, count: int = 1
+    ) -> bool:
+        """Whether so many more releases would spend more than a budget."""
+        budget = self._config.max_epsilon if max_epsilon is None else max_epsilon
+        if budget is None:
+            raise ValueError("there is no budget: name one")
+        after = type(self)(self._config)
+        after._releases = dict(self._releases)
+        after.compose(event, count)
+        return after.get_epsilon(self._config.target_delta) > budget
+
+    def state_dict(self) -> dict[str, object]:
+        """The releases, in JSON."""
+        releases = [[asdict(event), count] for event, count in self._releases.items()]
+        return {"method": self.method, "releases": releases}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """Take over what `state_dict` gave."""
+        releases = state.get("releases")
+        if state.get("method") != self.method or not isinstance(releases, list):
+            raise ValueError("this is the state of another accountant")
+        self._releases = {}
+        for event, count in releases:
+            self.compose(GaussianPrivacyEvent(**event), count)
+
+
+class PldAccountant(_Accountant):
+    """Poisson-sampled Gaussian releases, for adding or removing one record."""
+
+    method = "pld"
+
+    def get_epsilon(self, delta: float) -> float:
+        """Epsilon of all releases at a delta."""
+        return float(self._composed().get_epsilon(delta)) if self._releases else 0.0
+
+    def get_delta(self, epsilon: float) -> float:
+        """Delta of all releases at an epsilon."""
+        return float(self._composed().get_delta(epsilon)) if self._releases else 0.0
+
+    def _composed(self) -> _DpAccountant:
+        import dp_accounting as dp  # here, since parties start often and need none
+        from dp_accounting import pld
+
+        # Privacy losses grow as 1 / multiplier^2; steps that grow with them keep the work the same.
+        least = min(event.noise_multiplier for event in self._releases)
+        steps = 1e-4 * max(1, least**-2)
+        accountant: _DpAccountant = pld.PLDAccountant(value_discretization_interval=steps)
+        for event, count in self._releases.items():
+            one = dp.GaussianDpEvent(event.noise_multiplier)
+            rate = event.sample_size / event.population_size
+            sampled = dp.PoissonSampledDpEvent(rate, one)
+            accountant.compose(dp.SelfComposedDpEvent(sampled, count))
+        return accountant
+
+
+class GdpAccountant(_Accountant):
+    """Gaussian releases of a record that is in each of them: exactly one of mu-GDP."""
+
+    method = "gdp"
+
+    def get_epsilon(self, delta: float) -> float:
+        """Epsilon of all releases at a delta."""
+        from dp_accounting import get_epsilon_gaussian
+
+        return float(get_epsilon_gaussian(1 / self._mu, delta)) if self._releases else 0.0
+
+    def get_delta(self, epsilon: float) -> float:
+        """Delta of all releases at an epsilon (Balle and Wang, 2018, Theorem 8)."""
+        if not self._releases:
+            return 0.0
+        from scipy.stats import norm
+
+        ratio = epsilon / self._mu
+        there, back = norm.cdf(self._mu / 2 - ratio), norm.cdf(-self._mu / 2 - ratio)
+        return float(there - math.exp(epsilon) * back)
+
+    @property
+    def _mu(self) -> float:
+        squares = [count / event.noise_multiplier**2 for event, count in self._releases.items()]
+        return math.sqrt(sum(squares))
+
+
+class _DpAccountant(Protocol):
+    def compose(self, event: object) -> object: ...
+
+    def get_epsilon(self, delta: float) -> float: ...
+
+    def get_delta(self, epsilon: float) -> float: ...
+
+
+def sampled(delta: float, rows: int, budget: float | None = None) -> PldAccountant:
+    """An accountant of releases that are each over a secret Poisson sample of N rows."""
+    return PldAccountant(
+        PrivacyConfig(
+            target_delta=delta,
+            population_size=rows,
+            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+            sampling_method=SamplingMethod.POISSON,
+            max_epsilon=budget,
+        )
+    )
+
+
+def known(delta: float, rows: int) -> GdpAccountant:
+    """An accountant of releases of which it is known what rows are in them."""
+    return GdpAccountant(
+        PrivacyConfig(
+            target_delta=delta,
+            population_size=rows,
+            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+            sampling_method=SamplingMethod.NO_AMPLIFICATION,
+        )
+    )
+
+
+def calibrated(epsilon: float, delta: float, sample: int, rows: int, steps: int) -> float:
+    """The least noise multiplier, to 0.1 %, at which so many sampled releases spend epsilon."""
+    import dp_accounting as dp
+
+    class Fresh:
+        """An accountant that dp-accounting calibrates, of so many releases of each kind."""
+
+        ledger = dp.NoOpDpEvent()
+
+        def compose(self, event: GaussianPrivacyEvent) -> PldAccountant:
+            accountant = sampled(delta, rows)
+            accountant.compose(event, steps)
+            return accountant
+
+    def event(multiplier: float) -> GaussianPrivacyEvent:
+        return GaussianPrivacyEvent(multiplier, sample, rows)
+
+    least = 0.5  # little noise takes long to account for: approach it slowly
+    while Fresh().compose(event(least)).get_epsilon(delta) <= epsilon:
+        least /= 1.5
+    bracket = dp.LowerEndpointAndGuess(least, 2 * least)
+    found = dp.calibrate_dp_mechanism(Fresh, event, epsilon, delta, bracket, tol=1e-3 * least)
+    return float(found)
+
+
+def most_steps(
+    epsilon: float, delta: float, multiplier: float, sample: int, rows: int, planned: int
+) -> int:
+    """The most sampled releases, up to those planned, that spend no more than epsilon."""
+    if multiplier == 0:
+        return 0
+    event = GaussianPrivacyEvent(multiplier, sample, rows)
+    accountant = sampled(delta, rows, epsilon)
+    steps = range(1, planned + 1)
+    return bisect_left(steps, True, key=lambda count: accountant.would_exceed(event, count=count))

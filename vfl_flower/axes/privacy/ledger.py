@@ -1,0 +1,178 @@
+"""What a run releases, counted before it leaves, and kept on disk through interruptions.
+
+A `Ledger` is told of every order, upload and answer, at the label holder, whose honesty in counting
+is assumed. This one is for runs without noise; `embeddings` and `scalars` have those that count.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.axes.batches import Window
+from vfl_flower.axes.privacy.noise import ScalarNoise
+from vfl_flower.config import RunConfig
+from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.messages import EmbedOrder, EvaluateOrder, Order, TrainOrder
+
+if TYPE_CHECKING:
+    from vfl_flower.axes.estimators.base import Estimator
+
+TRAIN, EMBED, EVALUATE, RECEIVED, ANSWERED = range(5)
+"""Kinds of a journal's events."""
+
+_NO_ROWS = np.zeros(0, np.int32)
+
+
+class Ledger:
+    """What a run has released, and what that is worth; here nothing is claimed."""
+
+    secret_batches: ClassVar[bool] = False
+    """Whether mini-batches must be secret, which those of a synchronous system are not."""
+
+    journaled: ClassVar[tuple[int, ...]] = ()  # kinds of events that it counts
+
+    def __init__(self, config: RunConfig, rows: int, estimator: type[Estimator]) -> None:
+        self.config = config
+        self.rows = rows
+        self.estimator = estimator
+        self._journal: Journal | None = None
+
+    @classmethod
+    def check(cls, config: RunConfig, estimator: type[Estimator]) -> None:
+        """Raise `ConfigError` if keys of privacy contradict each other, or the estimator."""
+        if config.privacy.epsilon is not None or config.privacy.noise_multiplier is not None:
+            raise ConfigError(
+                "epsilon and noise-multiplier are for privacy = 'scalar': add it, or leave them "
+                "out (a perturbed embedding's epsilon follows from embedding-noise)."
+            )
+
+    def steps_allowed(self, planned: int) -> int:
+        """How many of the planned steps, over all parties, the budget allows."""
+        return planned
+
+    def noise(self) -> ScalarNoise | None:
+        """What the label holder does to scalars before it sends them."""
+        return None
+
+    def ordered(self, party: int, order: Order) -> None:
+        """Count what an order asks a party to upload, before it is sent."""
+        if isinstance(order, TrainOrder):
+            self._write(TRAIN, party, order.epoch, order.first, order.steps)
+        elif isinstance(order, EmbedOrder):
+            self._write(EMBED, party, ids=order.arrays["ids"])
+        elif isinstance(order, EvaluateOrder):
+            self._write(EVALUATE, party)
+        self._ordered(party, order)
+
+    def received(self, party: int, window: Window) -> None:
+        """Count the rows that a party has uploaded."""
+        self._write(RECEIVED, party, len(window.lengths), ids=window.ids)
+        self._received(party, window)
+
+    def answered(self, party: int, window: Window) -> None:
+        """Count the answers to a window, before they are sent."""
+        self._write(ANSWERED, party, len(window.lengths), ids=window.ids)
+        self._answered(party, window)
+
+    def _ordered(self, party: int, order: Order) -> None:
+        pass
+
+    def _received(self, party: int, window: Window) -> None:
+        pass
+
+    def _answered(self, party: int, window: Window) -> None:
+        pass
+
+    def keep_journal(self, path: Path) -> None:
+        """From now on write to disk what is about to be released, before it is counted.
+
+        What stands there already is counted first: all that a run has released before it was cut
+        short, also what came after its last checkpoint and will be released again.
+        """
+        if not self.journaled:
+            return
+        self._journal = Journal(path)
+        for kind, party, first, second, third, ids in self._journal.read():
+            if kind == TRAIN:
+                order = TrainOrder(
+                    exchange=0, epoch=first, first=second, steps=third, coordinated=False
+                )
+                self._ordered(party, order)
+            elif kind == EMBED:
+                self._ordered(party, EmbedOrder(exchange=0, arrays={"ids": ids}))
+            elif kind == EVALUATE:
+                self._ordered(party, EvaluateOrder(exchange=0))
+            else:
+                count = self._received if kind == RECEIVED else self._answered
+                count(party, Window(ids, np.zeros(first, np.int32)))
+
+    def _write(
+        self,
+        kind: int,
+        party: int,
+        first: int = 0,
+        second: int = 0,
+        third: int = 0,
+        ids: NDArray[np.int32] = _NO_ROWS,
+    ) -> None:
+        if self._journal and kind in self.journaled:
+            self._journal.write((kind, party, first, second, third), ids)
+
+    def released_steps(self) -> int:
+        """Steps that count towards `steps_allowed`."""
+        return 0
+
+    def uploads(self) -> int:
+        """Uploads of the most uploaded record of any party, where they are counted."""
+        return 0
+
+    def figures(self) -> dict[str, Any]:
+        """The privacy part of ``summary.json``; empty epsilons where noise can be repeated."""
+        return {"epsilon": None, "delta": None, "epsilon_of_paper": None}
+
+
+Event = tuple[int, int, int, int, int, NDArray[np.int32]]
+
+
+class Journal:
+    """Events of a ledger in a file: five numbers and rows each, as int32."""
+
+    def __init__(self, path: Path) -> None:
+        path.touch(mode=0o600)
+        self._file: BinaryIO = path.open("r+b")
+
+    def read(self) -> list[Event]:
+        """What it holds; an event that was cut short was not released, and is cut off."""
+        found = list(events(self._file.read()))
+        self._file.seek(sum(4 * (6 + len(event[5])) for event in found))
+        self._file.truncate()
+        return found
+
+    def write(self, numbers: tuple[int, int, int, int, int], ids: NDArray[np.int32]) -> None:
+        """Append an event; it is on the disk when this returns, or `VflError` says why not."""
+        event = np.array([*numbers, len(ids)], "<i4")
+        try:
+            self._file.write(event.tobytes() + ids.astype("<i4").tobytes())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise VflError(
+                f"What is released cannot be written to {self._file.name}, and so is not "
+                f"released: {error.strerror}."
+            ) from error
+
+
+def events(text: bytes) -> Iterator[Event]:
+    """What the bytes of a journal hold, up to the first event that was cut short."""
+    numbers = np.frombuffer(text[: len(text) // 4 * 4], "<i4")
+    at = 0
+    while at + 6 <= len(numbers) and at + 6 + numbers[at + 5] <= len(numbers):
+        kind, party, first, second, third, rows = numbers[at : at + 6].tolist()
+        yield kind, party, first, second, third, numbers[at + 6 : at + 6 + rows]
+        at += 6 + rows

@@ -1,0 +1,95 @@
+"""The noise itself: in a bottom model (VAFL section 4), or on scalars (DPZV section IV)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl_flower.axes.batches import expected_rows, secret_generator
+from vfl_flower.config import RunConfig
+from vfl_flower.sections import PrivacyConfig
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """Noise in a bottom model, Eq. (10)-(11): uniform in inner layers, Gaussian in the last.
+
+    The noise of a step depends on (secret, exchange, step, layer) alone, so the pass that answers
+    the feedback repeats that of the upload. The last layer's output is first clipped to norm R,
+    which bounds what one record can change; what the activation does after it is post-processing.
+    """
+
+    config: PrivacyConfig
+    secret: bytes
+    exchange: int
+    lengths: tuple[int, ...]
+    last: int
+    first_step: int = 0
+    other_of_pair: bool = False  # zeroth order: each of a pair has noise of its own
+
+    def __call__(self, layer: int, z: Tensor) -> Tensor:
+        """``z``, a layer's output before its activation for all rows of a window, with noise."""
+        if layer == self.last:
+            norms = z.norm(dim=1, keepdim=True).clamp_min(1e-12)
+            z = z * (self.config.embedding_bound / norms).clamp_max(1.0)
+        elif self.config.inner_noise == 0:
+            return z
+        noise = [
+            self._draw(step, layer, (length, *z.shape[1:]))
+            for step, length in enumerate(self.lengths, start=self.first_step)
+        ]
+        return z + torch.cat(noise).to(z.device)
+
+    def of_step(self, step: int) -> Perturbation:
+        """The same noise, for a pass over the rows of one step of the window."""
+        return replace(self, lengths=(self.lengths[step],), first_step=step)
+
+    def of_pair(self) -> Perturbation:
+        """Noise for the other embedding of a zeroth-order pair."""
+        return replace(self, other_of_pair=True)
+
+    def _draw(self, step: int, layer: int, shape: tuple[int, ...]) -> Tensor:
+        # Torch's generator would use 32 bits of the seed, which the label holder could try out.
+        place = f"|{self.exchange}|{step}|{layer}" + "|other" * self.other_of_pair
+        seed = hashlib.sha256(self.secret + place.encode()).digest()
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
+        if layer == self.last:
+            noise = self.config.embedding_noise * generator.standard_normal(shape, np.float32)
+        else:
+            half_width = math.sqrt(3) * self.config.inner_noise
+            noise = half_width * (2 * generator.random(shape, np.float32) - 1)
+        return torch.from_numpy(noise.astype(np.float32, copy=False))
+
+
+class ScalarNoise:
+    """The label holder's half of scalar privacy: clipping, and noise on each scalar (DPZV Eq. 8).
+
+    Parameters
+    ----------
+    multiplier : deviation of the noise over C / B, which is what adding or removing a row can
+        change in a step's average over the B rows that are expected.
+    rows : training rows, N.
+    """
+
+    def __init__(self, config: RunConfig, multiplier: float, rows: int) -> None:
+        self.clip = config.privacy.clip
+        self.deviation = multiplier * config.privacy.clip / expected_rows(config, rows)
+        self._secret = secrets.token_bytes(16)
+        if config.privacy.noise_seed >= 0:
+            self._secret = f"{config.privacy.noise_seed} label holder".encode()
+        self.sent = 0  # scalars so far
+
+    def added_to(self, scalars: Tensor) -> Tensor:
+        """The scalars [S], each with noise of its own, from which that of others cannot follow."""
+        drawn = []
+        for _ in range(len(scalars)):
+            self.sent += 1
+            generator = secret_generator(f"scalar|{self.sent}|".encode() + self._secret)
+            drawn.append(self.deviation * generator.standard_normal())
+        return scalars + torch.tensor(drawn).to(scalars)

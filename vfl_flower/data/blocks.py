@@ -1,0 +1,269 @@
+"""What each end of a run reads: a party its features, the label holder labels and its own features.
+
+Either each participant has data of its own (`source`, `own_files`), or every party reads one named
+data set and keeps its own block of columns (`divided`); labels never reach a party and features
+never reach the label holder. Both sides derive the same train/test split from the number of rows
+alone, and compare digests of the sample ids before training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from vfl_flower.config import RunConfig
+from vfl_flower.data.alignment import common_rows
+from vfl_flower.data.divided import open_dataset
+from vfl_flower.data.labels import Labels, class_weights, encode_labels
+from vfl_flower.data.own_files import OwnFile
+from vfl_flower.data.source import Preparation, Rows, Source, scaled, scaling
+from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.registry import SOURCES
+from vfl_flower.sections import DataConfig
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class FeatureBlock:
+    """One party's features. ``train`` and ``test`` are float32, [rows, ...sample shape].
+
+    ``preparation`` is what made them of the party's own data, if it has some.
+    """
+
+    train: Array | Rows
+    test: Array | Rows
+    ids_digest: str
+    preparation: Preparation | None = None
+
+
+# --- a party ------------------------------------------------------------------------------------
+
+
+def seat(context: Context) -> tuple[int, int]:
+    """The index of a node's party, and the number of parties."""
+    node = context.node_config
+    index, parties = node.get("partition-id"), node.get("num-partitions")
+    if not (isinstance(index, int) and isinstance(parties, int) and 0 <= index < parties):
+        raise ConfigError(
+            "A SuperNode does not know which party it is: start it with "
+            "--node-config 'partition-id=0 num-partitions=4', partition-id counting from 0."
+        )
+    return index, parties
+
+
+def own_source(context: Context) -> Source:
+    """The data that a party's node configuration names, by ``file`` or ``source``."""
+    index, _ = seat(context)
+    named = context.node_config.get("source")
+    if named is None:
+        return OwnFile.of_party(context.node_config, index)
+    return SOURCES.load(str(named))(context.node_config, index)
+
+
+def load_block(context: Context, config: RunConfig) -> FeatureBlock:
+    """The features of a node's party: its own, or its columns of the data set that is divided."""
+    index, parties = seat(context)
+    if not config.data.own_files:
+        if context.node_config.keys() & {"file", "source"}:
+            raise ConfigError(
+                f"Party {index} has a file of its own, and takes part in nothing else than runs "
+                "with dataset = 'files:PATH'."
+            )
+        return load_features(config, index, parties)
+    own, rows = own_source(context), common_rows(context)
+    if rows.max() >= len(own.ids):
+        raise VflError("has lost rows of its file since they were aligned.")
+    return load_own_features(config.data, own, rows)
+
+
+def load_own_features(data: DataConfig, own: Source, rows: Array) -> FeatureBlock:
+    """A participant's own features; ``rows`` are the common ones, in common order.
+
+    Raises
+    ------
+    ConfigError
+        If they cannot be read, or are not what ``own`` says of them.
+    """
+    train, test = (rows[places] for places in _divide(data, len(rows)))
+    preparation = own.learn(train)
+    samples = [prepared(own, part, preparation) for part in (train, test)]
+    return FeatureBlock(samples[0], samples[1], own.digest(rows), preparation)
+
+
+def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows:
+    """Samples of own rows: read now, or if the source is lazy when they are used."""
+    return Rows(own, rows, preparation) if own.lazy else own.rows(rows, preparation)
+
+
+def load_features(config: RunConfig, party: int, parties: int) -> FeatureBlock:
+    """Party ``party``'s block of columns of a divided data set, scaled by its own training rows.
+
+    Raises
+    ------
+    ConfigError
+        If the data cannot be read, is empty or not numeric, or has fewer columns than parties.
+    """
+    data, sequences = config.data, config.models.bottom == "lstm"
+    return _load_features(_decisive(data), _version(data), sequences, party, parties)
+
+
+@lru_cache(maxsize=128)
+def _load_features(
+    data: DataConfig, version: Any, sequences: bool, party: int, parties: int
+) -> FeatureBlock:
+    found = open_dataset(data).features(
+        lambda shape: _block(data, sequences, shape, party, parties)
+    )
+    train, test, digest = _split(data, found)
+    mean, deviation = scaling(train, per_column=train.ndim == 2 or sequences)
+    train, test = scaled(train, mean, deviation), scaled(test, mean, deviation)
+    if not (np.isfinite(train).all() and np.isfinite(test).all()):
+        raise ConfigError(
+            f"The columns of party {party} in {data.dataset} have missing or infinite values: "
+            "fill them in, or drop those rows, at every party."
+        )
+    return FeatureBlock(train, test, digest)
+
+
+# --- the label holder ---------------------------------------------------------------------------
+
+
+def load_labels(config: RunConfig) -> Labels:
+    """The labels of the training and the test rows of a divided data set.
+
+    Raises
+    ------
+    ConfigError
+        If there is no label column, or its labels are not such as `encode_labels` can use, or
+        class weights do not fit them.
+    """
+    labels = _load_labels(_decisive(config.data), _version(config.data))
+    class_weights(config.data, labels.train, len(labels.classes))  # to find what is wrong
+    return labels
+
+
+@lru_cache(maxsize=4)
+def _load_labels(data: DataConfig, version: Any) -> Labels:
+    parts = open_dataset(data).labels()
+    if any(part.ndim != 1 for part in parts):
+        raise ConfigError(
+            f"The labels of {data.dataset} have shape {parts[0].shape}: one a row is needed."
+        )
+    return encode_labels(data, *_split(data, parts))
+
+
+def load_own_labels(data: DataConfig, own: OwnFile, rows: Array) -> Labels:
+    """The labels, and the label holder's own columns, of the common rows in common order.
+
+    Raises
+    ------
+    ConfigError
+        As `encode_labels` and `load_own_features`.
+    """
+    train, test = _divide(data, len(rows))
+    values = own.labels(rows)
+    labels = encode_labels(data, values[train], values[test], own.digest(rows))
+    class_weights(data, labels.train, len(labels.classes))  # to find what is wrong
+    if not own.feature_names:
+        return labels
+    block = load_own_features(data, own, rows)
+    features = np.asarray(block.train), np.asarray(block.test)
+    return replace(labels, features=features, preparation=block.preparation)
+
+
+# --- what is read again -------------------------------------------------------------------------
+
+
+def _decisive(data: DataConfig) -> DataConfig:
+    """What decides the data: runs that differ in the rest share it."""
+    return replace(data, class_weights="", id="id", columns="", missing="refuse", text="refuse")
+
+
+def _version(data: DataConfig) -> Any:
+    """What changes when the files of a data set do, so that no old content is used again."""
+    kind, _, place = data.dataset.partition(":")
+    path = Path(kind if kind.endswith(".py") else place).expanduser()
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return tuple((str(f), s.st_size, s.st_mtime_ns) for f in files if (s := _stat(f)))
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+# --- which columns are a party's ----------------------------------------------------------------
+
+
+def _block(
+    data: DataConfig, sequences: bool, shape: tuple[int, ...], party: int, parties: int
+) -> Any:
+    """Index of a party's columns in an array [rows, *shape]; evenly, by contiguous blocks."""
+    if len(shape) == 1 or sequences:
+        # A table's columns; or a sequence's signals, each party seeing every time step.
+        columns = _cut(shape[-1], party, parties, "columns", data.dataset)
+        return (..., columns)
+    if data.image_split == "rows":
+        return (slice(None), _cut(shape[0], party, parties, "rows of pixels", data.dataset))
+    down = max(d for d in range(1, math.isqrt(parties) + 1) if parties % d == 0)
+    across = parties // down
+    return (
+        slice(None),
+        _cut(shape[0], party // across, down, "rows of pixels", data.dataset),
+        _cut(shape[1], party % across, across, "columns of pixels", data.dataset),
+    )
+
+
+def _cut(size: int, part: int, parts: int, what: str, dataset: str) -> slice:
+    if parts > size:
+        raise ConfigError(
+            f"{dataset} has {size} {what}, too few to divide among {parts}: use fewer parties."
+        )
+    return slice(part * size // parts, (part + 1) * size // parts)
+
+
+# --- rows: split and digest ---------------------------------------------------------------------
+
+
+def _split(data: DataConfig, parts: list[Array]) -> tuple[Array, Array, str]:
+    """Training and test rows, and a digest of their sample ids, which are row numbers.
+
+    One part is divided at random; two parts are the data set's own division.
+    """
+    if min(part.size for part in parts) == 0:
+        raise ConfigError(f"{data.dataset} has no rows.")
+    if len(parts) == 2:
+        train_ids = np.arange(len(parts[0]))
+        test_ids = np.arange(len(parts[0]), len(parts[0]) + len(parts[1]))
+        train, test = parts
+    else:
+        (rows,) = parts
+        train_ids, test_ids = _divide(data, len(rows))
+        train, test = rows[train_ids], rows[test_ids]
+    digest = hashlib.sha256(train_ids.astype("<i8").tobytes() + b"|")
+    digest.update(test_ids.astype("<i8").tobytes())
+    return train, test, digest.hexdigest()
+
+
+def _divide(data: DataConfig, rows: int) -> tuple[Array, Array]:
+    """Numbers of the training and test rows, by a permutation that depends on ``rows`` alone."""
+    order = np.random.default_rng(0).permutation(rows)
+    held_out = math.ceil(data.test_fraction * rows)
+    if held_out == rows:
+        raise ConfigError(
+            f"{data.dataset} has {rows} rows and test-fraction = {data.test_fraction} "
+            "leaves none to train on: use more rows or a smaller fraction."
+        )
+    return order[held_out:], order[:held_out]

@@ -1,0 +1,147 @@
+"""Labels as the label holder trains on them: class indices or standardised numbers, and weights."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.data.source import Preparation
+from vfl_flower.errors import ConfigError
+from vfl_flower.sections import DataConfig
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the label holder has of the training and the test rows.
+
+    ``train`` and ``test`` are class indices, int64 [rows], of the label values ``classes``; or
+    under regression float32 [rows], the labels less the training labels' ``mean`` over their
+    ``deviation``, and there are no classes. ``features`` are columns of its own, if it has any:
+    training rows float32 [rows, F] and test rows, as ``preparation`` has made them of its file.
+    """
+
+    train: Array
+    test: Array
+    classes: tuple[str, ...]
+    ids_digest: str
+    mean: float = 0.0
+    deviation: float = 1.0
+    features: tuple[Array, Array] | None = None
+    preparation: Preparation | None = None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Which rows these are, and what is needed to predict: for a checkpoint, in JSON."""
+        labels = hashlib.sha256(self.train.tobytes() + self.test.tobytes())
+        return {
+            "ids": self.ids_digest,
+            "labels": labels.hexdigest(),
+            "classes": list(self.classes),
+            "mean": self.mean,
+            "deviation": self.deviation,
+            "preparation": self.preparation.as_json() if self.preparation else None,
+        }
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of the model: one number, one logit for two classes, else one a class."""
+        return 1 if len(self.classes) in (0, 2) else len(self.classes)
+
+
+def check(data: DataConfig) -> None:
+    """Raise `ConfigError` if keys of the labels contradict each other."""
+    if data.target == "regression" and data.class_weights:
+        raise ConfigError(
+            "class-weights is for classes, and target = 'regression' has none: leave one of them "
+            "out."
+        )
+
+
+def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) -> Labels:
+    """The labels of the training and the test rows, as read [rows], by what ``target`` makes them.
+
+    Raises
+    ------
+    ConfigError
+        If a label is missing; if there are fewer than two classes, or too many; or under regression
+        if labels are not numbers, or all the same.
+    """
+    everything = np.concatenate([train, test])
+    absent = everything.dtype.kind == "f" and not np.isfinite(everything).all()
+    if absent or (everything.dtype.kind == "O" and any(label is None for label in everything)):
+        raise ConfigError(f"The labels of {data.dataset} have missing values: drop those rows.")
+    if data.target == "regression":
+        return _standardised(data, train, test, ids_digest)
+    classes, indices = np.unique(everything, return_inverse=True)
+    if not 2 <= len(classes) <= max(2, len(everything) // 2):
+        raise ConfigError(
+            f"The labels of {data.dataset} take {len(classes)} values in {len(everything)} rows: "
+            "classification needs at least two classes with several rows each; for numbers, set "
+            "target = 'regression'."
+        )
+    indices = indices.astype(np.int64)
+    return Labels(
+        indices[: len(train)], indices[len(train) :], tuple(map(str, classes.tolist())), ids_digest
+    )
+
+
+def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) -> Labels:
+    if not {train.dtype.kind, test.dtype.kind} <= set("biuf"):
+        raise ConfigError(
+            f"The labels of {data.dataset} are not numbers, which target = 'regression' needs: "
+            "name another label column, or leave target out."
+        )
+    train, test = train.astype(np.float64), test.astype(np.float64)
+    mean, deviation = float(train.mean()), float(train.std())
+    if deviation > 1e-9 * abs(mean):  # else they are constant up to rounding
+        train, test = (((part - mean) / deviation).astype(np.float32) for part in (train, test))
+    if train.min() == train.max() or test.min() == test.max():
+        raise ConfigError(
+            f"The labels of {data.dataset} are all the same in the training rows or in the test "
+            "rows: regression needs labels that differ in both."
+        )
+    return Labels(train, test, (), ids_digest, mean, deviation)
+
+
+def class_weights(data: DataConfig, labels: Array, classes: int) -> Array | None:
+    """Weights of the classes in the loss, float32 [classes]; none where all weigh the same.
+
+    ``balanced`` makes every class weigh as much as any other over the training rows: N / (classes *
+    rows of the class). Parties with shared labels find the same weights.
+
+    Parameters
+    ----------
+    labels : class indices of the training rows, [N].
+
+    Raises
+    ------
+    ConfigError
+        If the configured weights are not one positive number for each class.
+    """
+    if not data.class_weights:
+        return None
+    if data.class_weights == "balanced":
+        counts = np.bincount(labels, minlength=classes)
+        balanced: Array = len(labels) / (classes * np.maximum(counts, 1))
+        return balanced.astype(np.float32)
+    try:
+        weights = np.array([float(each) for each in data.class_weights.split(",")], np.float32)
+    except ValueError:
+        weights = np.zeros(1, np.float32)
+    if not (np.isfinite(weights) & (weights > 0)).all():
+        raise ConfigError(
+            f"class-weights = {data.class_weights!r} must be 'balanced', or positive numbers "
+            "with commas between them, such as '1,5'."
+        )
+    if len(weights) != classes:
+        raise ConfigError(
+            f"class-weights = {data.class_weights!r} gives {len(weights)} weights for {classes} "
+            "classes: give one for each class, in the order of their names."
+        )
+    return weights

@@ -1,0 +1,62 @@
+"""Observers: who is told what happens in a run. `results.Results` is one that writes files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tqdm import tqdm
+
+from vfl_flower.errors import VflError
+
+
+class Observer:
+    """Hears of everything, and does nothing: override what is of interest."""
+
+    def evaluated(self, entry: dict[str, Any]) -> None:
+        """An evaluation gave this history entry."""
+
+    def progressed(self, done: int, planned: int) -> None:
+        """So many of the planned steps, over all parties, have been answered."""
+
+    def failed(self, party: int, error: VflError) -> None:
+        """A party has failed, and the run goes on without it."""
+
+    def ended(self) -> None:
+        """The run is over, whatever came of it."""
+
+
+class ProgressBar(Observer):
+    """A bar of steps on the terminal, with what the last evaluation found."""
+
+    def __init__(self) -> None:
+        self._bar: Any = tqdm(unit="step", disable=None, leave=False)
+
+    def evaluated(self, entry: dict[str, Any]) -> None:
+        """Show what was reached."""
+        self._bar.set_postfix_str(reached(entry))
+
+    def progressed(self, done: int, planned: int) -> None:
+        """Move the bar."""
+        self._bar.total = planned
+        self._bar.update(done - self._bar.n)
+
+    def ended(self) -> None:
+        """Leave no bar."""
+        self._bar.close()
+
+
+METRICS = {"test_accuracy": "test accuracy", "test_r2": "test R2"}
+"""Main metric -> what tables and pictures call it."""
+
+
+def main_metric(figures: Mapping[str, Any]) -> str:
+    """The key of what a history entry or a summary is judged by: accuracy, or for regression R2."""
+    return "test_accuracy" if figures.get("test_r2") is None else "test_r2"
+
+
+def reached(figures: Mapping[str, Any]) -> str:
+    """How a history entry or a summary does on the test rows, in words."""
+    if main_metric(figures) == "test_r2":
+        return f"test RMSE {figures['test_rmse']:.4g}, R2 {figures['test_r2']:.4f}"
+    return f"test accuracy {figures['test_accuracy']:.4f}"

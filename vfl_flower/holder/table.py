@@ -1,0 +1,92 @@
+"""The embedding table: the latest embedding that is known of every (row, party), stale or not.
+
+[N, E_1 + ... + E_M], side by side; zero until the first upload. With error feedback it is the label
+holder's copy of the parties' surrogates. To their right stand the features of the label holder's
+own, if it has any, [N, F]: it is as a party whose embedding, never sent, is always fresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.axes.batches import Window, put, take
+from vfl_flower.messages import Arrays
+from vfl_flower.models.training import as_tensor
+
+Ids = NDArray[np.int32]
+
+
+class Table:
+    """Embeddings by row and party, and since when they are there.
+
+    Parameters
+    ----------
+    sizes : party -> embedding size.
+    own : features of the label holder's own, [N, F].
+    max_delay : bound D on the age of an embedding that is used, in label-holder steps; 0: none.
+    """
+
+    def __init__(
+        self, sizes: Mapping[int, int], own: NDArray[Any], device: torch.device, max_delay: int = 0
+    ) -> None:
+        ends = np.cumsum(list(sizes.values())).tolist()
+        self.columns = {
+            party: slice(end - size, end)
+            for (party, size), end in zip(sizes.items(), ends, strict=True)
+        }
+        self.received = sum(sizes.values())  # columns of parties
+        self.rows = torch.zeros(len(own), self.received + own.shape[1], device=device)
+        self.rows[:, self.received :] = torch.from_numpy(own)
+        self.max_delay = max_delay
+        # The step at which each row's entry was written, -1 for never.
+        self.written = (
+            {party: np.full(len(own), -1, np.int64) for party in sizes} if max_delay else {}
+        )
+
+    def of(self, party: int) -> Tensor:
+        """A party's columns, [N, E]."""
+        return self.rows[:, self.columns[party]]
+
+    def take(self, window: Window) -> Tensor:
+        """The window's rows; for a full batch, the table itself."""
+        return take(self.rows, window)
+
+    def write(self, party: int, window: Window, embeddings: Tensor) -> None:
+        """Write a party's embeddings of a window, [R, E]."""
+        put(self.of(party), window, embeddings)
+
+    def date(self, party: int, ids: Ids, step: int) -> None:
+        """Note when a party's entries of these rows were written."""
+        if self.max_delay:
+            self.written[party][ids] = step
+
+    def too_old(
+        self, uploads: Sequence[tuple[int, Window]], parties: Sequence[int], step: int
+    ) -> dict[int, Ids]:
+        """Of the rows that uploads would be answered by now, those too old: other party -> ids."""
+        late: dict[int, list[Ids]] = {}
+        for uploader, window in uploads if self.max_delay else ():
+            used_at = step + np.repeat(np.arange(len(window.lengths)), window.lengths)
+            for party in set(parties) - {uploader}:
+                written = self.written[party][window.ids]
+                old = (written < 0) | (used_at - written > self.max_delay)
+                if old.any():
+                    late.setdefault(party, []).append(window.ids[old])
+        return {party: np.unique(np.concatenate(ids)) for party, ids in late.items()}
+
+    def state(self) -> Arrays:
+        """What parties have taught it."""
+        written = {f"written.{party}": steps for party, steps in self.written.items()}
+        return {"rows": self.rows[:, : self.received].cpu().numpy(), **written}
+
+    def go_on_from(self, arrays: Arrays) -> None:
+        """Take over what `state` gave."""
+        self.rows[:, : self.received] = as_tensor(arrays["rows"]).to(self.rows.device)
+        for party, steps in self.written.items():
+            steps[:] = arrays[f"written.{party}"]

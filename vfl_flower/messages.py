@@ -1,0 +1,250 @@
+"""The messages of the protocol, as typed dataclasses, and checks of the arrays in them.
+
+Each is a few scalars and named NumPy arrays. `vfl_flower.wire` takes them to Flower records and
+back. The byte counters count the arrays, as sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.errors import VflError
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Payload:
+    """Scalar fields, and named arrays."""
+
+    arrays: Arrays = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays, as sent."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order(Payload):
+    """From the label holder to a party."""
+
+    kind: ClassVar[str]  # Flower's message type
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribeOrder(Order):
+    """Describe yourself, and begin anew; the model is to have this many outputs."""
+
+    kind: ClassVar[str] = "query.describe"
+    outputs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn(Order):
+    """One of a party's messages, numbered from 1, so that one that comes twice is noticed."""
+
+    exchange: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOrder(Turn):
+    """The feedback for the last window, in ``arrays``, and the order for the next.
+
+    ``coordinated`` says whose order of the rows counts: the one that all parties share, or the
+    party's own.
+    """
+
+    kind: ClassVar[str] = "train"
+    epoch: int
+    first: int
+    steps: int
+    coordinated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOrder(Turn):
+    """The feedback for the last window, if any; upload the embeddings of the test rows."""
+
+    kind: ClassVar[str] = "evaluate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedOrder(Turn):
+    """Upload fresh embeddings of the training rows in ``arrays["ids"]`` (bounded delay).
+
+    The other arrays are the feedback for the last window, if there is any to come with it.
+    """
+
+    kind: ClassVar[str] = "query.embed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejoinOrder(Turn):
+    """Go on after a failure: count messages from this one, and forget the window before it.
+
+    ``arrays["embedding"]`` is the label holder's copy of the party's surrogate, if there is one. A
+    party that has lost all its state begins anew, as by `DescribeOrder`.
+    """
+
+    kind: ClassVar[str] = "query.rejoin"
+    outputs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOrder(Turn):
+    """Learn from the feedback, if any, and keep all state on disk, as checkpoint ``number``."""
+
+    kind: ClassVar[str] = "query.checkpoint"
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignOrder(Order):
+    """Say which ids you have, by a ``method`` that does not tell them (`data.alignment`).
+
+    ``id_kind`` is what the label holder's ids are; ``arrays["ids"]`` are these, blinded.
+    """
+
+    kind: ClassVar[str] = "query.align"
+    method: str
+    id_kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOrder(Order):
+    """The rows that all have, by their ``places`` in the party's secret order, int32 [N]."""
+
+    kind: ClassVar[str] = "query.common"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeOrder(Order):
+    """Go on from checkpoint ``number`` that you kept in the Flower run ``run``."""
+
+    kind: ClassVar[str] = "query.resume"
+    run: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictOrder(Order):
+    """Embed rows with the model of that checkpoint: those just aligned, or the test rows.
+
+    Answered by `Predicted`.
+    """
+
+    kind: ClassVar[str] = "query.predict"
+    run: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOrder(Order):
+    """Connect to the label holder's stream, and serve what it carries (`runtimes.stream`).
+
+    ``address`` is where, ``certificate`` the only one to accept there (PEM), ``token`` what to show
+    for oneself, once, and ``keep`` whether the party keeps its state in a file.
+    """
+
+    kind: ClassVar[str] = "query.session"
+    address: str
+    certificate: str
+    token: str
+    keep: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction(Payload):
+    """Which party answers, of how many; with what arrays is said by the order."""
+
+    party: int
+    parties: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aligned(Introduction):
+    """A party's answer to `AlignOrder`: ``digest`` of its ids; or blinded ids, "again" and "own".
+
+    Both arrays are uint8 [n, 32]: the label holder's ids, in their order, blinded by the party too;
+    and the party's, in a secret order.
+    """
+
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description(Introduction):
+    """A party's answer to orders that begin or go on with a run: what must agree before it trains.
+
+    ``ids_digest`` is of the numbers of its rows, in their order, or with files of ids.
+    """
+
+    train_rows: int
+    test_rows: int
+    columns: int
+    embedding_size: int
+    ids_digest: str
+    code_digest: str
+    exchange: int  # messages that it has served
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted(Introduction):
+    """A party's answer to `PredictOrder`: ``arrays["embedding"]``, float32 [N, E], of which rows.
+
+    ``exchange`` is the number of messages that the model had seen.
+    """
+
+    exchange: int
+    ids_digest: str
+    code_digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload(Payload):
+    """A party's answer to every other order: embeddings, through the codec, and the rows' ids.
+
+    With test embeddings comes a digest of the party's copies of surrogates, and its peak memory.
+    """
+
+    party: int
+    exchange: int
+    peak_memory_mb: float = 0.0
+    surrogates: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionEnd(Payload):
+    """A party's answer to `SessionOrder`, when the session is over: why, if it broke."""
+
+    connected: bool  # whether it ever was
+    served: int
+    cause: str
+
+
+def checked(
+    arrays: Mapping[str, NDArray[Any]], name: str, dtype: str, shape: tuple[int, ...]
+) -> Any:
+    """The array of that name, if it has just this dtype and shape, and is finite.
+
+    Raises
+    ------
+    VflError
+        What is wrong with it, as the end of a sentence.
+    """
+    if name not in arrays:
+        raise VflError(f"array {name!r} is missing.")
+    array = arrays[name]
+    if array.dtype != np.dtype(dtype) or array.shape != shape:
+        raise VflError(
+            f"{name!r} is {array.dtype} of shape {array.shape}, not {dtype} of shape {shape}."
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise VflError(f"{name!r} has values that are not finite; lower the learning rates.")
+    return array

@@ -1,0 +1,113 @@
+"""Optimizer steps, devices, and parameters as named arrays."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vfl_flower.config import RunConfig
+from vfl_flower.errors import ConfigError
+
+# Arrays of messages are read-only, and so are the tensors over them: nothing writes to those.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its steps are linear in the gradients, so that several can be taken as one."""
+    return isinstance(optimizer, torch.optim.SGD) and optimizer.param_groups[0]["momentum"] == 0
+
+
+def step_along(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) -> None:
+    """One optimizer step along these gradients; plain SGD without torch's overhead."""
+    group = optimizer.param_groups[0]
+    if is_plain_sgd(optimizer):
+        with torch.no_grad():
+            for parameter, gradient in zip(group["params"], gradients, strict=True):
+                parameter.add_(gradient, alpha=-group["lr"])
+        return
+    for parameter, gradient in zip(group["params"], gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+def build_optimizer(config: RunConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """The configured torch optimizer."""
+    parameters = list(model.parameters())
+    if config.training.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=lr)
+    momentum = 0.9 if config.training.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+
+
+def choose_device(config: RunConfig) -> torch.device:
+    """The GPU where there is one, unless the configuration says otherwise."""
+    if config.running.device != "auto":
+        try:
+            return torch.empty(0, device=config.running.device).device
+        except (RuntimeError, AssertionError) as error:
+            raise ConfigError(
+                f"device = {config.running.device!r} is not to be had here."
+            ) from error
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Copy named arrays into a model's parameters."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(as_tensor(arrays[name]))
+
+
+def count(model: nn.Module) -> int:
+    """Numbers that a model is made of."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def flat(model: nn.Module) -> Tensor:
+    """A model's parameters as one vector."""
+    return torch.cat([torch.zeros(0), *(p.detach().cpu().reshape(-1) for p in model.parameters())])
+
+
+def load_flat(model: nn.Module, vector: Tensor) -> None:
+    """Copy such a vector into a model's parameters."""
+    parameters = list(model.parameters())
+    with torch.no_grad():
+        for p, part in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
+            p.copy_(part.view_as(p))
+
+
+def model_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
+    """A model's parameters as named arrays, which share its memory where it is on the CPU."""
+    return {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
+
+
+def optimizer_arrays(optimizer: torch.optim.Optimizer) -> dict[str, NDArray[Any]]:
+    """The state of a torch optimizer, named as "parameter number.name"."""
+    parameters = optimizer.param_groups[0]["params"]
+    return {
+        f"{number}.{name}": value.cpu().numpy()
+        for number, parameter in enumerate(parameters)
+        for name, value in optimizer.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Take over the state that `optimizer_arrays` gave."""
+    optimizer.state.clear()
+    parameters = optimizer.param_groups[0]["params"]
+    for key, array in arrays.items():
+        number, name = key.split(".", 1)
+        parameter = parameters[int(number)]
+        device = "cpu" if array.ndim == 0 else parameter.device  # torch keeps step counts there
+        optimizer.state[parameter][name] = as_tensor(array).clone().to(device)
+
+
+def as_tensor(array: NDArray[Any]) -> Tensor:
+    """A tensor over an array that may be read-only, for reading only."""
+    return torch.from_numpy(array)

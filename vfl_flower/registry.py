@@ -1,0 +1,200 @@
+"""What can be replaced, by name: the plug board of the house.
+
+A name is one of ours, one that an installed package declares (an entry point of the group that is
+named below), or in simulations the place of your own: ``file.py:NAME`` or ``package.module:NAME``.
+Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from vfl_flower.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vfl_flower.axes.codecs.channel import Codec
+    from vfl_flower.axes.estimators.base import Estimator
+    from vfl_flower.axes.privacy.ledger import Ledger
+    from vfl_flower.data.divided import Divided
+    from vfl_flower.data.source import Source
+    from vfl_flower.sections import DataConfig
+    from vfl_flower.start import Engine
+    from vfl_flower.systems import System
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Things of one kind, by name.
+
+    Parameters
+    ----------
+    key : the configuration key, or option of `vfl`, that names one.
+    group : the entry points by which installed packages declare theirs.
+    known : name -> ``package.module:NAME`` of ours.
+    """
+
+    def __init__(self, key: str, group: str, known: Mapping[str, str]) -> None:
+        self.key = key
+        self.group = f"vfl_flower.{group}"
+        self.known = dict(known)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, ours first."""
+        return (*self.known, *(each.name for each in entry_points(group=self.group)))
+
+    def check(self, name: str, key: str = "") -> None:
+        """Raise `ConfigError` unless there is such a name, or it is a place."""
+        if name not in self.known and ":" not in name and name not in self.names:
+            raise ConfigError(
+                f"{key or self.key} = {name!r} is not known: choose one of {', '.join(self.names)}."
+            )
+
+    def load(self, name: str) -> T:
+        """What has this name.
+
+        Raises
+        ------
+        ConfigError
+            If there is none, or its place does not have it.
+        """
+        self.check(name)
+        if name in self.known:
+            found: T = load_place(self.known[name])
+        elif ":" not in name:
+            (entry, *_) = (each for each in entry_points(group=self.group) if each.name == name)
+            found = entry.load()
+        else:
+            try:
+                found = load_place(name)
+            except (ImportError, AttributeError, OSError, SyntaxError) as error:
+                raise ConfigError(
+                    f"{self.key} = {name!r} cannot be loaded ({type(error).__name__}: {error}): "
+                    "write FILE.py:NAME or PACKAGE.MODULE:NAME, of something that is there."
+                ) from error
+        return found
+
+
+def load_place(place: str) -> Any:
+    """What a place ``file.py:NAME`` or ``package.module:NAME`` names."""
+    module, _, name = place.rpartition(":")
+    return getattr(_of_file(module) if module.endswith(".py") else import_module(module), name)
+
+
+def _of_file(place: str) -> Any:
+    """The module in a file, once a process and content."""
+    path = Path(place).expanduser().absolute()
+    digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]
+    name = f"vfl_flower_plugin_{path.stem}_{digest}"
+    if name not in sys.modules:
+        spec = spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path} is no Python file")
+        module = module_from_spec(spec)
+        sys.modules[name] = module  # as dataclasses in it need
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+SYSTEMS: Registry[System] = Registry(
+    "strategy",
+    "systems",
+    {
+        "split-nn": "strategies.split_nn:SPLIT_NN",
+        "vafl": "strategies.vafl:VAFL",
+        "vafl-t": "strategies.vafl:VAFL_T",
+        "asyrevel": "strategies.asyrevel:ASYREVEL",
+        "synrevel": "strategies.asyrevel:SYNREVEL",
+        "cascaded": "strategies.cascaded:CASCADED",
+        "syn-zoo": "strategies.cascaded:SYN_ZOO",
+        "ef-vfl": "strategies.ef_vfl:EF_VFL",
+        "cvfl": "strategies.ef_vfl:CVFL",
+        "dpzv": "strategies.dpzv:DPZV",
+        "frozen": "strategies.baselines:FROZEN",
+        "alone": "strategies.baselines:ALONE",
+        "joined": "strategies.baselines:JOINED",
+    },
+)
+"""Published systems and baselines, in the order in which `vfl list` prints them."""
+
+ESTIMATORS: Registry[type[Estimator]] = Registry(
+    "estimator",
+    "estimators",
+    {
+        "first-order": "vfl_flower.axes.estimators.first_order:FirstOrder",
+        "zeroth-order": "vfl_flower.axes.estimators.zeroth_order:ZerothOrder",
+    },
+)
+"""How parties learn from the label holder's answers."""
+
+CODECS: Registry[type[Codec]] = Registry(
+    "codec",
+    "codecs",
+    {
+        "identity": "vfl_flower.axes.codecs.identity:Identity",
+        "top-k": "vfl_flower.axes.codecs.top_k:TopK",
+        "qsgd": "vfl_flower.axes.codecs.qsgd:QSGD",
+    },
+)
+"""How a block of rows becomes arrays in a message."""
+
+BOTTOMS: Registry[Any] = Registry(
+    "bottom-model",
+    "bottoms",
+    {
+        name: f"vfl_flower.models.bottoms:{name}"
+        for name in ("linear", "mlp", "cnn", "lstm", "binarised", "scorecard")
+    },
+)
+"""Bottom models: builders of layers (`models.bottoms.Bottom`), or torch modules."""
+
+DATASETS: Registry[Callable[[DataConfig, str], Divided]] = Registry(
+    "dataset",
+    "datasets",
+    {
+        "digits": "vfl_flower.data.divided:shipped",
+        "breast-cancer": "vfl_flower.data.divided:shipped",
+        "npz": "vfl_flower.data.divided:npz",
+        "csv": "vfl_flower.data.divided:table",
+        "parquet": "vfl_flower.data.divided:table",
+        "hf": "vfl_flower.data.divided:hugging_face",
+    },
+)
+"""Data sets that are divided among parties, by what stands before the colon."""
+
+SOURCES: Registry[Callable[[Mapping[str, Any], int], Source]] = Registry("source", "sources", {})
+"""Own data of a party that is no table in a file, as its node configuration names it."""
+
+LEDGERS: Registry[type[Ledger]] = Registry(
+    "privacy",
+    "ledgers",
+    {
+        "none": "vfl_flower.axes.privacy.ledger:Ledger",
+        "perturbed-embedding": "vfl_flower.axes.privacy.embeddings:EmbeddingLedger",
+        "scalar": "vfl_flower.axes.privacy.scalars:ScalarLedger",
+    },
+)
+"""Privacy mechanisms, each by what counts what it has released."""
+
+ENGINES: Registry[Engine] = Registry(
+    "--engine",
+    "engines",
+    {
+        "local": "vfl_flower.start:run_local",
+        "ray": "vfl_flower.start:run_ray",
+        "supernodes": "vfl_flower.start:run_supernodes",
+    },
+)
+"""What starts a whole run, and on what its parties are."""

@@ -1,0 +1,127 @@
+"""A party's end of the stream: a session, over as many calls as it takes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from queue import SimpleQueue
+
+import grpc
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+
+from vfl_flower.errors import VflError
+from vfl_flower.flower_internals import from_bytes, to_bytes
+from vfl_flower.messages import SessionEnd, SessionOrder
+from vfl_flower.runtimes.stream.frames import METHOD, NAME, OPTIONS, POLL, TOKEN, chunks, frames
+
+log = logging.getLogger("flwr")
+
+_FIRST_SECONDS = 10.0  # in which a party must reach the label holder for the first time
+_PATIENCE = 60.0  # seconds in which it must do so again, after a stream has broken
+
+
+def serve(app: ClientApp, order: SessionOrder, context: Context) -> SessionEnd:
+    """Serve the messages of a session, each by the ClientApp, until the label holder ends it.
+
+    The party's state is then in its Context, as after any message.
+    """
+    session = Session(app, context, order.token)
+    options = [*OPTIONS, ("grpc.ssl_target_name_override", NAME)]
+    # The least is also how long gRPC tries to connect.
+    options += [("grpc.min_reconnect_backoff_ms", 5000), ("grpc.max_reconnect_backoff_ms", 5000)]
+    options += [("grpc.initial_reconnect_backoff_ms", 500)]
+    credentials = grpc.ssl_channel_credentials(order.certificate.encode())
+    with grpc.secure_channel(order.address, credentials, options) as channel:
+        cause = session.run(channel, order.address)
+    return SessionEnd(connected=session.connected, served=session.served, cause=cause)
+
+
+class Session:
+    """A party's end of one session, over as many calls as it takes."""
+
+    def __init__(self, app: ClientApp, context: Context, token: str) -> None:
+        self.app = app
+        self.context = context
+        self.token = token
+        self.connected = False  # whether any call was
+        self.reached = False  # whether the last call was
+        self.served = 0
+        self.last: tuple[str, bytes] = "", b""  # id of the last message served, and its reply
+
+    def run(self, channel: grpc.Channel, address: str) -> str:
+        """Call, and call again when the call breaks; why it ended, if not as it should."""
+        deadline = time.monotonic() + _FIRST_SECONDS
+        said = ""
+        while True:
+            self.reached = False
+            try:
+                if self._call(channel):
+                    return ""
+            except grpc.RpcError as error:
+                cause = (
+                    f"could not reach {address}, where stream-address and stream-ports send it: "
+                    f"{' '.join((error.details() or '').split())}"
+                )
+                if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                    log.warning("The label holder at %s refused the stream.", address)
+                    return f"was refused at {address}"
+            except VflError as error:
+                cause = f"was sent {error}"
+            if self.reached:
+                deadline, said = time.monotonic() + _PATIENCE, ""
+            if cause != said:
+                log.warning("The party %s; it tries on for a while.", cause)
+            said = cause
+            if time.monotonic() > deadline:
+                return cause
+            time.sleep(POLL)
+
+    def _call(self, channel: grpc.Channel) -> bool:
+        """One call, until it ends; whether the label holder ended it."""
+        outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        sent = (chunk for body in iter(outbox.get, None) for chunk in chunks(body))
+        method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
+        call = method(sent, metadata=((TOKEN, self.token),))
+        try:
+            answer = dict(call.initial_metadata() or ())
+            if TOKEN in answer:
+                self.token = str(answer[TOKEN])
+                self.reached = self.connected = True
+            for body in frames(call):
+                message = from_bytes(body)
+                if self._is_mine(message):
+                    outbox.put(self._serve(message))
+            return True
+        finally:
+            outbox.put(None)
+            call.cancel()
+
+    def _is_mine(self, message: Message) -> bool:
+        said = message.metadata
+        mine = self.context.run_id, self.context.node_id
+        if (said.run_id, said.dst_node_id) == mine:
+            return True
+        log.warning(
+            "Refused a message to node %d of run %d, on the stream to node %d of run %d.",
+            *(said.dst_node_id, said.run_id, mine[1], mine[0]),
+        )
+        return False
+
+    def _serve(self, message: Message) -> bytes:
+        """The reply to a message; to one that comes again, the same."""
+        if message.metadata.message_id != self.last[0]:
+            try:
+                reply = self.app(message, self.context)
+            except Exception as error:  # as Flower does: an error reply, not a crash
+                code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+                reply = Message(Error(code=code, reason=type(error).__name__), reply_to=message)
+            self.served += 1
+            try:
+                body = to_bytes(reply)
+            except VflError as error:
+                code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+                body = to_bytes(Message(Error(code=code, reason=str(error)), reply_to=message))
+            self.last = message.metadata.message_id, body
+        return self.last[1]

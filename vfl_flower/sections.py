@@ -1,0 +1,343 @@
+"""Sections of the run configuration: every key, its default and its meaning, in this one place.
+
+A field is a key of the same name in kebab case, unless it says otherwise; ``None`` stands for
+"auto". `vfl_flower.config` reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vfl_flower import registry
+
+
+def key(default: Any, help: str, **more: Any) -> Any:
+    """A configuration key; its name is that of the field, unless ``name`` is given.
+
+    ``auto`` says in words what decides it where it has no default of its own.
+    ``choices``, ``registry``, ``least``, ``above`` and ``below`` say which values can be.
+    """
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Rows, columns and labels."""
+
+    dataset: str = key(
+        "digits",
+        "digits, breast-cancer, npz:PATH, csv:PATH, parquet:PATH, or hf:NAME_OR_DIR, divided among "
+        "the parties; or files:PATH, the label holder's own csv or parquet file, where each party "
+        "names its own in its --node-config",
+    )
+    label: str = key("label", "label column of a csv, parquet or hf data set, or of files:")
+    target: str = key(
+        "classification",
+        "what labels are: classes, or numbers, of which the squared error is minimised",
+        choices=("classification", "regression"),
+    )
+    class_weights: str = key(
+        "",
+        "weights of the classes in the loss, in order of the classes, as in '1,5'; or "
+        "balanced: inverse to their frequency; empty: all 1",
+    )
+    id: str = key("id", "id column of the label holder's file, with files:")
+    columns: str = key(
+        "", "feature columns of the label holder's file, with commas; empty: all others; none"
+    )
+    missing: str = key(
+        "refuse",
+        "missing numbers in the label holder's columns: refuse them, or fill in the median",
+        choices=("refuse", "median"),
+    )
+    text: str = key(
+        "refuse",
+        "text in the label holder's columns: refuse it, or a 0/1 column for each value",
+        choices=("refuse", "one-hot"),
+    )
+    align: str = key(
+        "psi",
+        "with files: rows that all have are found by private set intersection; or ids: all must "
+        "have the same ids, and compare digests",
+        choices=("psi", "ids"),
+    )
+    test_fraction: float = key(
+        0.2, "share of rows held out, where the data has no test part", above=0, below=1
+    )
+    image_split: str = key(
+        "quadrants",
+        "how images are divided among parties: a near-square grid of blocks, or bands of rows",
+        choices=("quadrants", "rows"),
+    )
+
+    @property
+    def own_files(self) -> bool:
+        """Whether every participant has a file of its own, and rows must be aligned."""
+        return self.dataset.startswith("files:")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Bottom models, and the top model."""
+
+    bottom: str = key(
+        "mlp",
+        "model of a party, from features to embedding; binarised and scorecard have no gradient",
+        name="bottom-model",
+        registry=registry.BOTTOMS,
+    )
+    bottom_hidden: int = key(
+        64, "hidden units (mlp, lstm) or channels (cnn) of the bottom model", least=1
+    )
+    embedding_size: int | None = key(
+        None,
+        "length of a party's embedding",
+        auto="the number of outputs for `sum`, else 32",
+        least=1,
+    )
+    embedding_activation: str | None = key(
+        None,
+        "activation on the embedding",
+        auto="none for `sum`, else relu",
+        choices=("none", "relu", "sigmoid", "tanh"),
+    )
+    bottom_bias: bool = key(True, "whether linear layers of a bottom model have a bias")
+    top: str = key(
+        "mlp",
+        "model of the label holder; `sum` adds the embeddings up and has no parameters",
+        name="top-model",
+        choices=("sum", "linear", "mlp"),
+    )
+    top_hidden: int = key(64, "hidden units of an mlp top model", least=1)
+    combine: str = key(
+        "concat",
+        "how a linear or mlp top model reads the parties' embeddings",
+        choices=("concat", "mean", "sum"),
+    )
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long and how fast all learn."""
+
+    epochs: int = key(20, "passes over the training rows, for each party on average", least=1)
+    batch_size: int = key(
+        32,
+        "rows of a mini-batch; as many as there are, or more: full batch",
+        least=1,
+    )
+    party_lr: float = key(0.2, "learning rate of the parties", least=0)
+    server_lr: float = key(0.2, "learning rate of the top model", least=0)
+    optimizer: str = key(
+        "sgd",
+        "optimizer of parties and top model",
+        choices=("sgd", "momentum", "adam"),
+    )
+    regulariser: str = key(
+        "l2",
+        "the party's own regulariser g: l2 is ||w||^2 / 2, nonconvex is AsyREVEL Eq. (22)",
+        choices=("l2", "nonconvex"),
+    )
+    regulariser_weight: float = key(0.0, "weight lambda of the party's own regulariser", least=0)
+    seed: int = key(0, "seed of models, batches and delays", least=0)
+
+
+@dataclass(frozen=True)
+class EstimatorConfig:
+    """How parties and the top model learn from a mini-batch."""
+
+    kind: str = key(
+        "first-order",
+        "how parties learn: by gradient rows, or by scalar loss differences",
+        name="estimator",
+        registry=registry.ESTIMATORS,
+    )
+    server_update: str = key(
+        "first-order",
+        "how the top model learns: by its gradient, or by loss differences of its own",
+        choices=("first-order", "zeroth-order"),
+    )
+    differences: str = key(
+        "one-sided",
+        "points of a zeroth-order difference: w + mu u and w, or w + mu u and w - mu u",
+        choices=("one-sided", "two-sided"),
+    )
+    directions: str = key(
+        "gaussian",
+        "directions u: standard normal, unit sphere, or sphere of radius sqrt(d)",
+        choices=("gaussian", "sphere", "scaled-sphere"),
+    )
+    mu: float = key(1e-3, "smoothing parameter mu of zeroth-order differences", above=0)
+    labels: str = key(
+        "private",
+        "who knows the labels: the label holder alone, which sends gradient rows (EF-VFL Alg. 2), "
+        "or the parties too, which get each other's embeddings and the top model (Alg. 1)",
+        choices=("private", "shared"),
+    )
+    local_steps: int = key(
+        1, "steps Q that all take on a mini-batch, with shared labels (EF-VFL sec. 5.3)", least=1
+    )
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Who waits for whom, and which rows a step uses."""
+
+    quorum: int | None = key(
+        None,
+        "replies the label holder waits for: all parties is synchronous, 1 asynchronous",
+        auto="the system's own",
+        least=1,
+    )
+    window: int | None = key(
+        None,
+        "steps of a party that one message exchange carries",
+        auto="1 in process, 8 under Ray, 16 on SuperNodes; zeroth order 16, 64 and 64",
+        least=1,
+    )
+    sampling: str = key(
+        "shuffle",
+        "mini-batches: slices of a shuffled epoch, or each row by chance batch-size / rows",
+        choices=("shuffle", "poisson"),
+    )
+    max_delay: int = key(
+        0,
+        "bound D on the age, in label-holder steps, of an embedding that is used; 0: no bound",
+        least=0,
+    )
+    delay: str = key(
+        "none",
+        "delay of an activation on the in-process engine's virtual clock: none, VAFL's "
+        "appendix G, or one party 20 to 60 % slower than the others (AsyREVEL)",
+        choices=("none", "poisson", "exponential", "straggler"),
+    )
+
+
+@dataclass(frozen=True)
+class CodecConfig:
+    """How one direction of a party's link is compressed; keys of the downlink begin so."""
+
+    codec: str = key(
+        "identity",
+        "uplink: embeddings as they are, their largest entries, or quantized by chance",
+        registry=registry.CODECS,
+    )
+    keep: float | None = key(None, "share of a mini-batch's entries that top-k keeps", auto="0.1")
+    bits: int | None = key(None, "qsgd has 2^bits levels", auto="4")
+    compression: str = key(
+        "direct",
+        "what the codec compresses: an embedding itself (CVFL), or its difference from a surrogate "
+        "that both ends keep (EF21, EF-VFL)",
+        choices=("direct", "error-feedback"),
+    )
+
+    @property
+    def surrogates(self) -> bool:
+        """Whether both ends keep surrogates of what is sent; unchanged numbers need none."""
+        return self.compression == "error-feedback" and self.codec != "identity"
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    """Noise, and the budget that it is to keep."""
+
+    mechanism: str = key(
+        "none",
+        "perturbed-embedding: noise on all that leaves a party (VAFL sec. 4); scalar: clipped "
+        "differences and noise on the scalars that parties receive (DPZV)",
+        name="privacy",
+        registry=registry.LEDGERS,
+    )
+    embedding_noise: float = key(
+        1.0, "standard deviation c of the last layer's Gaussian noise", above=0
+    )
+    inner_noise: float = key(0.0, "standard deviation of the inner layers' uniform noise", least=0)
+    embedding_bound: float = key(
+        1.0,
+        "norm R to which the last layer's output is clipped before its noise is added",
+        above=0,
+    )
+    clip: float = key(
+        1.0,
+        "bound C of a row's loss difference, which is clipped to [-C, C]",
+        above=0,
+    )
+    epsilon: float | None = key(
+        None,
+        "privacy budget of a run with scalar noise, at `delta`",
+        auto="the system's, or none",
+        above=0,
+    )
+    delta: float | None = key(
+        None,
+        "delta at which epsilon is meant",
+        auto="1e-5, where no budget is given",
+        above=0,
+        below=1,
+    )
+    noise_multiplier: float | None = key(
+        None,
+        "deviation of the scalar noise over C / batch-size, what one row can change",
+        auto="calibrated to epsilon, delta and the length of the run",
+        least=0,
+    )
+    calibration: str = key(
+        "pld",
+        "noise for a budget by dp-accounting's PLD accountant, or by DPZV's own formula",
+        choices=("pld", "paper"),
+    )
+    noise_seed: int = key(
+        -1,
+        "-1: secret noise, directions and Poisson batches; >= 0: repeatable ones, for "
+        "experiments only",
+        least=-1,
+    )
+
+
+@dataclass(frozen=True)
+class RunningConfig:
+    """Where and how a run takes place."""
+
+    transport: str = key(
+        "auto",
+        "on SuperNodes: a stream between label holder and parties, Flower's messages, or auto, a "
+        "stream if every party can connect",
+        choices=("auto", "stream", "messages"),
+    )
+    stream_address: str = key(
+        "127.0.0.1",
+        "host name or IP by which parties reach the label holder; with :PORT, where a router or "
+        "relay forwards that port to the one listened on",
+    )
+    stream_ports: str = key(
+        "9500-9599", "port that the label holder listens on, or the range to find a free one in"
+    )
+    session_seconds: float = key(
+        600.0,
+        "seconds after which parties keep their state, and streams are opened anew",
+        above=0,
+    )
+    parties: int = key(0, "number of parties to wait for; 0: as many as there are nodes", least=0)
+    party_timeout: float = key(
+        600.0,
+        "seconds that a party may stay silent, or take to start and to align its ids",
+        above=0,
+    )
+    on_party_failure: str = key(
+        "stop",
+        "when a party fails: stop, or continue with its last embeddings (quorum below all)",
+        choices=("stop", "continue"),
+    )
+    eval_every: float = key(
+        1.0, "epochs, or parts of one, between evaluations on the test rows", above=0
+    )
+    checkpoint_every: int | None = key(
+        None,
+        "exchanges between two checkpoints, at the label holder and parties; 0: one at the end",
+        auto="1000 on SuperNodes, else 0",
+        least=0,
+    )
+    resume: str = key("", "results folder of a run that was cut short, to go on with")
+    device: str = key("auto", "cpu, cuda, or auto: a GPU where there is one")
+    out: str = key("", "results folder; empty: runs/STRATEGY-DATASET-TIME")

@@ -1,0 +1,131 @@
+"""A system is a point of the design space, and so is data: its choices on the five axes.
+
+`resolve` makes the configuration of a run from the keys that a user gives, the defaults of the
+system that ``strategy`` names, and the defaults of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from vfl_flower.axes import estimators
+from vfl_flower.axes.codecs import channel as codecs
+from vfl_flower.axes.estimators.base import Estimator
+from vfl_flower.axes.schedule import ALL, Quorum
+from vfl_flower.config import RunConfig, parse
+from vfl_flower.data import labels
+from vfl_flower.errors import ConfigError
+from vfl_flower.models import tops
+from vfl_flower.models.bottoms import BLACK_BOXES
+from vfl_flower.registry import LEDGERS, SYSTEMS, load_place
+from vfl_flower.runtimes.stream import listen as streams
+
+if TYPE_CHECKING:
+    from strategies.vertical import Vertical
+
+
+@dataclass(frozen=True)
+class System:
+    """A published system, or a baseline.
+
+    name : the value of key ``strategy``.
+    about : one line that says what it is.
+    quorum : how many uploads the label holder waits for, unless key ``quorum`` says.
+    defaults : values of its own for keys that are "auto" otherwise.
+    strategy : place of the Flower Strategy that runs it.
+    baseline : what it is, instead of its axes, if it is no system but a baseline.
+    gradients : whether its bottom models need a gradient; if not said, as the estimator does.
+    """
+
+    name: str
+    about: str
+    quorum: Quorum = ALL
+    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    strategy: str = "strategies.vertical:Vertical"
+    baseline: str = ""
+    gradients: bool | None = None
+
+    @property
+    def axes(self) -> str:
+        """Its choices on the five axes, in words."""
+        if self.baseline:
+            return self.baseline
+        config = RunConfig.of({"strategy": self.name, **self.defaults})
+        estimator = config.estimator.kind
+        if estimator == "zeroth-order":
+            estimator += f", {config.estimator.differences}"
+        codec = config.uplink.codec
+        if config.uplink.surrogates:
+            codec += ", error feedback"
+        privacy = config.privacy.mechanism
+        return " · ".join(
+            (
+                self.quorum.word,
+                estimator,
+                f"{config.estimator.server_update} server",
+                codec,
+                "no privacy" if privacy == "none" else privacy,
+            )
+        )
+
+    def load_strategy(self) -> type[Vertical]:
+        """The Flower Strategy that runs it."""
+        found: type[Vertical] = load_place(self.strategy)
+        return found
+
+
+def baselines() -> tuple[str, ...]:
+    """Names of ours that are no systems."""
+    return tuple(name for name in SYSTEMS.known if SYSTEMS.load(name).baseline)
+
+
+def resolve(raw: Mapping[str, Any]) -> RunConfig:
+    """The run configuration that a user's keys give, validated.
+
+    Raises
+    ------
+    ConfigError
+        If a key, a value or the strategy's name is unknown, or values contradict each other.
+    """
+    # Types are part of the key, since 1, 1.0 and True are equal.
+    return _resolve(tuple((key, type(raw[key]), raw[key]) for key in sorted(raw)))
+
+
+@lru_cache(maxsize=64)
+def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
+    given = parse({key: value for key, _, value in items})
+    system = SYSTEMS.load(given.get("strategy", RunConfig.strategy))
+    defaults = dict(system.defaults)
+    other_privacy = given.get("privacy", "scalar") != "scalar"
+    if {"epsilon", "delta", "noise-multiplier"} & given.keys() or other_privacy:
+        for half in ("epsilon", "delta"):  # a budget is given whole, or taken whole
+            defaults.pop(half, None)
+    config = RunConfig.of({**defaults, **given})
+    estimators.check(config)
+    codecs.check(config)
+    labels.check(config.data)
+    tops.check(config.models)
+    streams.check(config.running)
+    estimator = estimators.choose(config)
+    LEDGERS.load(config.privacy.mechanism).check(config, estimator)
+    _check_system(system, config, estimator)
+    return config
+
+
+def _check_system(system: System, config: RunConfig, estimator: type[Estimator]) -> None:
+    name = config.strategy
+    sends = config.uplink.codec != "identity" or config.downlink.codec != "identity"
+    if system.baseline and (sends or estimator.broadcasts):
+        raise ConfigError(
+            f"strategy = {name!r} is a baseline, for which there are no codecs and no shared "
+            "labels: leave `codec`, `downlink-codec` and `labels` out."
+        )
+    gradients = estimator.gradients if system.gradients is None else system.gradients
+    if config.models.bottom in BLACK_BOXES and gradients:
+        raise ConfigError(
+            f"bottom-model = {config.models.bottom!r} has no gradient, which strategy = {name!r} "
+            "needs of it: choose a zeroth-order system, such as 'cascaded', or another model."
+        )
