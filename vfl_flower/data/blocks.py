@@ -192,6 +192,8 @@ def _decisive(data: DataConfig) -> DataConfig:
 def _version(data: DataConfig) -> Any:
     """What changes when the files of a data set do, so that no old content is used again."""
     kind, _, place = data.dataset.partition(":")
+    if not place:
+        return ()
     path = Path(kind if kind.endswith(".py") else place).expanduser()
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     return tuple((str(f), s.st_size, s.st_mtime_ns) for f in files if (s := _stat(f)))
