@@ -16,7 +16,9 @@ import numpy as np
 import torch
 
 from benchmarks.common import PARTIES, SIGMOID_MODEL, local_epoch, parser, report
-from vfl_flower.axes.codecs import QSGD, Codec, TopK
+from vfl_flower.axes.codecs.channel import Codec
+from vfl_flower.axes.codecs.qsgd import QSGD
+from vfl_flower.axes.codecs.top_k import TopK
 
 CODECS: dict[str, Codec] = {
     "top-k 10 %": TopK(0.1),

@@ -15,9 +15,10 @@ import numpy as np
 
 import strategies
 from vfl_flower.client_app import app as client_app
-from vfl_flower.data.sources import load_labels
+from vfl_flower.data.blocks import load_labels
 from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import Run, run_local
+from vfl_flower.start import Finished as Run
+from vfl_flower.start import run_local
 
 PARTIES = 4
 

@@ -22,8 +22,8 @@ from flwr.app import Context, RecordDict
 
 import strategies
 from benchmarks.common import report
+from vfl_flower.messages import DescribeOrder, TrainOrder
 from vfl_flower.party.party import Party
-from vfl_flower.records import DescribeOrder, TrainOrder
 
 KEYS: dict[str, Any] = {
     "bottom-hidden": 20_000,

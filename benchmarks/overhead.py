@@ -17,7 +17,7 @@ from torch.nn import functional
 
 import strategies
 from benchmarks.common import CASCADED_MODEL, PARTIES, local_epoch, parser, report
-from vfl_flower.data.sources import load_features, load_labels
+from vfl_flower.data.blocks import load_features, load_labels
 
 
 def run_config(mnist: str, window: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import tempfile
 from typing import Any
 
 from benchmarks.common import CASCADED_MODEL, PARTIES, parser, part_of_mnist, quiet_run, report
-from vfl_flower.start import ENGINES
+from vfl_flower.registry import ENGINES
 
 ROWS = {  # of an epoch over messages, by engine and window
     ("ray", 1): 64 * 200,

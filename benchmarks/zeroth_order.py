@@ -25,7 +25,7 @@ from benchmarks.common import (
     parser,
     report,
 )
-from vfl_flower.data.sources import load_features, load_labels
+from vfl_flower.data.blocks import load_features, load_labels
 
 MODELS = {"196-16": SIGMOID_MODEL, "196-128": CASCADED_MODEL}
 SYSTEMS = ("cascaded", "asyrevel")

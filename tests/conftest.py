@@ -20,14 +20,16 @@ import torch
 from flwr.clientapp import ClientApp
 from hypothesis import settings
 
-from strategies import SYSTEMS, resolve
 from strategies.vertical import Vertical
 from vfl_flower import client_app
-from vfl_flower.data.sources import load_labels
+from vfl_flower.data.blocks import load_labels
 from vfl_flower.holder import results
-from vfl_flower.records import load_large
+from vfl_flower.party.state import load_large
+from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import Run, run_local
+from vfl_flower.start import Finished as Run
+from vfl_flower.start import run_local
+from vfl_flower.systems import resolve
 
 logging.getLogger("flwr").disabled = True
 torch.set_num_threads(1)

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-from vfl_flower.records import load_scalars, state_from_bytes
+from vfl_flower.flower_internals import state_from_bytes
+from vfl_flower.party.state import load_scalars
 from vfl_flower.runtimes.processes import SuperLink
-from vfl_flower.start import Run
+from vfl_flower.start import Finished as Run
 
 
 def processes_of(home: Path) -> list[str]:

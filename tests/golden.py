@@ -27,7 +27,8 @@ from flwr.app import Context, Message
 
 from tests.organisations import cancer, cut
 from vfl_flower import client_app
-from vfl_flower.start import Finished as Run, predict_local, run_local
+from vfl_flower.start import Finished as Run
+from vfl_flower.start import predict_local, run_local
 
 FIGURES = Path(__file__).parent / "golden.json"
 

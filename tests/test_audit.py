@@ -16,11 +16,11 @@ from strategies import BASELINES
 from tests.conftest import Start, trained
 from tests.test_faults import Fault, Misbehaving, answers_in_vain, refuses
 from vfl_flower import client_app
-from vfl_flower.data.sources import load_labels
+from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, PartyError
 from vfl_flower.holder import results
-from vfl_flower.tools import audit as attacks
 from vfl_flower.tools.audit import Finding, audit
+from vfl_flower.tools.audit import audit as attacks
 from vfl_flower.tools.audit_clients import Curious, Wiretap
 from vfl_flower.tools.cli import main
 

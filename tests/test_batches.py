@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from strategies import resolve
 from vfl_flower.axes.batches import Window, divisors, draw_window, put, steps_per_epoch, take
 from vfl_flower.config import RunConfig
-from vfl_flower.data.sources import Labels, load_labels
+from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.labels import Labels
 from vfl_flower.errors import VflError
 from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.messages import DescribeOrder, TrainOrder, Upload
 from vfl_flower.party.party import Party
-from vfl_flower.records import DescribeOrder, TrainOrder, Upload
+from vfl_flower.systems import resolve
 
 
 def windows_of_epoch(

@@ -15,17 +15,22 @@ import pandas as pd
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 
-from strategies import resolve
 from strategies.vertical import Vertical
 from tests.organisations import change, contents, cut, small
 from vfl_flower import client_app
-from vfl_flower.axes.privacy import EmbeddingAccountant, ScalarAccountant, _events
+from vfl_flower.axes.privacy.embeddings import EmbeddingLedger
+from vfl_flower.axes.privacy.ledger import events
+from vfl_flower.axes.privacy.scalars import ScalarLedger
+from vfl_flower.client_app import checkpoint
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.holder import checkpoint, results
+from vfl_flower.flower_internals import state_from_bytes
+from vfl_flower.holder import results
 from vfl_flower.holder.results import Results
 from vfl_flower.party import party
-from vfl_flower.records import load_scalars, state_from_bytes
-from vfl_flower.start import Run, run_local
+from vfl_flower.party.state import load_scalars
+from vfl_flower.start import Finished as Run
+from vfl_flower.start import run_local
+from vfl_flower.systems import resolve
 from vfl_flower.tools.cli import main
 
 CANCER = {
@@ -309,7 +314,7 @@ def test_a_run_goes_on_from_a_checkpoint_at_which_a_party_was_away(tmp_path: Pat
 
 
 def released(folder: Path) -> list[Any]:
-    return list(_events((folder / "releases.journal").read_bytes()))
+    return list(events((folder / "releases.journal").read_bytes()))
 
 
 DPZV = {**CANCER, "strategy": "dpzv", "epochs": 3, "window": 4, "noise-multiplier": 1.5}
@@ -339,7 +344,7 @@ def test_a_journal_counts_through_several_interruptions(tmp_path: Path, cuts: in
             resumed(folder, 2, **{"checkpoint-every": 3})
     run = resumed(folder, 2)
     config = resolve({**DPZV, "noise-multiplier": 1.5})
-    accountant = ScalarAccountant(config, 455)
+    accountant = ScalarLedger(config, 455)
     accountant.multiplier = 1.5
     accountant.keep_journal(folder / "releases.journal")
     assert accountant.released == 3 * 8 * 2
@@ -359,7 +364,7 @@ def test_the_last_event_of_a_journal_may_be_torn(tmp_path: Path, torn: int) -> N
     assert len(ids) > 8
     journal.write_bytes(whole[:-torn])
     assert len(released(folder)) == len(events) - 1
-    accountant = ScalarAccountant(resolve(DPZV), 455)
+    accountant = ScalarLedger(resolve(DPZV), 455)
     accountant.keep_journal(journal)
     assert journal.read_bytes() == whole[: -4 * (6 + len(ids))]
     assert accountant.released == sum(event[2] for event in events[:-1])
@@ -374,7 +379,7 @@ def test_uploads_that_are_made_again_stay_counted(tmp_path: Path, keys: dict[str
     whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
     folder = interrupted(tmp_path / "cut", keys, 2, 2)
     run = resumed(folder, 2)
-    accountant = EmbeddingAccountant(resolve(keys), 455)
+    accountant = EmbeddingLedger(resolve(keys), 455)
     accountant.keep_journal(folder / "releases.journal")
     assert run.summary["epsilon"] == accountant.figures()["epsilon"]
     if not {"sampling"} & keys.keys():  # where uploads of a row do not depend on chance

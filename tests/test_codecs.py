@@ -15,21 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from strategies import resolve
 from vfl_flower.axes import codecs
 from vfl_flower.axes.batches import Window
-from vfl_flower.axes.codecs import (
-    QSGD,
-    BitReader,
-    Codec,
-    Identity,
-    TopK,
-    number_bits,
-    place_bits,
-    read_places,
-)
+from vfl_flower.axes.codecs.bits import BitReader, number_bits, place_bits, read_places
+from vfl_flower.axes.codecs.channel import Codec
+from vfl_flower.axes.codecs.identity import Identity
+from vfl_flower.axes.codecs.qsgd import QSGD
+from vfl_flower.axes.codecs.top_k import TopK
 from vfl_flower.errors import VflError
-from vfl_flower.records import Arrays
+from vfl_flower.messages import Arrays
+from vfl_flower.systems import resolve
 
 Vector = NDArray[np.float32]
 

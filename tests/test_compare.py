@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vfl_flower.errors import ConfigError
-from vfl_flower.start import Run
+from vfl_flower.start import Finished as Run
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, table
 

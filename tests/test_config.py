@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from strategies import SYSTEMS, resolve
 from strategies.vafl import Vafl
 from tests.conftest import Start
 from vfl_flower.axes import codecs
-from vfl_flower.config import flower_defaults, keys
+from vfl_flower.config import flower_defaults
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.party.party import Party
+from vfl_flower.registry import SYSTEMS
+from vfl_flower.systems import resolve
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 FREE_TEXT = {"dataset", "label", "stream-address", "device", "out"}
@@ -178,7 +179,11 @@ def test_a_system_may_have_defaults_which_a_user_may_override(
     monkeypatch.setitem(SYSTEMS, "preset", Preset)
     as_flower_sends_it = {**flower_defaults(), "strategy": "preset", "batch-size": 9}
     config = resolve(as_flower_sends_it)
-    assert (config.training.party_lr, config.training.batch_size, config.training.server_lr) == (0.003, 9, 0.2)
+    assert (config.training.party_lr, config.training.batch_size, config.training.server_lr) == (
+        0.003,
+        9,
+        0.2,
+    )
 
 
 def test_every_default_that_a_system_prefers_is_of_a_key_that_may_be_auto() -> None:
@@ -289,10 +294,18 @@ def test_codecs_and_labels_that_cannot_be_are_refused_with_a_sentence(
 
 def test_a_system_s_codec_takes_its_own_keys() -> None:
     config = resolve({"strategy": "ef-vfl", "keep": 1})
-    assert (config.uplink.codec, config.uplink.keep, config.uplink.compression) == ("top-k", 1.0, "error-feedback")
+    assert (config.uplink.codec, config.uplink.keep, config.uplink.compression) == (
+        "top-k",
+        1.0,
+        "error-feedback",
+    )
     assert config.uplink.surrogates and not config.downlink.surrogates
     config = resolve({"strategy": "cvfl", "codec": "qsgd", "bits": 16})
-    assert (config.uplink.codec, config.uplink.bits, config.uplink.compression) == ("qsgd", 16, "direct")
+    assert (config.uplink.codec, config.uplink.bits, config.uplink.compression) == (
+        "qsgd",
+        16,
+        "direct",
+    )
     assert not config.uplink.surrogates
     assert not resolve({"strategy": "ef-vfl", "codec": "identity"}).uplink_surrogates
 

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from strategies import resolve
 from vfl_flower.config import RunConfig
-from vfl_flower.data.sources import FeatureBlock, load_features, load_labels
+from vfl_flower.data.blocks import FeatureBlock, load_features, load_labels
 from vfl_flower.errors import ConfigError
+from vfl_flower.systems import resolve
 
 Array = NDArray[Any]
 ROWS, COLUMNS = 40, 7

@@ -21,9 +21,10 @@ import psutil
 import pytest
 
 from tests.fleet import assert_equals, evaluations, processes_of, until
-from vfl_flower.holder import checkpoint
+from vfl_flower.client_app import checkpoint
 from vfl_flower.runtimes.processes import CHECKOUT, free_port, stop
-from vfl_flower.start import Run, predict_local, run_local
+from vfl_flower.start import Finished as Run
+from vfl_flower.start import predict_local, run_local
 
 pytestmark = pytest.mark.slow
 

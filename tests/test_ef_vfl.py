@@ -18,27 +18,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strategies import resolve
 from tests.conftest import Start, assert_copies_agree, trained
 from vfl_flower import client_app
 from vfl_flower.axes.batches import draw_window, steps_per_epoch
 from vfl_flower.config import RunConfig
-from vfl_flower.data.sources import load_features, load_labels
+from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.errors import PartyError, VflError
 from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.models import build_bottom, build_top
+from vfl_flower.messages import DescribeOrder, TrainOrder, Upload
+from vfl_flower.models.bottoms import build_bottom
+from vfl_flower.models.tops import build_top
 from vfl_flower.party import party
 from vfl_flower.party.party import Party
-from vfl_flower.records import (
-    DescribeOrder,
-    TrainOrder,
-    Upload,
-    load_arrays,
-    load_large,
-    read_reply,
-    to_reply,
-)
+from vfl_flower.party.state import load_arrays, load_large
 from vfl_flower.runtimes.local import LocalGrid
+from vfl_flower.systems import resolve
+from vfl_flower.wire import read_reply, to_reply
 
 # --- Algorithms 1 and 2 -------------------------------------------------------------------------
 
@@ -82,7 +77,9 @@ def by_hand(
             uploads = [bottom(x[m][ids]) for m, bottom in enumerate(models)]
             for surrogate, h in zip(surrogates, uploads, strict=True):
                 known = (
-                    surrogate[ids] if config.uplink.compression == "error-feedback" else torch.zeros(())
+                    surrogate[ids]
+                    if config.uplink.compression == "error-feedback"
+                    else torch.zeros(())
                 )
                 surrogate[ids] = known + top_k(h.detach() - known, config.uplink.keep or 0.1)
             g = [surrogate[ids].requires_grad_() for surrogate in surrogates]

@@ -16,7 +16,8 @@ from tests.fleet import EF_VFL, processes_of
 from vfl_flower.errors import VflError
 from vfl_flower.runtimes import processes as flower_processes
 from vfl_flower.runtimes.processes import SuperLink
-from vfl_flower.start import Run, run_ray, run_supernodes
+from vfl_flower.start import Finished as Run
+from vfl_flower.start import run_ray, run_supernodes
 
 pytestmark = pytest.mark.slow
 

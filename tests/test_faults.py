@@ -18,21 +18,23 @@ import pandas as pd
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
-from strategies import SYSTEMS, vertical
+from strategies import vertical
 from tests.conftest import Start, assert_copies_agree, trained
 from vfl_flower import client_app
-from vfl_flower.axes.codecs import place_bits
+from vfl_flower.axes.codecs.bits import place_bits
 from vfl_flower.axes.estimators import first_order, zeroth_order
-from vfl_flower.config import keys as configuration_keys
+from vfl_flower.config import KEYS as configuration_keys
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.holder import results
 from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.messages import Upload
 from vfl_flower.party.party import Party
-from vfl_flower.records import Upload, read_reply, to_reply
+from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes import carrier as nodes
 from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import Run
+from vfl_flower.start import Finished as Run
 from vfl_flower.tools.cli import main
+from vfl_flower.wire import read_reply, to_reply
 
 Fault = Callable[[Message, Context], Message]
 

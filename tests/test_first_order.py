@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from strategies import resolve
-from vfl_flower.axes.estimators.first_order import answer, embed, update
+from vfl_flower.axes.estimators.first_order import answer, update
+from vfl_flower.client_app import embed
 from vfl_flower.config import RunConfig
-from vfl_flower.models import BottomModel, build_bottom, build_optimizer, build_top, loss_per_row
+from vfl_flower.models.bottoms import BottomModel, build_bottom
+from vfl_flower.models.losses import loss_per_row
+from vfl_flower.models.tops import build_top
+from vfl_flower.models.training import build_optimizer
+from vfl_flower.systems import resolve
 
 LENGTHS = [4, 4, 3]
 ROWS = sum(LENGTHS)

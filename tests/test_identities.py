@@ -15,9 +15,10 @@ import strategies
 from tests.conftest import Start
 from vfl_flower import client_app
 from vfl_flower.axes.batches import draw_window
-from vfl_flower.data.sources import load_features, load_labels
-from vfl_flower.models import build_bottom, build_top, embedding_size
-from vfl_flower.start import Run
+from vfl_flower.data.blocks import load_features, load_labels
+from vfl_flower.models.bottoms import build_bottom, embedding_size
+from vfl_flower.models.tops import build_top
+from vfl_flower.start import Finished as Run
 
 
 def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]:
@@ -30,7 +31,9 @@ def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]
     bottoms = [build_bottom(config, m, x[m].shape[1:], size) for m in range(parties)]
     top = build_top(config, [size] * parties, labels.outputs)
     models = torch.nn.ModuleList([*bottoms, top])
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(models.parameters(), lr=config.training.party_lr)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(
+        models.parameters(), lr=config.training.party_lr
+    )
     if config.training.optimizer == "momentum":
         optimizer = torch.optim.SGD(models.parameters(), lr=config.training.party_lr, momentum=0.9)
     if config.training.optimizer == "adam":

@@ -20,31 +20,27 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from strategies import resolve
 from strategies.alone import Alone
 from tests import conftest
 from tests.conftest import Start, trained
 from vfl_flower import server_app
 from vfl_flower import start as engines
 from vfl_flower.axes.batches import draw_window
+from vfl_flower.axes.estimators.directions import Directions
 from vfl_flower.axes.estimators.first_order import answer
-from vfl_flower.axes.estimators.zeroth_order import Directions, step_top
 from vfl_flower.axes.estimators.zeroth_order import answer as answer_differences
+from vfl_flower.axes.estimators.zeroth_order import step_top
 from vfl_flower.config import RunConfig
-from vfl_flower.data.sources import Labels, class_weights, load_features, load_labels
+from vfl_flower.data.blocks import load_features, load_labels
+from vfl_flower.data.labels import Labels, class_weights
 from vfl_flower.errors import ConfigError
 from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.holder.results import headline
-from vfl_flower.models import (
-    TopModel,
-    build_bottom,
-    build_optimizer,
-    build_top,
-    embedding_size,
-    loss_gradient,
-    loss_per_row,
-    targets,
-)
+from vfl_flower.models.bottoms import build_bottom, embedding_size
+from vfl_flower.models.losses import loss_gradient, loss_per_row, targets
+from vfl_flower.models.tops import TopModel, build_top
+from vfl_flower.models.training import build_optimizer
+from vfl_flower.systems import resolve
 from vfl_flower.tools.audit import audit
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, table

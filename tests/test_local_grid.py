@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from strategies import SYSTEMS, resolve
 from tests.conftest import Start
 from vfl_flower import client_app
 from vfl_flower.config import RunConfig
-from vfl_flower.data.sources import load_labels
+from vfl_flower.data.blocks import load_labels
 from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.records import EvaluateOrder, TrainOrder, to_message
+from vfl_flower.messages import EvaluateOrder, TrainOrder
+from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid, delay_seconds
+from vfl_flower.systems import resolve
+from vfl_flower.wire import to_message
 
 FAST = {"dataset": "breast-cancer", "batch-size": 64}  # 8 steps an epoch
 

@@ -10,25 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from strategies import resolve
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
-from vfl_flower.models import (
-    BLACK_BOXES,
-    BottomModel,
-    build_bottom,
-    build_optimizer,
-    build_top,
-    choose_device,
-    embedding_size,
-    load_model,
-    loss_gradient,
-    loss_per_row,
-    model_arrays,
-    penalty,
-    penalty_gradient,
-    targets,
-)
+from vfl_flower.models.bottoms import BLACK_BOXES, BottomModel, build_bottom, embedding_size
+from vfl_flower.models.losses import loss_gradient, loss_per_row, penalty, penalty_gradient, targets
+from vfl_flower.models.tops import build_top
+from vfl_flower.models.training import build_optimizer, choose_device, load_model, model_arrays
+from vfl_flower.systems import resolve
 
 
 def config_of(**keys: Any) -> RunConfig:

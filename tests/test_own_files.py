@@ -31,24 +31,16 @@ from tests.organisations import (
     write,
 )
 from vfl_flower import client_app
-from vfl_flower.data.own_files import OwnFile, Preparation
+from vfl_flower.client_app import checkpoint
+from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.psi import Blinding
+from vfl_flower.data.source import Preparation
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.holder import checkpoint, results
-from vfl_flower.records import (
-    Aligned,
-    AlignOrder,
-    CommonOrder,
-    DescribeOrder,
-    Introduction,
-    Order,
-    load_arrays,
-    load_scalars,
-    read_reply,
-    state_from_bytes,
-    to_message,
-    to_reply,
-)
+from vfl_flower.flower_internals import state_from_bytes
+from vfl_flower.holder import results
+from vfl_flower.messages import Aligned, AlignOrder, CommonOrder, DescribeOrder, Introduction, Order
+from vfl_flower.party.state import load_arrays, load_scalars
+from vfl_flower.wire import read_reply, to_message, to_reply
 
 SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 

@@ -25,12 +25,16 @@ from tests.organisations import (
     small,
     write,
 )
+from vfl_flower.client_app import checkpoint
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.holder import checkpoint, results
+from vfl_flower.flower_internals import state_from_bytes
+from vfl_flower.holder import results
 from vfl_flower.holder.results import Results
-from vfl_flower.models import build_bottom, build_top, load_model
+from vfl_flower.models.bottoms import build_bottom
+from vfl_flower.models.tops import build_top
+from vfl_flower.models.training import load_model
 from vfl_flower.party import party
-from vfl_flower.records import load_about, state_from_bytes
+from vfl_flower.party.state import load_about
 from vfl_flower.start import predict_local, run_local
 from vfl_flower.tools.cli import main
 

@@ -22,32 +22,26 @@ from dp_accounting import (
 from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
-from strategies import SYSTEMS, resolve
 from tests.conftest import Start, trained
 from vfl_flower import client_app
 from vfl_flower.axes.batches import Window, draw_window
-from vfl_flower.axes.estimators.first_order import embed, update
-from vfl_flower.axes.privacy import (
-    Accountant,
-    EmbeddingAccountant,
-    Perturbation,
-    ScalarAccountant,
-    ScalarNoise,
-    accountant,
-    calibrated,
-    calibrated_by_paper,
-    epsilon,
-    epsilon_of_scalars,
+from vfl_flower.axes.estimators.first_order import update
+from vfl_flower.axes.privacy import accountant, epsilon_of_scalars
+from vfl_flower.axes.privacy.accountants import calibrated, most_steps
+from vfl_flower.axes.privacy.embeddings import EmbeddingLedger, epsilon
+from vfl_flower.axes.privacy.ledger import Ledger
+from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
+from vfl_flower.axes.privacy.paper import (
+    calibrated_by_theorem_vi5,
     epsilon_of_theorem_6,
     epsilon_of_theorem_vi5,
-    most_steps,
 )
+from vfl_flower.axes.privacy.scalars import ScalarLedger
+from vfl_flower.client_app import embed
 from vfl_flower.config import RunConfig
-from vfl_flower.data.sources import load_labels
+from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.models import BottomModel, build_bottom, build_optimizer
-from vfl_flower.party.party import Party
-from vfl_flower.records import (
+from vfl_flower.messages import (
     DescribeOrder,
     EmbedOrder,
     EvaluateOrder,
@@ -55,7 +49,12 @@ from vfl_flower.records import (
     TrainOrder,
     Upload,
 )
+from vfl_flower.models.bottoms import BottomModel, build_bottom
+from vfl_flower.models.training import build_optimizer
+from vfl_flower.party.party import Party
+from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
+from vfl_flower.systems import resolve
 
 PRIVATE = {"privacy": "perturbed-embedding", "noise-seed": 3}
 SECRET = {"privacy": "perturbed-embedding"}
@@ -320,7 +319,7 @@ def test_figure_of_the_paper_is_its_equation_15() -> None:
 def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
     keys = {**PRIVATE, "epochs": 3, "window": window, "batch-size": 100}
     counted = trained(3, keys)[0].accountant
-    assert isinstance(counted, EmbeddingAccountant)
+    assert isinstance(counted, EmbeddingLedger)
     assert counted.passes == counted.evaluations == {0: 3, 1: 3, 2: 3}
     assert [counted.most_uploads(party) for party in range(3)] == [3, 3, 3]
 
@@ -330,13 +329,13 @@ def test_an_order_given_anew_counts_again() -> None:
     order = TrainOrder(exchange=1, epoch=0, first=0, steps=2, coordinated=True)
     for given in (order, replace(order, exchange=3), replace(order, exchange=4, first=2)):
         counted.ordered(0, given)
-    assert isinstance(counted, EmbeddingAccountant) and counted.most_uploads(0) == 2
+    assert isinstance(counted, EmbeddingLedger) and counted.most_uploads(0) == 2
 
 
 def test_uploads_of_test_rows_count_too() -> None:
     private = {**PRIVATE, "strategy": "frozen", "epochs": 3}
     counted = trained(2, private)[0].accountant
-    assert isinstance(counted, EmbeddingAccountant)
+    assert isinstance(counted, EmbeddingLedger)
     assert counted.most_uploads(1) == 1
     counted.ordered(1, EvaluateOrder(exchange=3))
     assert counted.most_uploads(1) == 2
@@ -554,7 +553,7 @@ def test_without_noise_no_step_fits() -> None:
 )
 def test_what_the_noise_of_the_paper_is_worth(claimed: float, spent: float, digits: int) -> None:
     config = budget_of(claimed, 1e-3, 64)
-    multiplier = calibrated_by_paper(config, 60_000, 93_700)
+    multiplier = calibrated_by_theorem_vi5(config, 60_000, 93_700)
     assert round(epsilon_of_scalars(config, 60_000, multiplier, 93_700), digits) == spent
     claim = epsilon_of_theorem_vi5(config, 60_000, multiplier, 93_700)
     assert claim == pytest.approx(claimed, rel=1e-6)
@@ -563,7 +562,7 @@ def test_what_the_noise_of_the_paper_is_worth(claimed: float, spent: float, digi
 def test_noise_of_the_paper_is_its_formula() -> None:
     # sigma = 2 C sqrt(T) / (D mu) on a mean over B rows, where mu-GDP is (epsilon, delta)-DP.
     config = budget_of(2.0, 1e-4, 50, clip=0.3)
-    sigma = calibrated_by_paper(config, 1000, 400) * 0.3 / 50
+    sigma = calibrated_by_theorem_vi5(config, 1000, 400) * 0.3 / 50
     mu = 2 * 0.3 * 20 / (1000 * sigma)
     assert delta_of_gaussian(2.0, mu) == pytest.approx(1e-4, rel=1e-4)
 
@@ -596,11 +595,11 @@ def test_noise_on_scalars_is_secret_unless_a_seed_is_given() -> None:
 
 
 def test_the_accountant_is_that_of_the_privacy() -> None:
-    kinds = {"none": Accountant, "perturbed-embedding": EmbeddingAccountant}
+    kinds = {"none": Ledger, "perturbed-embedding": EmbeddingLedger}
     for privacy, kind in kinds.items():
         assert type(accountant(resolve({"privacy": privacy}), 10)) is kind
     scalar = accountant(budget_of(1.0, 1e-3, 5), 10)
-    assert type(scalar) is ScalarAccountant
+    assert type(scalar) is ScalarLedger
     assert accountant(resolve({}), 10).steps_allowed(77) == 77
     assert accountant(resolve({}), 10).noise() is None
 
@@ -621,7 +620,7 @@ def test_noise_is_calibrated_to_the_scalars_of_all_parties(run: Start, eps: floa
 def test_noise_of_the_paper_is_reported_with_what_it_spends(run: Start) -> None:
     keys = {**DPZV, "epochs": 3, "epsilon": 5.0, "delta": 1e-3, "calibration": "paper"}
     summary, config = run(3, keys).summary, resolve(keys)
-    assert summary["noise_multiplier"] == calibrated_by_paper(config, 455, 72)
+    assert summary["noise_multiplier"] == calibrated_by_theorem_vi5(config, 455, 72)
     assert summary["epsilon_of_paper"] == pytest.approx(5.0)
     spent = epsilon_of_scalars(config, 455, summary["noise_multiplier"], 72)
     assert summary["epsilon"] == spent != pytest.approx(5.0, rel=0.1)
@@ -664,7 +663,7 @@ def test_noise_that_is_known_or_none_is_worth_no_epsilon(
 
 
 def test_epsilon_for_who_knows_the_mini_batches() -> None:
-    counted = ScalarAccountant(budget_of(1.0, 1e-4, 2), 4)
+    counted = ScalarLedger(budget_of(1.0, 1e-4, 2), 4)
     counted.multiplier = 3.0
     assert counted.figures()["epsilon_known_batches"] == 0.0
     lengths = np.array([2, 0, 1], np.int32)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tests.conftest import Start
 from vfl_flower import client_app
 from vfl_flower.errors import VflError
-from vfl_flower.records import (
+from vfl_flower.messages import (
     DescribeOrder,
     Description,
     EmbedOrder,
@@ -35,18 +35,9 @@ from vfl_flower.records import (
     TrainOrder,
     Upload,
     checked,
-    load_arrays,
-    load_large,
-    load_scalars,
-    pack,
-    read_order,
-    read_reply,
-    save_state,
-    to_failure,
-    to_message,
-    to_reply,
-    unpack,
 )
+from vfl_flower.party.state import load_arrays, load_large, load_scalars, save_state
+from vfl_flower.wire import pack, read_order, read_reply, to_failure, to_message, to_reply, unpack
 
 AnyArray = NDArray[Any]
 ORDERS = [

@@ -12,7 +12,6 @@ import pytest
 
 import strategies
 from tests.conftest import Start
-from vfl_flower.config import keys
 from vfl_flower.runtimes.local import delay_seconds
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.report import read, report

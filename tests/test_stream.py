@@ -25,37 +25,31 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies import SYSTEMS, resolve
 from strategies.vertical import Vertical
 from tests.conftest import assert_copies_agree, trained
 from tests.relay import Relay
 from vfl_flower import client_app
-from vfl_flower.data.sources import load_labels
+from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.party import state_file as party_file
-from vfl_flower.records import (
+from vfl_flower.flower_internals import from_bytes, state_from_bytes, state_to_bytes, to_bytes
+from vfl_flower.messages import (
     DescribeOrder,
     EvaluateOrder,
     SessionEnd,
     SessionOrder,
     TrainOrder,
     Upload,
-    from_bytes,
-    load_arrays,
-    load_scalars,
-    read_order,
-    read_reply,
-    state_from_bytes,
-    state_to_bytes,
-    to_bytes,
-    to_failure,
-    to_message,
-    to_reply,
 )
+from vfl_flower.party import state_file as party_file
+from vfl_flower.party.state import load_arrays, load_scalars
+from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes import stream
 from vfl_flower.runtimes.certificates import self_signed
 from vfl_flower.runtimes.processes import free_port
-from vfl_flower.runtimes.stream import StreamGrid, chunks, frames
+from vfl_flower.runtimes.stream.frames import chunks, frames
+from vfl_flower.runtimes.stream.grid import StreamGrid
+from vfl_flower.systems import resolve
+from vfl_flower.wire import read_order, read_reply, to_failure, to_message, to_reply
 
 RUN, SERVER, FIRST = 7, 1, 2  # ids of the run, of the ServerApp, and of the first party's node
 KEYS = {"dataset": "breast-cancer", "window": 5, "epochs": 4, "strategy": "split-nn"}

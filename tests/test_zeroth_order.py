@@ -10,27 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from strategies import resolve
 from vfl_flower.axes.estimators import zeroth_order
-from vfl_flower.axes.estimators.zeroth_order import (
-    Directions,
-    answer,
-    block_names,
-    embed,
-    fresh,
-    step_top,
-    update,
-)
-from vfl_flower.axes.privacy import Perturbation, ScalarNoise
+from vfl_flower.axes.estimators.directions import Directions
+from vfl_flower.axes.estimators.zeroth_order import answer, block_names, fresh, step_top, update
+from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
+from vfl_flower.client_app import embed
 from vfl_flower.config import RunConfig
-from vfl_flower.models import (
-    BottomModel,
-    TopModel,
-    build_bottom,
-    build_optimizer,
-    build_top,
-    loss_per_row,
-)
+from vfl_flower.models.bottoms import BottomModel, build_bottom
+from vfl_flower.models.losses import loss_per_row
+from vfl_flower.models.tops import TopModel, build_top
+from vfl_flower.models.training import build_optimizer
+from vfl_flower.systems import resolve
 
 KEY = b"key"
 LENGTHS = [4, 0, 5, 2]
