@@ -14,7 +14,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from benchmarks.common import parser, quiet_run, report
-from vfl_flower.holder.results import draw_curves
+from vfl_flower.charts import draw_curves
 
 PARTIES = 7
 SCHEDULES: dict[str, dict[str, Any]] = {

@@ -19,14 +19,15 @@ from benchmarks.common import PARTIES, SIGMOID_MODEL, local_epoch, parser, repor
 from vfl_flower.axes.codecs.channel import Codec
 from vfl_flower.axes.codecs.qsgd import QSGD
 from vfl_flower.axes.codecs.top_k import TopK
+from vfl_flower.sections import CodecConfig
 
 CODECS: dict[str, Codec] = {
-    "top-k 10 %": TopK(0.1),
-    "top-k 1 %": TopK(0.01),
-    "top-k 0.1 %": TopK(0.001),
-    "qsgd 8 bits": QSGD(8),
-    "qsgd 4 bits": QSGD(4),
-    "qsgd 1 bit": QSGD(1),
+    "top-k 10 %": TopK(CodecConfig(keep=0.1)),
+    "top-k 1 %": TopK(CodecConfig(keep=0.01)),
+    "top-k 0.1 %": TopK(CodecConfig(keep=0.001)),
+    "qsgd 8 bits": QSGD(CodecConfig(bits=8)),
+    "qsgd 4 bits": QSGD(CodecConfig(bits=4)),
+    "qsgd 1 bit": QSGD(CodecConfig(bits=1)),
 }
 SYSTEMS: dict[str, dict[str, Any]] = {
     "split-nn": {"strategy": "split-nn"},

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-import strategies
+from strategies.enrolment import enrol
+from strategies.run import Run
 from vfl_flower.client_app import app as client_app
 from vfl_flower.data.blocks import load_labels
+from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import Finished as Run
-from vfl_flower.start import run_local
+from vfl_flower.start import Finished, run_local
+from vfl_flower.systems import resolve
 
 PARTIES = 4
 
@@ -72,7 +74,7 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 def quiet_run(
     parties: int,
     keys: Mapping[str, Any],
-    engine: Callable[[int, Mapping[str, Any]], Run] = run_local,
+    engine: Callable[[int, Mapping[str, Any]], Finished] = run_local,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Summary and history of a run, whose results folder is thrown away."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -83,12 +85,13 @@ def quiet_run(
 
 def local_epoch(parties: int, run_config: dict[str, Any]) -> tuple[float, float]:
     """Seconds and test accuracy of a configuration's training on a LocalGrid, without its start."""
-    config = strategies.resolve(run_config)
-    strategy = strategies.SYSTEMS[config.strategy](config, load_labels(config))
-    strategy.enrol(LocalGrid(client_app, parties, run_config, config))
+    config = resolve(run_config)
+    strategy = SYSTEMS.load(config.strategy).load_strategy()(config, load_labels(config))
+    grid, labels = LocalGrid(client_app, parties, run_config, config), strategy.labels
+    strategy.run = Run(grid, enrol(grid, config, labels), config, labels)
     start = time.perf_counter()
     strategy.train()
-    return time.perf_counter() - start, strategy.history[-1]["test_accuracy"]
+    return time.perf_counter() - start, strategy.run.history.entries[-1]["test_accuracy"]
 
 
 def part_of_mnist(path: str, rows: int, folder: str) -> str:

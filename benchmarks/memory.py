@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from flwr.app import Context, RecordDict
 
-import strategies
 from benchmarks.common import report
 from vfl_flower.messages import DescribeOrder, TrainOrder
 from vfl_flower.party.party import Party
+from vfl_flower.systems import resolve
 
 KEYS: dict[str, Any] = {
     "bottom-hidden": 20_000,
@@ -55,8 +55,8 @@ def measure(name: str) -> dict[str, Any]:
     """Peak of a party's step over its model's size, in this process."""
     torch.set_num_threads(1)
     raw = {**KEYS, **ESTIMATORS[name]}
-    config = strategies.resolve(raw)
-    small = Party(strategies.resolve({**raw, "bottom-hidden": 4}), 0, 4, 10)
+    config = resolve(raw)
+    small = Party(resolve({**raw, "bottom-hidden": 4}), 0, 4, 10)
     train(small)  # what torch and NumPy load at first use
     del small
     gc.collect()

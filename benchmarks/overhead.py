@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import strategies
 from benchmarks.common import CASCADED_MODEL, PARTIES, local_epoch, parser, report
 from vfl_flower.data.blocks import load_features, load_labels
+from vfl_flower.systems import resolve
 
 
 def run_config(mnist: str, window: int) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Joined(nn.Module):
 
 def plain_epoch(mnist: str) -> tuple[float, float]:
     """Seconds and test accuracy of a plain PyTorch epoch."""
-    config = strategies.resolve(run_config(mnist, 1))
+    config = resolve(run_config(mnist, 1))
     labels = load_labels(config)
     features = [load_features(config, party, PARTIES) for party in range(PARTIES)]
     train = [torch.from_numpy(block.train).flatten(1) for block in features]

@@ -26,7 +26,7 @@ ROWS = {  # of an epoch over messages, by engine and window
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    made.add_argument("--engines", nargs="+", choices=ENGINES.names, default=ENGINES.names)
     made.add_argument("--windows", nargs="+", type=int, choices=(1, 8, 32), default=[1, 8])
     made.add_argument("--epochs", type=int, default=3, help="over streams; the first warms up")
     options = made.parse_args()
@@ -43,7 +43,7 @@ def main() -> None:
                         "window": window,
                         "transport": transport,
                     }
-                    summary, history = quiet_run(PARTIES, keys, ENGINES[engine])
+                    summary, history = quiet_run(PARTIES, keys, ENGINES.load(engine))
                 first, last = history[0], history[-1]
                 seconds = last["seconds"] - first["seconds"]
                 steps = last["steps"] - first["steps"]

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import strategies
 from benchmarks.common import (
     CASCADED_MODEL,
     PARTIES,
@@ -26,6 +25,7 @@ from benchmarks.common import (
     report,
 )
 from vfl_flower.data.blocks import load_features, load_labels
+from vfl_flower.systems import resolve
 
 MODELS = {"196-16": SIGMOID_MODEL, "196-128": CASCADED_MODEL}
 SYSTEMS = ("cascaded", "asyrevel")
@@ -34,7 +34,7 @@ WINDOW, MU, BATCH = 64, 1e-3, 64
 
 def plain_epoch(mnist: str, model: str, system: str, lr: float) -> tuple[float, float]:
     """Seconds and test accuracy of an epoch, one step after another."""
-    config = strategies.resolve({"dataset": f"npz:{mnist}"})
+    config = resolve({"dataset": f"npz:{mnist}"})
     labels = load_labels(config)
     features = [load_features(config, party, PARTIES) for party in range(PARTIES)]
     train = [torch.from_numpy(block.train).flatten(1) for block in features]

@@ -66,7 +66,7 @@ class Recovery:
         return messages
 
     def take(self, seat: Seat, message: Message, use: Callable[[Upload], T]) -> T | None:
-        """What ``use`` makes of a party's answer; none if it has failed, or is brought into step."""
+        """What ``use`` makes of a party's answer; none if it has failed or is out of step."""
         try:
             return self.mailbox.take(seat, message, use)
         except OutOfStepError as error:

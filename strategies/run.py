@@ -93,7 +93,7 @@ class Run:
         log.info(
             "%s on %s: %d parties, %d training rows; %s (quorum %d), windows of %d%s",
             self.config.strategy,
-            self.config.data.dataset,
+            self.config.data.called,
             len(self.seats),
             len(self.labels.train),
             self.schedule.word,

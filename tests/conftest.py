@@ -72,7 +72,7 @@ def trained(
 ) -> tuple[Vertical, LocalGrid]:
     """A run in this process of which the label holder and the parties' states are left."""
     config = resolve(keys)
-    strategy = SYSTEMS[config.strategy](config, load_labels(config))
+    strategy = SYSTEMS.load(config.strategy).load_strategy()(config, load_labels(config))
     grid = LocalGrid(client, parties, keys, config)
     strategy.start(grid)
     return strategy, grid
@@ -80,16 +80,12 @@ def trained(
 
 def assert_copies_agree(strategy: Vertical, grid: LocalGrid, *names: str) -> None:
     """Every party keeps surrogates of these names, and the same numbers as the label holder."""
-    holder = strategy.holder
+    holder = strategy.run.holder
     for party, context in enumerate(grid.contexts.values()):
-        here: dict[str, Any] = {
-            f"other-{m}": holder.table[:, columns] for m, columns in holder.columns.items()
-        }
+        here: dict[str, Any] = {f"other-{m}": holder.table.of(m) for m in holder.columns}
         here["uplink"] = here.pop(f"other-{party}")
-        if party in holder.gradients:
-            here["gradient"] = holder.gradients[party].surrogate
-        if strategy.config.estimator.labels == "shared":
-            here["top"] = holder.top_link.surrogate
+        links = {**holder.links[party], **holder.estimator.links_of_all(holder)}
+        here |= {name: link.surrogate for name, link in links.items() if name != "uplink"}
         kept = load_large(context.state)
         kept.pop("labels", None)
         assert sorted(kept) == sorted({*names} - {f"other-{party}"})

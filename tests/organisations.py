@@ -15,8 +15,8 @@ from flwr.clientapp import ClientApp
 from sklearn.datasets import load_breast_cancer
 
 from vfl_flower import client_app
-from vfl_flower.client_app import checkpoint
 from vfl_flower.flower_internals import to_bytes
+from vfl_flower.holder import checkpoint
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import predict_local, run_local
 

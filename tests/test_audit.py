@@ -11,16 +11,15 @@ import pytest
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-import strategies
-from strategies import BASELINES
 from tests.conftest import Start, trained
 from tests.test_faults import Fault, Misbehaving, answers_in_vain, refuses
 from vfl_flower import client_app
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, PartyError
 from vfl_flower.holder import results
+from vfl_flower.systems import baselines, resolve
+from vfl_flower.tools import audit as attacks
 from vfl_flower.tools.audit import Finding, audit
-from vfl_flower.tools.audit import audit as attacks
 from vfl_flower.tools.audit_clients import Curious, Wiretap
 from vfl_flower.tools.cli import main
 
@@ -162,7 +161,7 @@ def test_recorded_messages_are_all_that_a_wiretap_needs(
     run: Start, strategy: str, more: dict[str, Any]
 ) -> None:
     keys = {**SHORT, "strategy": strategy, **more}
-    config = strategies.resolve(keys)
+    config = resolve(keys)
     recorder = Recorder()
     live = Wiretap(config, recorder)
     run(3, keys, live)
@@ -180,9 +179,9 @@ def test_recorded_messages_are_all_that_a_wiretap_needs(
 @pytest.mark.parametrize("strategy", ["ef-vfl", "vafl", "cascaded", "dpzv"])
 def test_a_wiretap_knows_what_the_label_holder_knows(strategy: str) -> None:
     keys = {**SHORT, **FEEDBACK, "strategy": strategy, **(DPZV if strategy == "dpzv" else {})}
-    tap = Wiretap(strategies.resolve(keys))
-    holder = trained(3, keys, tap)[0].holder
-    assert np.array_equal(tap.embeddings, holder.table[:, holder.columns[0]].numpy())
+    tap = Wiretap(resolve(keys))
+    holder = trained(3, keys, tap)[0].run.holder
+    assert np.array_equal(tap.embeddings, holder.table.of(0).numpy())
     assert tap.embeddings.any()
 
 
@@ -190,15 +189,15 @@ def test_a_wiretap_knows_what_the_label_holder_knows(strategy: str) -> None:
 def test_a_wiretap_follows_a_party_that_comes_back(fault: Fault) -> None:
     keys = {**SHORT, **FEEDBACK, "epochs": 6, "on-party-failure": "continue", "strategy": "vafl"}
     broken: Any = Misbehaving(fault, party=0, number=5)
-    tap = Wiretap(strategies.resolve(keys), broken)
+    tap = Wiretap(resolve(keys), broken)
     strategy, _ = trained(3, keys, tap)
     assert strategy.figures()["failed_parties"] == []
-    assert np.array_equal(tap.embeddings, strategy.holder.table[:, :32].numpy())
+    assert np.array_equal(tap.embeddings, strategy.run.holder.table.of(0).numpy())
 
 
 def test_gradient_rows_of_a_wiretap_are_those_of_single_rows(run: Start) -> None:
     keys = {**SUMMING, "strategy": "split-nn", "batch-size": 100}  # the last batch is smaller
-    tap = Wiretap(strategies.resolve(keys))
+    tap = Wiretap(resolve(keys))
     run(2, keys, tap)
     label = load_labels(tap.config).train
     assert tap.answered.all()
@@ -210,7 +209,7 @@ def test_gradient_rows_of_a_wiretap_are_those_of_single_rows(run: Start) -> None
 @pytest.mark.parametrize("differences", ["one-sided", "two-sided"])
 def test_a_curious_client_learns_from_batches_of_one_row(run: Start, differences: str) -> None:
     keys = {**SUMMING, "strategy": "cascaded", "batch-size": 1, "window": 64}
-    config = strategies.resolve({**keys, "differences": differences, "party-lr": 0.0})
+    config = resolve({**keys, "differences": differences, "party-lr": 0.0})
     tap = Wiretap(config, Curious(config))
     run(2, {**keys, "differences": differences, "party-lr": 0.0}, tap)
     hits = tap.gradients.argmin(1) == load_labels(config).train
@@ -223,7 +222,7 @@ def test_failure_of_a_party_is_told_as_ever(run: Start) -> None:
             raise ValueError("out of order")
 
     with pytest.raises(PartyError, match="failed: ValueError: out of order"):
-        run(2, SHORT, Wiretap(strategies.resolve(SHORT), Broken()))
+        run(2, SHORT, Wiretap(resolve(SHORT), Broken()))
 
 
 def test_norms_and_directions_name_classes_that_differ_in_them() -> None:
@@ -253,7 +252,7 @@ def test_decoder_inverts_what_can_be_inverted() -> None:
 # --- what it refuses ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", BASELINES)
+@pytest.mark.parametrize("strategy", baselines())
 def test_baselines_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], strategy: str
 ) -> None:

@@ -54,6 +54,7 @@ def test_windows_of_an_epoch_hold_every_row_once(
     assert sorted(ids.tolist()) == list(range(rows))
     for each in windows:
         assert each.lengths.sum() == len(each.ids)
+        assert each.distinct  # so that `put` need not look
     lengths = np.concatenate([each.lengths for each in windows])
     assert len(lengths) == steps_per_epoch(config, rows)
     assert (lengths[:-1] == batch).all()
@@ -99,37 +100,38 @@ def test_a_window_is_whole_if_it_is_all_rows_in_their_own_order(
         assert not whole or window.ids.tolist() == list(range(20))
 
 
-def test_rows_are_taken_from_a_table_and_put_back() -> None:
-    config, table = resolve({}), torch.arange(24.0).view(6, 4)
+@pytest.mark.parametrize("distinct", [True, False])
+def test_rows_are_taken_from_a_table_and_put_back(distinct: bool) -> None:
+    table = torch.arange(24.0).view(6, 4)
     ids = np.array([4, 0, 3], np.int32)
-    window = Window(ids, np.array([2, 1], np.int32))
+    window = Window(ids, np.array([2, 1], np.int32), distinct=distinct)
     assert torch.equal(take(table, window), table[[4, 0, 3]])
     other = table.clone()
-    put(config, other, window, -take(table, window))
+    put(other, window, -take(table, window))
     assert torch.equal(other[[4, 0, 3]], -table[[4, 0, 3]])
     assert torch.equal(other[[1, 2, 5]], table[[1, 2, 5]])
     columns = other[:, 1:3]  # of one party
-    put(config, columns, window, torch.zeros(3, 2))
+    put(columns, window, torch.zeros(3, 2))
     assert (other[[4, 0, 3], 1:3] == 0).all()
     assert torch.equal(other[[4, 0, 3]][:, [0, 3]], -table[[4, 0, 3]][:, [0, 3]])
 
 
 def test_a_whole_window_is_the_table_itself() -> None:
-    config, table = resolve({}), torch.zeros(3, 2)
+    table = torch.zeros(3, 2)
     window = Window(np.arange(3, dtype=np.int32), np.array([3], np.int32), whole=True)
     assert take(table, window) is table
-    put(config, table, window, torch.ones(3, 2))
+    put(table, window, torch.ones(3, 2))
     assert (table == 1).all()
 
 
 def test_of_a_row_that_is_put_twice_the_last_counts() -> None:
-    config, table = resolve({"sampling": "poisson"}), torch.zeros(5)
+    table = torch.zeros(5)
     ids = np.array([3, 1, 4, 1, 3, 1], np.int32)
     window = Window(ids, np.array([3, 1, 2], np.int32))
-    put(config, table, window, torch.arange(1.0, 7.0))
+    put(table, window, torch.arange(1.0, 7.0))
     assert table.tolist() == [0, 6, 0, 5, 3]
     empty = Window(ids[:0], np.array([0], np.int32))
-    put(config, table, empty, take(table, empty))
+    put(table, empty, take(table, empty))
     assert table.tolist() == [0, 6, 0, 5, 3]
 
 
@@ -159,7 +161,7 @@ def test_both_sides_use_the_same_rows(coordinated: bool) -> None:
         with torch.no_grad():
             h = party.model(torch.from_numpy(party.block.train[arrival.window.ids]))
         rows = torch.from_numpy(arrival.window.ids).long()
-        torch.testing.assert_close(holder.table[rows][:, holder.columns[party.index]], h)
+        torch.testing.assert_close(holder.table.of(party.index)[rows], h)
     assert (used[0].tolist() == used[1].tolist()) == coordinated
 
 
@@ -199,7 +201,8 @@ def test_poisson_windows_are_steps_of_rows_that_do_not_repeat(
         assert len(set(part.tolist())) == len(part)
     if batch >= rows:  # the rate is at most 1
         assert (window.lengths == rows).all()
-    assert divisors(config, window.lengths).tolist() == [batch] * steps
+    assert divisors(config, rows, window.lengths).tolist() == [min(batch, rows)] * steps
+    assert not window.distinct  # other steps may take the same rows
     again = draw_window.__wrapped__(config, rows, party, epoch, first, steps, secret)
     assert np.array_equal(again.ids, window.ids)
     assert np.array_equal(again.lengths, window.lengths)
@@ -207,7 +210,7 @@ def test_poisson_windows_are_steps_of_rows_that_do_not_repeat(
 
 def test_shuffled_steps_are_means_over_their_rows() -> None:
     config = resolve({"batch-size": 30})
-    assert divisors(config, np.array([30, 30, 7], np.int32)).tolist() == [30, 30, 7]
+    assert divisors(config, 67, np.array([30, 30, 7], np.int32)).tolist() == [30, 30, 7]
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(50, 2), (50, 20), (50, 45)])
@@ -278,8 +281,8 @@ def test_of_a_row_that_a_poisson_window_has_twice_the_last_embedding_counts() ->
     holder.receive(1, order, replace(upload, arrays={**upload.arrays, "embedding": numbered}))
     where = {row: place for place, row in enumerate(ids.tolist())}  # the last place of each
     assert len(set(ids[:first].tolist()) & set(ids[first:].tolist())) > 200
-    assert {row: int(holder.table[row, 32]) for row in where} == where
-    assert (holder.table[:, :32] == 0).all()
+    assert {row: int(holder.table.of(1)[row, 0]) for row in where} == where
+    assert (holder.table.of(0) == 0).all()
 
 
 @given(
@@ -312,4 +315,4 @@ def test_what_a_party_says_of_its_mini_batches_is_a_window_or_refused(
     else:
         with pytest.raises(VflError):
             holder.receive(0, order, upload)
-        assert (holder.table == 0).all()
+        assert (holder.table.rows == 0).all()

@@ -7,7 +7,7 @@ import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -15,23 +15,25 @@ import pandas as pd
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 
-from strategies.vertical import Vertical
+from strategies.checkpoints import Checkpoints
 from tests.organisations import change, contents, cut, small
 from vfl_flower import client_app
+from vfl_flower.axes import estimators
 from vfl_flower.axes.privacy.embeddings import EmbeddingLedger
-from vfl_flower.axes.privacy.ledger import events
+from vfl_flower.axes.privacy.ledger import Ledger, events
 from vfl_flower.axes.privacy.scalars import ScalarLedger
-from vfl_flower.client_app import checkpoint
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.flower_internals import state_from_bytes
-from vfl_flower.holder import results
+from vfl_flower.holder import checkpoint, results
+from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.holder.results import Results
-from vfl_flower.party import party
 from vfl_flower.party.state import load_scalars
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import run_local
 from vfl_flower.systems import resolve
 from vfl_flower.tools.cli import main
+
+L = TypeVar("L", bound=Ledger)
 
 CANCER = {
     "dataset": "breast-cancer",
@@ -53,20 +55,19 @@ class Cut(BaseException):
 
 def cut_after(evaluations: int) -> Any:
     """While this is patched in, a run ends at that evaluation."""
-    add, seen = Results.add, []
+    evaluated, seen = Results.evaluated, []
 
     def stop(self: Results, entry: dict[str, Any]) -> None:
-        add(self, entry)
+        evaluated(self, entry)
         seen.append(entry)
         if len(seen) == evaluations:
             raise Cut
 
-    return patch.object(Results, "add", stop)
+    return patch.object(Results, "evaluated", stop)
 
 
 def interrupted(folder: Path, keys: Mapping[str, Any], after: int, parties: int = 3) -> Path:
     """The folder of a run that was cut short at an evaluation."""
-    party._skeletons.clear()
     with cut_after(after), pytest.raises(Cut):
         run_local(parties, {**keys, "out": str(folder)})
     return folder
@@ -74,7 +75,6 @@ def interrupted(folder: Path, keys: Mapping[str, Any], after: int, parties: int 
 
 def resumed(folder: Path, parties: int = 3, **keys: Any) -> Run:
     """The rest of that run, by processes that have just been started."""
-    party._skeletons.clear()
     return run_local(parties, {"resume": str(folder), **keys})
 
 
@@ -135,7 +135,7 @@ def test_a_synchronous_run_ends_as_if_it_had_never_stopped(
     whole = run_local(3, {**keys, "out": str(tmp_path / "whole")})
     folder = interrupted(tmp_path / "cut", keys, 2)
     number = checkpoint.load(folder).number
-    assert 0 < len(checkpoint.load(folder).strategy["history"]) < 2
+    assert 0 < len(checkpoint.load(folder).strategy["history"]["entries"]) < 2
     # Exchanges are numbered, and decide noise: both runs must keep checkpoints alike.
     assert_equal_runs(resumed(folder, **{"checkpoint-every": every}), whole)
     assert checkpoint.load(folder).finished and checkpoint.load(folder).number > number
@@ -239,18 +239,26 @@ def test_a_checkpoint_waits_until_nothing_is_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states: list[list[Any]] = []
-    state = Vertical._state
+    keep = Checkpoints.keep
 
-    def look(self: Vertical) -> dict[str, Any]:
-        states.append([each.in_flight for each in self.seats])
-        states.append([each.awaits_quorum for each in self.seats])
-        assert not self.arrivals and not self._waiting and self.assigned == self.party_steps
-        for seat, context in zip(self.seats, self.grid.contexts.values(), strict=True):  # type: ignore[attr-defined]
-            assert load_scalars(context.state)["exchange"] == seat.exchange
-            assert not load_scalars(context.state)["pending"]
-        return state(self)
+    def look(self: Checkpoints, finished: bool = False) -> None:
+        run = self.run
+        state_of_holder = run.holder.state
 
-    monkeypatch.setattr(Vertical, "_state", look)
+        def state() -> Any:
+            states.append([each.in_flight for each in run.seats])
+            states.append([each.awaits_quorum for each in run.seats])
+            assert not run.waiting._arrivals and run.mailbox.empty
+            assert run.plan.ordered == run.plan.answered
+            for seat, context in zip(run.seats, run.carrier.contexts.values(), strict=True):
+                assert load_scalars(context.state)["exchange"] == seat.exchange
+                assert not load_scalars(context.state)["pending"]
+            return state_of_holder()
+
+        with patch.object(run.holder, "state", state):
+            keep(self, finished)
+
+    monkeypatch.setattr(Checkpoints, "keep", look)
     keys = {**CANCER, "strategy": "vafl-t", "quorum": 2, "delay": "exponential", "epochs": 2}
     run_local(3, {**keys, "checkpoint-every": 7, "out": str(tmp_path / "run")})
     assert len(states) > 8 and not any(any(each) for each in states)
@@ -293,7 +301,6 @@ class Away:
 def test_a_run_goes_on_from_a_checkpoint_at_which_a_party_was_away(tmp_path: Path) -> None:
     keys = {**CANCER, "strategy": "vafl", "on-party-failure": "continue", "epochs": 6}
     keys |= {"checkpoint-every": 12, "out": str(tmp_path / "run")}
-    party._skeletons.clear()
     client: Any = Away(1, 8, 10**9)
     with cut_after(3), pytest.raises(Cut):
         run_local(3, keys, client)
@@ -313,6 +320,12 @@ def test_a_run_goes_on_from_a_checkpoint_at_which_a_party_was_away(tmp_path: Pat
 # --- privacy ------------------------------------------------------------------------------------
 
 
+def ledger(kind: type[L], keys: Mapping[str, Any]) -> L:
+    """What counts the releases of such a run, before there are any."""
+    config = resolve(keys)
+    return kind(config, 455, estimators.choose(config))
+
+
 def released(folder: Path) -> list[Any]:
     return list(events((folder / "releases.journal").read_bytes()))
 
@@ -327,11 +340,11 @@ def test_scalars_that_are_sent_again_stay_counted(tmp_path: Path) -> None:
     assert sum(event[2] for event in released(tmp_path / "whole")) == planned
     folder = interrupted(tmp_path / "cut", keys, 2, 2)
     before = sum(event[2] for event in released(folder))
-    again = before - checkpoint.load(folder).strategy["party_steps"]
+    again = before - checkpoint.load(folder).strategy["plan"]["answered"]
     assert again > 0
     run = resumed(folder, 2)
     assert sum(event[2] for event in released(folder)) == planned  # and not more
-    assert checkpoint.load(folder).strategy["party_steps"] == planned - again
+    assert checkpoint.load(folder).strategy["plan"]["answered"] == planned - again
     assert run.summary["epsilon"] == pytest.approx(whole.summary["epsilon"])
     assert run.summary["epochs"] == pytest.approx((planned - again) / 16, abs=1e-3)
 
@@ -343,8 +356,7 @@ def test_a_journal_counts_through_several_interruptions(tmp_path: Path, cuts: in
         with cut_after(1), pytest.raises(Cut):
             resumed(folder, 2, **{"checkpoint-every": 3})
     run = resumed(folder, 2)
-    config = resolve({**DPZV, "noise-multiplier": 1.5})
-    accountant = ScalarLedger(config, 455)
+    accountant = ledger(ScalarLedger, {**DPZV, "noise-multiplier": 1.5})
     accountant.multiplier = 1.5
     accountant.keep_journal(folder / "releases.journal")
     assert accountant.released == 3 * 8 * 2
@@ -364,7 +376,7 @@ def test_the_last_event_of_a_journal_may_be_torn(tmp_path: Path, torn: int) -> N
     assert len(ids) > 8
     journal.write_bytes(whole[:-torn])
     assert len(released(folder)) == len(events) - 1
-    accountant = ScalarLedger(resolve(DPZV), 455)
+    accountant = ledger(ScalarLedger, DPZV)
     accountant.keep_journal(journal)
     assert journal.read_bytes() == whole[: -4 * (6 + len(ids))]
     assert accountant.released == sum(event[2] for event in events[:-1])
@@ -379,7 +391,7 @@ def test_uploads_that_are_made_again_stay_counted(tmp_path: Path, keys: dict[str
     whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
     folder = interrupted(tmp_path / "cut", keys, 2, 2)
     run = resumed(folder, 2)
-    accountant = EmbeddingLedger(resolve(keys), 455)
+    accountant = ledger(EmbeddingLedger, keys)
     accountant.keep_journal(folder / "releases.journal")
     assert run.summary["epsilon"] == accountant.figures()["epsilon"]
     if not {"sampling"} & keys.keys():  # where uploads of a row do not depend on chance
@@ -392,13 +404,13 @@ def test_secrets_are_drawn_anew_unless_noise_is_to_be_repeatable(
 ) -> None:
     keys = {**DPZV, "noise-seed": noise_seed, "checkpoint-every": 3}
     holders: list[Any] = []
-    seat = Vertical.seat
+    begin = LabelHolder.__init__
 
-    def keep(self: Vertical, nodes: Any) -> None:
-        seat(self, nodes)
-        holders.append(self.holder)
+    def keep(self: LabelHolder, *given: Any) -> None:
+        begin(self, *given)
+        holders.append(self)
 
-    with patch.object(Vertical, "seat", keep):
+    with patch.object(LabelHolder, "__init__", keep):
         folder = interrupted(tmp_path / "cut", keys, 1, 2)
 
         def secrets() -> list[bytes]:
@@ -615,12 +627,10 @@ def test_a_party_that_loses_its_state_after_a_resume_goes_on_from_what_it_resume
         if context.node_config["partition-id"] == 0 and message.metadata.message_type == "train":
             served.append(0)
             if len(served) == 2:  # its process and its SuperNode are started again
-                party._skeletons.clear()
                 context.state = RecordDict()
         reply: Message = client_app.app(message, context)
         return reply
 
-    party._skeletons.clear()
     client: Any = forgetful
     finished = run_local(2, {"resume": str(folder)}, client)
     assert len(served) > 2

@@ -14,16 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from torch import Tensor
 
-from vfl_flower.axes import codecs
+from vfl_flower.axes import estimators
 from vfl_flower.axes.batches import Window
 from vfl_flower.axes.codecs.bits import BitReader, number_bits, place_bits, read_places
-from vfl_flower.axes.codecs.channel import Codec
+from vfl_flower.axes.codecs.channel import Channel, Codec
 from vfl_flower.axes.codecs.identity import Identity
 from vfl_flower.axes.codecs.qsgd import QSGD
 from vfl_flower.axes.codecs.top_k import TopK
+from vfl_flower.config import RunConfig
 from vfl_flower.errors import VflError
 from vfl_flower.messages import Arrays
+from vfl_flower.sections import CodecConfig
 from vfl_flower.systems import resolve
 
 Vector = NDArray[np.float32]
@@ -33,6 +36,7 @@ VALUES = st.floats(-LARGEST, LARGEST, width=32) | st.sampled_from([0.0, 1.0, -1.
 MODERATE = st.floats(2**-10, 1024, width=32).flatmap(lambda v: st.sampled_from([v, -v, 0.0]))
 KEEP = st.integers(1, 1000).map(lambda n: n / 1000)
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=5)
+IDENTITY = Identity(CodecConfig())
 
 
 def vectors(elements: st.SearchStrategy[float]) -> st.SearchStrategy[list[Vector]]:
@@ -42,6 +46,14 @@ def vectors(elements: st.SearchStrategy[float]) -> st.SearchStrategy[list[Vector
             *(hnp.arrays(np.float32, size, elements=elements) for size in sizes)
         ).map(list)
     )
+
+
+def top_k(keep: float) -> TopK:
+    return TopK(CodecConfig(codec="top-k", keep=keep))
+
+
+def qsgd(bits: int) -> QSGD:
+    return QSGD(CodecConfig(codec="qsgd", bits=bits))
 
 
 def sizes_of(each: list[Vector]) -> NDArray[np.int64]:
@@ -76,7 +88,7 @@ def normal(*shape: int, seed: int = 0) -> Vector:
 
 @given(vectors(VALUES), KEEP)
 def test_top_k_keeps_the_largest_entries_of_every_vector(each: list[Vector], keep: float) -> None:
-    codec = TopK(keep)
+    codec = top_k(keep)
     arrays = encoded(codec, each)
     kept = [math.ceil(Fraction(str(keep)) * len(v)) for v in each]
     total = sum(map(len, each))
@@ -107,15 +119,15 @@ def test_top_k_of_zeros_is_zeros_and_of_one_entry_is_that_entry() -> None:
         np.array([-3.0], np.float32),
         np.zeros(0, np.float32),
     ]
-    found = decoded(TopK(0.001), each, encoded(TopK(0.001), each))
+    found = decoded(top_k(0.001), each, encoded(top_k(0.001), each))
     assert [v.tolist() for v in found] == [[0.0] * 7, [-3.0], []]
 
 
 @given(vectors(MODERATE), st.integers(1, 16), st.integers(0, 3))
 def test_qsgd_gives_one_of_the_two_next_levels(each: list[Vector], bits: int, key: int) -> None:
     s = 2**bits
-    arrays = encoded(QSGD(bits), each, str(key))
-    for v, found in zip(each, decoded(QSGD(bits), each, arrays), strict=True):
+    arrays = encoded(qsgd(bits), each, str(key))
+    for v, found in zip(each, decoded(qsgd(bits), each, arrays), strict=True):
         norm, d = math.sqrt(squares(v)), len(v)
         if norm == 0:
             assert not found.any()
@@ -137,7 +149,7 @@ def test_qsgd_is_contractive_in_expectation_and_unbiased_up_to_tau(bits: int, d:
     tau = 1 + min(d / s**2, math.sqrt(d) / s)
     each = [v] * copies
     found = np.concatenate(
-        [decoded(QSGD(bits), each, encoded(QSGD(bits), each, str(key))) for key in range(100)]
+        [decoded(qsgd(bits), each, encoded(qsgd(bits), each, str(key))) for key in range(100)]
     ).astype(np.float64)
     errors = np.square(found - v).sum(1)
     deviation = errors.std() / math.sqrt(len(errors))
@@ -146,7 +158,7 @@ def test_qsgd_is_contractive_in_expectation_and_unbiased_up_to_tau(bits: int, d:
     assert (np.abs(off) <= 5 * tau * found.std(0) / math.sqrt(len(found)) + 1e-6).all()
 
 
-@pytest.mark.parametrize("codec", [TopK(0.3), QSGD(2)], ids=["top-k", "qsgd"])
+@pytest.mark.parametrize("codec", [top_k(0.3), qsgd(2)], ids=["top-k", "qsgd"])
 def test_equal_keys_give_equal_messages_and_others_draw_anew(codec: Codec) -> None:
     rows, sizes = normal(50, 4), np.array([120, 80])
     one, again, other = (codec.encode("h", rows, sizes, key) for key in ("a", "a", "b"))
@@ -161,11 +173,11 @@ def test_equal_keys_give_equal_messages_and_others_draw_anew(codec: Codec) -> No
 
 @given(vectors(st.floats(width=32, allow_nan=False, allow_infinity=False)))
 def test_identity_changes_no_bit(each: list[Vector]) -> None:
-    for v, found in zip(each, decoded(Identity(), each, encoded(Identity(), each)), strict=True):
+    for v, found in zip(each, decoded(IDENTITY, each, encoded(IDENTITY, each)), strict=True):
         assert v.tobytes() == found.tobytes()
 
 
-@pytest.mark.parametrize("codec", [TopK(0.5), QSGD(4)], ids=["top-k", "qsgd"])
+@pytest.mark.parametrize("codec", [top_k(0.5), qsgd(4)], ids=["top-k", "qsgd"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_not_sent(codec: Codec, value: float) -> None:
     with pytest.raises(VflError, match="'h' has values that are not finite; lower the learning"):
@@ -212,7 +224,7 @@ def test_numbers_round_trip_in_their_width(drawn: tuple[int, list[int]]) -> None
 def test_bytes_of_a_large_block_through_top_k(keep: float) -> None:
     d = 60_000 * 16
     k = int(keep * d)
-    arrays = TopK(keep).encode("h", normal(60_000, 16), np.array([d]), "key")
+    arrays = top_k(keep).encode("h", normal(60_000, 16), np.array([d]), "key")
     exponent, padding = 1, 1
     assert nbytes(arrays) <= 2 * k + k * (2 + math.log2(1 / keep)) / 8 + exponent + padding
 
@@ -221,7 +233,7 @@ def test_bytes_of_a_large_block_through_top_k(keep: float) -> None:
 def test_bytes_of_a_large_block_through_qsgd(bits: int) -> None:
     d, s = 60_000 * 16, 2**bits
     rows = normal(60_000, 16)
-    arrays = QSGD(bits).encode("h", rows, np.array([d]), "key")
+    arrays = qsgd(bits).encode("h", rows, np.array([d]), "key")
     # Entries that are not rounded to zero: each by chance s |v| / ||v||, which is below one.
     expected = s * np.abs(rows).sum(dtype=float) / math.sqrt(squares(rows))
     most = expected + 5 * math.sqrt(expected)
@@ -233,8 +245,8 @@ def test_bytes_of_a_large_block_through_qsgd(bits: int) -> None:
 
 def test_signs_of_a_block_without_negative_entries_take_no_bits() -> None:
     v = normal(1000)
-    signed, unsigned = (encoded(QSGD(4), [each]) for each in (v, np.abs(v)))
-    (found,) = decoded(QSGD(4), [v], unsigned)
+    signed, unsigned = (encoded(qsgd(4), [each]) for each in (v, np.abs(v)))
+    (found,) = decoded(qsgd(4), [v], unsigned)
     assert found.any() and (found >= 0).all()
     assert abs(nbytes(signed) - nbytes(unsigned) - np.count_nonzero(found) / 8) <= 1
 
@@ -242,7 +254,7 @@ def test_signs_of_a_block_without_negative_entries_take_no_bits() -> None:
 # --- what does not decode -----------------------------------------------------------------------
 
 SHAPE, TWO = (6, 5), np.array([20, 10])  # two vectors
-LOSSY: dict[str, Codec] = {"top-k": TopK(0.2), "qsgd": QSGD(2)}  # top-k keeps 4 and 2 entries
+LOSSY: dict[str, Codec] = {"top-k": top_k(0.2), "qsgd": qsgd(2)}  # top-k keeps 4 and 2 entries
 MESSAGES = {name: codec.encode("h", normal(*SHAPE), TWO, "key") for name, codec in LOSSY.items()}
 every_array = pytest.mark.parametrize(
     ("codec", "name"), [(codec, name) for codec, arrays in MESSAGES.items() for name in arrays]
@@ -333,12 +345,12 @@ def test_a_missing_array_is_refused(codec: str, name: str) -> None:
         ),
         (
             "qsgd",
-            lambda arrays: QSGD(4).encode("h", normal(*SHAPE), TWO, "key"),
+            lambda arrays: qsgd(4).encode("h", normal(*SHAPE), TWO, "key"),
             "'h' has a level above 4",
         ),
         (
             "top-k",
-            lambda arrays: TopK(0.2).encode("h", normal(*SHAPE), TWO[::-1], "key"),
+            lambda arrays: top_k(0.2).encode("h", normal(*SHAPE), TWO[::-1], "key"),
             "'h' keeps another number of entries than it should",
         ),
     ],
@@ -353,10 +365,10 @@ def test_places_that_could_be_are_not_refused() -> None:
 
 
 def test_places_as_a_bit_for_each_entry_are_counted_too() -> None:
-    arrays = TopK(0.5).encode("h", normal(*SHAPE), TWO, "key")
+    arrays = top_k(0.5).encode("h", normal(*SHAPE), TWO, "key")
     assert arrays["h.bits"].nbytes == 4
     with pytest.raises(VflError, match=r"'h\.bits' holds other places than 15 below 30"):
-        TopK(0.5).decode("h", {**arrays, "h.bits": arrays["h.bits"] * 0}, SHAPE, TWO)
+        top_k(0.5).decode("h", {**arrays, "h.bits": arrays["h.bits"] * 0}, SHAPE, TWO)
 
 
 @given(st.data())
@@ -386,24 +398,33 @@ CODECS: dict[str, dict[str, Any]] = {
 every_codec = pytest.mark.parametrize("keys", CODECS.values(), ids=CODECS.keys())
 
 
-def windows(*lengths: list[int], rows: int = 40) -> list[Window]:
+def uplink(config: RunConfig, table: Tensor) -> Channel:
+    """One end of a link of embeddings, as the estimator of the configuration makes it."""
+    return estimators.choose(config)(config).uplink(table)
+
+
+def windows(*lengths: list[int], rows: int = 40, distinct: bool = True) -> list[Window]:
     generator = np.random.default_rng(0)
     return [
-        Window(generator.permutation(rows)[: sum(each)].astype(np.int32), np.array(each, np.int32))
+        Window(
+            generator.permutation(rows)[: sum(each)].astype(np.int32),
+            np.array(each, np.int32),
+            distinct=distinct,
+        )
         for each in lengths
     ]
 
 
 @every_codec
-@pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
+@pytest.mark.parametrize("distinct", [True, False])
 def test_both_ends_of_a_channel_know_the_same_and_come_nearer(
-    keys: dict[str, Any], sampling: str
+    keys: dict[str, Any], distinct: bool
 ) -> None:
-    config = resolve({**keys, "compression": "error-feedback", "sampling": sampling})
-    ends = [codecs.uplink(config, torch.zeros(40, 6)) for _ in range(2)]
+    config = resolve({**keys, "compression": "error-feedback"})
+    ends = [uplink(config, torch.zeros(40, 6)) for _ in range(2)]
     truth = torch.from_numpy(normal(40, 6))
     errors = []
-    for number, window in enumerate(windows(*[[10, 0, 20, 10]] * 30)):
+    for number, window in enumerate(windows(*[[10, 0, 20, 10]] * 30, distinct=distinct)):
         rows = truth[torch.from_numpy(window.ids).long()]
         arrays = ends[0].send("h", rows, window, str(number))
         found = ends[1].receive("h", arrays, window, 6)
@@ -421,7 +442,7 @@ def test_a_window_without_rows_goes_through_a_channel(
     keys: dict[str, Any], compression: str
 ) -> None:
     config = resolve({**keys, "compression": compression})
-    one, other = (codecs.uplink(config, torch.zeros(40, 6)) for _ in range(2))
+    one, other = (uplink(config, torch.zeros(40, 6)) for _ in range(2))
     (window,) = windows([0, 0])
     found = other.receive("h", one.send("h", torch.zeros(0, 6), window, "key"), window, 6)
     assert found.shape == (0, 6)
@@ -437,8 +458,8 @@ def test_rows_of_a_step_are_one_vector_and_those_of_another_step_do_not_matter(
     louder = torch.cat([rows[:10], 100 * rows[10:]])
     found = []
     for each in (rows, louder):
-        arrays = codecs.uplink(config, torch.zeros(0)).send("h", each, window, "key")
-        found.append(codecs.uplink(config, torch.zeros(0)).receive("h", arrays, window, 6))
+        arrays = uplink(config, torch.zeros(0)).send("h", each, window, "key")
+        found.append(uplink(config, torch.zeros(0)).receive("h", arrays, window, 6))
     assert torch.equal(found[0][:10], found[1][:10])
     assert not torch.equal(found[0][10:], found[1][10:])
 
@@ -456,16 +477,16 @@ def test_under_scalar_privacy_a_record_changes_no_other_row(
     lengths = window.lengths - np.array([gone < 10, gone >= 10], np.int32)
     found = []
     for each, ids in ((rows, window), (rows[others], Window(window.ids[others], lengths))):
-        arrays = codecs.uplink(config, torch.zeros(0)).send("h", each, ids, "key")
-        found.append(codecs.uplink(config, torch.zeros(0)).receive("h", arrays, ids, 6))
+        arrays = uplink(config, torch.zeros(0)).send("h", each, ids, "key")
+        found.append(uplink(config, torch.zeros(0)).receive("h", arrays, ids, 6))
     assert torch.equal(found[0][others], found[1])
 
 
 def test_a_frame_that_would_take_a_surrogate_beyond_all_numbers_is_refused() -> None:
     config = resolve({"codec": "top-k", "keep": 0.5, "compression": "error-feedback"})
     window = windows([1])[0]
-    link = codecs.uplink(config, torch.zeros(40, 4))
-    arrays = codecs.uplink(config, torch.zeros(40, 4)).send("h", torch.ones(1, 4), window, "key")
+    link = uplink(config, torch.zeros(40, 4))
+    arrays = uplink(config, torch.zeros(40, 4)).send("h", torch.ones(1, 4), window, "key")
     largest = {**arrays, "h.exponents": np.full(1, 127, np.int8)}
     largest["h.values"] = np.ones_like(arrays["h.values"])
     link.receive("h", largest, window, 4)
@@ -474,6 +495,6 @@ def test_a_frame_that_would_take_a_surrogate_beyond_all_numbers_is_refused() -> 
     assert link.surrogate is not None and torch.isfinite(link.surrogate).all()
 
 
-@pytest.mark.parametrize("codec", [TopK(0.5), QSGD(4), Identity()])
+@pytest.mark.parametrize("codec", [top_k(0.5), qsgd(4), IDENTITY])
 def test_names_are_those_of_the_arrays(codec: Codec) -> None:
     assert set(codec.names("h")) == encoded(codec, [normal(30)]).keys()

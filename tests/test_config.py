@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strategies.vafl import Vafl
 from tests.conftest import Start
-from vfl_flower.axes import codecs
-from vfl_flower.config import flower_defaults
+from vfl_flower.axes.codecs import channel
+from vfl_flower.config import KEYS, RunConfig, flower_defaults
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.party.party import Party
 from vfl_flower.registry import SYSTEMS
-from vfl_flower.systems import resolve
+from vfl_flower.runtimes.stream.listen import host_and_port, port_range
+from vfl_flower.systems import System, resolve
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-FREE_TEXT = {"dataset", "label", "stream-address", "device", "out"}
-FREE_TEXT |= {"class-weights", "columns", "id", "model", "resume"}
+PRESET = System("preset", "with defaults of its own", defaults={"party-lr": 0.003, "batch-size": 7})
 
 
 def typed(table: dict[str, Any]) -> list[tuple[str, type, Any]]:
@@ -36,7 +36,16 @@ def test_defaults_of_flower_are_the_defaults_of_python() -> None:
 
 
 def test_every_key_has_a_help_text() -> None:
-    assert all(spec.metadata["help"] for spec in keys().values())
+    assert all(each.help for each in KEYS.values())
+
+
+def test_every_field_of_every_section_is_a_key() -> None:
+    config, found = RunConfig(), set()
+    for spec in fields(config):
+        value = getattr(config, spec.name)
+        nested = is_dataclass(value) and not isinstance(value, type)
+        found |= {(spec.name, own.name) for own in fields(value)} if nested else {("", spec.name)}
+    assert found == {(each.section, each.field) for each in KEYS.values()}
 
 
 @pytest.mark.parametrize(
@@ -78,7 +87,7 @@ def test_wrong_type_is_refused(key: str, value: Any, kind: str) -> None:
 
 
 def test_whole_number_passes_for_a_number() -> None:
-    assert resolve({"party-lr": 1}).party_lr == 1.0
+    assert resolve({"party-lr": 1}).training.party_lr == 1.0
 
 
 @pytest.mark.parametrize("same_hash", [True, 1.0])
@@ -119,7 +128,7 @@ def test_number_too_large_for_a_float_is_refused() -> None:
         ("party-timeout", 0.0),
         ("session-seconds", 0.0),
         ("session-seconds", -1.0),
-        ("test-fraction", 0.0),
+        ("test-fraction", -0.1),
         ("test-fraction", 1.0),
         ("delta", 0.0),
         ("delta", 1.0),
@@ -145,38 +154,35 @@ def test_value_out_of_range_is_refused(key: str, value: float) -> None:
         resolve({key: value})
 
 
-@pytest.mark.parametrize("key", [key for key, s in keys().items() if s.metadata["choices"]])
+@pytest.mark.parametrize("key", [key for key, each in KEYS.items() if each.names])
 def test_unknown_choice_is_refused_with_the_choices(key: str) -> None:
     with pytest.raises(ConfigError, match=f"^{key} = 'nonsense'") as error:
         resolve({key: "nonsense"})
-    assert all(choice in str(error.value) for choice in keys()[key].metadata["choices"])
+    assert all(choice in str(error.value) for choice in KEYS[key].names)
 
 
 def test_unknown_strategy_is_refused_with_their_names() -> None:
     with pytest.raises(ConfigError, match="'nonsense'") as error:
         resolve({"strategy": "nonsense"})
-    assert all(name in str(error.value) for name in SYSTEMS)
+    assert all(name in str(error.value) for name in SYSTEMS.names)
 
 
-@pytest.mark.parametrize("key", sorted(keys().keys() - FREE_TEXT))
-def test_auto_is_accepted_only_where_it_means_something(key: str) -> None:
-    spec = keys()[key]
-    chosen = "auto" in (spec.metadata["choices"] or ())
-    if spec.metadata["auto"] or spec.metadata["preset"] or chosen:
-        assert getattr(resolve({key: "auto"}), spec.name) == spec.default
-    else:
-        with pytest.raises(ConfigError, match=f"{key} = 'auto'"):
-            resolve({key: "auto"})
+@pytest.mark.parametrize("key", KEYS)
+def test_auto_is_accepted_of_every_key_and_is_its_default(key: str) -> None:
+    config = resolve({key: "auto"})
+    assert KEYS[key].of(config) == KEYS[key].default
+    assert config == resolve({})
+
+
+@pytest.mark.parametrize("key", [key for key, each in KEYS.items() if each.default is None])
+def test_a_key_without_a_default_says_what_decides_it(key: str) -> None:
+    assert KEYS[key].auto
 
 
 def test_a_system_may_have_defaults_which_a_user_may_override(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Preset(Vafl):
-        name = "preset"
-        defaults = {"party_lr": 0.003, "batch_size": 7}  # noqa: RUF012
-
-    monkeypatch.setitem(SYSTEMS, "preset", Preset)
+    monkeypatch.setitem(SYSTEMS.known, "preset", "tests.test_config:PRESET")
     as_flower_sends_it = {**flower_defaults(), "strategy": "preset", "batch-size": 9}
     config = resolve(as_flower_sends_it)
     assert (config.training.party_lr, config.training.batch_size, config.training.server_lr) == (
@@ -187,10 +193,11 @@ def test_a_system_may_have_defaults_which_a_user_may_override(
 
 
 def test_every_default_that_a_system_prefers_is_of_a_key_that_may_be_auto() -> None:
-    fields = {spec.name: key for key, spec in keys().items()}
-    for system in SYSTEMS.values():
-        for name in system.defaults:
-            assert flower_defaults()[fields[name]] == "auto"
+    for name in SYSTEMS.names:
+        for key, preferred in SYSTEMS.load(name).defaults.items():
+            assert flower_defaults()[key] == "auto"
+            config = resolve({**flower_defaults(), "strategy": name})
+            assert KEYS[key].of(config) == preferred
 
 
 def test_the_budget_of_a_system_is_taken_whole_or_given_whole() -> None:
@@ -307,7 +314,7 @@ def test_a_system_s_codec_takes_its_own_keys() -> None:
         "direct",
     )
     assert not config.uplink.surrogates
-    assert not resolve({"strategy": "ef-vfl", "codec": "identity"}).uplink_surrogates
+    assert not resolve({"strategy": "ef-vfl", "codec": "identity"}).uplink.surrogates
 
 
 @pytest.mark.parametrize(
@@ -331,15 +338,15 @@ def test_surrogates_that_do_not_fit_into_memory_are_refused_with_a_sentence(
     run: Start, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], megabytes: float
 ) -> None:
     given = {"dataset": "breast-cancer", "epochs": 1, "window": 15, **given}
-    monkeypatch.setattr(codecs, "free_memory", lambda: 1e6 * megabytes)
+    monkeypatch.setattr(channel, "free_memory", lambda: 1e6 * megabytes)
     run(2, given)
-    monkeypatch.setattr(codecs, "free_memory", lambda: 1e6 * megabytes - 1)
+    monkeypatch.setattr(channel, "free_memory", lambda: 1e6 * megabytes - 1)
     with pytest.raises(ConfigError) as error:
         run(2, given)
     sentence = str(error.value)
     assert sentence.startswith("Error feedback needs ") and sentence.endswith("fewer rows.")
     assert "\n" not in sentence
-    monkeypatch.setattr(codecs, "free_memory", lambda: 1000.0)
+    monkeypatch.setattr(channel, "free_memory", lambda: 1000.0)
     with pytest.raises(ConfigError, match=r"Error feedback needs .* for this party's surrogates"):
         Party(resolve(given), 0, 2, 1)
 
@@ -347,7 +354,7 @@ def test_surrogates_that_do_not_fit_into_memory_are_refused_with_a_sentence(
 def test_without_surrogates_memory_does_not_matter(
     run: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codecs, "free_memory", lambda: 0.0)
+    monkeypatch.setattr(channel, "free_memory", lambda: 0.0)
     run(2, {"strategy": "cvfl", "dataset": "breast-cancer", "epochs": 1, "window": 15})
 
 
@@ -388,7 +395,7 @@ def test_stream_address_that_is_none_is_refused(address: str) -> None:
 def test_stream_address_has_a_host_and_perhaps_a_port(
     address: str, parts: tuple[str, int | None]
 ) -> None:
-    assert resolve({"stream-address": address}).stream_host_and_port == parts
+    assert host_and_port(resolve({"stream-address": address}).running) == parts
 
 
 @pytest.mark.parametrize(
@@ -407,8 +414,8 @@ def test_stream_ports_that_are_none_are_refused(ports: str) -> None:
 
 
 def test_stream_ports_are_one_or_a_range() -> None:
-    assert resolve({"stream-ports": "9500"}).stream_port_range == range(9500, 9501)
-    assert resolve({"stream-ports": "1-65535"}).stream_port_range == range(1, 65536)
+    assert port_range(resolve({"stream-ports": "9500"}).running) == range(9500, 9501)
+    assert port_range(resolve({"stream-ports": "1-65535"}).running) == range(1, 65536)
 
 
 def test_combine_without_a_top_model_is_refused() -> None:

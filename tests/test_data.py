@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from vfl_flower.config import RunConfig
-from vfl_flower.data.blocks import FeatureBlock, load_features, load_labels
+from vfl_flower.data.blocks import ArrayBlock, load_features, load_labels
 from vfl_flower.errors import ConfigError
 from vfl_flower.systems import resolve
 
@@ -24,7 +24,7 @@ def config_of(dataset: str, **keys: Any) -> RunConfig:
     return resolve({"dataset": dataset, **{k.replace("_", "-"): v for k, v in keys.items()}})
 
 
-def blocks(config: RunConfig, parties: int) -> list[FeatureBlock]:
+def blocks(config: RunConfig, parties: int) -> list[ArrayBlock]:
     return [load_features(config, party, parties) for party in range(parties)]
 
 
@@ -117,6 +117,20 @@ def test_npz_with_its_own_division_keeps_it(tmp_path: Path) -> None:
     np.testing.assert_allclose(block.test, standardised(X[:20], X[20:]), atol=1e-5)
 
 
+def test_without_a_test_fraction_all_rows_are_training_rows_and_test_rows(tmp_path: Path) -> None:
+    frame = table()
+    config = config_of(save_table(tmp_path, frame), test_fraction=0)
+    labels, both = load_labels(config), blocks(config, 2)
+    order = np.random.default_rng(0).permutation(ROWS)
+    features = frame.drop(columns="label").to_numpy()
+    expected = standardised(features, features)[order]
+    for name in ("train", "test"):
+        found = np.hstack([getattr(block, name) for block in both])
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert getattr(labels, name).tolist() == (order % 3 == 0).astype(int).tolist()
+    assert labels.ids_digest == both[0].ids_digest
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_table_file_is_divided_and_its_label_is_no_feature(tmp_path: Path, kind: str) -> None:
     frame = table()
@@ -176,6 +190,106 @@ def test_hugging_face_column_of_images_is_divided_as_images(
     data.save_to_disk(str(tmp_path / "data"))
     config = config_of(f"hf:{tmp_path / 'data'}")
     assert [block.train.shape for block in blocks(config, 4)] == [(16, 2, 3)] * 4
+
+
+def save_hugging_face(
+    hugging_face: Any, path: Path, labels: list[int | None], names: list[str]
+) -> str:
+    classes = hugging_face.ClassLabel(names=names)
+    features = {"x": hugging_face.Value("float64"), "label": classes}
+    columns = {"x": [float(row) for row in range(len(labels))], "label": labels}
+    data = hugging_face.Dataset.from_dict(columns, features=hugging_face.Features(features))
+    data.save_to_disk(str(path))
+    return f"hf:{path}"
+
+
+def test_hugging_face_classes_have_the_names_that_the_data_set_gives_them(
+    tmp_path: Path, hugging_face: Any
+) -> None:
+    numbers = [0, 1, 2, 1] * 10
+    names = ["setosa", "virginica", "iris-versicolor"]  # not in the order of their numbers
+    dataset = save_hugging_face(hugging_face, tmp_path / "data", [*numbers], names)
+    labels = load_labels(config_of(dataset))
+    assert labels.classes == ("iris-versicolor", "setosa", "virginica")
+    order = np.random.default_rng(0).permutation(40)
+    expected = [names[numbers[row]] for row in (*order[8:], *order[:8])]
+    indices = [*labels.train.tolist(), *labels.test.tolist()]
+    assert [labels.classes[index] for index in indices] == expected
+
+
+def test_hugging_face_parts_may_number_their_classes_otherwise(
+    tmp_path: Path, hugging_face: Any
+) -> None:
+    for part, names in (("train", ["no", "yes"]), ("test", ["yes", "no"])):
+        save_hugging_face(hugging_face, tmp_path / "data" / part, [0, 0, 1, 1, 1], names)
+    (tmp_path / "data" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    labels = load_labels(config_of(f"hf:{tmp_path / 'data'}"))
+    assert labels.classes == ("no", "yes")
+    assert labels.train.tolist() == [0, 0, 1, 1, 1]
+    assert labels.test.tolist() == [1, 1, 0, 0, 0]
+
+
+def test_hugging_face_class_numbers_are_numbers_under_regression(
+    tmp_path: Path, hugging_face: Any
+) -> None:
+    stars = [0, 1, 2, 3, 4] * 8
+    names = [f"{star + 1} stars" for star in range(5)]
+    dataset = save_hugging_face(hugging_face, tmp_path / "data", [*stars], names)
+    labels = load_labels(config_of(dataset, target="regression"))
+    order = np.random.default_rng(0).permutation(40)
+    train = np.array(stars)[order[8:]]
+    assert labels.classes == ()
+    assert labels.mean == pytest.approx(train.mean())
+    np.testing.assert_allclose(labels.train, standardised(train, train), atol=1e-5)
+
+
+@pytest.mark.parametrize("absent", [-1, None])  # the library reads -1 as no label, too
+def test_a_row_of_no_class_of_hugging_face_is_a_missing_label(
+    tmp_path: Path, hugging_face: Any, absent: int | None
+) -> None:
+    given = [*([0, 1] * 10), absent]
+    dataset = save_hugging_face(hugging_face, tmp_path / "data", given, ["no", "yes"])
+    with pytest.raises(ConfigError, match="missing"):
+        load_labels(config_of(dataset))
+
+
+# --- files that change --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv", "parquet", "hf"])
+def test_a_data_set_that_is_rewritten_is_read_anew(
+    tmp_path: Path, hugging_face: Any, kind: str
+) -> None:
+    def save(frame: pd.DataFrame) -> str:
+        if kind == "npz":
+            features = frame.drop(columns="label").to_numpy()
+            return save_npz(tmp_path, X=features, y=frame["label"].to_numpy().astype(str))
+        if kind == "hf":
+            data = hugging_face.Dataset.from_pandas(frame, preserve_index=False)
+            data.save_to_disk(str(tmp_path / "data"))
+            return f"hf:{tmp_path / 'data'}"
+        return save_table(tmp_path, frame, kind)
+
+    def check(config: RunConfig, frame: pd.DataFrame) -> None:
+        order = np.random.default_rng(0).permutation(ROWS)
+        features, named = frame.drop(columns="label").to_numpy(), frame["label"].to_numpy()
+        expected = standardised(features[order[8:]], features[order[8:]])
+        np.testing.assert_allclose(np.hstack([b.train for b in blocks(config, 2)]), expected, 1e-4)
+        labels = load_labels(config)
+        assert np.array(labels.classes)[labels.train].tolist() == named[order[8:]].tolist()
+
+    first, second = table(), table(seed=1)
+    second["label"] = first["label"].to_numpy()[::-1]
+    config = config_of(save(first))
+    check(config, first)
+    check(config, first)
+    assert config_of(save(second)) == config
+    check(config, second)
+
+
+def test_a_data_set_that_is_as_it_was_is_read_once(tmp_path: Path) -> None:
+    config = config_of(save_table(tmp_path, table()))
+    assert load_features(config, 1, 2) is load_features(config, 1, 2)
 
 
 # --- which columns are whose --------------------------------------------------------------------
@@ -454,10 +568,12 @@ def test_one_class_only(tmp_path: Path) -> None:
         load_labels(config_of(save_npz(tmp_path, X=np.ones((20, 2)), y=np.ones(20))))
 
 
-def test_labels_that_are_a_measurement(tmp_path: Path) -> None:
+@pytest.mark.parametrize("test_fraction", [0.2, 0])
+def test_labels_that_are_a_measurement(tmp_path: Path, test_fraction: float) -> None:
     y = np.random.default_rng(0).normal(size=20)
+    dataset = save_npz(tmp_path, X=np.ones((20, 2)), y=y)
     with pytest.raises(ConfigError, match="take 20 values in 20 rows"):
-        load_labels(config_of(save_npz(tmp_path, X=np.ones((20, 2)), y=y)))
+        load_labels(config_of(dataset, test_fraction=test_fraction))
 
 
 @pytest.mark.parametrize(

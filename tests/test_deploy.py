@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from tests.fleet import assert_equals, evaluations, processes_of, until
-from vfl_flower.client_app import checkpoint
+from vfl_flower.holder import checkpoint
 from vfl_flower.runtimes.processes import CHECKOUT, free_port, stop
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import predict_local, run_local
@@ -212,7 +212,7 @@ def test_a_run_that_is_cut_short_is_resumed_and_ends_as_if_it_had_not_been(
 
     # The label holder's machine dies; its SuperLink is started again as at first.
     kept = checkpoint.load(run.folder)
-    trained = len(kept.strategy["history"])
+    trained = len(kept.strategy["history"]["entries"])
     patience["party-timeout"] = 300
     resumed = deployed.flwr_run("resumed.log", **patience, resume=str(run.folder))
     until(lambda: evaluations(run) >= trained + 20, STARTING)
@@ -220,20 +220,20 @@ def test_a_run_that_is_cut_short_is_resumed_and_ends_as_if_it_had_not_been(
         for process in deployed.processes("superlink", command):
             process.send_signal(signal.SIGKILL)
     stop(resumed)
-    assert run.history[:trained] == kept.strategy["history"]
+    assert run.history[:trained] == kept.strategy["history"]["entries"]
     assert checkpoint.load(run.folder).number > kept.number
     deployed.command(["deploy/superlink.sh", str(deployed.home / "superlink")], "again.log")
     until(lambda: "Uvicorn running" in deployed.log("again.log"))
 
     kept = checkpoint.load(run.folder)
-    trained = len(kept.strategy["history"])
+    trained = len(kept.strategy["history"]["entries"])
     assert 20 <= trained < 120, "the run was not cut short in its middle"
     end = deployed.flwr_run("end.log", resume=str(run.folder))  # parties await the old for a minute
     out = str(tmp_path / "in-process")
     in_process = run_local(PARTIES, {**keys, "out": out}, node_configs=deployed.node_configs)
     assert end.wait(STARTING) == 0
     assert run.summary["failure"] is None and len(run.history) == 120
-    assert run.history[:trained] == kept.strategy["history"]
+    assert run.history[:trained] == kept.strategy["history"]["entries"]
     assert_equals(run, in_process)
 
 

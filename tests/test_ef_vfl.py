@@ -21,6 +21,7 @@ from torch.nn import functional
 from tests.conftest import Start, assert_copies_agree, trained
 from vfl_flower import client_app
 from vfl_flower.axes.batches import draw_window, steps_per_epoch
+from vfl_flower.axes.estimators.shared_labels import SharedLabels
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.errors import PartyError, VflError
@@ -125,7 +126,9 @@ def test_a_run_is_the_algorithm_of_the_paper(keys: dict[str, Any], batch: int) -
     keys |= {"batch-size": batch, "epochs": 12 if batch > 1437 else 3, "eval-every": 100}
     strategy, grid = trained(3, keys)
     before, after, surrogates, losses = by_hand(strategy.config, 3)
-    assert strategy.history[-1]["train_loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+    assert strategy.run.history.entries[-1]["train_loss"] == pytest.approx(
+        np.mean(losses), rel=1e-4
+    )
     found = [load_arrays(context.state, "model") for context in grid.contexts.values()]
     found.append(strategy.top_arrays())
     for arrays, model, at_first in zip(found, after, before, strict=True):
@@ -133,7 +136,7 @@ def test_a_run_is_the_algorithm_of_the_paper(keys: dict[str, Any], batch: int) -
         start = flat({name: p.detach() for name, p in at_first.named_parameters()})
         off = np.linalg.norm(flat(arrays) - expected) / np.linalg.norm(expected - start)
         assert off < 1e-4
-    assert (strategy.holder.table - surrogates).norm() < 1e-4 * surrogates.norm()
+    assert (strategy.run.holder.table.rows - surrogates).norm() < 1e-4 * surrogates.norm()
 
 
 # --- both copies of every surrogate -------------------------------------------------------------
@@ -177,7 +180,7 @@ def test_both_copies_of_a_surrogate_are_equal_after_200_steps(
 ) -> None:
     keys = {"epochs": 14, "dataset": "breast-cancer", "eval-every": 5, **keys}
     strategy, grid = trained(3, keys)
-    assert strategy.holder.steps >= 200
+    assert strategy.run.holder.steps >= 200
     assert_copies_agree(strategy, grid, *names)
 
 
@@ -254,7 +257,7 @@ def test_an_evaluation_may_come_later_than_the_next_upload_of_another_party(
     monkeypatch.setattr(LocalGrid, "pull_messages", others_first)
     keys = {"dataset": "breast-cancer", "epochs": 3, "window": 15, "labels": labels}
     strategy, _ = trained(3, {"strategy": "ef-vfl", **DOWNLINK, **keys})
-    assert [entry["epoch"] for entry in strategy.history] == [1, 2, 3]
+    assert [entry["epoch"] for entry in strategy.run.history.entries] == [1, 2, 3]
 
 
 # --- shared labels ------------------------------------------------------------------------------
@@ -357,14 +360,14 @@ def test_a_party_does_not_learn_without_the_labels() -> None:
 def test_a_party_refuses_a_broadcast_that_it_cannot_use(
     run: Start, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]
 ) -> None:
-    broadcast = LabelHolder._broadcast
+    broadcast = SharedLabels.answer
 
-    def altered(holder: LabelHolder, arrivals: Any, tops: Any) -> dict[int, dict[str, Any]]:
-        feedback = broadcast(holder, arrivals, tops)
+    def altered(*ends: Any) -> dict[int, dict[str, Any]]:
+        feedback = broadcast(*ends)
         feedback[1][name] = change(feedback[1][name])
         return feedback
 
-    monkeypatch.setattr(LabelHolder, "_broadcast", altered)
+    monkeypatch.setattr(SharedLabels, "answer", altered)
     with pytest.raises(PartyError) as error:
         run(2, {**SHARED, "dataset": "breast-cancer", "epochs": 1})
     sentence = str(error.value)
@@ -395,7 +398,7 @@ def test_labels_of_many_classes_take_two_bytes() -> None:
     config = resolve(SHARED)
     labels = load_labels(config)
     holder = LabelHolder(config, replace(labels, train=labels.train + 300), {0: 8})
-    sent = holder.shared_labels()["labels"]
+    sent = holder.opening()["labels"]
     assert sent.dtype == np.uint16
     assert np.array_equal(sent, labels.train + 300)
 
@@ -441,8 +444,8 @@ def test_a_party_goes_on_in_another_process(
     (one, nodes), (other, nodes_elsewhere) = trained(2, keys), trained(2, keys, client)
     for name, values in one.top_arrays().items():
         np.testing.assert_array_equal(other.top_arrays()[name], values)
-    assert torch.equal(one.holder.table, other.holder.table)
-    assert torch.equal(one.holder.test_table, other.holder.test_table)
+    assert torch.equal(one.run.holder.table.rows, other.run.holder.table.rows)
+    assert torch.equal(one.run.holder.test_table.rows, other.run.holder.test_table.rows)
     for here, there in zip(nodes.contexts.values(), nodes_elsewhere.contexts.values(), strict=True):
         kept, kept_elsewhere = load_large(here.state), load_large(there.state)
         assert kept.keys() == kept_elsewhere.keys()

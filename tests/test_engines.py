@@ -107,7 +107,7 @@ def test_the_code_that_runs_is_that_of_the_app_that_was_named(
         without = shutil.ignore_patterns("__pycache__")  # where another process may write just now
         shutil.copytree(CHECKOUT / package, other / package, ignore=without)
     shutil.copy(CHECKOUT / "pyproject.toml", other / "pyproject.toml")
-    with (other / "vfl_flower" / "axes" / "codecs.py").open("a") as file:
+    with (other / "vfl_flower" / "axes" / "codecs" / "channel.py").open("a") as file:
         file.write("# another checkout\n")
     codes: list[str] = []
     for app in (CHECKOUT, other):

@@ -5,17 +5,22 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from vfl_flower.axes.estimators.first_order import answer, update
-from vfl_flower.client_app import embed
+from vfl_flower.axes.batches import Window
+from vfl_flower.axes.estimators.first_order import FirstOrder, descend
+from vfl_flower.axes.server import by_gradient
 from vfl_flower.config import RunConfig
+from vfl_flower.data.blocks import FeatureBlock
+from vfl_flower.messages import TrainOrder
 from vfl_flower.models.bottoms import BottomModel, build_bottom
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
+from vfl_flower.party.party import Party
 from vfl_flower.systems import resolve
 
 LENGTHS = [4, 4, 3]
@@ -56,7 +61,7 @@ def test_answer_over_a_window_is_its_steps_in_order(
     top = build_top(config, [SIZE] * PARTIES, outputs)
     by_hand = copy.deepcopy(top)
     theirs = build_optimizer(config, by_hand, 0.1)
-    rows, _ = answer(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS, LENGTHS)
+    rows, _ = by_gradient(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS, LENGTHS)
 
     expected = []
     for h_step, labels_step in zip(h.split(LENGTHS), labels.split(LENGTHS), strict=True):
@@ -76,7 +81,7 @@ def test_plain_steps_of_the_top_model_are_gradient_descent() -> None:
     h, labels = data()
     top = build_top(config, [SIZE] * PARTIES, 3)
     weight, bias = (p.detach().clone() for p in top.parameters())
-    answer(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS, LENGTHS)
+    by_gradient(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS, LENGTHS)
     for h_step, labels_step in zip(h.split(LENGTHS), labels.split(LENGTHS), strict=True):
         n = len(h_step)
         error = (h_step @ weight.T + bias).softmax(1)
@@ -92,7 +97,7 @@ def test_answer_of_a_top_model_without_parameters(outputs: int) -> None:
     top = build_top(config_of(top_model="sum"), [outputs] * PARTIES, outputs)
     h = torch.randn(ROWS, PARTIES * outputs, generator=generator())
     labels = torch.randint(max(2, outputs), (ROWS,), generator=generator(1))
-    rows, _ = answer(top, None, h, labels, LENGTHS, LENGTHS)
+    rows, _ = by_gradient(top, None, h, labels, LENGTHS, LENGTHS)
     sums = h.view(ROWS, PARTIES, outputs).sum(1)
     if outputs == 1:
         error = sums.sigmoid() - labels[:, None]
@@ -114,9 +119,9 @@ def test_answer_tells_the_losses_before_each_step(top_model: str) -> None:
     optimizers = [
         build_optimizer(config, each, 0.1) if trainable else None for each in (top, by_hand)
     ]
-    _, losses = answer(top, optimizers[0], h, labels, [4, 4], [4, 4])
+    _, losses = by_gradient(top, optimizers[0], h, labels, [4, 4], [4, 4])
     first = loss_per_row(by_hand(h[:4]), labels[:4]).mean().item()
-    answer(by_hand, optimizers[1], h[:4], labels[:4], [4], [4])
+    by_gradient(by_hand, optimizers[1], h[:4], labels[:4], [4], [4])
     second = loss_per_row(by_hand(h[4:]), labels[4:]).mean().item()
     assert not losses.requires_grad
     assert losses.mean().item() == pytest.approx((first + second) / 2)
@@ -127,7 +132,7 @@ def test_sums_over_rows_are_divided_by_what_the_sampling_says() -> None:
     top = build_top(config, [3] * PARTIES, 3)
     h = torch.randn(7, PARTIES * 3, generator=generator())
     labels = torch.randint(3, (7,), generator=generator(1))
-    rows, losses = answer(top, None, h, labels, [5, 0, 2], [4, 4, 4])  # Poisson, batches of 4
+    rows, losses = by_gradient(top, None, h, labels, [5, 0, 2], [4, 4, 4])  # Poisson, batches of 4
     row_losses = loss_per_row(top(h), labels)
     expected = torch.stack([row_losses[:5].sum(), torch.zeros(()), row_losses[5:].sum()]) / 4
     torch.testing.assert_close(losses, expected)
@@ -141,7 +146,7 @@ def test_a_step_without_rows_leaves_the_top_model_alone() -> None:
     h, labels = data()
     for top, lengths in zip(tops, ([4, 0, 7], [4, 7]), strict=True):
         optimizer = build_optimizer(config, top, 0.1)
-        answer(top, optimizer, h, labels, lengths, [5] * len(lengths))
+        by_gradient(top, optimizer, h, labels, lengths, [5] * len(lengths))
     assert_same_parameters(*tops)
 
 
@@ -150,7 +155,7 @@ def test_gradient_rows_that_are_not_wanted_change_nothing_else() -> None:
     tops = [build_top(config, [SIZE] * PARTIES, 3) for _ in range(2)]
     h, labels = data()
     answers = [
-        answer(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS, LENGTHS, wanted)
+        by_gradient(top, build_optimizer(config, top, 0.1), h, labels, LENGTHS, LENGTHS, wanted)
         for top, wanted in zip(tops, (True, False), strict=True)
     ]
     assert answers[0][0] is not None and answers[1][0] is None
@@ -188,20 +193,43 @@ def gradients_at(
     return list(torch.autograd.grad(objective, list(model.parameters())))
 
 
+ORDER = TrainOrder(exchange=1, epoch=0, first=0, steps=len(LENGTHS), coordinated=True)
+WINDOW = Window(np.arange(ROWS, dtype=np.int32), np.array(LENGTHS, np.int32), distinct=True)
+
+
+def with_data(config: RunConfig, x: Tensor) -> Party:
+    """A whole party, of which these are the training rows."""
+    rows = x.numpy()
+    return Party(config, 0, PARTIES, 3, FeatureBlock(rows, rows[:0], ""))
+
+
 def test_embedding_is_the_forward_pass() -> None:
-    model, x, _ = party(config_of())
-    h = embed(model, x, None)
-    torch.testing.assert_close(h, model(x))
+    config = config_of(embedding_size=SIZE)
+    model, x, _ = party(config)
+    arrays = FirstOrder(config).embed(with_data(config, x), ORDER, WINDOW)
+    assert arrays.keys() == {"embedding"}
+    torch.testing.assert_close(torch.from_numpy(arrays["embedding"]), model(x).detach())
 
 
 def test_update_from_the_embeddings_at_hand_repeats_no_pass_and_gives_the_same() -> None:
-    config, results = config_of(regulariser_weight=0.1), []
+    config, results = config_of(regulariser_weight=0.1, embedding_size=SIZE), []
     for at_hand in (True, False):
         model, x, gradient_rows = party(config)
-        h = embed(model, x, None) if at_hand else None
-        optimizer = build_optimizer(config, model, 0.1)
-        update(model, optimizer, x, h, gradient_rows, LENGTHS, config, None)
-        results.append([p.detach() for p in model.parameters()])
+        end, estimator = with_data(config, x), FirstOrder(config)
+        before = [p.detach().clone() for p in end.model.parameters()]
+        estimator.embed(end, ORDER, WINDOW)
+        if not at_hand:  # as in another process
+            end.trace = None
+        passes: list[nn.Module] = []
+        end.model.register_forward_hook(lambda model, *_, passes=passes: passes.append(model))
+        estimator.update(end, {"gradient": gradient_rows.numpy()}, ORDER, WINDOW)
+        assert len(passes) == (0 if at_hand else 1)
+        results.append([p.detach() for p in end.model.parameters()])
+        # The same as from the model, its rows and the answer alone, at the configured rate.
+        optimizer = build_optimizer(config, model, config.training.party_lr)
+        descend(model, optimizer, x, None, gradient_rows, LENGTHS, config.training)
+        assert_same_parameters(end.model, model)
+        assert not any(map(torch.equal, results[-1], before))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
@@ -214,7 +242,7 @@ def test_plain_update_is_sequential_steps_at_the_parameters_of_the_upload(
     model, x, gradient_rows = party(config)
     uploaded_with, expected = copy.deepcopy(model), copy.deepcopy(model)
     optimizer = build_optimizer(config, model, 0.1)
-    update(model, optimizer, x, None, gradient_rows, LENGTHS, config, None)
+    descend(model, optimizer, x, None, gradient_rows, LENGTHS, config.training)
     for x_step, rows in zip(x.split(LENGTHS), gradient_rows.split(LENGTHS), strict=True):
         gradients = gradients_at(uploaded_with, x_step, rows, config)
         for p, g in zip(expected.parameters(), gradients, strict=True):
@@ -231,7 +259,7 @@ def test_update_is_the_loop_of_torch_over_two_windows(name: str, keys: dict[str,
     ours, theirs = (build_optimizer(config, each, 0.05) for each in (model, expected))
     for window in range(2):
         window_rows = gradient_rows * (window + 1)
-        update(model, ours, x, None, window_rows, LENGTHS, config, None)
+        descend(model, ours, x, None, window_rows, LENGTHS, config.training)
         uploaded_with = copy.deepcopy(expected)
         for x_step, rows in zip(x.split(LENGTHS), window_rows.split(LENGTHS), strict=True):
             gradients = gradients_at(uploaded_with, x_step, rows, config)
@@ -249,7 +277,7 @@ def test_one_step_is_gradient_descent_for_every_model(kind: str) -> None:
     rows = torch.randn(ROWS, SIZE, generator=generator(3))
     gradients = gradients_at(model, x, rows)
     before = [p.detach().clone() for p in model.parameters()]
-    update(model, build_optimizer(config, model, 0.1), x, None, rows, [ROWS], config, None)
+    descend(model, build_optimizer(config, model, 0.1), x, None, rows, [ROWS], config.training)
     for p, q, g in zip(model.parameters(), before, gradients, strict=True):
         torch.testing.assert_close(p.detach(), q - 0.1 * g)
 
@@ -260,7 +288,7 @@ def test_regulariser_alone_shrinks_the_parameters(lengths: list[int]) -> None:
     model, x, _ = party(config)
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = build_optimizer(config, model, 0.1)
-    update(model, optimizer, x, None, torch.zeros(ROWS, SIZE), lengths, config, None)
+    descend(model, optimizer, x, None, torch.zeros(ROWS, SIZE), lengths, config.training)
     for p, q in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(p.detach(), q * (1 - 0.1 * 0.5 * len(lengths)))
 
@@ -271,6 +299,6 @@ def test_learning_rate_zero_changes_nothing(optimizer: str) -> None:
     model, x, gradient_rows = party(config)
     before = copy.deepcopy(model)
     still = build_optimizer(config, model, 0.0)
-    update(model, still, x, None, gradient_rows, LENGTHS, config, None)
+    descend(model, still, x, None, gradient_rows, LENGTHS, config.training)
     for p, q in zip(model.parameters(), before.parameters(), strict=True):
         assert torch.equal(p, q)

@@ -11,7 +11,6 @@ from flwr.app import Context, Message
 from numpy.typing import NDArray
 from torch.nn import functional
 
-import strategies
 from tests.conftest import Start
 from vfl_flower import client_app
 from vfl_flower.axes.batches import draw_window
@@ -19,11 +18,12 @@ from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.tops import build_top
 from vfl_flower.start import Finished as Run
+from vfl_flower.systems import resolve
 
 
 def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]:
     """The joined model after ordinary SGD on joined data, by plain PyTorch."""
-    config = strategies.resolve(keys)
+    config = resolve(keys)
     labels = load_labels(config)
     y = torch.from_numpy(labels.train)
     x = [torch.from_numpy(load_features(config, m, parties).train) for m in range(parties)]
@@ -277,7 +277,7 @@ def test_alone_is_the_best_single_party(run: Start) -> None:
 def test_after_alone_every_party_has_the_model_of_its_own_run(run: Start) -> None:
     alone = run(2, {"strategy": "alone", "epochs": 2})
     for party in range(2):
-        config = strategies.resolve({})
+        config = resolve({})
         shape = load_features(config, party, 2).train.shape[1:]
         first = dict(build_bottom(config, party, shape, 32).named_parameters())
         for key, values in alone.parameters(f"party-{party}").items():

@@ -25,11 +25,11 @@ from tests import conftest
 from tests.conftest import Start, trained
 from vfl_flower import server_app
 from vfl_flower import start as engines
-from vfl_flower.axes.batches import draw_window
+from vfl_flower.axes.batches import Window, draw_window
+from vfl_flower.axes.estimators.base import Arrival
 from vfl_flower.axes.estimators.directions import Directions
-from vfl_flower.axes.estimators.first_order import answer
-from vfl_flower.axes.estimators.zeroth_order import answer as answer_differences
-from vfl_flower.axes.estimators.zeroth_order import step_top
+from vfl_flower.axes.estimators.zeroth_order import PairReading
+from vfl_flower.axes.server import by_differences, by_gradient
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.data.labels import Labels, class_weights
@@ -48,7 +48,6 @@ from vfl_flower.tools.compare import compare, table
 SIZE, PARTIES, OWN = 3, 2, 5
 LENGTHS = [4, 0, 5, 2]
 ROWS = sum(LENGTHS)
-MINE = slice(SIZE, 2 * SIZE)
 
 
 def config_of(**keys: Any) -> RunConfig:
@@ -100,7 +99,7 @@ def centralised(keys: Mapping[str, Any], parties: int, labels: Labels) -> dict[s
         of_parties = list(nn.ModuleList(bottoms[:parties]).parameters())
         groups.append({"params": of_parties, "lr": config.training.party_lr})
     optimizer = torch.optim.SGD(groups, momentum=momentum)
-    weights = class_weights(config, labels.train, len(labels.classes))
+    weights = class_weights(config.data, labels.train, len(labels.classes))
     weight = None if weights is None else torch.from_numpy(weights)
     steps = -(-len(y) // config.training.batch_size)
     for epoch in range(config.training.epochs):
@@ -190,9 +189,9 @@ def test_rmse_and_r2_are_those_of_scikit_learn_in_units_of_the_labels(
     diabetes: dict[str, Any],
 ) -> None:
     strategy, _ = trained(2, {**diabetes, "epochs": 3})
-    holder, labels = strategy.holder, strategy.labels
+    holder, labels = strategy.run.holder, strategy.labels
     with torch.no_grad():
-        outputs = holder.top(holder.test_table)[:, 0].double().numpy()
+        outputs = holder.top(holder.test_table.rows)[:, 0].double().numpy()
     predicted = labels.mean + labels.deviation * outputs
     truth = load_diabetes().target[np.random.default_rng(0).permutation(442)[:89]]
     metrics = holder.evaluate()
@@ -300,7 +299,7 @@ def test_weighted_training_is_the_weighted_loss_of_torch(run: Start, keys: dict[
 def test_balanced_classes_weigh_the_same_together() -> None:
     config = resolve({"class-weights": "balanced"})
     counts = np.array([10, 30, 0, 60])
-    weights = class_weights(config, np.repeat(np.arange(4), counts), 4)
+    weights = class_weights(config.data, np.repeat(np.arange(4), counts), 4)
     assert weights is not None and weights.dtype == np.float32
     np.testing.assert_allclose((weights * counts)[[0, 1, 3]], 100 / 4)
 
@@ -317,8 +316,10 @@ def test_a_weight_is_a_number_of_copies(outputs: int, own: int) -> None:
     tops = [build_top(config, [SIZE] * PARTIES, outputs, own) for _ in range(2)]
     steps = [build_optimizer(config, top, 0.1) for top in tops]
     divisors = [4, 1, 5, 2]
-    rows, losses = answer(tops[0], steps[0], h, labels, LENGTHS, divisors, class_weights=weights)
-    many, many_losses = answer(
+    rows, losses = by_gradient(
+        tops[0], steps[0], h, labels, LENGTHS, divisors, class_weights=weights
+    )
+    many, many_losses = by_gradient(
         tops[1],
         steps[1],
         h.repeat_interleave(copies, 0),
@@ -338,32 +339,42 @@ def test_a_weight_is_a_number_of_copies(outputs: int, own: int) -> None:
 @pytest.mark.parametrize("own", [0, OWN])
 @pytest.mark.parametrize("combine", ["concat", "mean"])
 def test_scalars_and_zeroth_order_steps_of_weighted_rows(combine: str, own: int) -> None:
-    keys = {"estimator": "zeroth-order", "server_update": "zeroth-order"}
-    config = config_of(combine=combine, mu=0.1, optimizer="sgd", **keys)
+    keys = {"estimator": "zeroth-order", "server_update": "zeroth-order", "sampling": "poisson"}
+    more = {"class_weights": "1,3,0.5", "batch_size": 4}  # 4 rows are expected of each step
+    config = config_of(combine=combine, mu=0.1, optimizer="sgd", **keys, **more)
     h, labels = rows_of(3, own)
-    weights, divisors = torch.tensor([1.0, 3.0, 0.5]), [4, 1, 5, 2]
-    top = build_top(config, [SIZE] * PARTIES, 3, own)
+    weights = torch.tensor([1.0, 3.0, 0.5])
     pair = tuple(torch.randn(2, ROWS, SIZE).unbind())
     assert len(pair) == 2
 
-    def f(model: TopModel, rows: Tensor) -> Tensor:
+    def f(model: TopModel, rows: Tensor, divisors: list[int]) -> Tensor:
         losses = functional.cross_entropy(model(rows), labels, reduction="none") * weights[labels]
         sums = torch.stack([part.sum() for part in losses.split(LENGTHS)])
         return sums / torch.tensor(divisors)
 
+    features = h[:, PARTIES * SIZE :].numpy()
+    known = Labels(labels.numpy(), labels.numpy(), ("a", "b", "c"), "")
+    known = replace(known, features=(features, features)) if own else known
+    holder = LabelHolder(config, known, dict.fromkeys(range(PARTIES), SIZE))
+    holder.table.rows[:] = h
+    window = Window(np.arange(ROWS, dtype=np.int32), np.array(LENGTHS, np.int32))
+    top = copy.deepcopy(holder.top)
     halves = [torch.cat([h[:, :SIZE], half, h[:, 2 * SIZE :]], dim=1) for half in pair]
-    expected = (f(top, halves[0]) - f(top, halves[1])) / 0.1
-    rest = labels, LENGTHS, divisors
-    found = answer_differences(config, top, h.clone(), MINE, pair, *rest, None, weights)
+    expected = (f(top, halves[0], [4] * 4) - f(top, halves[1], [4] * 4)) / 0.1
+    answers = holder.answer([Arrival(1, window, False, PairReading(pair[1], pair))])
+    assert answers.keys() == {1}
+    found = torch.from_numpy(answers[1]["difference"])
     torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5)
 
+    divisors = [4, 1, 5, 2]
     before = copy.deepcopy(top)
-    losses = step_top(config, top, build_optimizer(config, top, 0.01), h, *rest, b"key", weights)
-    torch.testing.assert_close(losses, f(before, h).detach())
+    optimizer, rest = build_optimizer(config, top, 0.01), (labels, LENGTHS, divisors)
+    losses = by_differences(config.estimator, top, optimizer, h, *rest, b"key", weights)
+    torch.testing.assert_close(losses, f(before, h, divisors).detach())
     parameters = dict(before.named_parameters())
     movement = {name: torch.zeros_like(p) for name, p in parameters.items()}
     shapes = [p.shape for p in parameters.values()]
-    for step, u in enumerate(Directions(config, b"key", before).stack(len(LENGTHS))):
+    for step, u in enumerate(Directions(config.estimator, b"key", before).stack(len(LENGTHS))):
         split = u.split([shape.numel() for shape in shapes])
         parts = dict(zip(parameters, map(Tensor.view, split, shapes), strict=True))
         shifted = {name: p + 0.1 * parts[name] for name, p in parameters.items()}
@@ -373,7 +384,7 @@ def test_scalars_and_zeroth_order_steps_of_weighted_rows(combine: str, own: int)
             return outputs
 
         at_once: Any = at
-        scalar = ((f(at_once, h) - f(before, h)) / 0.1)[step].detach()
+        scalar = ((f(at_once, h, divisors) - f(before, h, divisors)) / 0.1)[step].detach()
         for name in movement:
             movement[name] -= 0.01 * scalar * parts[name]
     for name, p in top.named_parameters():
@@ -398,9 +409,9 @@ def test_weight_draws_a_model_towards_its_class(strategy: str) -> None:
 
     def named(weights: str) -> NDArray[Any]:
         strategy_run, _ = trained(2, {**keys, "noise-seed": 0, "class-weights": weights})
-        holder = strategy_run.holder
+        holder = strategy_run.run.holder
         with torch.no_grad():
-            said: NDArray[Any] = holder.top(holder.test_table)[:, 0].numpy()
+            said: NDArray[Any] = holder.top(holder.test_table.rows)[:, 0].numpy()
         return said
 
     assert named("20,1").mean() < named("").mean() < named("1,20").mean()
@@ -459,7 +470,7 @@ def test_gradient_rows_are_those_of_the_parties_columns() -> None:
     leaf = h.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss_per_row(top(leaf), labels).sum() / 4, [leaf])
     for optimizer in (None, build_optimizer(config, top, 0.0)):
-        rows, _ = answer(top, optimizer, h, labels, [ROWS], [4])
+        rows, _ = by_gradient(top, optimizer, h, labels, [ROWS], [4])
         assert rows is not None and rows.shape == (ROWS, PARTIES * SIZE)
         torch.testing.assert_close(rows, expected[:, : PARTIES * SIZE])
 
@@ -539,9 +550,9 @@ def test_alone_is_one_party_or_the_label_holder_by_itself(
 
     strategy, _ = trained(2, keys)
     assert isinstance(strategy, Alone)
-    by_itself = dict(strategy.runs)["label holder"]
+    by_itself = strategy._finished["label holder"]
     assert by_itself.figures()["exchanges"] == by_itself.figures()["parties"] == 0
-    assert [entry["epoch"] for entry in by_itself.history] == [1, 2]
+    assert [entry["epoch"] for entry in by_itself.run.history.entries] == [1, 2]
     expected = centralised(keys, 0, labels)["top"]
     assert set(by_itself.top_arrays()) == set(expected)
     for key, values in expected.items():

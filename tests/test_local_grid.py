@@ -248,9 +248,9 @@ def test_delays_do_not_change_what_a_synchronous_run_learns(run: Start) -> None:
 def test_a_fast_party_takes_more_steps_than_a_slow_one() -> None:
     keys = {**FAST, "strategy": "vafl", "delay": "exponential", "epochs": 4}
     config = resolve(keys)
-    strategy = SYSTEMS["vafl"](config, load_labels(config))
+    strategy = SYSTEMS.load("vafl").load_strategy()(config, load_labels(config))
     strategy.start(LocalGrid(client_app.app, 3, keys, config))
-    steps = [seat.steps for seat in strategy.seats]
+    steps = [seat.steps for seat in strategy.run.seats]
     assert steps[0] > 1.5 * max(steps[1:])
     assert sum(steps) == 3 * 4 * 8
 
@@ -272,7 +272,7 @@ def test_no_embedding_older_than_the_delay_bound_is_used(
         for arrival in arrivals:
             lengths = arrival.window.lengths
             used_at = holder.steps + np.repeat(np.arange(len(lengths)), lengths)
-            for party, written in holder.written.items():
+            for party, written in holder.table.written.items():
                 if party == arrival.party:  # waits with its parameters as they were
                     continue
                 at = written[arrival.window.ids]

@@ -206,8 +206,8 @@ def test_parameters_survive_as_arrays() -> None:
 @pytest.mark.parametrize(
     ("keys", "shape", "sentence"),
     [
-        ({"bottom_model": "cnn"}, (5,), "'cnn' needs images, .* digits has shape"),
-        ({"bottom_model": "lstm"}, (5,), "'lstm' needs sequences .* digits has shape"),
+        ({"bottom_model": "cnn"}, (5,), r"'cnn' needs images, .* sample has shape \(5,\)"),
+        ({"bottom_model": "lstm"}, (5,), r"'lstm' needs sequences .* sample has shape \(5,\)"),
         ({"bottom_model": "lstm"}, (4, 4, 3), "'lstm' needs sequences"),
     ],
 )
@@ -298,13 +298,13 @@ def test_gradient_of_the_loss_is_its_derivative(outputs: int) -> None:
     [("l2", [0.0, 0.5, 4.5]), ("nonconvex", [0.0, 0.25, 0.45])],  # w^2 / 2; w^2 / (2 + 2 w^2)
 )
 def test_regularisers_by_hand_and_their_gradient(regulariser: str, values: list[float]) -> None:
-    config = config_of(regulariser=regulariser)
+    training = config_of(regulariser=regulariser).training
     torch.testing.assert_close(
-        penalty(config, torch.tensor([0.0, -1.0, 3.0])), torch.tensor(values)
+        penalty(training, torch.tensor([0.0, -1.0, 3.0])), torch.tensor(values)
     )
     w = 3 * torch.randn(50, dtype=torch.float64, requires_grad=True)
-    (expected,) = torch.autograd.grad(penalty(config, w).sum(), [w])
-    torch.testing.assert_close(penalty_gradient(config, w.detach()), expected)
+    (expected,) = torch.autograd.grad(penalty(training, w).sum(), [w])
+    torch.testing.assert_close(penalty_gradient(training, w.detach()), expected)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from flwr.app import Context, Message, RecordDict
+from numpy.typing import NDArray
 from sklearn.datasets import load_breast_cancer
 
 from tests.conftest import Start
@@ -31,16 +32,17 @@ from tests.organisations import (
     write,
 )
 from vfl_flower import client_app
-from vfl_flower.client_app import checkpoint
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.psi import Blinding
 from vfl_flower.data.source import Preparation
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.flower_internals import state_from_bytes
-from vfl_flower.holder import results
+from vfl_flower.holder import checkpoint, results
 from vfl_flower.messages import Aligned, AlignOrder, CommonOrder, DescribeOrder, Introduction, Order
 from vfl_flower.party.state import load_arrays, load_scalars
 from vfl_flower.wire import read_reply, to_message, to_reply
+
+Array = NDArray[Any]
 
 SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
@@ -207,19 +209,25 @@ def own_file(path: Path, **words: Any) -> OwnFile:
     return OwnFile(str(path), id=ID, party=1, **words)
 
 
+def prepared(own: OwnFile, train: Array, test: Array) -> tuple[Array, Array, Preparation]:
+    """Training and test rows, as the training rows teach it."""
+    preparation = own.learn(train)
+    return own.rows(train, preparation), own.rows(test, preparation), preparation
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_columns_are_scaled_by_the_training_rows_alone(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
     values = np.array([1.0, 3.0, 100.0, 5.0, -50.0])
     constant = np.full(5, 7)
     write(pd.DataFrame({ID: range(5), "a": values, "b": constant}), path)
-    train, test, preparation = own_file(path).prepared(np.array([3, 0, 1]), np.array([2, 4]))
+    train, test, preparation = prepared(own_file(path), np.array([3, 0, 1]), np.array([2, 4]))
     deviation = np.std([5, 1, 3])
     assert train.dtype == test.dtype == np.float32
     np.testing.assert_allclose(train[:, 0], (np.array([5, 1, 3]) - 3) / deviation, rtol=1e-6)
     np.testing.assert_allclose(test[:, 0], (np.array([100, -50]) - 3) / deviation, rtol=1e-6)
     assert not train[:, 1].any() and not test[:, 1].any()
-    again = own_file(path).prepared_as_before(preparation, np.array([2, 4]))
+    again = own_file(path).rows(np.array([2, 4]), preparation)
     np.testing.assert_array_equal(again, test)
 
 
@@ -228,7 +236,7 @@ def test_missing_numbers_become_the_training_rows_median(tmp_path: Path, suffix:
     path = tmp_path / f"a{suffix}"
     write(pd.DataFrame({ID: range(6), "a": [1.0, 2.0, 90.0, None, None, 5000.0]}), path)
     own = own_file(path, missing="median")
-    train, test, preparation = own.prepared(np.array([0, 1, 2, 3]), np.array([4, 5]))
+    train, test, preparation = prepared(own, np.array([0, 1, 2, 3]), np.array([4, 5]))
     assert preparation.numbers == {"a": 2.0}  # of 1, 2 and 90
     np.testing.assert_allclose(train[3], train[1])
     np.testing.assert_allclose(test[0], train[1])
@@ -241,13 +249,13 @@ def test_nullable_columns_of_parquet_are_numbers(tmp_path: Path, dtype: str) -> 
     column = pd.Series([1, 0, 1, None], dtype=dtype)
     write(pd.DataFrame({ID: range(4), "a": column}), path)
     with pytest.raises(ConfigError, match="has missing values in its features"):
-        own_file(path).prepared(np.array([0, 1]), np.array([2, 3]))
-    train, test, _ = own_file(path, missing="median").prepared(np.arange(3), np.array([3]))
+        prepared(own_file(path), np.array([0, 1]), np.array([2, 3]))
+    train, test, _ = prepared(own_file(path, missing="median"), np.arange(3), np.array([3]))
     np.testing.assert_allclose(test[0], train[0])
     empty = pd.DataFrame({ID: range(4), "a": pd.Series([None] * 4, dtype=dtype)})
     write(empty, path)
     with pytest.raises(ConfigError, match="has a column without any value"):
-        own_file(path, missing="median").prepared(np.arange(3), np.array([3]))
+        prepared(own_file(path, missing="median"), np.arange(3), np.array([3]))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
@@ -258,7 +266,7 @@ def test_a_text_column_becomes_one_of_zeros_and_ones_for_each_value(
     colours = ["red", "blue", "red", "green", "blue"]
     write(pd.DataFrame({ID: range(5), "c": colours, "n": [0.0, 1.0, 2.0, 3.0, 4.0]}), path)
     own = own_file(path, text="one-hot")
-    train, test, preparation = own.prepared(np.array([0, 1, 2]), np.array([3, 4]))
+    train, test, preparation = prepared(own, np.array([0, 1, 2]), np.array([3, 4]))
     assert preparation.texts == {"c": ["blue", "red"]}  # green is in no training row
     mean, deviation = np.array(preparation.mean), np.array(preparation.deviation)
     raw = np.concatenate([train, test]) * deviation + mean
@@ -272,9 +280,9 @@ def test_a_missing_text_is_refused_or_a_value_of_its_own(tmp_path: Path, suffix:
     path = tmp_path / f"a{suffix}"
     write(pd.DataFrame({ID: range(4), "c": ["red", None, "red", None]}), path)
     with pytest.raises(ConfigError, match="has missing values in its features"):
-        own_file(path, text="one-hot").prepared(np.arange(3), np.array([3]))
+        prepared(own_file(path, text="one-hot"), np.arange(3), np.array([3]))
     own = own_file(path, text="one-hot", missing="median")
-    train, test, preparation = own.prepared(np.arange(3), np.array([3]))
+    train, test, preparation = prepared(own, np.arange(3), np.array([3]))
     assert preparation.texts == {"c": ["", "red"]}
     np.testing.assert_array_equal(test[0], train[1])
 
@@ -283,9 +291,9 @@ def test_a_text_column_of_many_values_is_refused(tmp_path: Path, own_log: list[s
     path = tmp_path / "a.csv"
     write(pd.DataFrame({ID: range(102), "name": [f"name {n}" for n in range(102)]}), path)
     own = own_file(path, text="one-hot")
-    assert own.prepared(np.arange(100), np.array([100, 101]))[0].shape == (100, 100)
+    assert prepared(own, np.arange(100), np.array([100, 101]))[0].shape == (100, 100)
     with pytest.raises(ConfigError, match="has a text column with more than 100 values: leave"):
-        own.prepared(np.arange(101), np.array([101]))
+        prepared(own, np.arange(101), np.array([101]))
     assert any("column 'name' has 101 values" in line for line in own_log)
 
 
@@ -295,8 +303,8 @@ def test_columns_name_those_that_are_features(tmp_path: Path) -> None:
     assert own_file(path, label="label").feature_names == ["f0", "f1", "f2", "f3"]
     assert own_file(path, columns="f3, f1").feature_names == ["f3", "f1"]
     rows = np.arange(60)
-    two = own_file(path, columns="f3,f1").prepared(rows[:40], rows[40:])[0]
-    alone = own_file(path, columns="f1").prepared(rows[:40], rows[40:])[0]
+    two = prepared(own_file(path, columns="f3,f1"), rows[:40], rows[40:])[0]
+    alone = prepared(own_file(path, columns="f1"), rows[:40], rows[40:])[0]
     np.testing.assert_array_equal(two[:, 1], alone[:, 0])
 
 

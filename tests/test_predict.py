@@ -25,15 +25,13 @@ from tests.organisations import (
     small,
     write,
 )
-from vfl_flower.client_app import checkpoint
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.flower_internals import state_from_bytes
-from vfl_flower.holder import results
+from vfl_flower.holder import checkpoint, results
 from vfl_flower.holder.results import Results
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import load_model
-from vfl_flower.party import party
 from vfl_flower.party.state import load_about
 from vfl_flower.start import predict_local, run_local
 from vfl_flower.tools.cli import main
@@ -135,7 +133,7 @@ def organisations(tmp_path: Path, trained: Organisations) -> Organisations:
     """A copy of them, whose files a test may change."""
     folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
     files = [folder / path.name for path in trained.files]
-    return Organisations(folder, folder / trained.estimator.labels.name, files)
+    return Organisations(folder, folder / trained.labels.name, files)
 
 
 def test_predictions_are_those_of_the_models_by_id(organisations: Organisations) -> None:
@@ -270,14 +268,14 @@ class Cut(BaseException):
 
 def test_a_checkpoint_of_a_run_that_was_cut_short_predicts(tmp_path: Path) -> None:
     organisations = cut(tmp_path, small())
-    add = Results.add
+    evaluated = Results.evaluated
 
     def stop(self: Results, entry: dict[str, Any]) -> None:
-        add(self, entry)
+        evaluated(self, entry)
         if len(self.history) == 2:
             raise Cut
 
-    with patch.object(Results, "add", stop), pytest.raises(Cut):
+    with patch.object(Results, "evaluated", stop), pytest.raises(Cut):
         organisations.run("run", {**SHORT, "checkpoint-every": 3})
     found = checkpoint.load(tmp_path / "run")
     assert not found.finished
@@ -392,7 +390,6 @@ def test_a_folder_without_a_checkpoint(organisations: Organisations) -> None:
 
 
 def test_a_model_of_files_needs_files(organisations: Organisations) -> None:
-    party._skeletons.clear()
     with pytest.raises(ConfigError, match="is of files: name that of the new rows by dataset="):
         predict_local({"model": str(organisations.folder / "run")}, organisations.node_configs)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -20,24 +22,40 @@ from dp_accounting import (
     get_epsilon_gaussian,
 )
 from dp_accounting.pld import PLDAccountant
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import (
+    GaussianPrivacyEvent,
+    PrivacyAccountant,
+    PrivacySpent,
+    RdpAccountant,
+)
+from flwr.serverapp.exception import PrivacyBudgetExhausted
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from torch import Tensor
 
 from tests.conftest import Start, trained
 from vfl_flower import client_app
-from vfl_flower.axes.batches import Window, draw_window
-from vfl_flower.axes.estimators.first_order import update
-from vfl_flower.axes.privacy import accountant, epsilon_of_scalars
-from vfl_flower.axes.privacy.accountants import calibrated, most_steps
+from vfl_flower.axes import estimators
+from vfl_flower.axes.batches import Window, draw_window, expected_rows
+from vfl_flower.axes.estimators.first_order import descend
+from vfl_flower.axes.privacy.accountants import (
+    GdpAccountant,
+    calibrated,
+    known,
+    most_steps,
+    sampled,
+)
 from vfl_flower.axes.privacy.embeddings import EmbeddingLedger, epsilon
 from vfl_flower.axes.privacy.ledger import Ledger
 from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.axes.privacy.paper import (
     calibrated_by_theorem_vi5,
+    delta_of,
     epsilon_of_theorem_6,
     epsilon_of_theorem_vi5,
 )
 from vfl_flower.axes.privacy.scalars import ScalarLedger
-from vfl_flower.client_app import embed
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, PartyError, VflError
@@ -52,7 +70,7 @@ from vfl_flower.messages import (
 from vfl_flower.models.bottoms import BottomModel, build_bottom
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
-from vfl_flower.registry import SYSTEMS
+from vfl_flower.registry import LEDGERS, SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.systems import resolve
 
@@ -68,7 +86,13 @@ def config_of(**keys: Any) -> RunConfig:
 
 
 def noise_of(config: RunConfig, lengths: tuple[int, ...] = LENGTHS, **changed: Any) -> Perturbation:
-    return replace(Perturbation(config, b"secret", 7, lengths, LAST), **changed)
+    return replace(Perturbation(config.privacy, b"secret", 7, lengths, LAST), **changed)
+
+
+def ledger_of(config: RunConfig, rows: int) -> Ledger:
+    """What counts the releases of a run on so many training rows."""
+    estimator = estimators.choose(config)
+    return LEDGERS.load(config.privacy.mechanism)(config, rows, estimator)
 
 
 def drawn(perturb: Perturbation, layer: int = LAST, width: int = 4) -> Tensor:
@@ -107,7 +131,7 @@ def test_noise_differs_between_steps_layers_exchanges_and_secrets() -> None:
 def test_noise_has_more_than_32_bits_of_seed() -> None:
     # These two exchanges' seeds agree in the lowest 32 bits, all that torch's generator looks at.
     config = config_of()
-    one, other = (Perturbation(config, b"secret", e, (1,), 1) for e in (46843, 126272))
+    one, other = (Perturbation(config.privacy, b"secret", e, (1,), 1) for e in (46843, 126272))
     assert not torch.equal(drawn(one), drawn(other))
 
 
@@ -176,9 +200,9 @@ def test_feedback_pass_repeats_the_noise_of_the_upload(optimizer: str) -> None:
     x, gradient_rows = torch.randn(ROWS, 5), torch.randn(ROWS, 4)
 
     h = by_hand(model, x, inner, outer, 1.0).detach()
-    torch.testing.assert_close(embed(model, x, perturb), h)
+    torch.testing.assert_close(model(x, perturb), h)
     ours = build_optimizer(config, model, 0.1)
-    update(model, ours, x, None, gradient_rows, list(LENGTHS), config, perturb)
+    descend(model, ours, x, None, gradient_rows, LENGTHS, config.training, perturb)
     theirs, uploaded_with = build_optimizer(config, expected, 0.1), copy.deepcopy(expected)
     for step in range(len(LENGTHS)):
         x_s, rows_s, inner_s, outer_s = (
@@ -256,9 +280,11 @@ def test_party_learns_by_the_noise_of_the_upload_that_is_answered(optimizer: str
 
     ids = draw_window(party.config, 455, None, 0, 0, 3).ids
     x, lengths = torch.from_numpy(party.block.train[ids]), (20, 20, 20)
-    noise = Perturbation(party.config, party.secret, 1, lengths, LAST)
+    noise = Perturbation(party.config.privacy, party.secret, 1, lengths, LAST)
     theirs = build_optimizer(party.config, expected, party.config.training.party_lr)
-    update(expected, theirs, x, None, torch.from_numpy(rows), list(lengths), party.config, noise)
+    descend(
+        expected, theirs, x, None, torch.from_numpy(rows), lengths, party.config.training, noise
+    )
     for p, q in zip(party.model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(p, q)
 
@@ -318,14 +344,14 @@ def test_figure_of_the_paper_is_its_equation_15() -> None:
 @pytest.mark.parametrize("window", [1, 4, 100])
 def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
     keys = {**PRIVATE, "epochs": 3, "window": window, "batch-size": 100}
-    counted = trained(3, keys)[0].accountant
+    counted = trained(3, keys)[0].run.ledger
     assert isinstance(counted, EmbeddingLedger)
     assert counted.passes == counted.evaluations == {0: 3, 1: 3, 2: 3}
     assert [counted.most_uploads(party) for party in range(3)] == [3, 3, 3]
 
 
 def test_an_order_given_anew_counts_again() -> None:
-    counted = accountant(resolve(PRIVATE), 455)
+    counted = ledger_of(resolve(PRIVATE), 455)
     order = TrainOrder(exchange=1, epoch=0, first=0, steps=2, coordinated=True)
     for given in (order, replace(order, exchange=3), replace(order, exchange=4, first=2)):
         counted.ordered(0, given)
@@ -334,11 +360,19 @@ def test_an_order_given_anew_counts_again() -> None:
 
 def test_uploads_of_test_rows_count_too() -> None:
     private = {**PRIVATE, "strategy": "frozen", "epochs": 3}
-    counted = trained(2, private)[0].accountant
+    counted = trained(2, private)[0].run.ledger
     assert isinstance(counted, EmbeddingLedger)
     assert counted.most_uploads(1) == 1
     counted.ordered(1, EvaluateOrder(exchange=3))
     assert counted.most_uploads(1) == 2
+
+
+def test_rows_that_are_training_rows_and_test_rows_are_uploaded_as_both(run: Start) -> None:
+    keys = {**SECRET, "dataset": "breast-cancer", "window": 15, "epochs": 3, "eval-every": 1}
+    apart = run(2, keys).summary["epsilon"]
+    assert apart == epsilon(resolve(keys), 3)
+    both = run(2, {**keys, "test-fraction": 0.0}).summary["epsilon"]
+    assert both == epsilon(resolve(keys), 3 + 3)
 
 
 class Counting:
@@ -420,7 +454,7 @@ def test_uploads_count_though_the_run_ends_before_their_answer(sampling: str) ->
 
     app: Any = client
     config = resolve(keys)
-    strategy = SYSTEMS[config.strategy](config, load_labels(config))
+    strategy = SYSTEMS.load(config.strategy).load_strategy()(config, load_labels(config))
     with pytest.raises(PartyError):
         strategy.start(LocalGrid(app, 3, keys, config))
     assert strategy.figures()["epsilon"] >= epsilon(config, 1)
@@ -469,6 +503,196 @@ def test_noise_seed_makes_a_run_repeatable_and_a_secret_one_does_not(run: Start)
     assert not np.allclose(parameters(-1), parameters(-1), atol=1e-3)
 
 
+# --- accountants, by Flower's protocol ----------------------------------------------------------
+
+POPULATION, DELTA = 1000, 1e-5
+SOME = [
+    (GaussianPrivacyEvent(0.8, 50, POPULATION), 30),
+    (GaussianPrivacyEvent(3.0, POPULATION, POPULATION), 7),
+    (GaussianPrivacyEvent(0.8, 50, POPULATION), 4),
+]
+
+
+def fresh(kind: str, budget: float | None = None) -> PrivacyAccountant:
+    """An accountant of ours, as Flower knows them; that they are is checked by mypy too."""
+    if kind == "pld":
+        return sampled(DELTA, POPULATION, budget)
+    return GdpAccountant(replace(known(DELTA, POPULATION).config, max_epsilon=budget))
+
+
+def with_some(kind: str, budget: float | None = None) -> PrivacyAccountant:
+    accountant = fresh(kind, budget)
+    for release, count in SOME:
+        accountant.compose(release, count)
+    return accountant
+
+
+@pytest.mark.parametrize("kind", ["pld", "gdp"])
+def test_an_accountant_takes_what_flowers_protocol_says(kind: str) -> None:
+    accountant = fresh(kind)
+    names = [name for name in vars(PrivacyAccountant) if not name.startswith("_")]
+    assert {"config", "compose", "get_epsilon", "would_exceed", "load_state_dict"} < set(names)
+    for name in names:
+        protocol, ours = getattr(PrivacyAccountant, name), getattr(type(accountant), name)
+        assert isinstance(ours, property) == isinstance(protocol, property), name
+        if not isinstance(protocol, property):
+            found, asked = (signature(each, eval_str=True) for each in (ours, protocol))
+            assert found == asked, name
+
+
+def test_releases_of_several_kinds_are_what_dp_accounting_says_of_them_together() -> None:
+    theirs = PLDAccountant()
+    for release, count in SOME:
+        rate = release.sample_size / POPULATION
+        theirs.compose(event(rate, release.noise_multiplier, count))
+    found = with_some("pld").get_epsilon(DELTA)
+    assert found == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-3)
+
+
+def test_known_releases_of_several_kinds_are_one_gaussian_mechanism() -> None:
+    mu = math.sqrt((30 + 4) / 0.8**2 + 7 / 3.0**2)  # what is known of sampling is worth nothing
+    accountant = with_some("gdp")
+    assert delta_of_gaussian(accountant.get_epsilon(DELTA), mu) == pytest.approx(DELTA, rel=1e-6)
+    for eps in (0.0, 1.0, 20.0, 60.0):
+        assert accountant.get_delta(eps) == pytest.approx(delta_of_gaussian(eps, mu), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["pld", "gdp"])
+def test_an_accountant_spends_less_than_flowers_own_and_not_much(kind: str) -> None:
+    ours = with_some(kind)
+    bound = RdpAccountant(ours.config)  # by Renyi divergences, which lose a little
+    for release, count in SOME:
+        bound.compose(release, count)
+    assert ours.num_releases == bound.num_releases == 41
+    ratio = ours.get_epsilon(DELTA) / bound.get_epsilon(DELTA)
+    assert 0.8 < ratio <= 1
+
+
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2, 0.3])
+@pytest.mark.parametrize("kind", ["pld", "gdp"])
+def test_delta_is_the_inverse_of_epsilon(kind: str, delta: float) -> None:
+    accountant = with_some(kind)
+    assert accountant.get_delta(accountant.get_epsilon(delta)) == pytest.approx(delta, rel=1e-4)
+
+
+def test_delta_is_the_inverse_of_an_epsilon_whose_exponential_is_no_number() -> None:
+    accountant = known(DELTA, POPULATION)
+    accountant.compose(GaussianPrivacyEvent(0.02, 1, POPULATION))
+    spent = accountant.get_epsilon(DELTA)
+    assert spent > 1000
+    assert accountant.get_delta(spent) == pytest.approx(DELTA, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["pld", "gdp"])
+def test_nothing_released_is_nothing_spent(kind: str) -> None:
+    accountant = fresh(kind)
+    assert (accountant.num_releases, accountant.get_epsilon(DELTA)) == (0, 0.0)
+    assert accountant.get_delta(0.5) == 0.0
+    assert accountant.get_privacy_spent() == PrivacySpent(0.0, DELTA, 0, kind)
+
+
+@pytest.mark.parametrize("kind", ["pld", "gdp"])
+def test_what_is_spent_is_at_the_configured_delta_unless_another_is_given(kind: str) -> None:
+    accountant = with_some(kind)
+    spent = PrivacySpent(accountant.get_epsilon(DELTA), DELTA, 41, kind)
+    assert accountant.get_privacy_spent() == spent
+    at_another = accountant.get_privacy_spent(0.01)
+    assert at_another == PrivacySpent(accountant.get_epsilon(0.01), 0.01, 41, kind)
+    assert 0 < at_another.epsilon < spent.epsilon
+
+
+@pytest.mark.parametrize("kind", ["pld", "gdp"])
+def test_an_accountant_goes_on_from_its_state_as_json(kind: str) -> None:
+    accountant, again = with_some(kind), fresh(kind)
+    state = json.loads(json.dumps(accountant.state_dict()))
+    again.compose(GaussianPrivacyEvent(0.1, 1, POPULATION))  # which is forgotten
+    again.load_state_dict(state)
+    assert again.get_privacy_spent() == accountant.get_privacy_spent()
+    assert again.state_dict() == accountant.state_dict()
+    again.compose(*SOME[1])
+    assert again.num_releases == accountant.num_releases + 7
+    assert again.get_epsilon(DELTA) > accountant.get_epsilon(DELTA)
+    accountant.compose(*SOME[1])
+    assert again.get_privacy_spent() == accountant.get_privacy_spent()
+
+
+@pytest.mark.parametrize(("kind", "other"), [("pld", "gdp"), ("gdp", "pld")])
+def test_an_accountant_refuses_the_state_of_another(kind: str, other: str) -> None:
+    with pytest.raises(ValueError, match="another accountant"):
+        fresh(kind).load_state_dict(with_some(other).state_dict())
+    with pytest.raises(ValueError, match="another accountant"):
+        fresh(kind).load_state_dict({"method": kind})
+    of_others = sampled(DELTA, 2 * POPULATION) if kind == "pld" else known(DELTA, 2 * POPULATION)
+    with pytest.raises(ValueError, match="another accountant"):
+        of_others.load_state_dict(with_some(kind).state_dict())
+
+
+@pytest.mark.parametrize("kind", ["pld", "gdp"])
+def test_a_release_is_of_the_population_and_counted_at_least_once(kind: str) -> None:
+    accountant = fresh(kind)
+    for release, count in ((GaussianPrivacyEvent(1.0, 1, 2), 1), (SOME[0][0], 0), (SOME[0][0], -1)):
+        with pytest.raises(ValueError, match="of one population, and at least one at a time"):
+            accountant.compose(release, count)
+    assert accountant.num_releases == 0
+
+
+@pytest.mark.parametrize("kind", ["pld", "gdp"])
+def test_asking_whether_a_budget_would_be_exceeded_spends_nothing(kind: str) -> None:
+    (release, _), more = SOME[0], with_some(kind)
+    more.compose(release, 5)
+    after = more.get_epsilon(DELTA)
+    accountant = with_some(kind, budget=after)
+    before, spent = accountant.state_dict(), accountant.get_privacy_spent()
+    assert spent.epsilon < after
+    answers = [accountant.would_exceed(release, count=count) for count in (1, 5, 6, 50)]
+    assert answers == [False, False, True, True]  # exactly the budget is not beyond it
+    assert accountant.would_exceed(release, max_epsilon=0.99 * after, count=5)
+    assert not accountant.would_exceed(release, max_epsilon=1.01 * after, count=5)
+    assert accountant.state_dict() == before
+    assert accountant.get_privacy_spent() == spent
+    with pytest.raises(ValueError, match="no budget"):
+        fresh(kind).would_exceed(release)
+
+
+def in_flowers_strategy(
+    accountant: PrivacyAccountant,
+) -> DifferentialPrivacyServerSideFixedClipping:
+    plain = FedAvg(fraction_evaluate=0.0)
+    return DifferentialPrivacyServerSideFixedClipping(plain, 2.0, 1.0, 2, accountant=accountant)
+
+
+def test_flowers_own_strategy_stops_at_the_budget_that_our_accountant_keeps() -> None:
+    client = ClientApp()
+
+    @client.train()
+    def train(message: Message, context: Context) -> Message:
+        learnt = [
+            array + 1 for array in message.content.array_records["arrays"].to_numpy_ndarrays()
+        ]
+        content = RecordDict(
+            {"arrays": ArrayRecord(learnt), "metrics": MetricRecord({"num-examples": 1})}
+        )
+        return Message(content, reply_to=message)
+
+    budget = 6.0
+    accountant = GdpAccountant(replace(known(DELTA, 2).config, max_epsilon=budget))
+    strategy = in_flowers_strategy(accountant)
+    grid = LocalGrid(client, 2, {}, resolve({}))
+    with pytest.raises(PrivacyBudgetExhausted, match="would exceed max_epsilon"):
+        strategy.start(grid, ArrayRecord([np.zeros(3, np.float32)]), num_rounds=100)
+    rounds = accountant.num_releases
+    assert 1 < rounds < 100
+    deltas = [delta_of_gaussian(budget, math.sqrt(many) / 2.0) for many in (rounds, rounds + 1)]
+    assert deltas[0] <= DELTA < deltas[1]
+    spent = strategy.privacy_spent()
+    assert spent == accountant.get_privacy_spent() and 0 < spent.epsilon <= budget
+
+
+def test_flowers_own_strategy_refuses_an_accountant_that_relies_on_secret_sampling() -> None:
+    with pytest.raises(ValueError, match="no-amplification"):
+        in_flowers_strategy(sampled(DELTA, 2))
+
+
 # --- scalar noise -------------------------------------------------------------------------------
 
 DPZV = {"strategy": "dpzv", "dataset": "breast-cancer", "batch-size": 64, "window": 8}
@@ -477,6 +701,15 @@ DPZV = {"strategy": "dpzv", "dataset": "breast-cancer", "batch-size": 64, "windo
 def budget_of(eps: float, delta: float, batch: int, **more: Any) -> RunConfig:
     keys = {"strategy": "dpzv", "epsilon": eps, "delta": delta, "batch-size": batch, **more}
     return resolve(keys)
+
+
+def epsilon_of_scalars(config: RunConfig, rows: int, multiplier: float, steps: int) -> float:
+    """Epsilon of so many noisy scalars of a run on so many training rows."""
+    accountant = sampled(delta_of(config), rows)
+    if steps:
+        release = GaussianPrivacyEvent(multiplier, expected_rows(config, rows), rows)
+        accountant.compose(release, steps)
+    return accountant.get_epsilon(delta_of(config))
 
 
 def event(rate: float, multiplier: float, steps: int) -> DpEvent:
@@ -520,8 +753,7 @@ def test_no_scalar_costs_nothing_and_each_costs_more() -> None:
 def test_calibrated_noise_spends_the_budget_and_hardly_less(
     eps: float, delta: float, rows: int, batch: int, steps: int
 ) -> None:
-    config = budget_of(eps, delta, batch)
-    multiplier = calibrated(config, rows, steps)
+    multiplier = calibrated(eps, delta, batch, rows, steps)
     theirs = PLDAccountant().compose(event(batch / rows, multiplier, steps)).get_epsilon(delta)
     assert 0.995 * eps <= theirs <= eps
 
@@ -530,22 +762,22 @@ def test_calibrated_noise_is_that_of_dp_accounting() -> None:
     theirs = calibrate_dp_mechanism(
         PLDAccountant, lambda sigma: event(32 / 1437, sigma, 540), 0.1, 1e-4, tol=1e-3
     )
-    ours = calibrated(budget_of(0.1, 1e-4, 32), 1437, 540)
+    ours = calibrated(0.1, 1e-4, 32, 1437, 540)
     assert ours == pytest.approx(theirs, rel=2e-3)
 
 
 @pytest.mark.parametrize(("eps", "multiplier"), [(0.1, 8.0), (0.3, 4.0)])
 def test_most_steps_is_the_most_that_fit(eps: float, multiplier: float) -> None:
     config = budget_of(eps, 1e-3, 50)
-    steps = most_steps(config, 1000, multiplier, 2000)
+    steps = most_steps(eps, 1e-3, multiplier, 50, 1000, 2000)
     assert 0 < steps < 2000
     spent = [epsilon_of_scalars(config, 1000, multiplier, steps + more) for more in (0, 1)]
     assert spent[0] <= eps < spent[1]
-    assert most_steps(config, 1000, multiplier, steps // 2) == steps // 2
+    assert most_steps(eps, 1e-3, multiplier, 50, 1000, steps // 2) == steps // 2
 
 
 def test_without_noise_no_step_fits() -> None:
-    assert most_steps(budget_of(1.0, 1e-3, 50), 1000, 0.0, 10) == 0
+    assert most_steps(1.0, 1e-3, 0.0, 50, 1000, 10) == 0
 
 
 @pytest.mark.parametrize(
@@ -572,7 +804,7 @@ def test_scalars_get_gaussian_noise_of_the_calibrated_deviation(
     multiplier: float, clip: float, batch: int
 ) -> None:
     config = budget_of(1.0, 1e-3, batch, clip=clip)
-    noise, count = ScalarNoise(config, multiplier), 200_000
+    noise, count = ScalarNoise(config, multiplier, 1000), 200_000
     drawn = torch.cat([noise.added_to(torch.full((count // 10,), 7.0)) for _ in range(10)]) - 7.0
     unit = drawn / (multiplier * clip / batch)
     assert noise.clip == clip
@@ -587,7 +819,7 @@ def test_noise_on_scalars_is_secret_unless_a_seed_is_given() -> None:
 
     def drawn(noise_seed: int) -> list[float]:
         config = budget_of(1.0, 1e-3, 32, **{"noise-seed": noise_seed})
-        values: list[float] = ScalarNoise(config, 1.0).added_to(zeros).tolist()
+        values: list[float] = ScalarNoise(config, 1.0, 1000).added_to(zeros).tolist()
         return values
 
     assert drawn(-1) != drawn(-1)
@@ -597,11 +829,11 @@ def test_noise_on_scalars_is_secret_unless_a_seed_is_given() -> None:
 def test_the_accountant_is_that_of_the_privacy() -> None:
     kinds = {"none": Ledger, "perturbed-embedding": EmbeddingLedger}
     for privacy, kind in kinds.items():
-        assert type(accountant(resolve({"privacy": privacy}), 10)) is kind
-    scalar = accountant(budget_of(1.0, 1e-3, 5), 10)
+        assert type(ledger_of(resolve({"privacy": privacy}), 10)) is kind
+    scalar = ledger_of(budget_of(1.0, 1e-3, 5), 10)
     assert type(scalar) is ScalarLedger
-    assert accountant(resolve({}), 10).steps_allowed(77) == 77
-    assert accountant(resolve({}), 10).noise() is None
+    assert ledger_of(resolve({}), 10).steps_allowed(77) == 77
+    assert ledger_of(resolve({}), 10).noise() is None
 
 
 @pytest.mark.parametrize("eps", [0.1])
@@ -610,7 +842,7 @@ def test_noise_is_calibrated_to_the_scalars_of_all_parties(run: Start, eps: floa
     summary, config = run(3, keys).summary, resolve(keys)
     steps = 2 * 3 * 8
     assert summary["epochs"] == 2.0
-    assert summary["noise_multiplier"] == calibrated(config, 455, steps)
+    assert summary["noise_multiplier"] == calibrated(eps, 1e-3, 64, 455, steps)
     assert 0.995 * eps <= summary["epsilon"] <= eps
     assert summary["delta"] == 1e-3
     of_paper = epsilon_of_theorem_vi5(config, 455, summary["noise_multiplier"], steps)
@@ -641,7 +873,7 @@ def test_a_run_stops_before_it_goes_past_its_budget(run: Start, window: int) -> 
     client: Any = counting
     finished = run(2, keys, client)
     summary, config = finished.summary, resolve(keys)
-    allowed = most_steps(config, 455, 8.0, 2 * 10 * 8)
+    allowed = most_steps(0.2, 1e-3, 8.0, 64, 455, 2 * 10 * 8)
     assert 0 < allowed < 2 * 10 * 8
     assert scalars[0] == summary["steps"] == allowed
     assert summary["epochs"] == pytest.approx(allowed / 16, abs=1e-3)
@@ -663,7 +895,8 @@ def test_noise_that_is_known_or_none_is_worth_no_epsilon(
 
 
 def test_epsilon_for_who_knows_the_mini_batches() -> None:
-    counted = ScalarLedger(budget_of(1.0, 1e-4, 2), 4)
+    counted = ledger_of(budget_of(1.0, 1e-4, 2), 4)
+    assert isinstance(counted, ScalarLedger)
     counted.multiplier = 3.0
     assert counted.figures()["epsilon_known_batches"] == 0.0
     lengths = np.array([2, 0, 1], np.int32)
@@ -707,3 +940,80 @@ def test_scalar_noise_leaves_embeddings_as_they_are() -> None:
     order = TrainOrder(exchange=2, epoch=0, first=0, steps=8, coordinated=False)
     pair = party.train(order).arrays
     assert np.abs(pair["plus"] - pair["minus"]).max() < 1.0  # two mu along one direction
+
+
+# --- Poisson mini-batches of more rows than there are --------------------------------------------
+
+ROWS_OF_CANCER = 455
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "split-nn"},
+        {"strategy": "vafl"},
+        {"strategy": "ef-vfl", "codec": "identity", "labels": "shared"},
+        {"strategy": "frozen"},
+        {"strategy": "joined"},
+        {"strategy": "cascaded", "noise-seed": 0, "party-lr": 0.02},
+        {"strategy": "syn-zoo", "noise-seed": 0, "party-lr": 0.02, "server-lr": 0.02},
+    ],
+    ids=str,
+)
+def test_poisson_sampling_of_more_rows_than_there_are_is_a_full_batch(
+    run: Start, keys: dict[str, Any]
+) -> None:
+    keys = {"dataset": "breast-cancer", "epochs": 60, "window": 1, **keys}
+    full = run(2, {**keys, "batch-size": ROWS_OF_CANCER})
+    assert full.summary["test_accuracy"] > 0.85
+    for batch in (ROWS_OF_CANCER, 100 * ROWS_OF_CANCER):
+        sampled_all = run(2, {**keys, "sampling": "poisson", "batch-size": batch})
+        for figure in ("test_accuracy", "test_loss", "steps"):
+            expected = pytest.approx(full.summary[figure], rel=1e-4)
+            assert sampled_all.summary[figure] == expected, figure
+        for key, values in full.parameters("top").items():
+            np.testing.assert_allclose(sampled_all.parameters("top")[key], values, atol=1e-4)
+
+
+def test_scalar_noise_is_scaled_by_the_rows_where_more_are_asked_for(run: Start) -> None:
+    def noise(batch: int) -> tuple[float, list[float]]:
+        config = budget_of(1.0, 1e-3, batch, clip=0.3, **{"noise-seed": 1})
+        added = ScalarNoise(config, 2.0, ROWS_OF_CANCER)
+        values: list[float] = added.added_to(torch.zeros(5)).tolist()
+        return added.deviation, values
+
+    assert noise(ROWS_OF_CANCER)[0] == pytest.approx(2.0 * 0.3 / ROWS_OF_CANCER)
+    assert noise(ROWS_OF_CANCER) == noise(100 * ROWS_OF_CANCER) != noise(ROWS_OF_CANCER - 1)
+
+    more: list[dict[str, Any]] = [{}, {"calibration": "paper"}, {"noise-multiplier": 40.0}]
+    for given in more:
+        keys = {**DPZV, "window": 1, "epochs": 3, "epsilon": 2.0, "delta": 1e-3, **given}
+        one, other = (
+            run(2, {**keys, "batch-size": batch}).summary
+            for batch in (ROWS_OF_CANCER, 100 * ROWS_OF_CANCER)
+        )
+        figures = ("noise_multiplier", "epsilon", "epsilon_of_paper", "epsilon_known_batches")
+        assert [one[figure] for figure in figures] == [other[figure] for figure in figures]
+        # All rows are in every scalar, so that nothing is secret.
+        assert one["epsilon"] == pytest.approx(one["epsilon_known_batches"], rel=0.01)
+
+
+def test_a_private_run_of_more_rows_than_there_are_is_one_of_all_rows(run: Start) -> None:
+    keys = {**DPZV, "window": 1, "epochs": 40, "noise-multiplier": 1.0, "noise-seed": 0}
+    full, more = (
+        run(2, {**keys, "batch-size": batch}) for batch in (ROWS_OF_CANCER, 100 * ROWS_OF_CANCER)
+    )
+    assert full.summary["test_accuracy"] == more.summary["test_accuracy"]
+    for name in ("top", "party-0", "party-1"):
+        for key, values in full.parameters(name).items():
+            np.testing.assert_array_equal(more.parameters(name)[key], values)
+
+
+def test_mini_batches_may_all_have_been_empty() -> None:
+    counted = ledger_of(budget_of(1.0, 1e-4, 1), 4)
+    assert isinstance(counted, ScalarLedger)
+    counted.multiplier = 3.0
+    counted.answered(0, Window(np.zeros(0, np.int32), np.zeros(2, np.int32)))
+    figures = counted.figures()
+    assert figures["epsilon_known_batches"] == 0.0  # it is known that no row was in them
+    assert figures["epsilon"] == epsilon_of_scalars(counted.config, 4, 3.0, 2) > 0

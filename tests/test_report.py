@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from base64 import b64encode
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,11 +13,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-import strategies
 from tests.conftest import Start
+from vfl_flower.charts import draw_curves, draw_frontier
+from vfl_flower.config import KEYS
 from vfl_flower.runtimes.local import delay_seconds
+from vfl_flower.systems import resolve
 from vfl_flower.tools.cli import main
-from vfl_flower.tools.report import read, report
+from vfl_flower.tools.report import report
+from vfl_flower.tools.report.read import read
 
 QUICK: dict[str, Any] = {"dataset": "breast-cancer", "window": 5, "epochs": 2}
 
@@ -44,7 +50,7 @@ def test_the_parties_traffic_adds_up_to_the_run_s(run: Start, keys: dict[str, An
 
 def test_replies_took_the_virtual_seconds_that_were_drawn(run: Start) -> None:
     keys = {**QUICK, "strategy": "vafl", "delay": "exponential"}
-    config = strategies.resolve(keys)
+    config = resolve(keys)
     for each in run(3, keys).summary["by_party"]:
         numbers = range(1, each["exchanges"] + 1)
         drawn = [delay_seconds(config, each["party"], 3, number) for number in numbers]
@@ -62,7 +68,10 @@ def test_staleness_is_zero_in_step_and_the_others_turns_out_of_it(run: Start) ->
 
 # --- the page -----------------------------------------------------------------------------------
 
-HOSTILE = """</title></style><script>alert('1')</script><img src=x onerror="alert(1)">&amp;"""
+HOSTILE = (
+    """</title></style><script>alert('1')</script><img src=x onerror="alert(1)">&amp;$\\frac{"""
+)
+LEVEL = "8,4"  # the dashes of a level
 
 
 class Page:
@@ -83,13 +92,21 @@ class Page:
                 return {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[1:]}
         raise AssertionError(f"no table of {head}")
 
+    def lines(self, chart: str = "") -> list[ElementTree.Element]:
+        """The lines of a chart, or of all: in a run's colour, and not filled as its dots are."""
+        figures = [each for each in self.all("figure") if chart in ("", each[0].text)]
+        assert figures, f"no chart {chart}"
+        paths = (each for figure in figures for each in figure.iter("path"))
+        return [each for each in paths if re.fullmatch(r"var\(--s\d\)", each.attrib["stroke"])]
+
     def points(self, chart: str) -> list[list[tuple[float, float]]]:
-        """Of a chart's lines, how far right and how far up each point is."""
-        figure = next(each for each in self.all("figure") if each[0].text == chart)
-        return [
-            [(float(x), -float(y)) for x, y in (each.split(",") for each in line.split())]
-            for line in (each.attrib["points"] for each in figure.iter("polyline"))
+        """Of a chart's lines that are no levels, how far right and how far up each point is."""
+        numbers = [
+            [float(each) for each in line.attrib["d"].split() if each not in ("M", "L")]
+            for line in self.lines(chart)
+            if line.get("stroke-dasharray") != LEVEL
         ]
+        return [[(x, -y) for x, y in zip(each[::2], each[1::2], strict=True)] for each in numbers]
 
 
 def left(folder: Path, evaluations: int = 3, scale: float = 1, **summary: Any) -> Path:
@@ -140,7 +157,7 @@ def test_the_page_of_a_run_tells_its_figures(run: Start) -> None:
     assert spent["epsilon"] == "none" and "no noise" in spent["what it protects, and from whom"]
     assert page.table("what")["code"]["vafl"] == summary["code"][:16]
     # Accuracy, and both losses, against exchanges, megabytes, seconds and virtual seconds.
-    assert len(page.all("polyline")) == 4 * (1 + 2)
+    assert len(page.lines()) == 4 * (1 + 2)
 
 
 DELAYS = {
@@ -156,7 +173,7 @@ def test_settings_that_differ_come_first_and_all_are_there(run: Start) -> None:
     assert changed["seed"] == {"value": "3", "default": "0"}
     assert changed["estimator"] == {"value": "zeroth-order°", "default": "first-order"}
     assert rest["quorum"]["default"] == "auto"
-    assert not changed.keys() & rest.keys() and changed.keys() | rest.keys() == keys().keys()
+    assert not changed.keys() & rest.keys() and changed.keys() | rest.keys() == KEYS.keys()
 
 
 def test_privacy_says_what_is_spent_and_what_it_protects(run: Start) -> None:
@@ -182,6 +199,8 @@ def test_curves_are_drawn_to_scale(tmp_path: Path) -> None:
     assert second[0][0] == x2  # twice as many
     tips = ["".join(each.itertext()) for each in page.all("circle")]
     assert "vafl, a: 0.5 at 3" in tips and "vafl, b: 0.75 at 12" in tips  # megabytes
+    said = [each.attrib["aria-label"] for each in page.all("svg") if "role" in each.attrib]
+    assert all(f"vafl, {name}: test accuracy 0.8333 at the end" in said[0] for name in "ab")
     far = Page(report([tmp_path / "a", left(tmp_path / "c", scale=1000)]))
     first, second = far.points("test accuracy against exchanges")
     assert "exchanges, logarithmic" in far.text and "seconds, logarithmic" not in far.text
@@ -218,7 +237,7 @@ def test_what_sends_nothing_is_a_level(tmp_path: Path) -> None:
     page = Page(report([left(tmp_path / "a"), left(tmp_path / "b", scale=0, strategy="joined")]))
     assert len(page.points("test accuracy against exchanges")) == 1
     assert len(page.points("test accuracy against seconds")) == 2
-    levels = [each for each in page.all("line") if "level" in each.attrib.get("class", "")]
+    levels = [each for each in page.lines() if each.get("stroke-dasharray") == LEVEL]
     assert len(levels) == 4  # accuracy and loss, against exchanges and megabytes
 
 
@@ -261,6 +280,14 @@ def test_nothing_from_a_file_becomes_part_of_the_page_s_code(tmp_path: Path) -> 
         assert not [key for each in page.root.iter() for key in each.attrib if key[:2] == "on"]
 
 
+def test_a_run_s_name_is_no_formula_in_pictures(tmp_path: Path) -> None:
+    history = read([left(tmp_path / "a")])[0].history
+    histories = {HOSTILE: history, "_$\\frac{": history, "\ud800": history}
+    draw_curves(histories, tmp_path / "curves.png", {"$^$": 0.9})
+    draw_frontier(histories, tmp_path / "frontier.png", 0.9)
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in ("curves.png", "frontier.png"))
+
+
 def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
     page = Page(report([left(tmp_path / "a")]))
     assert {each.tag for each in page.root.iter()}.isdisjoint({"script", "link", "iframe", "img"})
@@ -268,7 +295,9 @@ def test_the_page_loads_nothing_and_runs_nothing(tmp_path: Path) -> None:
     assert not [each for each in attributes if each[0] in ("src", "href") or "://" in each[1]]
     assert "url(" not in page.text and "@import" not in page.text
     policy = [each.attrib["content"] for each in page.all("meta") if "http-equiv" in each.attrib]
-    assert policy[0].startswith("default-src 'none'")
+    style = b64encode(sha256((page.all("style")[0].text or "").encode()).digest()).decode()
+    assert policy[0].startswith(f"default-src 'none'; style-src 'sha256-{style}';")
+    assert not [each for each in attributes if each[0] == "style" or "url(" in each[1]]
 
 
 def test_every_table_has_headers_and_every_picture_a_text(tmp_path: Path) -> None:

@@ -5,24 +5,33 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from vfl_flower.axes.estimators import zeroth_order
-from vfl_flower.axes.estimators.directions import Directions
-from vfl_flower.axes.estimators.zeroth_order import answer, block_names, fresh, step_top, update
+from vfl_flower.axes.batches import Window, join
+from vfl_flower.axes.estimators import directions as directions_module
+from vfl_flower.axes.estimators.base import Arrival
+from vfl_flower.axes.estimators.directions import Directions, values_of_pairs
+from vfl_flower.axes.estimators.zeroth_order import Pair, PairReading, ZerothOrder
 from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
-from vfl_flower.client_app import embed
+from vfl_flower.axes.server import by_differences
 from vfl_flower.config import RunConfig
-from vfl_flower.models.bottoms import BottomModel, build_bottom
+from vfl_flower.data.blocks import FeatureBlock
+from vfl_flower.data.labels import Labels
+from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.messages import TrainOrder
+from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.tops import TopModel, build_top
 from vfl_flower.models.training import build_optimizer
+from vfl_flower.party.party import Party
 from vfl_flower.systems import resolve
 
-KEY = b"key"
+SECRET = b"secret"
+KEY = SECRET + b"|1"  # of a party's first message
 LENGTHS = [4, 0, 5, 2]
 ROWS = sum(LENGTHS)
 SIZE, PARTIES, OUTPUTS = 3, 2, 3
@@ -36,6 +45,7 @@ every_optimizer = pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam
 def config_of(**keys: Any) -> RunConfig:
     """Of parties with smooth, small models, which are far apart at w and at w + mu u."""
     keys = {"bottom_hidden": 4, "embedding_activation": "tanh", "mu": 0.1, **keys}
+    keys = {"embedding_size": SIZE, **keys}
     keys = {"estimator": "zeroth-order", "server_update": "zeroth-order", **keys}
     return resolve({key.replace("_", "-"): value for key, value in keys.items()})
 
@@ -44,11 +54,59 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def party(config: RunConfig, rows: int = ROWS) -> tuple[BottomModel, Tensor]:
+def party_of(config: RunConfig, rows: int = ROWS) -> tuple[Party, Tensor]:
+    """A party, and the features of its training rows."""
     image = config.models.bottom in ("cnn", "lstm")
     shape = (4, 4) if image else (5,)
     x = torch.randn(rows, *shape, generator=generator(2))
-    return build_bottom(config, 0, shape, SIZE), x
+    party = Party(config, 0, PARTIES, OUTPUTS, FeatureBlock(x.numpy(), x[:0].numpy(), ""))
+    party.secret = SECRET
+    return party, x
+
+
+def model_of(config: RunConfig, rows: int = ROWS) -> tuple[BottomModel, Tensor]:
+    """A party's model, and the features of its training rows."""
+    party, x = party_of(config, rows)
+    return party.model, x
+
+
+def order_of(steps: int, exchange: int = 1) -> TrainOrder:
+    return TrainOrder(exchange=exchange, epoch=0, first=0, steps=steps, coordinated=False)
+
+
+def window_of(lengths: list[int]) -> Window:
+    """Steps on the first rows, one after the other."""
+    return Window(np.arange(sum(lengths), dtype=np.int32), np.array(lengths, np.int32))
+
+
+def learn(
+    party: Party, optimizer: torch.optim.Optimizer, u: Tensor | None, scalars: Tensor
+) -> None:
+    """A party's steps, where the directions ``u`` of its upload are still at hand, or not."""
+    party.optimizer, party.trace = optimizer, u
+    order, window = order_of(len(scalars)), window_of([0] * len(scalars))
+    ZerothOrder(party.config).update(party, {"difference": scalars.numpy()}, order, window)
+
+
+def holder_of(
+    config: RunConfig, h: Tensor, labels: Tensor, noise: ScalarNoise | None = None
+) -> LabelHolder:
+    """A label holder with these rows in its table."""
+    known = Labels(labels.numpy(), labels[:0].numpy(), ("a", "b", "c"), "")
+    holder = LabelHolder(config, known, dict.fromkeys(range(PARTIES), SIZE), noise)
+    holder.table.rows[:] = h
+    return holder
+
+
+def answer(holder: LabelHolder, pair: Pair, lengths: list[int]) -> Tensor:
+    """The scalars that the second party gets for a pair of the first rows."""
+    assert holder.columns[1] == MINE
+    window = window_of(lengths)
+    arrival = Arrival(1, window, False, PairReading(pair[1], pair))
+    joint = join(holder.config, len(holder.labels), [window])
+    feedback = ZerothOrder(holder.config).answer(holder, [arrival], joint)
+    assert feedback.keys() == {1} and feedback[1].keys() == {"difference"}
+    return torch.from_numpy(feedback[1]["difference"])
 
 
 def others(rows: int = ROWS) -> tuple[Tensor, Tensor]:
@@ -78,11 +136,11 @@ def at(model: nn.Module, shift: Tensor, x: Tensor) -> Tensor:
 
 def drawn(config: RunConfig, model: nn.Module, steps: int = len(LENGTHS)) -> Tensor:
     """The directions of a window, [steps, d]."""
-    return Directions(config, KEY, model).stack(steps)
+    return Directions(config.estimator, KEY, model).stack(steps)
 
 
 def one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zeroth_order, "_STACK", 0)
+    monkeypatch.setattr(directions_module, "_STACK", 0)
 
 
 # --- identity 3: what the estimates estimate ----------------------------------------------------
@@ -96,20 +154,11 @@ def differences_of(
     h, labels = others(rows)
     lengths = [rows] * steps
     many = x.repeat(steps, *[1] * (x.dim() - 1))
-    pair, u = embed(model, many, lengths, Directions(config, KEY, model))
+    pair, u = values_of_pairs(model, many, lengths, Directions(config.estimator, KEY, model))
     assert u is not None
-    scalars = answer(
-        config,
-        top_of(config),
-        h.repeat(steps, 1),
-        MINE,
-        pair,
-        labels.repeat(steps),
-        lengths,
-        lengths,
-        None,
-    )
-    return scalars, u
+    holder = holder_of(config, h.repeat(steps, 1), labels.repeat(steps))
+    holder.optimizer = None  # its own steps are not what is looked at
+    return answer(holder, pair, lengths), u
 
 
 def true_gradient(config: RunConfig, model: BottomModel, x: Tensor) -> Tensor:
@@ -123,11 +172,11 @@ def true_gradient(config: RunConfig, model: BottomModel, x: Tensor) -> Tensor:
 @both_differences
 def test_mean_of_many_estimates_is_the_gradient(directions: str, differences: str) -> None:
     config = config_of(directions=directions, differences=differences, mu=1e-2)
-    model, x = party(config, rows=6)
+    party, x = party_of(config, rows=6)
+    model = party.model
     gradient, before, steps = true_gradient(config, model, x), flat(model), 20_000
     scalars, u = differences_of(config, model, x, steps)
-    optimizer = build_optimizer(config, model, 1.0 / steps)
-    update(optimizer, Directions(config, KEY, model), u, scalars)
+    learn(party, build_optimizer(config, model, 1.0 / steps), u, scalars)
     estimate = before - flat(model)
     # d = 39: the mean of S estimates is off by sqrt(d / S), here 4.4 %, of the gradient's length.
     assert torch.cosine_similarity(estimate, gradient, dim=0) > 0.99
@@ -149,7 +198,7 @@ def test_two_sided_differences_have_less_bias_and_less_error(directions: str) ->
             embedding_activation="none",
             top_model="linear",
         )
-        model, x = party(config, rows=6)
+        model, x = model_of(config, rows=6)
         scalars, u = differences_of(config, model, x, 2000)
         errors = scalars - u @ true_gradient(config, model, x)
         bias[differences], error[differences] = errors.mean().item(), errors.abs().mean().item()
@@ -166,11 +215,11 @@ def test_two_sided_differences_have_less_bias_and_less_error(directions: str) ->
 )
 def test_directions_have_the_moments_of_their_kind(directions: str, phi: int) -> None:
     config = config_of(directions=directions)
-    model, _ = party(config)
+    model, _ = model_of(config)
     steps = 40_000
     u = drawn(config, model, steps)
     assert u.shape == (steps, 39)
-    assert Directions(config, KEY, model).phi == phi
+    assert Directions(config.estimator, KEY, model).phi == phi
     norms = u.norm(dim=1)
     if directions != "gaussian":
         radius = 1.0 if directions == "sphere" else 39**0.5
@@ -188,10 +237,10 @@ def test_directions_are_drawn_again_one_by_one(
     directions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(directions=directions)
-    model, _ = party(config)
+    model, _ = model_of(config)
     whole = drawn(config, model, 5)
-    monkeypatch.setattr(zeroth_order, "_BLOCK", 7)
-    again = Directions(config, KEY, model)
+    monkeypatch.setattr(directions_module, "_BLOCK", 7)
+    again = Directions(config.estimator, KEY, model)
     for step in (0, 1, 1, 4, 2, 3, 0):  # in any order, as often as it is wanted
         tensors = [torch.zeros_like(p) for p in again.parameters]
         again.add(step, tensors, 3.0)
@@ -202,11 +251,11 @@ def test_directions_are_drawn_again_one_by_one(
 
 def test_directions_differ_between_keys_and_steps() -> None:
     config = config_of()
-    model, _ = party(config)
+    model, _ = model_of(config)
     all_drawn = [
         row
         for key in (b"one", b"other", b"one|1")
-        for row in Directions(config, key, model).stack(3)
+        for row in Directions(config.estimator, key, model).stack(3)
     ]
     for number, one in enumerate(all_drawn):
         for other in all_drawn[:number]:
@@ -216,8 +265,10 @@ def test_directions_differ_between_keys_and_steps() -> None:
 def test_directions_have_more_than_32_bits_of_seed() -> None:
     # The seeds of these two keys agree in the lowest 32 bits.
     config = config_of()
-    model, _ = party(config)
-    one, other = (Directions(config, b"key %d" % n, model).stack(1) for n in (67792, 90987))
+    model, _ = model_of(config)
+    one, other = (
+        Directions(config.estimator, b"key %d" % n, model).stack(1) for n in (67792, 90987)
+    )
     assert not torch.equal(one, other)
 
 
@@ -228,9 +279,9 @@ def test_directions_have_more_than_32_bits_of_seed() -> None:
 @pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm", "binarised", "scorecard"])
 def test_pair_is_the_embeddings_at_both_ends_of_each_step(kind: str, differences: str) -> None:
     config = config_of(bottom_model=kind, differences=differences, mu=0.3)
-    model, x = party(config)
+    model, x = model_of(config)
     u = drawn(config, model)
-    pair, stacked = embed(model, x, LENGTHS, Directions(config, KEY, model))
+    pair, stacked = values_of_pairs(model, x, LENGTHS, Directions(config.estimator, KEY, model))
     assert (stacked is None) == (kind == "lstm")
     other = -0.3 if differences == "two-sided" else 0.0
     for found, mu in zip(pair, (0.3, other), strict=True):
@@ -260,15 +311,16 @@ def test_stacked_steps_are_those_taken_one_after_the_other(
     for in_place in (False, True):
         if in_place:
             one_after_the_other(monkeypatch)
-        model, x = party(config, sum(lengths))
-        steps = build_optimizer(config, model, 0.01)
-        for window in range(2):  # the optimizer's state passes on
-            directions = Directions(config, b"%d" % window, model)
-            pair, u = embed(model, x, lengths, directions)
-            assert (u is None) == (in_place or len(lengths) == 1)
-            update(steps, Directions(config, b"%d" % window, model), u, scalars)
-            pairs.append(pair)
-        models.append(model)
+        party, _ = party_of(config, sum(lengths))
+        party.optimizer = build_optimizer(config, party.model, 0.01)
+        estimator, window = ZerothOrder(config), window_of(lengths)
+        for exchange in range(2):  # the optimizer's state passes on
+            order = order_of(len(lengths), exchange)
+            sent = estimator.embed(party, order, window)
+            pairs.append([torch.from_numpy(sent[name]) for name in estimator.block_names()])
+            assert (party.trace is None) == (in_place or len(lengths) == 1)
+            estimator.update(party, {"difference": scalars.numpy()}, order, window)
+        models.append(party.model)
     for ours, theirs in zip(pairs[:2], pairs[2:], strict=True):
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
@@ -281,25 +333,25 @@ def test_parameters_are_restored_to_rounding(
     directions: str, differences: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(directions=directions, differences=differences)
-    model, x = party(config)
+    model, x = model_of(config)
     before = flat(model)
-    embed(model, x, LENGTHS, Directions(config, KEY, model))
+    values_of_pairs(model, x, LENGTHS, Directions(config.estimator, KEY, model))
     assert torch.equal(flat(model), before)
     one_after_the_other(monkeypatch)
     for _ in range(10):
-        embed(model, x, LENGTHS, Directions(config, KEY, model))
+        values_of_pairs(model, x, LENGTHS, Directions(config.estimator, KEY, model))
     torch.testing.assert_close(flat(model), before, rtol=0, atol=1e-5)
 
 
 def test_a_model_that_cannot_be_stacked_learns_like_any_other() -> None:
     config = config_of(bottom_model="lstm")
-    model, x = party(config)
+    party, x = party_of(config)
+    model = party.model
     u, before = drawn(config, model), flat(model)
     scalars = torch.randn(len(LENGTHS), generator=generator(5))
-    _, trace = embed(model, x, LENGTHS, Directions(config, KEY, model))
+    _, trace = values_of_pairs(model, x, LENGTHS, Directions(config.estimator, KEY, model))
     assert trace is None
-    optimizer = build_optimizer(config, model, 0.1)
-    update(optimizer, Directions(config, KEY, model), trace, scalars)
+    learn(party, build_optimizer(config, model, 0.1), trace, scalars)
     torch.testing.assert_close(flat(model), before - 0.1 * scalars @ u, rtol=1e-4, atol=1e-5)
 
 
@@ -310,14 +362,14 @@ def test_window_of_plain_steps_by_hand(
     directions: str, at_hand: bool, in_place: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(directions=directions)
-    model, _ = party(config)
+    party, _ = party_of(config)
+    model = party.model
     u, before = drawn(config, model), flat(model)
     scalars = torch.tensor([0.5, 0.0, -1.0, 2.0])
     phi = 39 if directions == "sphere" else 1
     if in_place:
         one_after_the_other(monkeypatch)
-    optimizer = build_optimizer(config, model, 0.1)
-    update(optimizer, Directions(config, KEY, model), u if at_hand else None, scalars)
+    learn(party, build_optimizer(config, model, 0.1), u if at_hand else None, scalars)
     expected = before - 0.1 * phi * (0.5 * u[0] - u[2] + 2 * u[3])
     torch.testing.assert_close(flat(model), expected, rtol=1e-4, atol=1e-5)
 
@@ -334,7 +386,8 @@ def test_regulariser_adds_its_own_differences(
         regulariser_weight=0.3,
         directions="scaled-sphere",
     )
-    model, _ = party(config)
+    party, _ = party_of(config)
+    model = party.model
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(3)  # so that the two regularisers are far apart
@@ -357,8 +410,7 @@ def test_regulariser_adds_its_own_differences(
         expected -= 0.01 * (scalar + 0.3 * own) * u
     if in_place:
         one_after_the_other(monkeypatch)
-    optimizer = build_optimizer(config, model, 0.01)
-    update(optimizer, Directions(config, KEY, model), None, scalars)
+    learn(party, build_optimizer(config, model, 0.01), None, scalars)
     torch.testing.assert_close(flat(model), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -366,10 +418,10 @@ def test_regulariser_adds_its_own_differences(
 def test_each_embedding_of_a_pair_has_noise_of_its_own(differences: str) -> None:
     keys = {"privacy": "perturbed-embedding", "embedding_bound": 100.0, "noise_seed": 0}
     config = config_of(differences=differences, embedding_activation="none", **keys)
-    model, x = party(config)
-    perturb = Perturbation(config, b"secret", 1, tuple(LENGTHS), last=1)
-    clean, _ = embed(model, x, LENGTHS, Directions(config, KEY, model))
-    noisy, _ = embed(model, x, LENGTHS, Directions(config, KEY, model), perturb)
+    model, x = model_of(config)
+    perturb = Perturbation(config.privacy, b"secret", 1, tuple(LENGTHS), last=1)
+    clean, _ = values_of_pairs(model, x, LENGTHS, Directions(config.estimator, KEY, model))
+    noisy, _ = values_of_pairs(model, x, LENGTHS, Directions(config.estimator, KEY, model), perturb)
     noise = [one - other for one, other in zip(noisy, clean, strict=True)]
     zeros = torch.zeros(ROWS, SIZE)
     torch.testing.assert_close(noise[0], perturb.of_pair()(1, zeros), rtol=1e-4, atol=1e-5)
@@ -388,18 +440,18 @@ def row_loss(top: TopModel, h: list[float], label: int) -> float:
 @pytest.mark.parametrize("clip", [None, 0.2])
 def test_answer_by_hand(differences: str, clip: float | None) -> None:
     mu = 0.1
-    config = config_of(differences=differences, mu=mu)
+    config = config_of(differences=differences, mu=mu, sampling="poisson", batch_size=4)
     noise = None
     if clip:
         private = {"strategy": "dpzv", "noise-multiplier": 0.0, "clip": clip, "mu": mu}
+        private |= {"batch-size": 4, "embedding-size": SIZE}
         config = resolve({**private, "differences": differences})
-        noise = ScalarNoise(config, 0.0)
+        noise = ScalarNoise(config, 0.0, ROWS)
     top = top_of(config)
     h, labels = others()
     pair = tuple(torch.randn(2, ROWS, SIZE, generator=generator(6)).unbind())
     assert len(pair) == 2
-    divisors = [4, 4, 4, 4]  # as Poisson sampling has them
-    found = answer(config, top, h.clone(), MINE, pair, labels, LENGTHS, divisors, noise)
+    found = answer(holder_of(config, h, labels, noise), pair, LENGTHS)
 
     expected, row, clipped = [], 0, 0
     for length in LENGTHS:
@@ -414,7 +466,7 @@ def test_answer_by_hand(differences: str, clip: float | None) -> None:
                 difference, clipped = clip if difference > 0 else -clip, clipped + 1
             total += difference
             row += 1
-        expected.append(total / 4)
+        expected.append(total / 4)  # as Poisson sampling has it
     assert expected[1] == 0.0  # a step without rows
     assert bool(clipped) == bool(clip)
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
@@ -446,7 +498,7 @@ def test_steps_of_the_top_model_by_hand(
     by_hand, before = nn.Parameter(flat(top)), copy.deepcopy(top)
     divisors = [4, 1, 5, 2]
     ours = build_optimizer(config, top, 0.01)
-    losses = step_top(config, top, ours, h, labels, LENGTHS, divisors, KEY)
+    losses = by_differences(config.estimator, top, ours, h, labels, LENGTHS, divisors, KEY)
 
     theirs = build_optimizer(config, nn.ParameterList([by_hand]), 0.01)
     two_sided, end = differences == "two-sided", 0
@@ -470,21 +522,21 @@ def test_steps_of_the_top_model_by_hand(
 
 @pytest.mark.parametrize("combine", ["concat", "mean"])
 def test_a_window_without_rows_is_answered_by_zeros(combine: str) -> None:
-    config = config_of(combine=combine, optimizer="sgd")
-    top, (h, labels) = top_of(config), others(0)
-    pair = h[:, MINE], h[:, MINE]
-    scalars = answer(config, top, h.clone(), MINE, pair, labels, [0], [4], None)
-    assert scalars.tolist() == [0.0]
-    before, optimizer = flat(top), build_optimizer(config, top, 0.1)
-    losses = step_top(config, top, optimizer, h, labels, [0], [4], KEY)
+    config = config_of(combine=combine, optimizer="sgd", sampling="poisson", batch_size=4)
+    holder, (h, _) = holder_of(config, *others()), others(0)
+    before = flat(holder.top)
+    assert answer(holder, (h[:, MINE], h[:, MINE]), [0]).tolist() == [0.0]
+    (losses,) = holder.losses  # of the top model, which has had its step by then
     assert losses.tolist() == [0.0]
-    torch.testing.assert_close(flat(top), before)
+    assert holder.steps == 1
+    torch.testing.assert_close(flat(holder.top), before)
 
 
 def test_a_top_model_without_parameters_only_tells_its_losses() -> None:
     config = config_of(top_model="sum")
     top, (h, labels) = build_top(config, [SIZE] * PARTIES, SIZE), others()
-    losses = step_top(config, top, None, h, labels, LENGTHS, [4, 4, 4, 4], KEY)
+    of_four = [4, 4, 4, 4]
+    losses = by_differences(config.estimator, top, None, h, labels, LENGTHS, of_four, KEY)
     rows = loss_per_row(h[:, :SIZE] + h[:, SIZE:], labels)
     expected = [part.sum() / 4 for part in rows.split(LENGTHS)]
     torch.testing.assert_close(losses, torch.stack(expected))
@@ -500,7 +552,31 @@ def test_a_top_model_without_parameters_only_tells_its_losses() -> None:
 def test_what_a_pair_is_called_and_brings_to_the_table(
     differences: str, names: tuple[str, str], kept: list[float]
 ) -> None:
-    config = config_of(differences=differences)
-    assert block_names(config) == names
-    pair = torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 4.0]])
-    assert fresh(config, pair).tolist() == [kept]
+    config = config_of(differences=differences, embedding_size=2)
+    estimator, table, window = ZerothOrder(config), torch.zeros(1, 2), window_of([1])
+    assert estimator.block_names() == names
+    pair = np.array([[1.0, 2.0]], np.float32), np.array([[2.0, 4.0]], np.float32)
+    sent = dict(zip(names, pair, strict=True))
+    reading = estimator.read(estimator.holder_links(table), sent, window, 2)
+    assert reading.fresh.tolist() == [kept]
+    assert isinstance(reading, PairReading)
+    assert [each.tolist() for each in reading.pair] == [each.tolist() for each in pair]
+
+
+@both_differences
+def test_a_lossy_codec_keeps_what_tells_a_pair_apart(differences: str) -> None:
+    config = config_of(differences=differences, codec="top-k", keep=1.0, mu=1e-3)
+    party, x = party_of(config)
+    estimator, window = ZerothOrder(config), window_of(LENGTHS)
+    sent = estimator.embed(party, order_of(len(LENGTHS)), window)
+    links = estimator.holder_links(torch.zeros(ROWS, SIZE))
+    reading = estimator.read(links, sent, window, SIZE)
+    assert isinstance(reading, PairReading)
+    exact, _ = values_of_pairs(
+        party.model, x, LENGTHS, Directions(config.estimator, KEY, party.model)
+    )
+    # Numbers are sent as float16, by which two embeddings sent apart would differ as by mu.
+    change, found = (pair[0] - pair[1] for pair in (exact, reading.pair))
+    assert (found - change).norm() < 1e-3 * change.norm()
+    fresh = sum(exact) / 2 if differences == "two-sided" else exact[1]
+    torch.testing.assert_close(reading.fresh, fresh, rtol=1e-3, atol=1e-3)

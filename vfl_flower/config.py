@@ -1,8 +1,8 @@
 """The run configuration, which is read in this one place.
 
 Flower's is a flat table of kebab-case keys, which users know. Inside, it is a `RunConfig` of
-`sections`, each for the part of the code that it rules. What a key may be by itself is checked here;
-what keys must agree about stands beside what it rules, and `systems.resolve` checks that too.
+`sections`, each for the part of the code that it rules. What a key may be by itself is checked
+here; what keys must agree about stands beside what it rules, and `systems.resolve` checks that too.
 """
 
 from __future__ import annotations
@@ -121,10 +121,8 @@ class Key(NamedTuple):
             raise ConfigError(
                 f"{self.name} = {value!r} is not known: choose one of {', '.join(self.choices)}."
             )
-        if self.below is not None and not (self.above or 0) < value < self.below:
-            raise ConfigError(
-                f"{self.name} = {value} must lie between {self.above} and {self.below}."
-            )
+        if self.below is not None and value >= self.below:
+            raise ConfigError(f"{self.name} = {value} must be below {self.below}.")
         if self.above is not None and value <= self.above:
             raise ConfigError(f"{self.name} = {value} must be above {self.above}.")
         if self.least is not None and value < self.least:

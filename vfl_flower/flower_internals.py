@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from flwr.app import Message, RecordDict
@@ -44,6 +45,12 @@ def set_replied_to(message: Message, key: str) -> None:
 def is_simulation(grid: Grid) -> bool:
     """Whether a Grid of Flower's carries the messages of its Ray simulation."""
     return type(grid).__name__ == "InMemoryGrid"  # its module has moved before
+
+
+def in_ray() -> bool:
+    """Whether this process serves a node of Flower's Ray simulation."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 def flower_home() -> Path:

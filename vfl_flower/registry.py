@@ -51,9 +51,16 @@ class Registry(Generic[T]):
         """All names, ours first."""
         return (*self.known, *(each.name for each in entry_points(group=self.group)))
 
+    def is_place(self, name: str) -> bool:
+        """Whether a name is the place of code: ``file.py:NAME`` or ``package.module:NAME``."""
+        module, _, attribute = name.rpartition(":")
+        parts = module.split(".")
+        is_module = module.endswith(".py") or all(part.isidentifier() for part in parts)
+        return is_module and attribute.isidentifier()
+
     def check(self, name: str, key: str = "") -> None:
         """Raise `ConfigError` unless there is such a name, or it is a place."""
-        if name not in self.known and ":" not in name and name not in self.names:
+        if name not in self.known and name not in self.names and not self.is_place(name):
             raise ConfigError(
                 f"{key or self.key} = {name!r} is not known: choose one of {', '.join(self.names)}."
             )
@@ -174,7 +181,9 @@ DATASETS: Registry[Callable[[DataConfig, str], Divided]] = Registry(
 )
 """Data sets that are divided among parties, by what stands before the colon."""
 
-SOURCES: Registry[Callable[[Mapping[str, Any], int], Source]] = Registry("source", "sources", {})
+SOURCES: Registry[Callable[[Mapping[str, Any], int], Source]] = Registry(
+    "source", "sources", {"memory": "vfl_flower.data.memory:of_party"}
+)
 """Own data of a party that is no table in a file, as its node configuration names it."""
 
 LEDGERS: Registry[type[Ledger]] = Registry(

@@ -63,7 +63,11 @@ class DataConfig:
         choices=("psi", "ids"),
     )
     test_fraction: float = key(
-        0.2, "share of rows held out, where the data has no test part", above=0, below=1
+        0.2,
+        "share of rows held out, where the data has no test part; 0: none, and all figures are of "
+        "the training rows",
+        least=0,
+        below=1,
     )
     image_split: str = key(
         "quadrants",
@@ -72,9 +76,14 @@ class DataConfig:
     )
 
     @property
-    def own_files(self) -> bool:
-        """Whether every participant has a file of its own, and rows must be aligned."""
-        return self.dataset.startswith("files:")
+    def called(self) -> str:
+        """What sentences call it."""
+        return "the data" if self.dataset.startswith("memory:") else self.dataset
+
+    @property
+    def own_data(self) -> bool:
+        """Whether every participant has data of its own, and rows must be aligned."""
+        return self.dataset.startswith(("files:", "memory:"))
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from flwr.serverapp import Grid, ServerApp
 from strategies.vertical import Vertical
 from vfl_flower.config import RunConfig
 from vfl_flower.data.alignment import align
-from vfl_flower.data.blocks import load_labels, load_own_labels
+from vfl_flower.data.blocks import load_labels, load_own_labels, own_table
 from vfl_flower.data.labels import Labels
-from vfl_flower.data.own_files import OwnFile
+from vfl_flower.data.tables import Table
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Keeper
@@ -60,7 +60,7 @@ def main(grid: Grid, context: Context) -> None:
 def _train(carrier: Carrier, config: RunConfig, run: str) -> None:
     """Train the configured system; whatever happens, save it."""
     found = checkpoint.load(config.running.resume) if config.running.resume else None
-    own = OwnFile.of_label_holder(config.data) if config.data.own_files else None
+    own = own_table(config.data) if config.data.own_data else None
     if own:
         own.check()
     else:
@@ -97,7 +97,7 @@ def _streams(carrier: Carrier, config: RunConfig) -> AbstractContextManager[Carr
     return StreamGrid(carrier, config) if streams else nullcontext(carrier)
 
 
-def _own_labels(carrier: Carrier, config: RunConfig, own: OwnFile, keeper: Keeper) -> Labels:
+def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper) -> Labels:
     """The labels of the rows that all have."""
     if not keeper.found:
         keeper.rows = align(carrier, config, own)

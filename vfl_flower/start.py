@@ -78,11 +78,11 @@ def run_local(
     ConfigError, PartyError
         As the strategy's ``start``; what was trained so far is saved.
     """
-    config, run_config = _prepare(parties, run_config, node_configs)
+    config, run_config = prepare(parties, run_config, node_configs)
     finished = Finished(Path(run_config["out"]))
     grid = _in_process(parties, run_config, config, client, node_configs, finished.folder)
     try:
-        server_app.app(grid, _of_server(run_config, grid.run_id))
+        server_app.app(grid, of_server(run_config, grid.run_id))
     finally:
         trained = SYSTEMS.load(config.strategy).load_strategy().trains_parties
         for party, node in enumerate(grid.contexts.values()):
@@ -103,7 +103,7 @@ def run_ray(
             "Flower gives the parties of a Ray simulation no node configuration: run parties with "
             "files of their own in process, or by --engine supernodes."
         )
-    config, run_config = _prepare(parties, run_config, ())
+    config, run_config = prepare(parties, run_config, ())
     with SuperLink(simulation=True) as superlink:
         return _run_on(superlink, parties, config.training.epochs, run_config)
 
@@ -114,7 +114,7 @@ def run_supernodes(
     node_configs: Sequence[Mapping[str, Any]] = (),
 ) -> Finished:
     """Run the application on real SuperNodes, which like their SuperLink end with the run."""
-    config, run_config = _prepare(parties, run_config, node_configs)
+    config, run_config = prepare(parties, run_config, node_configs)
     with ExitStack() as stack:
         superlink = stack.enter_context(SuperLink(simulation=False))
         for party in range(parties):
@@ -143,7 +143,7 @@ def predict_local(
     _check_files(found.config, parties, node_configs)
     run_config["out"] = str(predictions_file(config))
     grid = _in_process(parties, run_config, config, client_app.app, node_configs, folder)
-    server_app.app(grid, _of_server(run_config, grid.run_id))
+    server_app.app(grid, of_server(run_config, grid.run_id))
     return Path(run_config["out"])
 
 
@@ -161,14 +161,14 @@ def _in_process(
     return LocalGrid(client, parties, run_config, config, own)
 
 
-def _of_server(run_config: Mapping[str, Any], run_id: int) -> Context:
+def of_server(run_config: Mapping[str, Any], run_id: int) -> Context:
     """The ServerApp's Context."""
     return Context(
         run_id=run_id, node_id=1, node_config={}, state=RecordDict(), run_config=dict(run_config)
     )
 
 
-def _prepare(
+def prepare(
     parties: int, run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Find what is wrong before anything starts; name the results folder."""
@@ -184,10 +184,10 @@ def _prepare(
     _check_files(config, parties, node_configs)
     if config.running.parties not in (0, parties):
         raise ConfigError(
-            f"parties = {config.running.parties} in the run configuration contradicts the {parties} that "
-            "are to run: leave it out."
+            f"parties = {config.running.parties} in the run configuration contradicts the "
+            f"{parties} that are to run: leave it out."
         )
-    if not config.data.own_files:
+    if not config.data.own_data:
         load_labels(config)
     return config, {**run_config, "out": str(results_folder(config))}
 
@@ -196,10 +196,10 @@ def _check_files(
     config: RunConfig, parties: int, node_configs: Sequence[Mapping[str, Any]]
 ) -> None:
     """Whether every party has named a file, where each is to have its own."""
-    if config.data.own_files and len(node_configs) != parties:
+    if config.data.own_data and len(node_configs) != parties:
         raise ConfigError(
-            f"dataset = {config.data.dataset!r} needs a file of each of the {parties} parties: name "
-            "them by --node-config \"file='...' id='...'\", once for each party (in process, or "
+            f"dataset = {config.data.dataset!r} needs a file of each of the {parties} parties: "
+            "name them by --node-config \"file='...' id='...'\", once for each party (in process, or "
             "--engine supernodes)."
         )
     if node_configs and len(node_configs) != parties:

@@ -15,8 +15,9 @@ from vfl_flower.axes import estimators
 from vfl_flower.axes.codecs import channel as codecs
 from vfl_flower.axes.estimators.base import Estimator
 from vfl_flower.axes.schedule import ALL, Quorum
-from vfl_flower.config import RunConfig, parse
+from vfl_flower.config import KEYS, RunConfig, parse
 from vfl_flower.data import labels
+from vfl_flower.data.divided import is_code
 from vfl_flower.errors import ConfigError
 from vfl_flower.models import tops
 from vfl_flower.models.bottoms import BLACK_BOXES
@@ -53,7 +54,7 @@ class System:
         """Its choices on the five axes, in words."""
         if self.baseline:
             return self.baseline
-        config = RunConfig.of({"strategy": self.name, **self.defaults})
+        config = RunConfig.of(self.defaults)
         estimator = config.estimator.kind
         if estimator == "zeroth-order":
             estimator += f", {config.estimator.differences}"
@@ -113,6 +114,28 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     LEDGERS.load(config.privacy.mechanism).check(config, estimator)
     _check_system(system, config, estimator)
     return config
+
+
+def refuse_places(config: RunConfig) -> None:
+    """Refuse a configuration from elsewhere that names code by its place.
+
+    Raises
+    ------
+    ConfigError
+        Which key does.
+    """
+    places = [
+        key.name
+        for key in KEYS.values()
+        if key.registry and key.registry.is_place(str(key.of(config)))
+    ]
+    if is_code(config.data.dataset):
+        places.append("dataset")
+    if places:
+        raise ConfigError(
+            f"{places[0]} names code, which a node does not take from others: install a package at "
+            "every party that declares it as an entry point, or simulate."
+        )
 
 
 def _check_system(system: System, config: RunConfig, estimator: type[Estimator]) -> None:

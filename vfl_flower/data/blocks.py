@@ -21,11 +21,13 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from vfl_flower.config import RunConfig
+from vfl_flower.data import memory
 from vfl_flower.data.alignment import common_rows
 from vfl_flower.data.divided import open_dataset
 from vfl_flower.data.labels import Labels, class_weights, encode_labels
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.source import Preparation, Rows, Source, scaled, scaling
+from vfl_flower.data.tables import Table
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.registry import SOURCES
 from vfl_flower.sections import DataConfig
@@ -44,6 +46,14 @@ class FeatureBlock:
     test: Array | Rows
     ids_digest: str
     preparation: Preparation | None = None
+
+
+@dataclass(frozen=True)
+class ArrayBlock(FeatureBlock):
+    """Features that are in memory."""
+
+    train: Array
+    test: Array
 
 
 # --- a party ------------------------------------------------------------------------------------
@@ -70,10 +80,17 @@ def own_source(context: Context) -> Source:
     return SOURCES.load(str(named))(context.node_config, index)
 
 
+def own_table(data: DataConfig) -> Table:
+    """The label holder's own table: ids, labels, and perhaps features."""
+    if data.dataset.startswith("memory:"):
+        return memory.of_label_holder(data)
+    return OwnFile.of_label_holder(data)
+
+
 def load_block(context: Context, config: RunConfig) -> FeatureBlock:
     """The features of a node's party: its own, or its columns of the data set that is divided."""
     index, parties = seat(context)
-    if not config.data.own_files:
+    if not config.data.own_data:
         if context.node_config.keys() & {"file", "source"}:
             raise ConfigError(
                 f"Party {index} has a file of its own, and takes part in nothing else than runs "
@@ -105,7 +122,7 @@ def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows
     return Rows(own, rows, preparation) if own.lazy else own.rows(rows, preparation)
 
 
-def load_features(config: RunConfig, party: int, parties: int) -> FeatureBlock:
+def load_features(config: RunConfig, party: int, parties: int) -> ArrayBlock:
     """Party ``party``'s block of columns of a divided data set, scaled by its own training rows.
 
     Raises
@@ -120,7 +137,7 @@ def load_features(config: RunConfig, party: int, parties: int) -> FeatureBlock:
 @lru_cache(maxsize=128)
 def _load_features(
     data: DataConfig, version: Any, sequences: bool, party: int, parties: int
-) -> FeatureBlock:
+) -> ArrayBlock:
     found = open_dataset(data).features(
         lambda shape: _block(data, sequences, shape, party, parties)
     )
@@ -129,10 +146,10 @@ def _load_features(
     train, test = scaled(train, mean, deviation), scaled(test, mean, deviation)
     if not (np.isfinite(train).all() and np.isfinite(test).all()):
         raise ConfigError(
-            f"The columns of party {party} in {data.dataset} have missing or infinite values: "
+            f"The columns of party {party} in {data.called} have missing or infinite values: "
             "fill them in, or drop those rows, at every party."
         )
-    return FeatureBlock(train, test, digest)
+    return ArrayBlock(train, test, digest)
 
 
 # --- the label holder ---------------------------------------------------------------------------
@@ -157,12 +174,12 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
     parts = open_dataset(data).labels()
     if any(part.ndim != 1 for part in parts):
         raise ConfigError(
-            f"The labels of {data.dataset} have shape {parts[0].shape}: one a row is needed."
+            f"The labels of {data.called} have shape {parts[0].shape}: one a row is needed."
         )
     return encode_labels(data, *_split(data, parts))
 
 
-def load_own_labels(data: DataConfig, own: OwnFile, rows: Array) -> Labels:
+def load_own_labels(data: DataConfig, own: Table, rows: Array) -> Labels:
     """The labels, and the label holder's own columns, of the common rows in common order.
 
     Raises
@@ -245,7 +262,7 @@ def _split(data: DataConfig, parts: list[Array]) -> tuple[Array, Array, str]:
     One part is divided at random; two parts are the data set's own division.
     """
     if min(part.size for part in parts) == 0:
-        raise ConfigError(f"{data.dataset} has no rows.")
+        raise ConfigError(f"{data.called} has no rows.")
     if len(parts) == 2:
         train_ids = np.arange(len(parts[0]))
         test_ids = np.arange(len(parts[0]), len(parts[0]) + len(parts[1]))
@@ -263,9 +280,11 @@ def _divide(data: DataConfig, rows: int) -> tuple[Array, Array]:
     """Numbers of the training and test rows, by a permutation that depends on ``rows`` alone."""
     order = np.random.default_rng(0).permutation(rows)
     held_out = math.ceil(data.test_fraction * rows)
+    if not held_out:
+        return order, order
     if held_out == rows:
         raise ConfigError(
-            f"{data.dataset} has {rows} rows and test-fraction = {data.test_fraction} "
+            f"{data.called} has {rows} rows and test-fraction = {data.test_fraction} "
             "leaves none to train on: use more rows or a smaller fraction."
         )
     return order[held_out:], order[:held_out]

@@ -48,12 +48,17 @@ def open_dataset(data: DataConfig) -> Divided:
         if place and kind != "hf" and not Path(place).is_file():
             raise ConfigError(f"dataset = {data.dataset!r}: there is no such file.")
         return DATASETS.load(kind)(data, place)
-    if place and (kind.endswith(".py") or "." in kind):
+    if is_code(data.dataset):
         return DATASETS.load(data.dataset)(data, "")
     raise ConfigError(
         f"dataset = {data.dataset!r} is not known: use digits, breast-cancer, npz:PATH, "
         "csv:PATH, parquet:PATH or hf:NAME_OR_DIR."
     )
+
+
+def is_code(dataset: str) -> bool:
+    """Whether a data set is the place of code: no path after a colon, but a name after a dot."""
+    return DATASETS.is_place(dataset) and "." in dataset.rpartition(":")[0]
 
 
 _SHIPPED = ("digits", "breast-cancer")  # with scikit-learn
@@ -182,7 +187,18 @@ def hugging_face(data: DataConfig, place: str) -> Divided:
 
     def labels() -> list[Array]:
         _has_label(data, names)
-        return [column(part, data.label) for part in parts]
+        return [named(part, column(part, data.label)) for part in parts]
+
+    def named(part: Any, values: Array) -> Array:
+        """Class names in the place of their numbers, of which -1 stands for none."""
+        feature = part.features[data.label]
+        if not isinstance(feature, hugging_face.ClassLabel) or values.dtype.kind != "i":
+            return values
+        if data.target == "regression":  # stars of a review, for example
+            return values
+        if values.min(initial=0) < 0:
+            raise ConfigError(f"Column {data.label!r} of {data.dataset} has missing labels.")
+        return np.array(feature.names)[values]
 
     return Divided(features, labels)
 

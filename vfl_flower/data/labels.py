@@ -75,13 +75,14 @@ def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) 
     everything = np.concatenate([train, test])
     absent = everything.dtype.kind == "f" and not np.isfinite(everything).all()
     if absent or (everything.dtype.kind == "O" and any(label is None for label in everything)):
-        raise ConfigError(f"The labels of {data.dataset} have missing values: drop those rows.")
+        raise ConfigError(f"The labels of {data.called} have missing values: drop those rows.")
     if data.target == "regression":
         return _standardised(data, train, test, ids_digest)
     classes, indices = np.unique(everything, return_inverse=True)
-    if not 2 <= len(classes) <= max(2, len(everything) // 2):
+    rows = len(everything) if data.test_fraction else len(train)  # else all are there twice
+    if not 2 <= len(classes) <= max(2, rows // 2):
         raise ConfigError(
-            f"The labels of {data.dataset} take {len(classes)} values in {len(everything)} rows: "
+            f"The labels of {data.called} take {len(classes)} values in {rows} rows: "
             "classification needs at least two classes with several rows each; for numbers, set "
             "target = 'regression'."
         )
@@ -94,7 +95,7 @@ def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) 
 def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) -> Labels:
     if not {train.dtype.kind, test.dtype.kind} <= set("biuf"):
         raise ConfigError(
-            f"The labels of {data.dataset} are not numbers, which target = 'regression' needs: "
+            f"The labels of {data.called} are not numbers, which target = 'regression' needs: "
             "name another label column, or leave target out."
         )
     train, test = train.astype(np.float64), test.astype(np.float64)
@@ -103,7 +104,7 @@ def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) 
         train, test = (((part - mean) / deviation).astype(np.float32) for part in (train, test))
     if train.min() == train.max() or test.min() == test.max():
         raise ConfigError(
-            f"The labels of {data.dataset} are all the same in the training rows or in the test "
+            f"The labels of {data.called} are all the same in the training rows or in the test "
             "rows: regression needs labels that differ in both."
         )
     return Labels(train, test, (), ids_digest, mean, deviation)

@@ -112,7 +112,10 @@ class Rows:
         return len(self.places)
 
     def __getitem__(self, rows: Any) -> Array:
-        return self.source.rows(self.places[rows], self.preparation)
+        places = self.places[rows]
+        if not len(places):
+            return np.zeros((0, *self.shape[1:]), np.float32)
+        return self.source.rows(places, self.preparation)
 
 
 # --- scaling ------------------------------------------------------------------------------------

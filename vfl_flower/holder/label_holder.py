@@ -22,11 +22,10 @@ from vfl_flower.axes.estimators.base import Arrival
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels, class_weights
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.errors import VflError
 from vfl_flower.holder.metrics import Metrics, check_finite, metrics
-from vfl_flower.holder.table import Table
+from vfl_flower.holder.table import Table, own_features
 from vfl_flower.messages import Arrays, TrainOrder, Upload, checked
-from vfl_flower.models.bottoms import BLACK_BOXES
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import (
     as_tensor,
@@ -68,7 +67,7 @@ class LabelHolder:
         self.deviation = labels.deviation  # a unit of the outputs, under regression
         weights = class_weights(config.data, labels.train, len(labels.classes))
         self.class_weights = None if weights is None else torch.from_numpy(weights).to(self.device)
-        train, test = _own_features(config, labels)
+        train, test = own_features(config, labels)
         self.table = Table(sizes, train, self.device, config.schedule.max_delay)
         self.test_table = Table(sizes, test, self.device)
         self.columns = self.table.columns
@@ -291,22 +290,3 @@ def of_group(group: str, arrays: Arrays) -> Arrays:
     """Those arrays of `LabelHolder.state` that are of a group, by their names in it."""
     prefix = f"{group}."
     return {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
-
-
-def _own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The label holder's own columns, of training and test rows; none are [rows, 0]."""
-    if labels.features is None:
-        nothing = (np.zeros((len(part), 0), np.float32) for part in (labels.train, labels.test))
-        return next(nothing), next(nothing)
-    if estimators.choose(config).broadcasts:
-        raise ConfigError(
-            "labels = 'shared' sends the top model to the parties, and with it what the label "
-            "holder's own columns have taught: set columns = 'none', or leave labels out."
-        )
-    if config.models.bottom in BLACK_BOXES and config.estimator.server_update == "first-order":
-        raise ConfigError(
-            f"bottom-model = {config.models.bottom!r} has no gradient, which server-update = "
-            "'first-order' needs of the label holder's own columns: set server-update = "
-            "'zeroth-order', or columns = 'none'."
-        )
-    return labels.features

@@ -22,9 +22,9 @@ from torch import Tensor
 from vfl_flower.axes.privacy.embeddings import epsilon as epsilon_of_uploads
 from vfl_flower.config import KEYS, RunConfig
 from vfl_flower.data.alignment import align
-from vfl_flower.data.blocks import load_labels, prepared
-from vfl_flower.data.own_files import OwnFile, is_missing
+from vfl_flower.data.blocks import load_labels, own_table, prepared
 from vfl_flower.data.source import Preparation
+from vfl_flower.data.tables import is_missing
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Checkpoint, check_states
@@ -126,7 +126,7 @@ def _rows(carrier: Carrier, config: RunConfig, found: Checkpoint) -> _Rows:
     """The rows that all have; or the test rows, as the model was trained beside."""
     trained = found.config
     default = RunConfig()
-    if not trained.data.own_files:
+    if not trained.data.own_data:
         if config.data.dataset not in (default.data.dataset, trained.data.dataset):
             raise ConfigError(
                 f"The model in {config.model} is of {trained.data.dataset}, which was divided, and "
@@ -139,7 +139,7 @@ def _rows(carrier: Carrier, config: RunConfig, found: Checkpoint) -> _Rows:
         own = np.zeros((len(labels.test), 0), np.float32)
         ids = np.arange(len(own))
         return _Rows(ids, labels.ids_digest, own, ids, labels.test)
-    if not config.data.own_files:
+    if not config.data.own_data:
         raise ConfigError(
             f"The model in {config.model} is of files: name that of the new rows by "
             "dataset='files:PATH'."
@@ -147,7 +147,7 @@ def _rows(carrier: Carrier, config: RunConfig, found: Checkpoint) -> _Rows:
     anew = {name: KEYS[name].of(config) for name in _OF_FILE}
     anew = {name: value for name, value in anew.items() if value != KEYS[name].default}
     words = trained.with_values(anew)
-    file = OwnFile.of_label_holder(words.data)
+    file = own_table(words.data)
     preparation = found.about_labels["preparation"]
     rows = align(carrier, words, file)
     own = np.zeros((len(rows), 0), np.float32)
@@ -200,7 +200,7 @@ def _table(ids: Array, outputs: Tensor, found: Checkpoint) -> Any:
 def _metrics(outputs: Tensor, labels: Array, found: Checkpoint) -> Metrics | None:
     """How the outputs do, on the rows that have labels: as in the file, or as `load_labels` has."""
     about, classes = found.about_labels, found.about_labels["classes"]
-    if found.config.data.own_files:
+    if found.config.data.own_data:
         known = ~is_missing(labels)
         if not known.any():
             return None

@@ -5,27 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vfl_flower.charts import draw_curves
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
-from vfl_flower.holder.observers import METRICS, Observer, main_metric, reached
+from vfl_flower.holder.observers import Observer, main_metric, reached
 from vfl_flower.messages import Arrays
 
 log = logging.getLogger("flwr")
-
-_CURVES = (
-    ("exchanges", "exchanges", 1.0),
-    ("bytes", "megabytes, up and down", 1e-6),
-    ("seconds", "seconds", 1.0),
-    ("virtual_seconds", "virtual seconds", 1.0),
-)
-
 
 TRANSPORTS = {"none": "", "stream": " over streams", "messages": " over Flower's messages"}
 
@@ -46,7 +39,8 @@ class Results(Observer):
             (self.folder / name).exists() for name in ("summary.json", "history.jsonl")
         ):
             raise ConfigError(
-                f"out = {config.running.out!r} already holds a run: name another folder, or move it away."
+                f"out = {config.running.out!r} already holds a run: name another folder, or move it "
+                "away."
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +61,7 @@ class Results(Observer):
         if top:
             parameters: dict[str, Any] = top
             np.savez(self.folder / "top.npz", **parameters)
-        if self.history:
+        if len(self.history) > 1:
             draw_curves({summary["strategy"]: self.history}, self.folder / "curves.png")
         (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         if summary["failure"] is None:
@@ -85,86 +79,6 @@ def results_folder(config: RunConfig) -> Path:
     name = f"{config.strategy}-{dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     return next(folder for each in names if not (folder := Path("runs", each).absolute()).exists())
-
-
-def draw_curves(
-    histories: Mapping[str, list[dict[str, Any]]],
-    path: Path,
-    levels: Mapping[str, float] | None = None,
-) -> None:
-    """The main metric against exchanges, bytes and time: a line for each run, a level for others.
-
-    All runs have the same main metric.
-    """
-    from matplotlib.figure import Figure  # no pyplot: works without a display, in any thread
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    def value(entry: dict[str, Any], key: str) -> float:
-        return float(entry["bytes_up"] + entry["bytes_down"] if key == "bytes" else entry[key])
-
-    used = [
-        curve
-        for curve in _CURVES
-        if all(any(value(entry, curve[0]) for entry in each) for each in histories.values())
-    ]
-    metric = main_metric(next((history[-1] for history in histories.values() if history), {}))
-    figure = Figure(figsize=(4.2 * max(1, len(used)), 3.4), layout="constrained")
-    for number, (key, label, unit) in enumerate(used):
-        axes = figure.add_subplot(1, len(used), number + 1)
-        for name, history in histories.items():
-            x = [unit * value(entry, key) for entry in history]
-            y = [entry[metric] for entry in history]
-            axes.plot(x, y, marker=".", markersize=4, linewidth=1.2, label=name)
-        for number_of_level, (name, level) in enumerate((levels or {}).items()):
-            style = ("--", "-.", ":")[number_of_level % 3]
-            axes.axhline(level, color="grey", linestyle=style, linewidth=1, label=name)
-        if key in ("bytes", "exchanges") and len(histories) > 1:
-            axes.set_xscale("log")
-            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # a decade may be too long
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel(label)
-        axes.set_ylabel(METRICS[metric] if number == 0 else "")
-        axes.grid(alpha=0.3)
-        if number == 0:
-            axes.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-
-
-def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, target: float) -> None:
-    """The best main metric so far against all bytes so far; runs that send nothing as levels.
-
-    The broad line is the frontier: the most that any of the runs had reached by so many bytes.
-    """
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_prop_cycle(color=[colormaps["tab20"](number) for number in range(20)])
-    metric = main_metric(next((history[-1] for history in histories.values() if history), {}))
-    points: list[tuple[float, float]] = []
-    for name, history in histories.items():
-        x = [1e-6 * (entry["bytes_up"] + entry["bytes_down"]) for entry in history]
-        y = np.maximum.accumulate([entry[metric] for entry in history])
-        if not history:
-            continue
-        if x[-1] == 0:
-            axes.axhline(y[-1], color="grey", linestyle=":", linewidth=1, label=name)
-            continue
-        points += zip(x, y, strict=True)
-        axes.plot(x, y, marker=".", markersize=4, linewidth=1.2, label=name)
-    if points:
-        points.sort()
-        x, y = [each for each, _ in points], np.maximum.accumulate([each for _, each in points])
-        axes.step(x, y, where="post", color="black", linewidth=5, alpha=0.15, label="frontier")
-        axes.set_xscale("log")
-    axes.axhline(target, color="black", linestyle="--", linewidth=0.6)
-    axes.set_xlabel("megabytes, up and down")
-    axes.set_ylabel(f"best {METRICS[metric]} so far")
-    axes.grid(alpha=0.3, which="both")
-    figure.legend(fontsize=7, loc="outside right upper")
-    figure.savefig(path, dpi=120)
 
 
 def headline(summary: dict[str, Any]) -> str:

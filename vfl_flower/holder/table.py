@@ -15,8 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.axes import estimators
 from vfl_flower.axes.batches import Window, put, take
+from vfl_flower.config import RunConfig
+from vfl_flower.data.labels import Labels
+from vfl_flower.errors import ConfigError
 from vfl_flower.messages import Arrays
+from vfl_flower.models.bottoms import BLACK_BOXES
 from vfl_flower.models.training import as_tensor
 
 Ids = NDArray[np.int32]
@@ -90,3 +95,28 @@ class Table:
         self.rows[:, : self.received] = as_tensor(arrays["rows"]).to(self.rows.device)
         for party, steps in self.written.items():
             steps[:] = arrays[f"written.{party}"]
+
+
+def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The label holder's own columns, of training and test rows; none are [rows, 0].
+
+    Raises
+    ------
+    ConfigError
+        If it has some, and the configuration has no place for them.
+    """
+    if labels.features is None:
+        nothing = (np.zeros((len(part), 0), np.float32) for part in (labels.train, labels.test))
+        return next(nothing), next(nothing)
+    if estimators.choose(config).broadcasts:
+        raise ConfigError(
+            "labels = 'shared' sends the top model to the parties, and with it what the label "
+            "holder's own columns have taught: set columns = 'none', or leave labels out."
+        )
+    if config.models.bottom in BLACK_BOXES and config.estimator.server_update == "first-order":
+        raise ConfigError(
+            f"bottom-model = {config.models.bottom!r} has no gradient, which server-update = "
+            "'first-order' needs of the label holder's own columns: set server-update = "
+            "'zeroth-order', or columns = 'none'."
+        )
+    return labels.features

@@ -35,6 +35,7 @@ from vfl_flower.data.blocks import (
 )
 from vfl_flower.data.source import Preparation
 from vfl_flower.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.flower_internals import in_ray
 from vfl_flower.messages import (
     Arrays,
     CheckpointOrder,
@@ -62,7 +63,7 @@ from vfl_flower.models.training import (
 )
 from vfl_flower.party import state
 from vfl_flower.provenance import code_digest, peak_memory_mb
-from vfl_flower.systems import resolve
+from vfl_flower.systems import refuse_places, resolve
 
 
 class Party:
@@ -113,6 +114,8 @@ class Party:
         """The party of a node at the beginning of a run."""
         index, parties = seat(context)
         config = resolve(context.run_config)
+        if not (context.node_config.get("simulated") or in_ray()):
+            refuse_places(config)
         if config.running.resume:
             raise VflError("has lost the state from which it went on.")
         party = cls(config, index, parties, order.outputs, load_block(context, config))

@@ -78,6 +78,7 @@ class LocalGrid(Carrier):
                     **(node_configs[party] if node_configs else {}),
                     "partition-id": party,
                     "num-partitions": parties,
+                    "simulated": True,
                 },
                 state=RecordDict(),
                 run_config=dict(run_config),

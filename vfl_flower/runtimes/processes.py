@@ -8,7 +8,6 @@ packages as they are, and each ends with its ``with`` block.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import ssl
@@ -25,6 +24,7 @@ from types import TracebackType
 from typing import Any
 
 import psutil
+import tomli_w
 
 from vfl_flower.config import flower_defaults
 from vfl_flower.errors import VflError
@@ -51,7 +51,7 @@ class SuperLink:
         self._temporary = tempfile.TemporaryDirectory(prefix="vfl-flower-")
         self.home = Path(self._temporary.name)
         self.port = free_port()
-        connection = "insecure = true"
+        connection: dict[str, Any] = {"insecure": True}
         command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
         if self.simulation:
             command += ["--simulation", "--insecure"]
@@ -59,14 +59,12 @@ class SuperLink:
             key, certificate = self_signed("127.0.0.1")
             (self.home / "superlink.key").write_bytes(key)
             (self.home / "superlink.crt").write_bytes(certificate)
-            connection = f'root-certificates = "{self.home}/superlink.crt"'
+            connection = {"root-certificates": f"{self.home}/superlink.crt"}
             command += ["--enable-supernode-auth", "--ssl-keyfile", f"{self.home}/superlink.key"]
             command += ["--ssl-certfile", f"{self.home}/superlink.crt"]
             command += ["--ssl-ca-certfile", f"{self.home}/superlink.crt"]
-        (self.home / "config.toml").write_text(
-            '[superlink]\ndefault = "own"\n\n'
-            f'[superlink.own]\naddress = "127.0.0.1:{self.port}"\n{connection}\n'
-        )
+        own = {"address": f"127.0.0.1:{self.port}", **connection}
+        _write_toml(self.home / "config.toml", {"superlink": {"default": "own", "own": own}})
         self._process = self.start(command, self.home / "superlink.log")
         deadline = time.monotonic() + _STARTING_SECONDS
         while not self._healthy():
@@ -109,8 +107,8 @@ class SuperLink:
         command += ["--auth-supernode-private-key", str(key)]
         command += ["--host", "127.0.0.1", "--port", str(free_port())]
         words = {**(node_config or {}), "partition-id": party, "num-partitions": parties}
-        pairs = (f"{key}={json.dumps(value)}" for key, value in words.items())
-        command += ["--node-config", " ".join(pairs)]
+        _write_toml(self.home / f"node-{party}.toml", words)
+        command += ["--node-config", f"{self.home}/node-{party}.toml"]
         process = self.start(command, self.home / f"supernode-{party}.log")
         try:
             yield process
@@ -121,7 +119,7 @@ class SuperLink:
         self, run_config: Mapping[str, Any], parties: int, log: Path
     ) -> subprocess.Popen[bytes]:
         """`flwr run` with this configuration; the process ends with the run."""
-        (self.home / "run.toml").write_text(_toml(run_config))
+        _write_toml(self.home / "run.toml", run_config)
         in_checkout = (CHECKOUT / "pyproject.toml").is_file()
         app = CHECKOUT if in_checkout else self._app_of_installed_package()
         command = ["flwr", "run", str(app), "own", "--stream"]
@@ -172,13 +170,11 @@ class SuperLink:
         """A Flower App without code of its own, whose components are those of this package."""
         app = self.home / "vfl-app"
         app.mkdir(exist_ok=True)
-        (app / "pyproject.toml").write_text(
-            '[project]\nname = "vfl-app"\nversion = "1.0.0"\n\n'
-            '[tool.flwr.app]\npublisher = "vfl-flower"\n\n'
-            '[tool.flwr.app.components]\nserverapp = "vfl_flower.server_app:app"\n'
-            'clientapp = "vfl_flower.client_app:app"\n\n'
-            "[tool.flwr.app.config]\n" + _toml(flower_defaults())
-        )
+        parts = {"serverapp": "vfl_flower.server_app:app", "clientapp": "vfl_flower.client_app:app"}
+        about = {"publisher": "vfl-flower", "components": parts, "config": flower_defaults()}
+        project = {"name": "vfl-app", "version": "1.0.0"}
+        content = {"project": project, "tool": {"flwr": {"app": about}}}
+        _write_toml(app / "pyproject.toml", content)
         return app
 
 
@@ -210,6 +206,5 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _toml(values: Mapping[str, Any]) -> str:
-    # JSON's texts, numbers and booleans are TOML's.
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+def _write_toml(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(tomli_w.dumps(values), encoding="utf-8")

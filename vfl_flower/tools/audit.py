@@ -165,7 +165,7 @@ def audit(
             "labels = 'shared' leaves an attacker nothing to infer, since every party knows them: "
             "audit labels = 'private'."
         )
-    if config.data.own_files:
+    if config.data.own_data:
         raise ConfigError(
             "An audit looks at both sides of a run, so it needs a data set that is divided among "
             "the parties: name one by dataset, such as 'csv:PATH' of like columns."
@@ -174,12 +174,14 @@ def audit(
         raise ConfigError(
             "target = 'regression' has no classes for the audit's attacks to infer: leave it out."
         )
+    if config.task != "train" or config.model or config.running.resume:
+        raise ConfigError("An audit trains anew what it attacks: leave task, model and resume out.")
     labels = load_labels(config).train
     counts = np.bincount(labels)
     if known < 1 or counts.min() <= known:
         raise ConfigError(
-            f"{known} known rows a class cannot be: the smallest class of {config.data.dataset} has "
-            f"{counts.min()} training rows, and some must be left to attack."
+            f"{known} known rows a class cannot be: the smallest class of {config.data.dataset} "
+            f"has {counts.min()} training rows, and some must be left to attack."
         )
     folder = results_folder(config)
     trials = min(10, math.ceil(15_000 / len(labels)))  # few rows alone leave much to chance

@@ -2,345 +2,163 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import re
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from typer.core import TyperCommand
+
+from vfl_flower.errors import ConfigError, VflError
 
 _PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # key=value, as Flower reads it
+_PAIRS = '"KEY=VALUE ..."'
 
-_EXAMPLES = """\
-examples:
-  vfl run
-      split learning of four parties on handwritten digits, in this process
-  vfl run -c "strategy='vafl' dataset='breast-cancer' epochs=10" --parties 3 --out runs/a
-      asynchronous VAFL on tabular data; results go to runs/a
-  vfl run -c "strategy='vafl-t' quorum=2" --engine ray
-      the same application on Flower's Ray simulation
-  vfl run -c "dataset='files:labels.csv' label='default'" \\
-      --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
-      two parties with files of their own, whose common rows are found privately
-  vfl list
-      systems, baselines, and every configuration key
-"""
-
-
-_PREDICT_EXAMPLES = """\
-examples:
-  vfl predict runs/a
-      the test rows, by the model of the run in runs/a
-  vfl predict runs/b -c "dataset='files:new.csv'" --out new-scores.parquet \\
-      --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
-      new people, whose rows are in the files that parties name
-"""
+_RunConfig = Annotated[
+    list[str] | None,
+    typer.Option(
+        *("-c", "--run-config"),
+        metavar=_PAIRS,
+        help="Configuration, as for `flwr run`; texts in quotes. `vfl list` names the keys.",
+    ),
+]
+_NodeConfig = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar=_PAIRS,
+        help="Once for each party: its file, id, columns (with commas), missing ('refuse' or "
+        "'median') and text ('refuse' or 'one-hot').",
+    ),
+]
+_Parties = Annotated[
+    int | None, typer.Option(help="Number of parties. Default: 4, or as many as have named files.")
+]
+_Out = Annotated[str, typer.Option(metavar="DIR", help="Results folder; else one under runs/.")]
 
 
-_COMPARE_EXAMPLES = """\
-examples:
-  vfl compare split-nn vafl cascaded -c "dataset='breast-cancer' epochs=10"
-      three systems and the three baselines
-  vfl compare vafl "cascaded party-lr=0.006" "cascaded party-lr=0.02" --target 0.95
-      one system twice, with keys of its own each time
-"""
+def _examples(lines: str) -> str:
+    """An epilog of commands and comments, a line each."""
+    shaded = re.sub(r"^#.*", r"[dim]\g<0>[/]", lines.strip(), flags=re.MULTILINE)
+    return f"[bold]examples:[/]\n{shaded}".replace("\n", "\n\n")  # else typer joins the lines
 
 
-_AUDIT_EXAMPLES = """\
-examples:
-  vfl audit --strategy vafl
-      gradient rows name the labels: direct inference is right for every row
-  vfl audit --strategy dpzv -c "dataset='breast-cancer' epochs=10 epsilon=0.5 delta=1e-3"
-      the same attacks on noisy scalars, in a configuration of your own
+_RUN_EXAMPLES = _examples("""
+# split learning of four parties on handwritten digits, in this process
+vfl run
+# asynchronous VAFL on tabular data; results go to runs/a
+vfl run -c "strategy='vafl' dataset='breast-cancer' epochs=10" --out runs/a
+# the same application on Flower's Ray simulation
+vfl run -c "strategy='vafl-t' quorum=2" --engine ray
+# two parties with files of their own, whose common rows are found privately
+vfl run -c "dataset='files:labels.csv' label='default'" \\
+--node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+""")
 
-A success near its guessing says that this attack found nothing, not that none would. Attacks
-marked * are on one epoch of two parties whose embeddings the server sums, which is the setting of
-Table I of the Cascaded paper; the others are on the run as configured.
-"""
+_COMPARE_EXAMPLES = _examples("""
+# three systems and the three baselines
+vfl compare split-nn vafl cascaded -c "dataset='breast-cancer' epochs=10"
+# one system twice, with keys of its own each time
+vfl compare "cascaded party-lr=0.006" "cascaded party-lr=0.02" --target 0.95
+""")
 
+_AUDIT_EXAMPLES = _examples("""
+# gradient rows name the labels: direct inference is right for every row
+vfl audit --strategy vafl
+# the same attacks on noisy scalars, in a configuration of your own
+vfl audit --strategy dpzv -c "dataset='breast-cancer' epsilon=0.5 delta=1e-3"
+""")
 
-_REPORT_EXAMPLES = """\
-examples:
-  vfl report runs/a
-      the page about a run, runs/a/report.html
-  vfl report runs/a runs/b runs/comparison --out page.html
-      several runs, and those of a comparison, in the same charts and tables
-"""
+_PREDICT_EXAMPLES = _examples("""
+# the test rows, by the model of the run in runs/a
+vfl predict runs/a
+# new people, whose rows are in the files that parties name
+vfl predict runs/b -c "dataset='files:new.csv'" --out new-scores.parquet \\
+--node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+""")
+
+_REPORT_EXAMPLES = _examples("""
+# the page about a run, runs/a/report.html
+vfl report runs/a
+# several runs, and those of a comparison, in the same charts and tables
+vfl report runs/a runs/b runs/comparison --out page.html
+""")
+
+app = typer.Typer(
+    help="Vertical federated learning on Flower.",
+    epilog=_RUN_EXAMPLES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line, run, and turn an error into one sentence and an exit code."""
-    parser = argparse.ArgumentParser(
-        prog="vfl",
-        description="Vertical federated learning on Flower.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    run_parser = commands.add_parser(
-        "run",
-        help="train a system or baseline on this machine",
-        description="Train a system or baseline on this machine.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_common(run_parser)
-    _add_node_config(run_parser)
-    run_parser.add_argument(
-        "--engine",
-        choices=("local", "ray", "supernodes"),
-        default="local",
-        help="local: in this process (default); ray: Flower's simulation; supernodes: real nodes, "
-        "on this machine",
-    )
-    compare_parser = commands.add_parser(
-        "compare",
-        help="several systems and the three baselines on one data set: a table and a picture",
-        description="Run systems and, beside them, the baselines frozen, alone and joined, in this "
-        "process; print a table, and draw their curves in one picture.",
-        epilog=_COMPARE_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    compare_parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="a system, or in quotes a system and keys of its own, and before them, if you like, a "
-        'title: "small steps: cascaded party-lr=0.01"',
-    )
-    _add_common(compare_parser)
-    _add_node_config(compare_parser)
-    compare_parser.add_argument(
-        "--target",
-        type=float,
-        default=0.90,
-        metavar="ACCURACY",
-        help="test accuracy to which bytes are counted (default: %(default)s)",
-    )
-    audit_parser = commands.add_parser(
-        "audit",
-        help="attack a system by what its messages carry, and tell how often that succeeds",
-        description="Run published attacks on a system, in this process: inference of labels by a "
-        "party or an eavesdropper, and of features by the label holder. They use the messages of "
-        "party 0. Beside each success is that of guessing.",
-        epilog=_AUDIT_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    audit_parser.add_argument("--strategy", required=True, metavar="NAME", help="the system")
-    _add_common(audit_parser)
-    audit_parser.add_argument(
-        "--known",
-        type=int,
-        default=4,
-        metavar="K",
-        help="labelled rows a class that some attackers have (default: %(default)s)",
-    )
-    predict_parser = commands.add_parser(
-        "predict",
-        help="predict by the model of a run",
-        description="Predict by the model of a run whose parties' states lie in its folder, as "
-        "runs on this machine leave them: the test rows, or rows of new files.",
-        epilog=_PREDICT_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    predict_parser.add_argument("model", metavar="RUN", help="results folder of the run")
-    predict_parser.add_argument(
-        "-c",
-        "--run-config",
-        action="append",
-        default=[],
-        metavar='"KEY=VALUE ..."',
-        help="with files: \"dataset='files:new.csv'\", and what differs from training",
-    )
-    predict_parser.add_argument(
-        "--out", metavar="FILE", help="a .csv or .parquet (default: RUN/predictions.csv)"
-    )
-    _add_node_config(predict_parser)
-    report_parser = commands.add_parser(
-        "report",
-        help="one HTML page about runs, comparisons and audits",
-        description="Write a page about results folders: what runs reached and what they took, "
-        "curves, bytes and delays by party, privacy, attacks and settings. It is one file that "
-        "loads nothing; an earlier report is replaced.",
-        epilog=_REPORT_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    report_parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="results folder of a run, comparison or audit"
-    )
-    report_parser.add_argument(
-        "--out", metavar="FILE", help="the page (default: report.html in the first RUN)"
-    )
-    commands.add_parser("list", help="print systems, baselines and every configuration key")
-    options = parser.parse_args(arguments)
-
-    import flwr.app  # noqa: F401  (after parsing, so that --help is immediate; sets up its logger)
-
-    from vfl_flower.errors import VflError
-
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    """Run a command, and return its exit code."""
     try:
-        if options.command == "list":
-            print(_listing())
-        elif options.command == "compare":
-            _compare(options)
-        elif options.command == "audit":
-            _audit(options)
-        elif options.command == "predict":
-            _predict(options)
-        elif options.command == "report":
-            _report(options)
-        else:
-            _run(options)
-    except VflError as error:
-        print(f"vfl: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # as by `vfl list | head`
-        sys.stderr.close()
-    except KeyboardInterrupt:
-        print("vfl: stopped.", file=sys.stderr)
-        return 130
-    return 0
+        return int(app(arguments, prog_name="vfl", standalone_mode=False) or 0)
+    except click.ClickException as error:  # an unknown option, for one
+        error.show()
+        return error.exit_code
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    """What every command that trains takes."""
-    parser.add_argument(
-        "-c",
-        "--run-config",
-        action="append",
-        default=[],
-        metavar='"KEY=VALUE ..."',
-        help="configuration, as for `flwr run`; texts in quotes. `vfl list` names the keys",
-    )
-    parser.add_argument(
-        "--parties",
-        type=int,
-        metavar="M",
-        help="number of parties (default: 4; with files, as many as have named one)",
-    )
-    parser.add_argument("--out", metavar="DIR", help="results folder (default: under runs/)")
+class _Command(TyperCommand):
+    """A command whose errors become one sentence and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it, once its options are known: --help is not to wait for imports."""
+        try:
+            import flwr.app  # noqa: F401  (sets up its logger)
+
+            logging.getLogger("flwr").setLevel(logging.WARNING)
+            return super().invoke(ctx)
+        except VflError as error:
+            print(f"vfl: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as error:
+            print("vfl: stopped.", file=sys.stderr)
+            raise typer.Exit(130) from error
 
 
-def _add_node_config(parser: argparse.ArgumentParser) -> None:
-    """What parties with files of their own say of them."""
-    parser.add_argument(
-        "--node-config",
-        action="append",
-        default=[],
-        metavar='"KEY=VALUE ..."',
-        help="once for each party: its file, id, columns (with commas), missing ('refuse' or "
-        "'median') and text ('refuse' or 'one-hot')",
-    )
-
-
-def _predict(options: argparse.Namespace) -> None:
-    from vfl_flower.start import predict_local
-
-    run_config = {**_parse(options.run_config), "model": options.model}
-    if options.out:
-        run_config["out"] = options.out
-    logging.getLogger("flwr.notice").setLevel(logging.INFO)
-    path = predict_local(run_config, [_parse([text]) for text in options.node_config])
-    print(f"predictions: {path}")
-
-
-def _compare(options: argparse.Namespace) -> None:
-    from vfl_flower.errors import ConfigError
-    from vfl_flower.registry import SYSTEMS
-    from vfl_flower.tools.compare import compare, table
-
-    common = _parse(options.run_config)
-    if "strategy" in common:
-        raise ConfigError("`vfl compare` takes its systems as arguments: leave strategy out of -c.")
-    if options.out:
-        common["out"] = options.out
-    runs = []
-    for text in options.runs:
-        title, _, rest = text.partition(": ")
-        titled = bool(rest.strip()) and ("=" not in title or rest.split()[0] in SYSTEMS.names)
-        name, *keys = (rest if titled else text).split(None, 1) or [""]
-        if not name or (titled and not title):
-            raise ConfigError("A run of `vfl compare` is empty: name a system, then its own keys.")
-        own = _parse(keys)
-        if {"strategy", "out"} & own.keys():
-            raise ConfigError(f"{text!r} names a strategy or out twice: write the system first.")
-        runs.append({"strategy": name, **own, **({"title": title} if titled else {})})
-    node_configs = [_parse([text]) for text in options.node_config]
-    parties = options.parties or len(node_configs) or 4
-    folder = compare(parties, common, runs, options.target, node_configs)
-    lines = table(folder, options.target)
-    print(lines)
-    if "\njoined " not in lines:
-        print("alone and joined are left out: they train by gradients, and black boxes have none.")
-    print(f"results: {folder}")
-
-
-def _audit(options: argparse.Namespace) -> None:
-    from vfl_flower.errors import ConfigError
-    from vfl_flower.tools.audit import audit, table
-
-    run_config = _parse(options.run_config)
-    if run_config.get("strategy", options.strategy) != options.strategy:
-        raise ConfigError(
-            f"-c names strategy = {run_config['strategy']!r}, and --strategy {options.strategy}: "
-            "leave one out."
-        )
-    run_config["strategy"] = options.strategy
-    if options.out:
-        run_config["out"] = options.out
-    findings, folder = audit(options.parties or 4, run_config, options.known)
-    print(table(findings))
-    print(f"results: {folder}")
-
-
-def _report(options: argparse.Namespace) -> None:
-    from pathlib import Path
-
-    from vfl_flower.errors import VflError
-    from vfl_flower.tools.report import report
-
-    folders = [Path(each).expanduser() for each in options.runs]
-    out = Path(options.out).expanduser() if options.out else folders[0] / "report.html"
-    if out.suffix != ".html":
-        raise VflError(f"{out} would be a page: let --out end in .html.")
-    page = report(folders)
-    try:
-        out.write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
-    except OSError as error:
-        raise VflError(f"{out} cannot be written: name another file by --out.") from error
-    print(f"report: {out}")
-
-
-def _run(options: argparse.Namespace) -> None:
-    from vfl_flower.errors import ConfigError
+@app.command("run", cls=_Command, epilog=_RUN_EXAMPLES)
+def _run(
+    run_config: _RunConfig = None,
+    node_config: _NodeConfig = None,
+    parties: _Parties = None,
+    out: _Out = "",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="local: in this process; ray: Flower's simulation; supernodes: real nodes, on "
+            "this machine; FILE.py:NAME or PACKAGE.MODULE:NAME: one of your own."
+        ),
+    ] = "local",
+) -> None:
+    """Train a system or baseline on this machine."""
     from vfl_flower.holder import checkpoint
     from vfl_flower.holder.results import headline, results_folder
     from vfl_flower.registry import ENGINES
     from vfl_flower.systems import resolve
 
-    run_config = _parse(options.run_config)
-    if options.out:
-        run_config["out"] = options.out
-    config = resolve(run_config)
+    start = ENGINES.load(engine)
+    keys, node_configs = _keys(run_config, out), _node_configs(node_config)
+    config = resolve(keys)
     if config.running.resume and config.running.out:
         raise ConfigError("A run that is resumed goes on in its own folder: leave out away.")
-    folder = results_folder(config)
-    node_configs = [_parse([text]) for text in options.node_config]
-    parties = options.parties
-    if parties is None:
-        parties = len(node_configs) or 4
-    if config.running.resume and options.parties is None:
+    if config.running.resume and parties is None:
         parties = len(checkpoint.load(config.running.resume).strategy["seats"])
+    folder = results_folder(config)
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
     # So that Flower's processes end too.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     is_new = not folder.exists()
     try:
-        finished = ENGINES.load(options.engine)(
-            parties, {**run_config, "out": str(folder)}, node_configs=node_configs
-        )
+        keys["out"] = str(folder)
+        finished = start(_number(parties, node_configs), keys, node_configs=node_configs)
         print(headline(finished.summary))
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -348,45 +166,165 @@ def _run(options: argparse.Namespace) -> None:
             print(f"results: {folder}")
 
 
-def _parse(texts: list[str]) -> dict[str, Any]:
-    """Key-value pairs, in Flower's own syntax."""
-    from click import ClickException
-    from flwr.common.config import parse_config_args
+@app.command("compare", cls=_Command, epilog=_COMPARE_EXAMPLES)
+def _compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...")],
+    run_config: _RunConfig = None,
+    node_config: _NodeConfig = None,
+    parties: _Parties = None,
+    out: _Out = "",
+    target: Annotated[float, typer.Option(help="Test accuracy to which bytes are counted.")] = 0.90,
+) -> None:
+    """Several systems and the three baselines on one data set: a table and a picture.
 
-    from vfl_flower.errors import ConfigError
+    RUN is a system, or in quotes a system and keys of its own, and before
+    them, if you like, a title: "small steps: cascaded party-lr=0.01".
+
+    All run in this process. Beside the systems stand the baselines frozen,
+    alone and joined; their curves are drawn in one picture.
+    """
+    from vfl_flower.tools.compare import compare, table
+
+    common, node_configs = _keys(run_config, out), _node_configs(node_config)
+    if "strategy" in common:
+        raise ConfigError("`vfl compare` takes its systems as arguments: leave strategy out of -c.")
+    own = [_compared(text) for text in runs]
+    folder = compare(_number(parties, node_configs), common, own, target, node_configs)
+    lines = table(folder, target)
+    print(lines)
+    if "\njoined " not in lines:
+        print("alone and joined are left out: they train by gradients, and black boxes have none.")
+    print(f"results: {folder}")
+
+
+@app.command("audit", cls=_Command, epilog=_AUDIT_EXAMPLES)
+def _audit(
+    strategy: Annotated[str, typer.Option(help="The system.")],
+    run_config: _RunConfig = None,
+    parties: _Parties = None,
+    out: _Out = "",
+    known: Annotated[int, typer.Option(help="Labelled rows a class of some attackers.")] = 4,
+) -> None:
+    """Attack a system by what its messages carry, and tell how often that succeeds.
+
+    Published attacks run in this process: inference of labels by a party or
+    an eavesdropper, and of features by the label holder. They use the
+    messages of party 0. Beside each success is that of guessing; one near it
+    says that this attack found nothing, not that none would.
+
+    Attacks marked * are on one epoch of two parties whose embeddings the
+    server sums, which is the setting of Table I of the Cascaded paper; the
+    others are on the run as configured.
+    """
+    from vfl_flower.tools.audit import audit, table
+
+    keys = _keys(run_config, out)
+    if keys.get("strategy", strategy) != strategy:
+        raise ConfigError(
+            f"-c names strategy = {keys['strategy']!r}, and --strategy {strategy}: leave one out."
+        )
+    findings, folder = audit(_number(parties), {**keys, "strategy": strategy}, known)
+    print(table(findings))
+    print(f"results: {folder}")
+
+
+@app.command("predict", cls=_Command, epilog=_PREDICT_EXAMPLES)
+def _predict(
+    model: Annotated[str, typer.Argument(metavar="RUN")],
+    run_config: _RunConfig = None,
+    node_config: _NodeConfig = None,
+    out: Annotated[str, typer.Option(help=".csv or .parquet. Default: RUN/predictions.csv.")] = "",
+) -> None:
+    """Predict by the model of a run: the test rows, or rows of new files.
+
+    RUN is the results folder of the run. The parties' states are to lie in
+    it, as runs on this machine leave them. With files, -c names the label
+    holder's new one, and what differs from training.
+    """
+    from vfl_flower.start import predict_local
+
+    keys = {**_keys(run_config, out), "model": model}
+    logging.getLogger("flwr.notice").setLevel(logging.INFO)
+    print(f"predictions: {predict_local(keys, _node_configs(node_config))}")
+
+
+@app.command("report", cls=_Command, epilog=_REPORT_EXAMPLES)
+def _report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
+    out: Annotated[Path | None, typer.Option(help="Default: report.html in the first RUN.")] = None,
+) -> None:
+    """One HTML page about runs, comparisons and audits.
+
+    RUN is the results folder of one of them. The page shows what runs reached
+    and what they took, curves, bytes and delays by party, privacy, attacks
+    and settings. It is one file that loads nothing; an earlier report is
+    replaced.
+    """
+    from vfl_flower.tools.report import report
+
+    folders = [each.expanduser() for each in runs]
+    page = out.expanduser() if out else folders[0] / "report.html"
+    if page.suffix != ".html":
+        raise VflError(f"{page} would be a page: let --out end in .html.")
+    text = report(folders)
+    try:
+        page.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
+    except OSError as error:
+        raise VflError(f"{page} cannot be written: name another file by --out.") from error
+    print(f"report: {page}")
+
+
+@app.command("list", cls=_Command)
+def _list() -> None:
+    """Systems, baselines and every configuration key."""
+    from vfl_flower.tools import listing
+
+    listing.show()
+
+
+def _keys(run_config: list[str] | None, out: str) -> dict[str, Any]:
+    """The run configuration that -c and --out give."""
+    return {**_parse(run_config or [], "-c"), **({"out": out} if out else {})}
+
+
+def _node_configs(texts: list[str] | None) -> list[dict[str, Any]]:
+    return [_parse([text], "--node-config") for text in texts or []]
+
+
+def _number(parties: int | None, node_configs: Sequence[Any] = ()) -> int:
+    """How many parties run: as many as is said, have named a file, or four."""
+    return len(node_configs) or 4 if parties is None else parties
+
+
+def _compared(text: str) -> dict[str, Any]:
+    """A RUN of `vfl compare`: perhaps a title, a system, and keys of its own."""
+    from vfl_flower.registry import SYSTEMS
+
+    title, _, rest = text.partition(": ")
+    titled = bool(rest.strip()) and ("=" not in title or rest.split()[0] in SYSTEMS.names)
+    name, *keys = (rest if titled else text).split(None, 1) or [""]
+    if not name or (titled and not title):
+        raise ConfigError("A run of `vfl compare` is empty: name a system, then its own keys.")
+    own = _parse(keys, "RUN")
+    if {"strategy", "out"} & own.keys():
+        raise ConfigError(f"{text!r} names a strategy or out twice: write the system first.")
+    return {"strategy": name, **own, **({"title": title} if titled else {})}
+
+
+def _parse(texts: list[str], option: str) -> dict[str, Any]:
+    """Key-value pairs that an option gives, in Flower's own syntax."""
+    from flwr.common.config import parse_config_args
 
     try:
         left = [] if texts[:1] and texts[0].endswith(".toml") else texts
         if any(_PAIR.sub("", text).strip() for text in left):
             raise ValueError  # Flower would pass over what it does not recognise
         return dict(parse_config_args(texts))
-    except (ClickException, OSError, ValueError) as error:
+    except (click.ClickException, OSError, ValueError) as error:
         raise ConfigError(
-            f"-c {' '.join(texts)!r} cannot be read: write key=value pairs with spaces between "
-            "them, and texts in quotes, as in -c \"strategy='vafl' epochs=5\"."
+            f"{option} {' '.join(texts)!r} cannot be read: write key=value pairs with spaces "
+            "between them, and texts in quotes, as in \"KEY='text' OTHER=5\"."
         ) from error
-
-
-def _listing() -> str:
-    from vfl_flower.config import KEYS
-    from vfl_flower.registry import SYSTEMS
-
-    lines = ["Systems and baselines (strategy = '...')", ""]
-    for name, system in ((name, SYSTEMS.load(name)) for name in SYSTEMS.names):
-        lines += [f"  {name:<10} {system.about}", f"  {'':<10} {system.axes}"]
-        own = [f"{name}={value!r}" for name, value in system.defaults.items()]
-        lines += [f"  {'':<10} defaults of its own: {' '.join(own)}"] if own else []
-    lines += ["", "Configuration keys, with defaults", ""]
-    for key, spec in KEYS.items():
-        default = repr(spec.default) if spec.default is not None else "auto"
-        lines.append(f"  {key} = {default}")
-        text = spec.help
-        if spec.names and key != "strategy":
-            text += f" ({', '.join(spec.names)})"
-        if spec.auto:
-            text += f"; auto: {spec.auto}"
-        lines.append(f"      {text}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

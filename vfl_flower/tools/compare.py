@@ -15,9 +15,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from vfl_flower.charts import draw_curves, draw_frontier
 from vfl_flower.errors import ConfigError
 from vfl_flower.holder.observers import METRICS, main_metric
-from vfl_flower.holder.results import aligned, draw_curves, draw_frontier, results_folder
+from vfl_flower.holder.results import aligned, results_folder
 from vfl_flower.models.bottoms import BLACK_BOXES
 from vfl_flower.start import Finished, run_local
 from vfl_flower.systems import baselines, resolve
@@ -72,7 +73,10 @@ def compare(
             if baseline in configurations:
                 raise ConfigError(f"{baseline!r} is a baseline's name: choose another title.")
             configurations[baseline] = beside
-    if len({resolve(each).data.target for each in configurations.values()}) > 1:
+    resolved = [resolve(each) for each in configurations.values()]
+    if any(each.task != "train" or each.model or each.running.resume for each in resolved):
+        raise ConfigError("A comparison trains every run anew: leave task, model and resume out.")
+    if len({each.data.target for each in resolved}) > 1:
         raise ConfigError("Some of these runs are for classes and some for numbers: compare apart.")
     folders = {name: folder_of(name) for name in configurations}
     if "" in folders.values() or len(set(folders.values())) < len(folders):
@@ -80,8 +84,7 @@ def compare(
             "Each run gets a folder named by its title, in which only letters, digits and '.=-' "
             "count: choose titles that differ in those."
         )
-    first = resolve(next(iter(configurations.values())))
-    folder = results_folder(replace(first, strategy="compare"))
+    folder = results_folder(replace(resolved[0], strategy="compare"))
     if folder.exists():
         raise ConfigError(f"out = {str(folder)!r} already exists: name another folder.")
     finished: dict[str, Finished] = {}

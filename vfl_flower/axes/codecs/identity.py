@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from vfl_flower.axes.codecs.channel import Names, Rows, Sizes
 from vfl_flower.messages import Arrays, checked
 from vfl_flower.sections import CodecConfig
@@ -10,7 +12,7 @@ from vfl_flower.sections import CodecConfig
 class Identity:
     """float32 numbers, as they are."""
 
-    uses = ()
+    uses: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: CodecConfig) -> None:
         """It has no settings."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ class QSGD:
     they are. Signs are sent if there are any.
     """
 
-    uses = ("bits",)
+    uses: ClassVar[tuple[str, ...]] = ("bits",)
 
     def __init__(self, config: CodecConfig) -> None:
         self.levels = 2 ** (config.bits or _BITS)  # s

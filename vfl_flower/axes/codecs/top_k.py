@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +23,7 @@ class TopK:
     and where they are.
     """
 
-    uses = ("keep",)
+    uses: ClassVar[tuple[str, ...]] = ("keep",)
 
     def __init__(self, config: CodecConfig) -> None:
         self.keep = config.keep or _KEEP

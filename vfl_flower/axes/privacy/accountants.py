@@ -24,8 +24,11 @@ class _Accountant:
     """The releases that were composed; `flwr.serverapp.PrivacyAccountant`, but for two figures."""
 
     method: ClassVar[str]
+    sampling: ClassVar[SamplingMethod]  # which it is right for
 
     def __init__(self, config: PrivacyConfig) -> None:
+        if config.sampling_method is not self.sampling:
+            raise ValueError(f"{self.method} is for sampling_method = {self.sampling.value!r}")
         self._config = config
         self._releases: dict[GaussianPrivacyEvent, int] = {}
 
@@ -71,24 +74,27 @@ class _Accountant:
         return after.get_epsilon(self._config.target_delta) > budget
 
     def state_dict(self) -> dict[str, object]:
-        """The releases, in JSON."""
+        """The releases and what they are of, in JSON."""
         releases = [[asdict(event), count] for event, count in self._releases.items()]
-        return {"method": self.method, "releases": releases}
+        return {"method": self.method, "config": asdict(self._config), "releases": releases}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Take over what `state_dict` gave."""
+        """Take over what `state_dict` gave; `ValueError` if it is of something else."""
         releases = state.get("releases")
-        if state.get("method") != self.method or not isinstance(releases, list):
+        same = state.get("config") == asdict(self._config)
+        if state.get("method") != self.method or not same or not isinstance(releases, list):
             raise ValueError("this is the state of another accountant")
-        self._releases = {}
+        restored = type(self)(self._config)
         for event, count in releases:
-            self.compose(GaussianPrivacyEvent(**event), count)
+            restored.compose(GaussianPrivacyEvent(**event), count)
+        self._releases = restored._releases
 
 
 class PldAccountant(_Accountant):
     """Poisson-sampled Gaussian releases, for adding or removing one record."""
 
     method = "pld"
+    sampling = SamplingMethod.POISSON
 
     def get_epsilon(self, delta: float) -> float:
         """Epsilon of all releases at a delta."""
@@ -118,6 +124,7 @@ class GdpAccountant(_Accountant):
     """Gaussian releases of a record that is in each of them: exactly one of mu-GDP."""
 
     method = "gdp"
+    sampling = SamplingMethod.NO_AMPLIFICATION
 
     def get_epsilon(self, delta: float) -> float:
         """Epsilon of all releases at a delta."""
@@ -132,8 +139,8 @@ class GdpAccountant(_Accountant):
         from scipy.stats import norm
 
         ratio = epsilon / self._mu
-        there, back = norm.cdf(self._mu / 2 - ratio), norm.cdf(-self._mu / 2 - ratio)
-        return float(there - math.exp(epsilon) * back)
+        there, back = norm.cdf(self._mu / 2 - ratio), norm.logcdf(-self._mu / 2 - ratio)
+        return float(there - math.exp(epsilon + back))
 
     @property
     def _mu(self) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from flwr.serverapp import GaussianPrivacyEvent
 from numpy.typing import NDArray
 
-from vfl_flower.axes.batches import Window
+from vfl_flower.axes.batches import Window, expected_rows
 from vfl_flower.axes.privacy.accountants import known
 from vfl_flower.axes.privacy.ledger import EMBED, EVALUATE, RECEIVED, TRAIN, Ledger
 from vfl_flower.axes.privacy.paper import delta_of, epsilon_of_theorem_6
@@ -76,7 +76,9 @@ class EmbeddingLedger(Ledger):
             trained = self.sampled.get(party, np.zeros(1, np.int32)) + self.unseen.get(party, 0)
         each = self.estimator.uploads_per_row
         most = int((each * trained + self.queries.get(party, 0)).max())
-        return max(most, self.evaluations.get(party, 0))
+        evaluated = self.evaluations.get(party, 0)
+        # Without rows held out, those that are evaluated are those that are trained on.
+        return max(most, evaluated) if self.config.data.test_fraction else most + evaluated
 
     def uploads(self) -> int:
         """Uploads of the most uploaded record of any party."""
@@ -87,7 +89,7 @@ class EmbeddingLedger(Ledger):
         """Epsilon of the most uploaded record of any party, and what the paper would claim."""
         if self.config.privacy.noise_seed >= 0:
             return super().figures()
-        samples = max(self.steps.values(), default=0) * self.config.training.batch_size
+        samples = max(self.steps.values(), default=0) * expected_rows(self.config, self.rows)
         return {
             "epsilon": epsilon(self.config, self.uploads()),
             "delta": delta_of(self.config),

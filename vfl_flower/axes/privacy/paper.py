@@ -20,7 +20,7 @@ def epsilon_of_theorem_6(config: RunConfig, rows: int, samples: int) -> float:
     mechanism is as private as a Gaussian one of deviation 1 / mu.
     """
     noise = config.privacy.embedding_noise
-    return _epsilon(config, config.training.batch_size * math.sqrt(samples) / (noise * rows))
+    return _epsilon(config, expected_rows(config, rows) * math.sqrt(samples) / (noise * rows))
 
 
 def epsilon_of_theorem_vi5(config: RunConfig, rows: int, multiplier: float, steps: int) -> float:

@@ -137,6 +137,7 @@ class ScalarLedger(Ledger):
         secret, seen = sampled(delta, self.rows), known(delta, self.rows)
         if self.released:
             secret.compose(event, self.released)
+        if self.taken.any():  # mini-batches may all have been empty
             seen.compose(event, int(self.taken.max()))
         return {
             **figures,

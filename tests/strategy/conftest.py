@@ -1,0 +1,39 @@
+"""What tests of the strategy's parts share."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from strategies import history, mailbox
+from tests.strategy.parts import Warned
+from vfl_flower.flower_internals import begin_task
+from vfl_flower.runtimes import carrier
+
+
+@pytest.fixture(autouse=True)
+def a_task() -> None:
+    begin_task()
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which passes when somebody sleeps."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep, perf_counter=lambda: now[0])
+    for module in (mailbox, history, carrier):
+        monkeypatch.setattr(module, "time", clock)
+    return now
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Warned:
+    """What has been warned of so far."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
+    return lambda: [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]

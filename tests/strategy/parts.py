@@ -1,0 +1,248 @@
+"""Parts of a run, and small fakes of what they have to do with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+
+from strategies.history import History
+from strategies.mailbox import Mailbox
+from strategies.plan import Plan
+from strategies.recovery import Recovery
+from strategies.seats import Seat, State
+from vfl_flower.axes.estimators.first_order import FirstOrder
+from vfl_flower.axes.privacy.ledger import Ledger
+from vfl_flower.data.labels import Labels
+from vfl_flower.errors import VflError
+from vfl_flower.flower_internals import set_message_id
+from vfl_flower.holder.metrics import Metrics
+from vfl_flower.holder.observers import Observer
+from vfl_flower.messages import (
+    CheckpointOrder,
+    Description,
+    EmbedOrder,
+    EvaluateOrder,
+    Order,
+    Payload,
+    RejoinOrder,
+    TrainOrder,
+    Turn,
+    Upload,
+)
+from vfl_flower.provenance import code_digest
+from vfl_flower.runtimes.carrier import Carrier
+from vfl_flower.systems import resolve
+from vfl_flower.wire import to_failure, to_reply
+
+ROWS = np.zeros(3, np.float32)  # 12 bytes
+LABELS = Labels(np.zeros(6, np.int64), np.zeros(2, np.int64), ("no", "yes"), "ids")
+
+
+class Post(Carrier):
+    """A carrier that keeps what is sent; parties answer when a test says so."""
+
+    engine, transport, cost = "local", "none", "free"
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.due: list[Message] = []
+        self.kept_timing: list[Any] | None = None
+
+    def get_node_ids(self) -> list[int]:
+        return []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        keys = []
+        for message in messages:
+            self.sent.append(message)
+            keys.append(f"message-{len(self.sent)}")
+            set_message_id(message, keys[-1])
+        return keys
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        wanted = set(message_ids)
+        found = [each for each in self.due if each.metadata.reply_to_message_id in wanted]
+        self.due = [each for each in self.due if each not in found]
+        return found
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    @property
+    def timing(self) -> list[Any] | None:
+        return self.kept_timing
+
+    def go_on_from(self, timing: list[Any]) -> None:
+        assert timing, "there was no clock"
+        self.kept_timing = timing
+
+    def answer(self, payload: Payload, number: int = -1) -> None:
+        """The answer to the message of this number has come; to the last, unless it is said."""
+        self.due.append(to_reply(payload, self.sent[number]))
+
+    def fail(self, sentence: str, out_of_step: bool = False) -> None:
+        """The last message could not be served."""
+        self.due.append(to_failure(sentence, self.sent[-1], out_of_step))
+
+
+class Told(Ledger):
+    """What is told of orders, and how many messages had left by then."""
+
+    def __init__(self, post: Post) -> None:
+        super().__init__(resolve({}), 6, FirstOrder)
+        self.post = post
+        self.orders: list[tuple[int, Order, int]] = []
+        self.journals: list[Path] = []
+        self.released = 0
+
+    def _ordered(self, party: int, order: Order) -> None:
+        self.orders.append((party, order, len(self.post.sent)))
+
+    def keep_journal(self, path: Path) -> None:
+        self.journals.append(path)
+
+    def released_steps(self) -> int:
+        return self.released
+
+    def uploads(self) -> int:
+        return 7
+
+
+class Heard(Observer):
+    """What observers are told."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[Any, ...]] = []
+
+    def evaluated(self, entry: dict[str, Any]) -> None:
+        self.said.append(("evaluated", entry))
+
+    def progressed(self, done: int, planned: int) -> None:
+        self.said.append(("progressed", done, planned))
+
+    def failed(self, party: int, error: VflError) -> None:
+        self.said.append(("failed", party, str(error)))
+
+
+class Holder:
+    """The label holder, as far as recovery and checkpoints know it."""
+
+    def __init__(self) -> None:
+        self.estimator = SimpleNamespace(broadcasts=False)
+        self.back: list[int] = []  # parties that have come back
+        self.gone_on_from: tuple[Any, Any] | None = None
+
+    def surrogate_of(self, party: int) -> dict[str, Any]:
+        return {"embedding": np.full(2, party, np.float32)}
+
+    def digest_for(self, party: int) -> str:
+        return f"digest of {party}"
+
+    def rejoined(self, party: int) -> None:
+        self.back.append(party)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {"steps": 40}, {"table": np.arange(4.0)}
+
+    def go_on_from(self, scalars: Any, arrays: Any) -> None:
+        self.gone_on_from = scalars, arrays
+
+
+@dataclass
+class Parts:
+    """Parts of a run of three parties, 10 steps an epoch, for 4 epochs, without a label holder."""
+
+    keys: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.config = resolve({"strategy": "vafl", "party-timeout": 10.0, **self.keys})
+        self.post, self.holder = Post(), Holder()
+        self.seats = [Seat(party, 100 + party) for party in range(3)]
+        self.ledger, self.heard = Told(self.post), Heard()
+        self.plan = Plan(epochs=4, per_epoch=10, parties=3)
+        self.history = History(self.config.running.eval_every, [self.heard])
+        self.steps = 0  # of the label holder
+        timeout = self.config.running.party_timeout
+        self.mailbox = Mailbox(self.post, self.seats, self.ledger, timeout, lambda: self.steps)
+        self.checked: list[Description] = []
+        self.dropped: list[int] = []
+        holder: Any = self.holder
+        self.recovery = Recovery(
+            self.config,
+            self.mailbox,
+            holder,
+            self.plan,
+            self.history,
+            LABELS.outputs,
+            self.checked.append,
+            self.dropped.append,
+        )
+
+    def send(self, party: int, order: Turn) -> None:
+        seat = self.seats[party]
+        self.mailbox.post([self.mailbox.message(seat, replace(order, exchange=seat.exchange + 1))])
+
+    def come(self, kind: type[Turn]) -> tuple[Seat, Turn, Message]:
+        """The one answer to an order of this kind that is in."""
+        (found,) = self.mailbox.answers_to(kind, self.mailbox.replies())
+        return found
+
+    def upload(self, party: int, **more: Any) -> Upload:
+        return Upload(party=party, exchange=self.seats[party].exchange, **more)
+
+    def describe(self, party: int) -> Description:
+        return replace(FITS, party=party, exchange=self.seats[party].exchange)
+
+    def take_failure(self, party: int, sentence: str, out_of_step: bool = False) -> None:
+        """The party's message could not be served, which recovery is told of."""
+        self.post.fail(sentence, out_of_step)
+        order = self.seats[party].order
+        assert order is not None
+        seat, _, message = self.come(type(order))
+        assert self.recovery.take(seat, message, lambda upload: upload) is None
+
+    def rejoin(self, party: int, answer: Description | None = None) -> None:
+        """The party answers that it goes on."""
+        self.post.answer(answer or self.describe(party))
+        seat, _, message = self.come(RejoinOrder)
+        self.recovery.rejoin(seat, message)
+
+    @property
+    def last(self) -> tuple[int, Message]:
+        """To whom the last message went."""
+        return self.post.sent[-1].metadata.dst_node_id - 100, self.post.sent[-1]
+
+
+FITS = Description(
+    party=1,
+    parties=3,
+    train_rows=6,
+    test_rows=2,
+    columns=5,
+    embedding_size=32,
+    ids_digest="ids",
+    code_digest=code_digest(),
+    exchange=0,
+)
+TRAIN = TrainOrder(exchange=0, epoch=0, first=0, steps=5, coordinated=False)
+EVALUATE, EMBED = EvaluateOrder(exchange=0), EmbedOrder(exchange=0, arrays={"ids": np.arange(3)})
+CHECKPOINT = CheckpointOrder(exchange=0, number=1)
+REJOIN = RejoinOrder(exchange=0, outputs=1)
+METRICS = Metrics(loss=0.5, accuracy=0.75)
+SPENT = {"exchanges": 6, "seconds": 1.5}
+
+Warned = Callable[[], list[str]]
+
+
+def seat_in(state: State, rests: State = State.IDLE) -> Seat:
+    return Seat(1, 101, state=state, rests=rests)

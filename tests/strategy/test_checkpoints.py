@@ -1,0 +1,194 @@
+"""Checkpoints: when one is kept, what is in it, and what goes on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategies.checkpoints import Checkpoints
+from strategies.plan import Plan
+from strategies.seats import Seat, State, Traffic
+from tests.strategy.parts import LABELS, METRICS, ROWS, SPENT, Parts, Post, Warned
+from vfl_flower.holder import checkpoint
+from vfl_flower.holder.checkpoint import Checkpoint, Keeper
+from vfl_flower.messages import CheckpointOrder
+from vfl_flower.wire import read_order
+
+
+class Paused:
+    """The strategy, as checkpoints know it: whom it has waited for, and after how many messages."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.run = SimpleNamespace(
+            carrier=parts.post,
+            config=parts.config,
+            labels=LABELS,
+            seats=parts.seats,
+            ledger=parts.ledger,
+            plan=parts.plan,
+            history=parts.history,
+            mailbox=parts.mailbox,
+            holder=parts.holder,
+        )
+        self.waits: list[tuple[Any, int]] = []
+
+    def drain(self) -> None:
+        self.waits.append(("all", len(self.run.carrier.sent)))
+
+    def wait_for(self, seats: list[Seat]) -> None:
+        self.waits.append(([seat.party for seat in seats], len(self.run.carrier.sent)))
+        for seat in seats:
+            seat.rest()
+
+
+def paused(
+    folder: Path, keys: Mapping[str, Any] | None = None, found: Checkpoint | None = None
+) -> tuple[Checkpoints, Parts, Paused]:
+    parts = Parts({**(keys or {})})
+    strategy: Any = Paused(parts)
+    return Checkpoints(Keeper(folder, "12", found), strategy), parts, strategy
+
+
+@pytest.mark.parametrize(
+    ("simulated", "keys", "every"),
+    [
+        (True, {}, 0),
+        (False, {}, 1000),
+        (True, {"checkpoint-every": 5}, 5),
+        (False, {"checkpoint-every": 0}, 0),
+    ],
+)
+def test_checkpoints_are_so_many_exchanges_apart(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    simulated: bool,
+    keys: dict[str, Any],
+    every: int,
+) -> None:
+    monkeypatch.setattr(Post, "simulated", simulated)
+    checkpoints, parts, strategy = paused(tmp_path, keys)
+    kept_at = []
+    for exchanges in range(2500):
+        parts.seats[exchanges % 3].traffic.exchanges += 1
+        before = len(strategy.waits)
+        if exchanges < 20 or exchanges % 100 > 97:
+            checkpoints.keep_if_due()
+        if len(strategy.waits) > before:
+            kept_at.append(exchanges + 1)
+    if every == 0:
+        assert kept_at == []
+    elif every == 1000:
+        assert kept_at == [1000, 2000]
+    else:
+        assert kept_at[:5] == [5, 10, 15, 20, 99]
+    assert checkpoints.keeper.number == len(kept_at)
+
+
+def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
+    tmp_path: Path,
+) -> None:
+    checkpoints, parts, strategy = paused(tmp_path, {"checkpoint-every": 5})
+    parts.seats[1].state = State.FAILED
+    parts.seats[2].feedback = {"gradient": ROWS}
+    parts.plan.ordered, parts.plan.answered = 42, 37
+    parts.mailbox.party_memory_mb, parts.post.kept_timing = 9.0, [1.5]
+    parts.history.record(parts.plan, 3, SPENT, 0.5, METRICS)
+    checkpoints.keep()
+    assert strategy.waits == [("all", 0), ([0, 2], 2)]  # it is posted to both at once
+    orders = [read_order(each, CheckpointOrder) for each in parts.post.sent]
+    assert [each.metadata.dst_node_id for each in parts.post.sent] == [100, 102]
+    assert [(each.exchange, each.number) for each in orders] == [(1, 1), (1, 1)]
+    assert [list(each.arrays) for each in orders] == [[], ["gradient"]]
+    assert parts.seats[2].feedback == {}
+
+    found = checkpoint.load(tmp_path)
+    assert (found.run, found.number, found.finished) == ("12", 1, False)
+    assert found.config == parts.config and found.about_labels == LABELS.about
+    assert found.strategy == {
+        "seats": [seat.kept() for seat in parts.seats],
+        "history": {**parts.history.kept(), "seconds": found.strategy["history"]["seconds"]},
+        "plan": {"planned": 120, "ordered": 42, "answered": 37},
+        "party_memory_mb": 9.0,
+        "uploads": 7,
+        "timing": [1.5],
+        "holder": {"steps": 40},
+    }
+    assert [seat["alive"] for seat in found.strategy["seats"]] == [True, False, True]
+    np.testing.assert_array_equal(found.arrays["table"], np.arange(4.0))
+    checkpoints.keep(finished=True)
+    found = checkpoint.load(tmp_path)
+    assert (found.number, found.finished) == (2, True)
+
+
+def kept_run(folder: Path) -> Checkpoint:
+    """A checkpoint of a run in its middle."""
+    checkpoints, parts, _ = paused(folder)
+    for seat in parts.seats:
+        seat.exchange, seat.steps, seat.traffic = 8, 14, Traffic(6, 600, 60, 6)
+    parts.seats[1].state = State.FAILED
+    parts.plan.ordered, parts.plan.answered = 42, 37
+    parts.mailbox.party_memory_mb, parts.post.kept_timing = 9.0, [1.5]
+    parts.history.record(parts.plan, 3, SPENT, 0.5, METRICS)
+    checkpoints.keep()
+    return checkpoint.load(folder)
+
+
+def test_all_parts_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    found = kept_run(tmp_path)
+    checkpoints, parts, strategy = paused(tmp_path, {"checkpoint-every": 5}, found)
+    assert [seat.state for seat in parts.seats] == [State.IDLE, State.FAILED, State.IDLE]
+    assert [seat.kept() for seat in parts.seats] == found.strategy["seats"]
+    assert [seat.exchange for seat in parts.seats] == [9, 8, 9]
+    assert parts.plan.kept() == {"planned": 120, "ordered": 42, "answered": 37}
+    assert len(parts.history.entries) == 1 and parts.heard.said == []
+    assert parts.mailbox.party_memory_mb == 9.0 and parts.post.kept_timing == [1.5]
+    assert parts.holder.gone_on_from == (found.strategy["holder"], found.arrays)
+    # Exchanges since that checkpoint count, and its number is taken.
+    parts.seats[0].traffic.exchanges += 4
+    checkpoints.keep_if_due()
+    assert strategy.waits == []
+    parts.seats[0].traffic.exchanges += 1
+    checkpoints.keep_if_due()
+    assert len(strategy.waits) == 2 and checkpoint.load(tmp_path).number == 2
+
+
+def test_a_run_without_a_virtual_clock_goes_on_without_one(tmp_path: Path) -> None:
+    found = kept_run(tmp_path)
+    found.strategy["timing"] = None
+    _, parts, _ = paused(tmp_path, found=found)
+    assert parts.post.kept_timing is None
+
+
+@pytest.mark.parametrize(("every", "journals"), [(0, 0), (5, 1)])
+def test_releases_are_kept_on_disk_where_a_run_can_be_cut_short(
+    tmp_path: Path, every: int, journals: int
+) -> None:
+    keys = {"checkpoint-every": every}
+    _, parts, _ = paused(tmp_path, keys)
+    assert parts.ledger.journals == [tmp_path / "releases.journal"] * journals
+    assert parts.plan.budget == 120
+    _, parts, _ = paused(tmp_path, keys, kept_run(tmp_path))
+    assert parts.ledger.journals == [tmp_path / "releases.journal"]
+
+
+@pytest.mark.parametrize("allowed", [100, 1000])
+def test_steps_that_were_answered_after_the_checkpoint_count_towards_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: Warned, allowed: int
+) -> None:
+    found = kept_run(tmp_path)
+
+    def go_on(released: int) -> Plan:
+        parts = Parts()
+        parts.plan.allowed, parts.ledger.released = allowed, released
+        strategy: Any = Paused(parts)
+        Checkpoints(Keeper(tmp_path, "12", found), strategy)
+        return parts.plan
+
+    assert go_on(released=37).budget == min(allowed, 120) and warned() == []
+    assert go_on(released=45).budget == min(allowed, 120) - 8
+    assert warned() == ["8 steps were answered after the checkpoint, and count."]

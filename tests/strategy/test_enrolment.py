@@ -1,0 +1,59 @@
+"""Enrolment: parties that do not fit are refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from strategies.enrolment import check
+from tests.strategy.parts import FITS, LABELS
+from vfl_flower.errors import ConfigError
+from vfl_flower.systems import resolve
+
+
+def test_a_party_that_fits_takes_part() -> None:
+    check(FITS, resolve({}), LABELS, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"parties": 4},
+            "Party 1 (5 columns) was started as one of 4 parties, but there are 3 nodes: give all "
+            "the same num-partitions, and start as many.",
+        ),
+        (
+            {"train_rows": 7},
+            "Party 1 has 7 training and 2 test rows, the label holder 6 and 2: align them first.",
+        ),
+        (
+            {"test_rows": 0},
+            "Party 1 has 6 training and 0 test rows, the label holder 6 and 2: align them first.",
+        ),
+        (
+            {"ids_digest": "others"},
+            "Party 1 has other sample ids than the label holder, or in another order: align them "
+            "first.",
+        ),
+        (
+            {"embedding_size": 16},
+            "Party 1 has embeddings of size 16, where the run configuration gives 32: start all "
+            "with the same configuration.",
+        ),
+        (
+            {"code_digest": "older"},
+            "Party 1 runs another version of this application's code: install the same on all, "
+            "and stop a local SuperLink that was started from another checkout.",
+        ),
+    ],
+    ids=lambda each: str(next(iter(each))) if isinstance(each, dict) else "",
+)
+def test_a_party_that_does_not_fit_is_refused_with_a_sentence(
+    change: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
+        check(replace(FITS, **change), resolve({}), LABELS, 3)

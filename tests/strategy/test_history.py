@@ -1,0 +1,116 @@
+"""The history: when evaluations are due, what they say, and who is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from strategies.history import History
+from strategies.plan import Plan
+from strategies.seats import FINAL, Seat, Traffic
+from tests.strategy.parts import METRICS, SPENT, Heard
+from vfl_flower.errors import PartyError
+
+
+@pytest.mark.parametrize("every", ["0.1", "0.25", "0.3", "0.7", "1", "1.5", "3"])
+@example(parties=1, per_epoch=10, answered=3)
+@given(parties=st.integers(1, 7), per_epoch=st.integers(1, 50), answered=st.integers(0, 2000))
+def test_evaluations_are_due_by_the_steps_answered(
+    every: str, parties: int, per_epoch: int, answered: int
+) -> None:
+    plan = Plan(epochs=100, per_epoch=per_epoch, parties=parties)
+    plan.answered = answered
+    # As fractions are, not as floats: 0.3 / 0.1 is below 3 there.
+    wanted = Fraction(answered, per_epoch * parties) // Fraction(every)
+    assert History(float(every)).due(plan) == wanted
+
+
+@pytest.mark.parametrize(
+    ("every", "epochs"),
+    [
+        (0.25, [1, 2, 3, 4, 5]),
+        (1.0, [1, 2, 3, 4, 5]),
+        (1.5, [2, 3, 5]),
+        (2.0, [2, 4, 5]),
+        (9.0, [5]),
+    ],
+)
+def test_where_training_is_by_whole_epochs_evaluations_come_after_them(
+    every: float, epochs: list[int]
+) -> None:
+    history = History(every)
+    assert [epoch for epoch in range(1, 6) if history.is_due(epoch, 5)] == epochs
+
+
+def test_observers_are_told_of_all_in_the_order_in_which_it_happens() -> None:
+    one, other = Heard(), Heard()
+    history = History(1.0, [one, other])
+    plan = Plan(epochs=4, per_epoch=10, parties=3)
+    plan.answered = 45
+    history.progressed(45, 120)
+    history.record(plan, 17, SPENT, 0.25, METRICS)
+    history.failed(1, PartyError("Party 1", "is tired."))
+    baseline = {"epoch": 1.0}
+    history.tell(baseline)  # which another's run has recorded
+    assert one.said == other.said
+    assert one.said[0] == ("progressed", 45, 120)
+    assert one.said[1] == ("evaluated", history.last)
+    assert one.said[2] == ("failed", 1, "Party 1 is tired.")
+    assert one.said[3] == ("evaluated", baseline)
+    assert len(one.said) == 4 and len(history.entries) == 1
+
+
+def test_an_entry_says_where_the_run_stands_and_how_the_model_does() -> None:
+    history, plan = History(1.0), Plan(epochs=4, per_epoch=7, parties=3)
+    assert history.last == {}
+    plan.answered = 10
+    history.record(plan, 17, SPENT, None, METRICS)
+    entry = history.last
+    assert entry["epoch"] == round(10 / 21, 3) and entry["steps"] == 17
+    assert entry["exchanges"] == 6 and entry["seconds"] == 1.5 and entry["train_loss"] is None
+    of_test = {f"test_{name}": value for name, value in asdict(METRICS).items()}
+    assert of_test["test_accuracy"] == 0.75
+    assert {name: entry[name] for name in entry if name.startswith("test_")} == of_test
+    plan.answered = 21
+    history.record(plan, 30, SPENT, 0.5, METRICS)
+    assert history.last["epoch"] == 1 and history.entries[0] is entry
+
+
+def test_what_a_run_has_spent_is_that_of_all_parties(now: list[float]) -> None:
+    history = History(1.0)
+    now[0] = 2.0
+    seats = [Seat(0, 100, traffic=Traffic(5, 600, 70, 8)), Seat(1, 101, traffic=Traffic(1, 2, 3))]
+    assert history.spent(seats, 4.0625) == {
+        **{"exchanges": 6, "bytes_up": 602, "bytes_down": 73, "evaluation_bytes": 8},
+        **{"seconds": 2.0, "virtual_seconds": 4.062},
+    }
+
+
+def test_a_party_that_was_away_goes_on_from_the_last_evaluation_that_is_due() -> None:
+    history, plan = History(1.0), Plan(epochs=4, per_epoch=10, parties=3)
+    plan.answered, history.recorded = 65, 1
+    assert history.go_back(plan) == 1 == history.recorded  # all are still to answer the second
+    history.recorded = FINAL  # the others had no steps left
+    assert history.go_back(plan) == 2 == history.recorded
+
+
+def test_a_history_goes_on_from_what_was_kept_of_it(now: list[float]) -> None:
+    heard, plan = Heard(), Plan(epochs=4, per_epoch=10, parties=3)
+    history = History(1.0)
+    history.record(plan, 3, SPENT, 0.5, METRICS)
+    history.recorded, now[0] = 1, 20.0
+    kept = json.loads(json.dumps(history.kept()))
+    now[0] = 1000.0  # the run was interrupted
+    anew = History(1.0, [heard])
+    anew.go_on_from(kept)
+    now[0] = 1003.0
+    assert anew.entries == history.entries and anew.recorded == 1
+    assert anew.seconds == 23.0
+    assert heard.said == []  # they were told then
+    anew.record(plan, 4, SPENT, 0.5, METRICS)
+    assert len(kept["entries"]) == 1 and len(anew.entries) == 2

@@ -1,0 +1,65 @@
+"""The plan: windows of steps, within epochs and the budget."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies.plan import Plan
+
+
+@given(
+    epochs=st.integers(1, 4),
+    per_epoch=st.integers(1, 7),
+    parties=st.integers(1, 4),
+    longest=st.integers(1, 9),
+    allowed=st.integers(0, 120),
+    chance=st.randoms(use_true_random=False),
+)
+def test_windows_never_cross_an_epoch_or_the_budget(
+    epochs: int, per_epoch: int, parties: int, longest: int, allowed: int, chance: random.Random
+) -> None:
+    plan = Plan(epochs, per_epoch, parties)
+    plan.allowed = allowed
+    done = [0] * parties
+    while not plan.all_ordered:
+        party = chance.randrange(parties)  # whose turn it is
+        epoch, first, steps = plan.window(done[party], longest)
+        assert epoch * per_epoch + first == done[party]  # it goes on where its last one ended
+        assert 1 <= steps <= longest and first + steps <= per_epoch
+        done[party] += steps
+        assert plan.ordered == sum(done)
+    assert plan.ordered == plan.budget == min(allowed, epochs * per_epoch * parties)
+
+
+@given(st.integers(0, 60))
+def test_nobody_takes_the_steps_of_a_party_that_is_gone_and_it_takes_them_when_it_is_back(
+    done: int,
+) -> None:
+    plan = Plan(epochs=4, per_epoch=10, parties=3)
+    plan.without(done)
+    assert plan.planned == 2 * 40 + min(done, 40)
+    plan.with_again(done)
+    assert plan.planned == 3 * 40
+
+
+def test_epochs_are_passes_of_all_parties() -> None:
+    plan = Plan(epochs=4, per_epoch=10, parties=3)
+    plan.answered = 45
+    assert plan.epochs == 1.5
+    plan = Plan(epochs=4, per_epoch=10, parties=0)  # the label holder alone
+    plan.answered = 15
+    assert (plan.epochs, plan.planned) == (1.5, 40)
+
+
+def test_a_plan_goes_on_from_what_was_kept_of_it() -> None:
+    plan = Plan(epochs=4, per_epoch=10, parties=3)
+    plan.without(5)
+    plan.ordered, plan.answered = 42, 37
+    anew = Plan(epochs=4, per_epoch=10, parties=3)
+    anew.go_on_from(json.loads(json.dumps(plan.kept())))
+    assert (anew.planned, anew.ordered, anew.answered) == (85, 42, 37)
+    assert anew.window(20, 16) == (2, 0, 10)

@@ -1,0 +1,138 @@
+"""Quorums: who is answered, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from strategies.plan import Plan
+from strategies.quorum import Waiting
+from strategies.seats import Seat, State
+from tests.strategy.parts import EMBED, EVALUATE, TRAIN, seat_in
+from vfl_flower.axes.batches import Window
+from vfl_flower.axes.estimators.base import Arrival, Reading
+from vfl_flower.messages import Turn
+
+
+def arrival(party: int) -> Arrival:
+    window = Window(np.arange(3, dtype=np.int32), np.array([3], np.int32))
+    return Arrival(party, window, coordinated=False, reading=Reading(torch.zeros(3, 1)))
+
+
+def waiting_for(quorum: int, states: Iterable[State] = (State.IDLE,) * 4) -> Waiting:
+    """Parties in these states, with all their steps ahead of them."""
+    seats = [Seat(party, 100 + party, state=state) for party, state in enumerate(states)]
+    return Waiting(quorum, seats, Plan(epochs=4, per_epoch=10, parties=len(seats)))
+
+
+def groups(waiting: Waiting, *parties: int) -> list[list[int]]:
+    """Whom it has answered, once these have arrived."""
+    for party in parties:
+        waiting.add(arrival(party))
+    return [[each.party for each in group] for group in waiting.groups(lambda group: None)]
+
+
+def test_a_group_is_of_those_who_came_first_in_the_order_of_parties() -> None:
+    waiting = waiting_for(2)
+    assert groups(waiting, 3) == []
+    assert groups(waiting, 1) == [[1, 3]]
+    assert groups(waiting, 2, 0, 3, 1, 2) == [[0, 2], [1, 3]]
+    assert groups(waiting, 0) == [[0, 2]]
+    assert groups(waiting) == []
+
+
+def test_what_rows_need_is_fetched_for_each_group_before_it_is_answered() -> None:
+    waiting, told = waiting_for(2), []
+    for party in (2, 0, 1):
+        waiting.add(arrival(party))
+
+    def refresh(group: Any) -> None:
+        told.append(f"fetch for {[each.party for each in group]}")
+        if len(told) == 1:
+            waiting.add(arrival(3))  # has come meanwhile, and is of the next group
+
+    for group in waiting.groups(refresh):
+        told.append(f"answer {[each.party for each in group]}")
+    assert told == ["fetch for [0, 2]", "answer [0, 2]", "fetch for [1, 3]", "answer [1, 3]"]
+
+
+def in_flight(party: int, order: Turn, rests: State = State.IDLE) -> Seat:
+    return Seat(party, 100 + party, state=State.IN_FLIGHT, rests=rests, order=order)
+
+
+NEAR_THE_END: dict[str, tuple[Seat, int]] = {
+    # Another party, and how many can still come with it: one has, and one is about to.
+    "done": (seat_in(State.DONE), 2),
+    "idle": (seat_in(State.IDLE), 2),
+    "being evaluated": (in_flight(1, EVALUATE), 2),
+    "training": (in_flight(1, TRAIN), 3),
+    "awaiting its quorum": (seat_in(State.AWAITS_QUORUM), 3),
+    "asked for rows meanwhile": (in_flight(1, EMBED, State.AWAITS_QUORUM), 3),
+}
+
+
+@pytest.mark.parametrize(("other", "most"), NEAR_THE_END.values(), ids=list(NEAR_THE_END))
+def test_near_the_end_no_more_are_waited_for_than_can_still_come(other: Seat, most: int) -> None:
+    seats = [seat_in(State.AWAITS_QUORUM), other, in_flight(2, TRAIN)]
+    plan = Plan(epochs=4, per_epoch=10, parties=3)
+    waiting = Waiting(3, seats, plan)
+    assert groups(waiting, 0, 2) == []  # while steps are left, the other will have some
+    plan.ordered = plan.budget
+    assert groups(waiting) == ([[0, 2]] if most == 2 else [])
+
+
+@pytest.mark.parametrize("state", [State.FAILED, State.ASKED_BACK])
+def test_parties_that_have_failed_are_waited_for_no_more(state: State) -> None:
+    waiting = waiting_for(3, [State.AWAITS_QUORUM, state, State.AWAITS_QUORUM])
+    assert groups(waiting, 0) == []
+    assert groups(waiting, 2) == [[0, 2]]
+
+
+def test_if_all_have_failed_what_came_is_answered() -> None:
+    assert groups(waiting_for(2, [State.FAILED] * 2), 1, 0) == [[1], [0]]
+
+
+def test_draining_answers_all_that_has_come_still_by_quorums() -> None:
+    waiting = waiting_for(3)
+    waiting.draining = True
+    assert groups(waiting) == []
+    assert groups(waiting, 1) == [[1]]
+    assert groups(waiting, 3, 2, 1, 0) == [[1, 2, 3], [0]]
+    waiting.draining = False
+    assert groups(waiting, 0) == []
+
+
+def test_a_party_that_has_lost_its_state_is_answered_no_more() -> None:
+    waiting = waiting_for(3)
+    assert groups(waiting, 0, 1) == []
+    waiting.drop(1)
+    assert groups(waiting, 2) == []
+    assert groups(waiting, 3) == [[0, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("lost", "answered"),
+    [
+        ([0], [[2], [1, 3]]),
+        ([1], [[0, 2]]),  # which was to be in the next group
+        ([0, 2], [[1, 3]]),  # a group of nobody is none
+    ],
+    ids=str,
+)
+def test_a_party_may_lose_its_state_while_its_group_is_made_ready(
+    lost: list[int], answered: list[list[int]]
+) -> None:
+    waiting = waiting_for(2)
+    for party in (0, 2, 1, 3):
+        waiting.add(arrival(party))
+
+    def refresh(group: Any) -> None:
+        while lost:
+            waiting.drop(lost.pop())
+
+    found = [[each.party for each in group] for group in waiting.groups(refresh)]
+    assert found == answered

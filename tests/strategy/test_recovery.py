@@ -1,0 +1,282 @@
+"""Recovery: parties that fail, come back, or have an older state than they should."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+
+from strategies.seats import FINAL, State
+from tests.strategy.parts import (
+    CHECKPOINT,
+    EMBED,
+    EVALUATE,
+    FITS,
+    REJOIN,
+    ROWS,
+    TRAIN,
+    Parts,
+    Warned,
+)
+from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.messages import Description, RejoinOrder, TrainOrder, Turn, Upload
+from vfl_flower.wire import read_order
+
+STOP, CONTINUE = {"on-party-failure": "stop"}, {"on-party-failure": "continue"}
+TIRED = PartyError("Party 1", "is tired.")
+
+
+def test_a_party_that_fails_stops_the_run() -> None:
+    parts = Parts(STOP)
+    parts.send(1, TRAIN)
+    parts.seats[1].unserved, parts.seats[1].out_of_step = TRAIN, 2
+    with pytest.raises(PartyError, match=r"^Party 1 is tired\.$"):
+        parts.recovery.fail(parts.seats[1], TIRED)
+    assert parts.seats[1].state is State.FAILED and parts.mailbox.empty
+    assert parts.seats[1].unserved is None and parts.seats[1].out_of_step == 0
+    assert parts.heard.said == [] and parts.plan.planned == 120
+
+
+def test_a_run_goes_on_without_a_party_and_without_its_steps(warned: Warned) -> None:
+    parts = Parts(CONTINUE)
+    parts.plan.answered, parts.seats[1].steps = 65, 15
+    parts.send(0, TRAIN)
+    parts.send(1, TRAIN)
+    parts.recovery.fail(parts.seats[1], TIRED)
+    seat = parts.seats[1]
+    assert seat.state is State.FAILED and seat.asked_back == 2  # at the evaluation that was due
+    assert parts.plan.planned == 120 - 25
+    assert parts.heard.said == [("failed", 1, "Party 1 is tired.")]
+    assert warned() == ["Party 1 is tired. Going on without it, by its last embeddings."]
+    assert not parts.mailbox.empty and parts.mailbox.longest_silent() is parts.seats[0]
+    seat.send(REJOIN)
+    parts.recovery.fail(seat, TIRED)  # it does not come back: nothing more is told
+    assert seat.state is State.FAILED and seat.asked_back == 2
+    assert parts.plan.planned == 120 - 25 and len(parts.heard.said) == len(warned()) == 1
+
+
+def test_a_run_cannot_go_on_without_any_party() -> None:
+    parts = Parts(CONTINUE)
+    for seat in (parts.seats[0], parts.seats[2]):
+        parts.recovery.fail(seat, TIRED)
+    with pytest.raises(PartyError, match=r"^Party 1 is tired\.$"):
+        parts.recovery.fail(parts.seats[1], TIRED)
+    assert parts.plan.planned == 40  # of the last one, whose end is that of the run
+
+
+def test_a_party_that_has_been_silent_too_long_has_failed(now: list[float]) -> None:
+    parts = Parts(CONTINUE)
+    assert parts.recovery.replies() == [] and parts.heard.said == []  # nobody was asked
+    parts.send(0, TRAIN)
+    now[0] = 1.0
+    parts.send(1, TRAIN)
+    parts.post.answer(parts.upload(0), 0)
+    assert len(list(parts.mailbox.answers_to(TrainOrder, parts.recovery.replies()))) == 1
+    assert parts.heard.said == []
+    assert parts.recovery.replies() == [] and 11 < now[0] < 11.1
+    assert parts.heard.said == [("failed", 1, "Party 1 did not answer within 10 s.")]
+    assert parts.seats[1].state is State.FAILED and parts.mailbox.empty
+
+
+@pytest.mark.parametrize("kind", ["failure", "error of Flower", "wrong number", "not of use"])
+def test_a_party_that_answers_nothing_of_use_has_failed(kind: str) -> None:
+    parts = Parts(CONTINUE)
+    parts.send(1, TRAIN)
+    sentence = "Party 1 failed: is tired."
+    if kind == "failure":
+        parts.post.fail("is tired.")
+    elif kind == "error of Flower":
+        error = Error(code=3, reason="is tired.")
+        parts.post.due.append(Message(error, reply_to=parts.post.sent[-1]))
+    else:
+        parts.post.answer(parts.upload(0 if kind == "wrong number" else 1))
+        sentence = "Party 1 has no rows."
+    if kind == "wrong number":
+        sentence = "Party 1 answered as party 0 to message 0, when message 1 of party 1 was due."
+    seat, _, message = parts.come(TrainOrder)
+
+    def use(upload: Upload) -> None:
+        raise VflError("has no rows.")
+
+    assert parts.recovery.take(seat, message, use) is None
+    assert parts.heard.said == [("failed", 1, sentence)]
+    assert seat.state is State.FAILED and len(parts.post.sent) == 1
+
+
+def test_what_is_made_of_an_upload_is_handed_on() -> None:
+    parts = Parts()
+    parts.send(1, TRAIN)
+    parts.post.answer(parts.upload(1))
+    seat, _, message = parts.come(TrainOrder)
+    assert parts.recovery.take(seat, message, lambda upload: upload.exchange) == 1
+
+
+def test_a_failed_party_is_asked_back_once_an_evaluation() -> None:
+    parts = Parts(CONTINUE)
+    parts.seats[1].steps, parts.plan.answered = 10, 30
+    parts.recovery.fail(parts.seats[1], TIRED)
+
+    def asked() -> list[int]:
+        before = len(parts.post.sent)
+        parts.mailbox.post(parts.recovery.ask_back())
+        return [each.metadata.dst_node_id - 100 for each in parts.post.sent[before:]]
+
+    assert asked() == []  # it has failed since the last evaluation
+    parts.plan.answered = 59
+    assert asked() == []
+    parts.plan.answered = 60
+    assert asked() == [1] and asked() == []
+    order = read_order(parts.last[1], RejoinOrder)
+    assert (order.exchange, order.outputs) == (1, 1)
+    np.testing.assert_array_equal(order.arrays["embedding"], [1, 1])
+    parts.plan.answered = 90
+    assert asked() == []  # it may answer yet
+    parts.rejoin(1, replace(FITS, party=0))
+    assert parts.seats[1].state is State.FAILED and parts.holder.back == []
+    assert asked() == [1]
+    parts.rejoin(1, replace(FITS, party=0))
+    assert asked() == []  # it has been, at this evaluation
+
+
+def test_a_party_that_comes_back_goes_on_with_its_steps_and_the_evaluations_to_come() -> None:
+    parts = Parts(CONTINUE)
+    seat = parts.seats[1]
+    seat.steps, parts.plan.answered, parts.history.recorded = 15, 65, 2
+    seat.rests = State.AWAITS_QUORUM  # it failed when it was asked for fresh embeddings
+    parts.recovery.fail(seat, TIRED)
+    parts.plan.answered, parts.history.recorded = 95, FINAL
+    parts.mailbox.post(parts.recovery.ask_back())
+    parts.rejoin(1)
+    assert seat.state is State.IDLE and seat.order is None
+    assert parts.checked == [parts.describe(1)]
+    assert parts.holder.back == parts.dropped == [1]
+    assert seat.evaluation == parts.history.recorded == 3
+    assert parts.plan.planned == 120 and parts.mailbox.empty
+    assert len(parts.heard.said) == 1  # of its failure
+
+
+@pytest.mark.parametrize("how", ["fails", "has lost more", "is another party", "does not fit"])
+def test_a_party_that_does_not_come_back_as_it_should_has_still_failed(how: str) -> None:
+    parts = Parts(CONTINUE)
+    parts.recovery.fail(parts.seats[1], TIRED)
+    parts.plan.answered = 30
+    parts.mailbox.post(parts.recovery.ask_back())
+
+    def refuse(description: Description) -> None:
+        raise ConfigError("Party 1 has other rows.")
+
+    if how in ("fails", "has lost more"):
+        parts.post.fail("is tired.", out_of_step=how == "has lost more")
+    else:
+        parts.post.answer(parts.describe(2 if how == "is another party" else 1))
+    if how == "does not fit":
+        parts.recovery._check = refuse
+    seat, _, message = parts.come(RejoinOrder)
+    parts.recovery.rejoin(seat, message)
+    assert seat.state is State.FAILED and parts.mailbox.empty
+    assert parts.holder.back == parts.dropped == []
+    assert parts.plan.planned == 80 and len(parts.heard.said) == 1
+
+
+@pytest.mark.parametrize("how", ["is another party", "does not fit"])
+def test_a_party_that_is_brought_into_step_as_another_fails_with_a_sentence(how: str) -> None:
+    parts = Parts(STOP)
+    parts.send(1, TRAIN)
+    parts.take_failure(1, "has no state of this run.", out_of_step=True)
+
+    def refuse(description: Description) -> None:
+        raise ConfigError("Party 1 has other rows.")
+
+    parts.recovery._check = refuse
+    if how == "is another party":
+        with pytest.raises(PartyError, match=r"^Party 1 came back as party 2\.$"):
+            parts.rejoin(1, parts.describe(2))
+    else:
+        with pytest.raises(ConfigError, match=r"^Party 1 has other rows\.$"):
+            parts.rejoin(1)
+    assert parts.seats[1].state is State.FAILED
+
+
+ROWS_ASKED_FOR = replace(EMBED, arrays={"ids": np.arange(3), "gradient": ROWS})
+
+
+@pytest.mark.parametrize(
+    ("order", "rests", "then"),
+    [
+        (replace(TRAIN, arrays={"gradient": ROWS}), State.IDLE, State.IDLE),
+        (replace(EVALUATE, arrays={"gradient": ROWS}), State.IDLE, State.IDLE),
+        (replace(CHECKPOINT, number=8), State.DONE, State.DONE),
+        # The window that awaited its quorum is one that the party does not know of any more.
+        (ROWS_ASKED_FOR, State.AWAITS_QUORUM, State.IDLE),
+    ],
+    ids=["train", "evaluate", "checkpoint", "embed"],
+)
+def test_a_party_with_an_older_state_is_told_what_is_known_and_gets_its_message_again(
+    order: Turn, rests: State, then: State, warned: Warned
+) -> None:
+    parts = Parts()
+    seat = parts.seats[1]
+    seat.state, seat.exchange = rests, 4
+    parts.send(1, order)
+    parts.take_failure(1, "got message 5 after message 2.", out_of_step=True)
+    assert warned() == [
+        "Party 1 got message 5 after message 2. It goes on from there; what it has learned since "
+        "then is lost."
+    ]
+    party, message = parts.last
+    rejoin = read_order(message, RejoinOrder)
+    assert (party, rejoin.exchange) == (1, 6) and seat.in_flight and seat.alive
+    np.testing.assert_array_equal(rejoin.arrays["embedding"], [1, 1])
+
+    parts.rejoin(1)
+    assert parts.holder.back == parts.dropped == [1]
+    party, message = parts.last
+    again = read_order(message, type(order))
+    assert (party, again.exchange) == (1, 7) and seat.surrogates == "digest of 1"
+    assert {**vars(again), "arrays": 0, "exchange": 0} == {
+        **vars(order),
+        "arrays": 0,
+        "exchange": 0,
+    }
+    assert list(again.arrays) == ["ids"] * ("ids" in order.arrays)  # and no feedback
+
+    parts.post.answer(parts.upload(1))
+    parts.recovery.take(seat, parts.come(type(order))[2], lambda upload: None)
+    assert seat.state is then and seat.unserved is None and seat.out_of_step == 0
+    assert parts.heard.said == [] and parts.plan.planned == 120
+
+
+def test_a_party_is_brought_into_step_three_times_at_most_for_one_message() -> None:
+    parts = Parts(CONTINUE)
+    parts.send(1, TRAIN)
+    for _ in range(3):
+        parts.take_failure(1, "has no state of this run.", out_of_step=True)
+        assert parts.seats[1].alive
+        parts.rejoin(1)
+    parts.take_failure(1, "has no state of this run.", out_of_step=True)
+    assert parts.seats[1].state is State.FAILED and parts.mailbox.empty
+    assert parts.heard.said == [("failed", 1, "Party 1 failed: has no state of this run.")]
+    assert len(parts.holder.back) == 3 and len(parts.post.sent) == 1 + 2 * 3
+
+
+def test_a_message_that_was_served_begins_the_count_anew() -> None:
+    parts = Parts(STOP)
+    for _ in range(3):
+        parts.send(1, TRAIN)
+        for _ in range(3):
+            parts.take_failure(1, "has no state of this run.", out_of_step=True)
+            parts.rejoin(1)
+        parts.post.answer(parts.upload(1))
+        parts.recovery.take(parts.seats[1], parts.come(TrainOrder)[2], lambda upload: None)
+    assert parts.seats[1].alive and len(parts.holder.back) == 9
+
+
+def test_where_all_have_what_each_has_sent_nobody_is_brought_into_step() -> None:
+    parts = Parts(STOP)
+    parts.holder.estimator.broadcasts = True
+    parts.send(1, TRAIN)
+    with pytest.raises(PartyError, match=r"^Party 1 failed: has no state of this run\.$"):
+        parts.take_failure(1, "has no state of this run.", out_of_step=True)
+    assert len(parts.post.sent) == 1

@@ -1,0 +1,45 @@
+"""What tests of streams share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from flwr.supercore.task_identity import TaskIdentity
+
+from tests.stream.nodes import RUN, SERVER, Streamed
+from vfl_flower.runtimes.stream import grid, session
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A Flower folder of its own, short pauses, and messages of the run in this process."""
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flwr"))
+    for module in (grid, session):
+        monkeypatch.setattr(module, "POLL", 0.05)
+    monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN, SERVER
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """What the loggers of Flower and of this application warn of, as it is said."""
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler = Keep(logging.WARNING)
+    logging.getLogger("flwr").addHandler(handler)
+    yield lines
+    logging.getLogger("flwr").removeHandler(handler)
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streamed]:
+    each = Streamed(monkeypatch)
+    with each.stack:
+        yield each

@@ -1,0 +1,230 @@
+"""Runs over streams in this process: a Flower of threads, and what a run over it must equal."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from strategies.vertical import Vertical
+from tests.conftest import trained
+from vfl_flower import client_app
+from vfl_flower.data.blocks import load_labels
+from vfl_flower.flower_internals import from_bytes, state_from_bytes, state_to_bytes, to_bytes
+from vfl_flower.messages import SessionOrder
+from vfl_flower.party.state import load_arrays
+from vfl_flower.registry import SYSTEMS
+from vfl_flower.runtimes.carrier import carrier_of
+from vfl_flower.runtimes.processes import free_port
+from vfl_flower.runtimes.stream.grid import StreamGrid
+from vfl_flower.systems import resolve
+from vfl_flower.wire import read_order, to_message
+
+RUN, SERVER, FIRST = 7, 1, 2  # ids of the run, of the ServerApp, and of the first party's node
+KEYS = {"dataset": "breast-cancer", "window": 5, "epochs": 4, "strategy": "split-nn"}
+EF_VFL = {
+    **KEYS,
+    "strategy": "ef-vfl",
+    "downlink-codec": "qsgd",
+    "downlink-compression": "error-feedback",
+}
+ZEROTH = {**KEYS, "strategy": "syn-zoo", "noise-seed": 0, "batch-size": 64}
+SHARED = {**KEYS, "strategy": "ef-vfl", "labels": "shared"}
+METHOD = "/vfl_flower.Stream/Exchange"
+
+
+class KilledError(BaseException):
+    """A process that ends at once: it answers nothing, and keeps nothing in memory."""
+
+
+class Nodes(Grid):
+    """Flower with a SuperNode for each party, in threads: one message at a time, by a new process.
+
+    It stands for the ClientApp too, and so sees each message, ordinary or from a stream; ``hook``
+    is called with it, before the real ClientApp is (return None) or in its place.
+    """
+
+    run: Any = SimpleNamespace(run_id=RUN)
+
+    def __init__(self, parties: int, keys: dict[str, Any]) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN, SERVER
+        self.contexts = {
+            FIRST + party: Context(
+                run_id=RUN,
+                node_id=FIRST + party,
+                node_config={"partition-id": party, "num-partitions": parties},
+                state=RecordDict(),
+                run_config=keys,
+            )
+            for party in range(parties)
+        }
+        self.app = client_app.app
+        self.hook: Callable[[int, str, int], Any] = lambda party, kind, number: None
+        self.before_session: Callable[[int, SessionOrder], SessionOrder] = lambda party, order: (
+            order
+        )
+        self.after: Callable[[int, str, int], None] = lambda party, kind, number: None
+        self.seen: list[tuple[int, str]] = []  # party and kind of each message, in turn
+        self.orders: dict[int, list[SessionOrder]] = {party: [] for party in range(parties)}
+        self._lock = threading.Lock()
+        self._pushed = 0
+        self._replies: dict[str, Future[Message | None]] = {}
+        self._threads = {node: ThreadPoolExecutor(1) for node in self.contexts}
+
+    def sessions(self, party: int) -> int:
+        return self.count(party, "query.session")
+
+    def count(self, party: int, kind: str) -> int:
+        return self.seen.count((party, kind))
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        party, kind = message.metadata.dst_node_id - FIRST, message.metadata.message_type
+        self.seen.append((party, kind))
+        number = self.count(party, kind)
+        if kind == "query.session":
+            order = read_order(message, SessionOrder)
+            self.orders[party].append(order)
+            order = self.before_session(party, order)
+            message.content = to_message(order, FIRST + party, ttl=60).content
+        else:
+            self.hook(party, kind, number)
+        # In processes of their own, parties would not share torch's generator of initial weights.
+        with self._lock if kind != "query.session" else nullcontext():
+            reply: Message = self.app(message, context)
+        self.after(party, kind, number)
+        return reply
+
+    def _serve(self, message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        context = self.contexts[node]
+        process = Context(
+            run_id=RUN,
+            node_id=node,
+            node_config=context.node_config,
+            state=state_from_bytes(state_to_bytes(context.state)),
+            run_config=context.run_config,
+        )
+        try:
+            reply: Message = client_app.app(from_bytes(to_bytes(message)), process)
+        except KilledError:
+            context.state = RecordDict()
+            return None
+        except Exception as error:  # as Flower's runtimes do
+            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            return Message(Error(code=code, reason=f"{error}"), reply_to=message)
+        context.state = process.state
+        return from_bytes(to_bytes(reply))
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        keys = []
+        for message in messages:
+            self._pushed += 1
+            key = f"flower-{self._pushed}"
+            message.metadata.__dict__["_message_id"] = key
+            thread = self._threads[message.metadata.dst_node_id]
+            self._replies[key] = thread.submit(self._serve, message)
+            keys.append(key)
+        return keys
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        found = []
+        for key in set(message_ids) & self._replies.keys():
+            if self._replies[key].done() and (reply := self._replies.pop(key).result()):
+                found.append(reply)
+        return found
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **more: Any) -> Message:
+        raise NotImplementedError
+
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        for thread in self._threads.values():
+            thread.shutdown()
+
+
+class Streamed:
+    """The fixture `streamed`: a run whose messages travel over streams, in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+        self.stack = ExitStack()
+
+    def nodes(self, parties: int, keys: dict[str, Any]) -> Nodes:
+        if "stream-ports" not in keys:
+            keys = {**keys, "stream-ports": str(free_port())}
+        nodes = Nodes(parties, keys)
+        self.stack.callback(nodes.close)
+        self.monkeypatch.setattr(client_app, "app", nodes)
+        return nodes
+
+    def train(self, nodes: Nodes) -> Vertical:
+        config = resolve(nodes.contexts[FIRST].run_config)
+        strategy = SYSTEMS.load(config.strategy).load_strategy()(config, load_labels(config))
+        try:
+            with StreamGrid(carrier_of(nodes), config) as grid:
+                strategy.start(grid)
+        finally:
+            self.monkeypatch.setattr(client_app, "app", nodes.app)
+        return strategy
+
+
+FIGURES = ("steps", "exchanges", "bytes_up", "bytes_down", "evaluation_bytes", "failed_parties")
+
+
+def assert_equals_in_process(strategy: Vertical, nodes: Nodes, atol: float = 1e-6) -> None:
+    """The same models at both ends as a run in process gives, by the same traffic."""
+    given_keys = dict(nodes.contexts[FIRST].run_config)
+    expected, grid = trained(
+        len(nodes.contexts), {**given_keys, "window": strategy.run.schedule.window}
+    )
+    for name, values in expected.top_arrays().items():
+        np.testing.assert_allclose(strategy.top_arrays()[name], values, atol=atol, err_msg=name)
+    for here, there in zip(nodes.contexts.values(), grid.contexts.values(), strict=True):
+        for name, values in load_arrays(there.state, "model").items():
+            kept = load_arrays(here.state, "model")[name]
+            np.testing.assert_allclose(kept, values, atol=atol, err_msg=name)
+    figures, wanted = strategy.figures(), expected.figures()
+    assert {name: figures[name] for name in FIGURES} == {name: wanted[name] for name in FIGURES}
+    assert len(strategy.run.history.entries) == len(expected.run.history.entries)
+    assert figures["test_accuracy"] == pytest.approx(wanted["test_accuracy"], abs=1e-6)
+
+
+def eventually(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+
+
+def call(order: SessionOrder, token: str | None, sent: Iterable[bytes] = ()) -> Iterator[Any]:
+    """A call such as a party makes: first the metadata that answer it, then what comes down."""
+    credentials = grpc.ssl_channel_credentials(order.certificate.encode())
+    options = [("grpc.ssl_target_name_override", "vfl-flower")]
+    with grpc.secure_channel(order.address, credentials, options) as channel:
+        method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
+        metadata = (("vfl-token", token),) if token else ()
+        answer = method(iter(sent), metadata=metadata)
+        yield dict(answer.initial_metadata() or ())
+        yield from answer

@@ -1,0 +1,134 @@
+"""Frames: Flower messages as bytes, and what is refused of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.stream.nodes import FIRST, RUN
+from vfl_flower.errors import VflError
+from vfl_flower.flower_internals import from_bytes, to_bytes
+from vfl_flower.messages import DescribeOrder, EvaluateOrder, SessionOrder, TrainOrder, Upload
+from vfl_flower.runtimes.stream import frames as framing
+from vfl_flower.runtimes.stream.frames import chunks, frames
+from vfl_flower.wire import read_order, read_reply, to_failure, to_message, to_reply
+
+
+def near_multiples(size: int) -> st.SearchStrategy[bytes]:
+    """Bodies about as long as some pieces of that size; short ones begin as messages do."""
+    lengths = st.builds(lambda n, d: max(1, n * size + d), st.integers(0, 4), st.integers(-1, 1))
+    bodies = lengths.flatmap(lambda length: st.binary(min_size=length, max_size=length))
+    return bodies.map(lambda body: body if len(body) > size else b"\n" + body[1:])
+
+
+@given(st.lists(near_multiples(16), max_size=6))
+def test_frames_are_what_the_chunks_were_made_of(bodies: list[bytes]) -> None:
+    with patch.object(framing, "_CHUNK", 16):
+        sent = [chunk for body in bodies for chunk in chunks(body)]
+        assert all(len(chunk) <= 16 for chunk in sent)
+        assert list(frames(sent)) == bodies
+
+
+@given(near_multiples(16).filter(lambda body: len(body) > 16), st.binary(min_size=1))
+def test_a_frame_of_another_length_than_it_said_is_refused(body: bytes, more: bytes) -> None:
+    with patch.object(framing, "_CHUNK", 16):
+        head, *pieces = chunks(body)
+        with pytest.raises(VflError, match="another length"):
+            list(frames([head, *pieces[:-1], pieces[-1] + more]))
+        with pytest.raises(VflError, match="another length"):
+            list(frames([head, b"", *pieces]))
+
+
+@given(near_multiples(16).filter(lambda body: len(body) > 16))
+def test_a_frame_that_ends_too_early_is_refused(body: bytes) -> None:
+    with patch.object(framing, "_CHUNK", 16):
+        received: list[bytes] = []
+        with pytest.raises(VflError, match="another length"):
+            received += frames(list(chunks(body))[:-1])
+        assert received == []
+
+
+@pytest.mark.parametrize("length", [framing._LARGEST + 1, 2**40, 2**64 - 1])
+def test_a_frame_above_the_limit_is_refused_by_its_length(length: int) -> None:
+    def received() -> Iterator[bytes]:
+        yield b"\0" + length.to_bytes(8, "big")
+        raise AssertionError("it was waited for")
+
+    with pytest.raises(VflError, match=f"frame of {length} bytes, above the limit"):
+        list(frames(received()))
+
+
+def plain(message: Message) -> dict[str, Any]:
+    return {key: value for key, value in vars(message.metadata).items() if value}
+
+
+ORDERS = [
+    DescribeOrder(outputs=10),
+    TrainOrder(
+        exchange=3,
+        epoch=2,
+        first=5,
+        steps=4,
+        coordinated=False,
+        arrays={
+            "gradient": np.arange(12.0, dtype=np.float32).reshape(3, 4),
+            "none": np.zeros((0, 4), np.float32),
+            "bits": np.arange(256, dtype=np.uint8),
+            "scalar": np.array(1.5, np.float16),
+            "long": np.arange(2**17, dtype=np.int64),
+        },
+    ),
+    EvaluateOrder(exchange=2**40),
+    SessionOrder(address="[::1]:1", certificate="é\n", token="", keep=True),
+]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
+def test_a_message_is_the_same_after_its_way_through_bytes(order: Any) -> None:
+    sent = to_message(order, FIRST, ttl=60)
+    sent.metadata.__dict__["_message_id"] = "stream-1"
+    (frame,) = frames(chunks(to_bytes(sent)))
+    message = from_bytes(frame)
+    assert plain(message) == plain(sent)
+    received = read_order(message, type(order))
+    assert {**vars(received), "arrays": 0} == {**vars(order), "arrays": 0}
+    assert received.arrays.keys() == order.arrays.keys()
+    for name, array in order.arrays.items():
+        assert received.arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(received.arrays[name], array)
+    upload = Upload(party=1, exchange=3, peak_memory_mb=0.5, arrays=order.arrays)
+    reply = from_bytes(to_bytes(to_reply(upload, message)))
+    assert reply.metadata.reply_to_message_id == "stream-1"
+    assert (reply.metadata.src_node_id, reply.metadata.run_id) == (FIRST, RUN)
+    assert read_reply(reply, Upload).peak_memory_mb == 0.5
+
+
+def test_an_error_is_the_same_after_its_way_through_bytes() -> None:
+    message = to_message(ORDERS[0], FIRST, ttl=60)
+    error = from_bytes(to_bytes(Message(Error(code=3, reason="gone"), reply_to=message)))
+    assert (error.error.code, error.error.reason) == (3, "gone")
+    with pytest.raises(VflError, match=r"^failed: too few rows$"):
+        read_reply(from_bytes(to_bytes(to_failure("too few rows", message))), Upload)
+
+
+@given(st.binary(max_size=64))
+def test_bytes_that_are_no_message_are_refused(body: bytes) -> None:
+    with pytest.raises(VflError, match="no Flower message"):
+        from_bytes(body)
+
+
+@given(st.data())
+def test_a_message_with_an_altered_byte_is_refused_or_another(data: st.DataObject) -> None:
+    body = bytearray(to_bytes(to_message(ORDERS[2], FIRST, ttl=60)))
+    body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        read_order(from_bytes(bytes(body)), EvaluateOrder)
+    except VflError as error:
+        assert "\n" not in str(error)

@@ -1,0 +1,207 @@
+"""A party's end of a stream, and what a label holder may do to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import grpc
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from tests.relay import Relay
+from tests.stream.nodes import FIRST, KEYS, METHOD, RUN, Streamed, assert_equals_in_process
+from vfl_flower import client_app
+from vfl_flower.flower_internals import from_bytes, state_to_bytes, to_bytes
+from vfl_flower.messages import DescribeOrder, SessionEnd, SessionOrder
+from vfl_flower.party import state_file
+from vfl_flower.party.state import load_scalars
+from vfl_flower.runtimes.certificates import self_signed
+from vfl_flower.runtimes.processes import free_port
+from vfl_flower.runtimes.stream import session
+from vfl_flower.wire import read_reply, to_message
+
+
+class Holder:
+    """A server where a party takes it for the label holder's.
+
+    Parameters
+    ----------
+    script : for each call, what it yields; the last is repeated.
+    """
+
+    def __init__(self, *script: Callable[[Iterator[bytes]], Iterable[bytes]]) -> None:
+        self.tokens: list[str] = []  # shown in each call
+        self.script = script
+        key, self.certificate = self_signed("vfl-flower")
+        self.server = grpc.server(ThreadPoolExecutor(4))
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
+            self._exchange
+        )
+        service, method = METHOD[1:].split("/")
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        )
+        credentials = grpc.ssl_server_credentials([(key, self.certificate)])
+        self.port = self.server.add_secure_port("127.0.0.1:0", credentials)
+
+    def _exchange(self, received: Iterator[bytes], call: grpc.ServicerContext) -> Iterator[bytes]:
+        self.tokens.append(str(dict(call.invocation_metadata())["vfl-token"]))
+        call.send_initial_metadata((("vfl-token", f"token {len(self.tokens)}"),))
+        number = min(len(self.tokens), len(self.script)) - 1
+        yield from self.script[number](received)
+
+    @property
+    def order(self) -> SessionOrder:
+        return SessionOrder(
+            address=f"127.0.0.1:{self.port}",
+            certificate=self.certificate.decode(),
+            token="token 0",
+            keep=True,
+        )
+
+
+@contextmanager
+def holder(*script: Callable[[Iterator[bytes]], Iterable[bytes]]) -> Iterator[Holder]:
+    each = Holder(*script)
+    each.server.start()
+    try:
+        yield each
+    finally:
+        each.server.stop(None).wait()
+
+
+def described(identity: str, **other: int) -> bytes:
+    """The frame of a first message to party 0, with other metadata."""
+    message = to_message(DescribeOrder(outputs=1), FIRST, ttl=60)
+    message.metadata.__dict__["_message_id"] = identity
+    message.metadata.__dict__.update({f"_{key}": value for key, value in other.items()})
+    return to_bytes(message)
+
+
+def serve(order: SessionOrder) -> tuple[SessionEnd, Context, list[str]]:
+    """The end of a session of party 0, its Context, and the messages that its ClientApp saw."""
+    seen: list[str] = []
+    app = client_app.app
+
+    def watch(message: Message, context: Context) -> Message:
+        seen.append(message.metadata.message_id)
+        reply: Message = app(message, context)
+        return reply
+
+    watching: Any = watch
+    keys: dict[str, Any] = {**KEYS}
+    context = Context(RUN, FIRST, {"partition-id": 0, "num-partitions": 2}, RecordDict(), keys)
+    with patch.object(client_app, "app", watching):
+        reply = app(to_message(order, FIRST, ttl=60), context)
+    return read_reply(reply, SessionEnd), context, seen
+
+
+def test_a_message_that_is_sent_again_gets_the_same_answer() -> None:
+    answers = []
+
+    def first(received: Iterator[bytes]) -> Iterator[bytes]:
+        yield described("a")
+        answers.append(next(received))
+        raise ValueError("the call breaks")
+
+    def second(received: Iterator[bytes]) -> Iterator[bytes]:
+        yield described("a")
+        answers.append(next(received))
+        yield described("b")
+        answers.append(next(received))
+
+    with holder(first, second) as each:
+        end, _, seen = serve(each.order)
+        assert each.tokens == ["token 0", "token 1"]
+    assert end == SessionEnd(connected=True, served=2, cause="")
+    assert seen == ["a", "b"]
+    assert answers[0] == answers[1] != answers[2]
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [({"run_id": 8}, "node 2 of run 8"), ({"dst_node_id": 3}, "node 3 of run 7")],
+    ids=["run", "node"],
+)
+def test_a_party_serves_no_message_to_another_run_or_node(
+    other: dict[str, int], said: str, logged: list[str]
+) -> None:
+    def script(received: Iterator[bytes]) -> Iterator[bytes]:
+        yield described("forged", **other)
+        yield described("mine")
+        assert from_bytes(next(received)).metadata.reply_to_message_id == "mine"
+
+    with holder(script) as each:
+        end, _, seen = serve(each.order)
+    assert end == SessionEnd(connected=True, served=1, cause="") and seen == ["mine"]
+    assert logged == [f"Refused a message to {said}, on the stream to node 2 of run 7."]
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        ([b"garbage"], "a frame that is no Flower message"),
+        ([b"\0" + b"\xff" * 8], f"a frame of {2**64 - 1} bytes, above the limit"),
+    ],
+    ids=["garbage", "too long"],
+)
+def test_a_party_that_is_sent_what_is_no_message_calls_again(
+    sent: list[bytes], why: str, logged: list[str]
+) -> None:
+    with holder(lambda received: sent, lambda received: []) as each:
+        end, _, seen = serve(each.order)
+        assert len(each.tokens) == 2
+    assert end == SessionEnd(connected=True, served=0, cause="") and seen == []
+    (line,) = logged
+    assert line.startswith(f"The party was sent {why}") and line.endswith("for a while.")
+
+
+def test_a_party_whose_label_holder_vanished_gives_up_and_keeps_its_state(
+    monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> None:
+    monkeypatch.setattr(session, "_PATIENCE", 0.2)
+    answered = threading.Event()
+
+    def script(received: Iterator[bytes]) -> Iterator[bytes]:
+        yield described("a")
+        next(received)
+        answered.set()
+        next(received)
+
+    with holder(script) as each:
+        vanish = threading.Thread(
+            target=lambda: (answered.wait(10), each.server.stop(None)), daemon=True
+        )
+        vanish.start()
+        end, context, _ = serve(each.order)
+        vanish.join()
+    assert (end.connected, end.served) == (True, 1)
+    assert end.cause.startswith(f"could not reach {each.order.address}")
+    assert "\n" not in end.cause
+    assert load_scalars(context.state)["exchange"] == 0
+    assert state_file.place(context).read_bytes() == state_to_bytes(context.state)
+    assert 1 <= len(logged) <= 2 and all(
+        line.endswith("it tries on for a while.") for line in logged
+    )
+
+
+def test_a_party_shows_its_token_to_no_server_with_another_certificate(
+    streamed: Streamed, logged: list[str]
+) -> None:
+    port = free_port()
+    with (
+        holder(lambda received: []) as impostor,
+        Relay(lambda number: port if number >= 2 else impostor.port) as relay,
+    ):
+        address = {"stream-address": f"127.0.0.1:{relay.port}", "stream-ports": str(port)}
+        nodes = streamed.nodes(2, {**KEYS, **address})
+        strategy = streamed.train(nodes)
+        assert relay.accepted >= 3 and impostor.tokens == []
+    assert strategy.run.carrier.transport == "stream"
+    assert_equals_in_process(strategy, nodes)
+    assert 1 <= len(logged) <= 2 and all("could not reach" in line for line in logged)

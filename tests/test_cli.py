@@ -1,0 +1,304 @@
+"""The `vfl` command: what it reads, refuses and prints, and what Flower's processes get of it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.common.config import parse_config_args
+
+from vfl_flower.config import KEYS, flower_defaults
+from vfl_flower.errors import ConfigError
+from vfl_flower.registry import ENGINES, SYSTEMS
+from vfl_flower.runtimes import processes
+from vfl_flower.runtimes.processes import SuperLink
+from vfl_flower.tools.audit import audit
+from vfl_flower.tools.cli import main
+from vfl_flower.tools.compare import compare
+
+COMMANDS = ("run", "compare", "audit", "predict", "report", "list")
+ODD = {
+    "out": "runs/😀",
+    "label": "a \"quoted\" \\ one, and 'another'",
+    "class-weights": "two\nlines\tand a tab",
+    "bottom-bias": False,
+    "mu": 1e-05,
+    "epochs": 3,
+    "noise-seed": -1,
+}
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The sentence by which a command refuses to work."""
+    assert main(arguments) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("vfl: ")
+    assert printed.err.count("\n") == 1
+    return printed.err.removeprefix("vfl: ").rstrip("\n")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> str:
+    """An engine of one's own, that refuses by telling what it was to run."""
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from vfl_flower.errors import VflError\n"
+        "def engine(parties, run_config, node_configs=()):\n"
+        "    raise VflError(repr((parties, run_config, node_configs)))\n"
+    )
+    return f"{file}:engine"
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["run"], ["compare", "vafl"], ["audit", "--strategy", "vafl"]])
+def test_no_parties_are_not_silently_four(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    sentence = refused([*command, "--parties", "0", "--out", str(out)], capsys)
+    assert sentence == "0 parties cannot train: name at least one."
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["run", "-c", "epochs"], "-c 'epochs' cannot"),
+        (["run", "-c", "epochs=1", "--node-config", "a.csv"], "--node-config 'a.csv' cannot"),
+        (["compare", "vafl", "--node-config", "file"], "--node-config 'file' cannot"),
+        (["compare", "vafl epochs"], "RUN 'epochs' cannot"),
+        (["predict", "runs/a", "--node-config", "file="], "--node-config 'file=' cannot"),
+        (["run", "--node-config", "none.toml"], "--node-config 'none.toml' cannot"),
+    ],
+)
+def test_what_cannot_be_read_is_named_by_its_option(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(arguments, capsys).startswith(named)
+
+
+@pytest.mark.parametrize("key", ["resume", "task", "model"])
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["audit", "--strategy", "vafl"], "An audit trains anew what it attacks: leave task, "),
+        (["compare", "vafl"], "A comparison trains every run anew: leave task, "),
+    ],
+)
+def test_what_trains_anew_neither_resumes_nor_predicts(
+    key: str,
+    command: list[str],
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "run"
+    assert main(["run", "-c", "dataset='breast-cancer' epochs=1", "--out", str(folder)]) == 0
+    capsys.readouterr()
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    value = "predict" if key == "task" else folder
+    assert refused([*command, "-c", f"{key}='{value}'"], capsys).startswith(sentence)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_audits_and_comparisons_from_python_do_not_resume_either(tmp_path: Path) -> None:
+    keys = {"resume": str(tmp_path)}
+    with pytest.raises(ConfigError, match="trains anew"):
+        audit(2, {"strategy": "vafl", **keys})
+    with pytest.raises(ConfigError, match="every run anew"):
+        compare(2, {}, [{"strategy": "vafl", **keys}], 0.9)
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_configurations_add_up_and_node_configurations_count_parties(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    keys = ["-c", "epochs=1 label='a b'", "--run-config", "epochs=2"]
+    nodes = ["--node-config", "file='a.csv'", "--node-config", "file='b.csv' id='name'"]
+    sentence = refused(["run", *keys, *nodes, "--out", out, "--engine", engine], capsys)
+    configs = [{"file": "a.csv"}, {"file": "b.csv", "id": "name"}]
+    assert sentence == repr((2, {"epochs": 2, "label": "a b", "out": out}, configs))
+    assert refused(["run", "--engine", engine], capsys).startswith("(4, ")
+    assert refused(["run", "--engine", engine, "--parties", "3"], capsys).startswith("(3, ")
+
+
+@pytest.mark.parametrize("name", ["nonsense", "none.py:engine", "no.such.module:engine"])
+def test_an_engine_that_is_not_there_is_one_sentence(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = refused(["run", "--engine", name, "--out", str(tmp_path / "out")], capsys)
+    assert f"--engine = {name!r}" in sentence
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["run", "--party", "2"], ["train"], ["compare"], ["audit"], ["run", "--parties", "two"]],
+)
+def test_a_command_line_that_cannot_be_parsed_exits_with_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "--help" in printed.err and "Error: " in printed.err
+
+
+def test_a_run_that_is_to_terminate_ends_by_an_exception_so_that_its_processes_end_too(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import os, signal\n"
+        "def engine(*_, **__):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    raise AssertionError('not ended')\n"
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--engine", f"{file}:engine", "--out", str(tmp_path / "out")])
+    assert ended.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# --- help and listing ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_fits_a_terminal_and_has_examples(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "…" not in text
+    if command != "list":
+        examples = text.partition("examples:")[2].splitlines()
+        assert any(line.strip().startswith(f"vfl {command} ") for line in examples)
+        assert all(line.count('"') % 2 == 0 for line in examples)  # none is broken
+
+
+def test_help_names_every_command_and_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f" {command} " in text for command in COMMANDS) and "examples:" in text
+    assert main(["run", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"{engine}: " in text for engine in ENGINES.known)
+
+
+def test_help_waits_for_no_heavy_import() -> None:
+    program = (
+        "import sys; from vfl_flower.tools.cli import main; main(['run', '--help']);"
+        "sys.exit(bool({'torch', 'flwr', 'pandas', 'numpy'} & sys.modules.keys()))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_listing_is_plain_lines_where_it_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["list"]) == 0
+    text = capsys.readouterr().out
+    assert not set("\x1b…─│╭╰") & set(text)
+    lines = text.splitlines()
+    assert "  party-lr = 0.2" in lines and "  window = auto" in lines
+    assert sum(line.startswith("  ") and line[2] != " " for line in lines) == len(
+        (*KEYS, *SYSTEMS.names)
+    )
+    for each in KEYS.values():
+        assert any(line == f"      {each.help}" for line in lines)
+
+
+def test_listing_in_a_terminal_shows_every_key_in_the_panel_of_its_section(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["list"]) == 0
+    text = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert "…" not in text and {len(line) for line in text.splitlines()} == {80}
+    _, systems, *panels = text.split("╭─")
+    assert all(f"│ {name} " in systems for name in SYSTEMS.names)
+    sections = list(dict.fromkeys(each.section for each in KEYS.values()))
+    assert [panel.split()[2] for panel in panels] == ["a", *sections[1:]]
+    for section, panel in zip(sections, panels, strict=True):
+        here = [name for name, each in KEYS.items() if each.section == section]
+        assert all(f"│ {name} = " in panel for name in here)
+
+
+def test_listing_into_a_pipe_that_is_closed_is_quiet() -> None:
+    command = [sys.executable, "-m", "vfl_flower.tools.cli", "list"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout and process.stderr
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.wait()
+
+
+# --- what Flower's processes read ---------------------------------------------------------------
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that a SuperLink starts, which are only remembered."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(SuperLink, "start", lambda self, command, log: commands.append(command))
+    monkeypatch.setattr(processes, "stop", lambda process: None)
+    return commands
+
+
+@pytest.fixture
+def superlink(started: list[list[str]], tmp_path: Path) -> SuperLink:
+    link = SuperLink(simulation=False)
+    link.home, link.port = tmp_path, 1
+    return link
+
+
+def read_by_flower(command: list[str], option: str) -> dict[str, Any]:
+    return parse_config_args([command[command.index(option) + 1]])
+
+
+def test_any_run_configuration_reaches_flower_as_it_is(
+    superlink: SuperLink, started: list[list[str]], tmp_path: Path
+) -> None:
+    superlink.submit(ODD, 2, tmp_path / "log")
+    assert tomllib.loads((tmp_path / "run.toml").read_text(encoding="utf-8")) == ODD
+    read = read_by_flower(started[0], "--run-config")
+    assert read == ODD
+    assert [type(read[key]) for key in ODD] == [type(value) for value in ODD.values()]
+
+
+def test_any_node_configuration_reaches_its_supernode_as_it_is(
+    superlink: SuperLink, started: list[list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "supernode-1").touch()  # else its key would be registered
+    own = {"file": '😀/it\'s "mine".csv', "id": "back\\slash", "stream": True, "share": 0.5}
+    with superlink.supernode(1, 3, own):
+        read = read_by_flower(started[0], "--node-config")
+    assert read == {**own, "partition-id": 1, "num-partitions": 3}
+
+
+def test_an_app_of_the_installed_package_has_every_key(
+    superlink: SuperLink,
+    started: list[list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "CHECKOUT", tmp_path / "none")
+    superlink.submit({}, 2, tmp_path / "log")
+    content = tomllib.loads((Path(started[0][2]) / "pyproject.toml").read_text(encoding="utf-8"))
+    assert content["project"]["name"] == "vfl-app"
+    assert content["tool"]["flwr"]["app"]["config"] == flower_defaults()

@@ -1,0 +1,186 @@
+"""The `vfl` command: what it prints and leaves, and that it answers nonsense by one line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vfl_flower import config as configuration
+from vfl_flower.holder import results
+from vfl_flower.messages import Upload
+from vfl_flower.party.party import Party
+from vfl_flower.registry import SYSTEMS
+from vfl_flower.start import Finished as Run
+from vfl_flower.tools.cli import main
+
+
+def command(folder: Path, keys: str, parties: int = 2) -> list[str]:
+    return ["run", "-c", keys, "--parties", str(parties), "--out", str(folder / "out")]
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    frame = pd.DataFrame({"a": np.arange(20.0), "b": np.ones(20), "target": [0, 1] * 10})
+    frame.to_csv(tmp_path / "unlabelled.csv", index=False)
+    frame[:0].to_csv(tmp_path / "empty.csv", index=False)
+    (tmp_path / "occupied").write_text("a file, no folder")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("keys", "parties", "sentence"),
+    [
+        ("epoch=3", 2, "no configuration key 'epoch'. Did you mean epochs?"),
+        ("window=0", 2, "window = 0 must be at least 1."),
+        ("strategy='nonsense'", 2, "strategy = 'nonsense' is not known"),
+        ("dataset='breast-cancer'", 31, "breast-cancer has 30 columns, too few to divide among 31"),
+        ("dataset='csv:{}/unlabelled.csv'", 2, "has no label column 'label'"),
+        ("dataset='csv:{}/empty.csv' label='target'", 2, "has no rows"),
+        ("dataset='csv:{}/none.csv'", 2, "there is no such file"),
+        ("dataset='csv:{}/unlabelled.csv' label='target'", 3, "too few to divide among 3"),
+        ("dataset=breast-cancer", 2, "cannot be read: write key=value pairs"),
+        ("epochs=[1,2]", 2, "cannot be read: write key=value pairs"),
+        ("dataset='breast-cancer' epochs", 2, "cannot be read: write key=value pairs"),
+        ("dataset='breast-cancer' epochs = 3", 2, "cannot be read: write key=value pairs"),
+        ("epochs=1", 0, "0 parties cannot train"),
+        ("strategy='vafl-t' quorum=3", 2, "quorum = 3 can never be met by 2 parties"),
+        ("dataset='breast-cancer' server-lr=1e30 window=1", 2, "no longer finite"),
+        ("strategy='cascaded' party-lr=1e30 dataset='breast-cancer'", 2, "not finite; lower the"),
+        ("strategy='cascaded' mu=0", 2, "mu = 0.0 must be above 0."),
+        ("strategy='dpzv' clip=0", 2, "clip = 0.0 must be above 0."),
+        ("strategy='dpzv' epsilon=1", 2, "epsilon = 1.0 says nothing without its delta"),
+        ("strategy='dpzv' quorum=2", 2, "privacy = 'scalar' needs mini-batches that are secret"),
+        (
+            "strategy='dpzv' epsilon=0.01 delta=1e-3 noise-multiplier=2 epochs=1",
+            2,
+            "The budget epsilon = 0.01 is already spent: noise-multiplier = 2 spends more",
+        ),
+        ("bottom-model='scorecard'", 2, "bottom-model = 'scorecard' has no gradient"),
+    ],
+)
+def test_command_that_cannot_be_is_answered_by_one_line(
+    tables: Path, capsys: pytest.CaptureFixture[str], keys: str, parties: int, sentence: str
+) -> None:
+    assert main(command(tables, keys.format(tables), parties)) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "" or printed.out.startswith("results: ")
+    assert printed.err.startswith("vfl: ")
+    assert sentence in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_results_folder_that_cannot_be_made(
+    tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "-c", "epochs=1", "--out", str(tables / "occupied" / "out")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_failure_of_a_party_is_one_line_on_the_real_standard_error(tmp_path: Path) -> None:
+    arguments = command(tmp_path, "dataset='breast-cancer'", 31)
+    done = subprocess.run(
+        [sys.executable, "-m", "vfl_flower.tools.cli", *arguments], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(r"vfl: .*too few to divide among 31.*\n", done.stderr)
+
+
+def test_command_trains_and_tells_what_it_reached(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = "dataset='breast-cancer' epochs=2 window=15 privacy='perturbed-embedding'"
+    assert main(command(tmp_path, keys)) == 0
+    printed = capsys.readouterr()
+    summary = Run(tmp_path / "out").summary
+    first, second = printed.out.splitlines()
+    assert first.startswith(f"split-nn: test accuracy {summary['test_accuracy']:.4f}, AUC ")
+    assert f"epsilon {summary['epsilon']:.3g} at delta 1e-05" in first
+    assert f"{summary['exchanges']} exchanges" in first
+    assert second == f"results: {tmp_path / 'out'}"
+    assert (tmp_path / "out" / "curves.png").stat().st_size > 1000
+
+
+def test_interrupted_command_saves_what_was_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = Party.train
+
+    def interrupted(party: Party, order: Any) -> Upload:
+        if order.epoch == 2:
+            raise KeyboardInterrupt
+        return train(party, order)
+
+    monkeypatch.setattr(Party, "train", interrupted)
+    assert main(command(tmp_path, "dataset='breast-cancer' epochs=4 window=15")) == 130
+    assert capsys.readouterr().err == "vfl: stopped.\n"
+    finished = Run(tmp_path / "out")
+    assert finished.summary["failure"] == "KeyboardInterrupt"
+    assert [entry["epoch"] for entry in finished.history] == [1.0, 2.0]
+    assert finished.parameters("top")
+
+
+def test_list_prints_every_system_and_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in SYSTEMS.names:
+        assert any(line.split()[:1] == [name] for line in lines)
+        assert any(SYSTEMS.load(name).axes in line for line in lines)
+    for name, key in configuration.KEYS.items():
+        default = "auto" if key.default is None else repr(key.default)
+        assert f"  {name} = {default}" in lines
+        assert any(key.help in line for line in lines)
+
+
+# --- results folders ----------------------------------------------------------------------------
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_results_of_another_run_are_not_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = command(tmp_path, "dataset='breast-cancer' epochs=1 window=15")
+    assert main(arguments) == 0
+    before = contents(tmp_path / "out")
+    assert main(arguments) == 1
+    assert "already holds a run: name another folder" in capsys.readouterr().err
+    assert contents(tmp_path / "out") == before
+
+
+def test_results_of_a_run_that_was_killed_or_still_runs_are_not_written_over(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "history.jsonl").write_text("{}\n")
+    assert main(command(tmp_path, "dataset='breast-cancer' epochs=1 window=15")) == 1
+    assert contents(tmp_path / "out") == {"history.jsonl": b"{}\n"}
+
+
+def test_two_runs_of_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(results, "time", SimpleNamespace(strftime=lambda layout: "now"))
+    arguments = ["run", "-c", "dataset='breast-cancer' epochs=1 window=15", "--parties", "2"]
+    assert [main(arguments), main(arguments)] == [0, 0]
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+@pytest.mark.parametrize("strategy", sorted(SYSTEMS.names))
+def test_parties_that_cannot_be_are_one_line_for_every_system(
+    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(tmp_path, f"strategy='{strategy}'", 100)) == 1
+    printed = capsys.readouterr()
+    assert "too few to divide" in printed.err and len(printed.err.splitlines()) == 1

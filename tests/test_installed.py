@@ -1,0 +1,94 @@
+"""The wheel, installed where there is nothing else of ours, runs from another folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel, and the packages that it depends on."""
+    folder = tmp_path_factory.mktemp("installed")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=CHECKOUT,
+        check=True,
+        capture_output=True,
+    )
+    for name in listed.stdout.decode().split("\0"):
+        ours = name.split("/")[0] in ("vfl_flower", "strategies", "pyproject.toml", "README.md")
+        if ours and (CHECKOUT / name).exists():
+            copy = folder / "source" / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes((CHECKOUT / name).read_bytes())
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    subprocess.run([*wheel, str(folder / "source")], check=True)
+    (built,) = folder.glob("*.whl")
+    home = folder / "environment"
+    venv.create(home)
+    site = home / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    # Its path files are not read there, so that this checkout cannot be imported.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install = [*pip, "--python", str(home / "bin" / "python"), "install", "--no-deps"]
+    subprocess.run([*install, "--no-index", str(built)], check=True)
+    return home
+
+
+def run(environment: Path, folder: Path, *arguments: str) -> str:
+    command = [str(environment / "bin" / arguments[0]), *arguments[1:]]
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=folder, env=kept, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_trains_predicts_and_reports_from_another_folder(
+    environment: Path, tmp_path: Path
+) -> None:
+    where = run(environment, tmp_path, "python", "-c", "import vfl_flower as v; print(v.__file__)")
+    assert str(environment) in where
+    keys = "dataset='breast-cancer' epochs=2"
+    for strategy in ("cascaded", "alone"):
+        more = f"{keys} strategy='{strategy}'"
+        run(environment, tmp_path, "vfl", "run", "-c", more, "--out", str(tmp_path / strategy))
+    run(environment, tmp_path, "vfl", "predict", str(tmp_path / "cascaded"))
+    run(environment, tmp_path, "vfl", "report", str(tmp_path / "cascaded"))
+    assert "<svg" in (tmp_path / "cascaded" / "report.html").read_text()
+
+
+def test_its_code_has_the_digest_of_this_checkout(environment: Path, tmp_path: Path) -> None:
+    ask = "from vfl_flower.provenance import code_digest; print(code_digest())"
+    there = run(environment, tmp_path, "python", "-c", ask)
+    here = subprocess.run([sys.executable, "-c", ask], cwd=CHECKOUT, capture_output=True, text=True)
+    assert there == here.stdout
+
+
+def test_a_change_in_any_folder_changes_the_digest(tmp_path: Path) -> None:
+    import shutil
+
+    for package in ("vfl_flower", "strategies"):
+        shutil.copytree(CHECKOUT / package, tmp_path / package)
+    ask = "from vfl_flower.provenance import code_digest; print(code_digest())"
+
+    def digest() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    seen = {digest()}
+    for name in ("vfl_flower/axes/codecs/qsgd.py", "strategies/vafl.py", "vfl_flower/wire.py"):
+        with (tmp_path / name).open("a") as file:
+            file.write("# changed\n")
+        seen.add(digest())
+    assert len(seen) == 4

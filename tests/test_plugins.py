@@ -1,0 +1,362 @@
+"""A paper, a codec, an estimator, a runtime, data and models of one's own: one file each."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conftest import Start
+from vfl_flower.errors import ConfigError
+from vfl_flower.registry import ENGINES, SYSTEMS, Registry
+from vfl_flower.systems import resolve
+from vfl_flower.tools.cli import main
+
+SMALL = {"dataset": "breast-cancer", "epochs": 2, "batch-size": 64, "bottom-hidden": 8}
+
+PAPER = '''
+"""A sixth paper: asynchronous, compressed zeroth order with error feedback, on two-sided pairs."""
+
+from vfl_flower.axes.schedule import HALF
+from vfl_flower.systems import System
+
+SIXTH = System(
+    name="sixth",
+    about="Half of the parties, compressed pairs, error feedback.",
+    quorum=HALF,
+    defaults={
+        "estimator": "zeroth-order",
+        "differences": "two-sided",
+        "codec": "qsgd",
+        "compression": "error-feedback",
+        "party-lr": 0.01,
+        "server-lr": 0.1,
+    },
+)
+'''
+
+CODEC = '''
+"""Signs: an entry's sign, and the mean magnitude of its vector (1-bit SGD)."""
+
+import numpy as np
+
+from vfl_flower.errors import VflError
+from vfl_flower.messages import checked
+
+
+class Signs:
+    uses = ()
+
+    def __init__(self, config):
+        pass
+
+    def names(self, name):
+        return f"{name}.means", f"{name}.bits"
+
+    def encode(self, name, rows, sizes, key, of_row=None):
+        v = rows.reshape(-1)
+        starts = np.cumsum(sizes) - sizes
+        means = np.add.reduceat(np.abs(v), starts) / sizes
+        return {f"{name}.means": means.astype(np.float32), f"{name}.bits": np.packbits(v > 0)}
+
+    def decode(self, name, arrays, shape, sizes):
+        total = int(sizes.sum())
+        means = checked(arrays, f"{name}.means", "float32", sizes.shape)
+        bits = checked(arrays, f"{name}.bits", "uint8", (-(-total // 8),))
+        signs = 2 * np.unpackbits(bits)[:total].astype(np.float32) - 1
+        return (signs * means.repeat(sizes)).reshape(shape)
+'''
+
+ESTIMATOR = '''
+"""Signs of gradient rows: the label holder answers the direction alone (signSGD)."""
+
+import numpy as np
+
+from vfl_flower.axes.estimators.first_order import FirstOrder
+from vfl_flower.messages import checked
+
+
+class SignRows(FirstOrder):
+    def answer(self, end, arrivals, joint):
+        answers = super().answer(end, arrivals, joint)
+        return {
+            party: {"sign": np.sign(arrays["gradient"]).astype(np.int8)}
+            for party, arrays in answers.items()
+        }
+
+    def update(self, end, arrays, order, window):
+        signs = checked(arrays, "sign", "int8", (len(window.ids), end.size))
+        rows = signs.astype(np.float32) / len(window.ids)
+        super().update(end, {"gradient": rows}, order, window)
+'''
+
+RUNTIME = '''
+"""A runtime whose parties live in threads of their own."""
+
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from vfl_flower import client_app, server_app
+from vfl_flower.flower_internals import set_message_id
+from vfl_flower.runtimes.local import LocalGrid
+from vfl_flower.start import Finished, of_server, prepare
+
+
+class ThreadGrid(LocalGrid):
+    engine = "threads"
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.threads = {node: ThreadPoolExecutor(1) for node in self.contexts}
+        self.answers = {}
+
+    def push_messages(self, messages):
+        keys = []
+        for message in messages:
+            keys.append(f"thread-{len(self.answers)}")
+            set_message_id(message, keys[-1])
+            node = message.metadata.dst_node_id
+            serve = self.threads[node].submit
+            self.answers[keys[-1]] = serve(client_app.app, message, self.contexts[node])
+        return keys
+
+    def pull_messages(self, message_ids):
+        waiting = [self.answers[key] for key in message_ids]
+        return [each.result() for each in wait(waiting, 1, FIRST_COMPLETED).done]
+
+
+def run_threads(parties, run_config, node_configs=()):
+    config, run_config = prepare(parties, run_config, node_configs)
+    finished = Finished(Path(run_config["out"]))
+    states = [{"states": str(finished.folder)}] * parties
+    grid = ThreadGrid(client_app.app, parties, run_config, config, states)
+    server_app.app(grid, of_server(run_config, grid.run_id))
+    return finished
+'''
+
+DATASET = '''
+"""Waves: rows are sums of two sines, and the label says which is the faster."""
+
+import numpy as np
+
+from vfl_flower.data.divided import Divided
+
+
+def open_waves(data, place):
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, 400)
+    steps = np.linspace(0, 6, 24)
+    rows = np.sin((1 + labels[:, None]) * steps) + 0.1 * generator.standard_normal((400, 24))
+    return Divided(lambda columns: [rows[columns(rows.shape[1:])]], lambda: [labels])
+'''
+
+TOWER = """
+import torch
+
+
+class Tower(torch.nn.Module):
+    def __init__(self, shape, size):
+        super().__init__()
+        self.first = torch.nn.Linear(shape[0], 12)
+        self.last = torch.nn.Linear(12, size)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+"""
+
+SOURCE = '''
+import numpy as np
+
+from vfl_flower.data.source import Source
+
+
+class Waves(Source):
+    """What no table holds, read row by row."""
+
+    lazy = True
+
+    @property
+    def id_column(self):
+        return np.arange(100, 300)
+
+    def rows(self, places, preparation):
+        ids = self.id_column[places]
+        return np.stack([np.sin(np.arange(6) * each) for each in ids]).astype(np.float32)
+'''
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    place = folder / name
+    place.write_text(textwrap.dedent(text))
+    return str(place)
+
+
+def test_a_sixth_paper_is_one_file_under_forty_lines(run: Start, tmp_path: Path) -> None:
+    assert len(PAPER.splitlines()) < 40
+    place = write(tmp_path, "sixth.py", PAPER)
+    summary = run(4, {**SMALL, "strategy": f"{place}:SIXTH", "window": 4}).summary
+    assert (summary["schedule"], summary["quorum"]) == ("t-sync", 2)
+    assert summary["config"]["codec"] == "qsgd"
+    assert SYSTEMS.load(f"{place}:SIXTH").axes == (
+        "t-sync · zeroth-order, two-sided · first-order server · qsgd, error feedback · no privacy"
+    )
+    assert summary["test_accuracy"] > 0.6
+
+
+def test_a_codec_of_ones_own_serves_both_directions_with_and_without_feedback(
+    run: Start, tmp_path: Path
+) -> None:
+    signs = f"{write(tmp_path, 'signs.py', CODEC)}:Signs"
+    whole = run(2, SMALL).summary
+    for compression in ("direct", "error-feedback"):
+        keys = {**SMALL, "codec": signs, "compression": compression, "epochs": 20}
+        summary = run(2, {**keys, "downlink-codec": signs}).summary
+        assert summary["bytes_up"] / 20 < whole["bytes_up"] / 2 / 25
+        assert summary["bytes_down"] / 20 < whole["bytes_down"] / 2 / 25
+        assert summary["test_accuracy"] > 0.8
+
+
+def test_an_estimator_of_ones_own_trains(run: Start, tmp_path: Path) -> None:
+    estimator = f"{write(tmp_path, 'sign_rows.py', ESTIMATOR)}:SignRows"
+    keys = {**SMALL, "party-lr": 0.05, "epochs": 5}
+    whole, signs = run(2, keys).summary, run(2, {**keys, "estimator": estimator}).summary
+    assert signs["bytes_down"] == whole["bytes_down"] / 4
+    assert signs["test_accuracy"] > 0.85
+    assert signs["test_loss"] != whole["test_loss"]
+
+
+def test_a_runtime_of_ones_own_gives_what_ours_do(run: Start, tmp_path: Path) -> None:
+    threads = f"{write(tmp_path, 'threads.py', RUNTIME)}:run_threads"
+    finished = ENGINES.load(threads)(3, {**SMALL, "out": str(tmp_path / "threads")})
+    ours = run(3, SMALL)
+    assert finished.summary["engine"] == "threads"
+    for name, values in ours.parameters("top").items():
+        np.testing.assert_array_equal(finished.parameters("top")[name], values)
+
+
+def test_the_command_takes_what_is_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paper, waves = write(tmp_path, "sixth.py", PAPER), write(tmp_path, "waves.py", DATASET)
+    threads, tower = write(tmp_path, "threads.py", RUNTIME), write(tmp_path, "tower.py", TOWER)
+    keys = f"strategy='{paper}:SIXTH' dataset='{waves}:open_waves' bottom-model='{tower}:Tower'"
+    arguments = ["run", "-c", f"{keys} epochs=2", "--engine", f"{threads}:run_threads"]
+    assert main([*arguments, "--out", str(tmp_path / "run"), "--parties", "3"]) == 0
+    assert re.search(r"test accuracy 0\.\d", capsys.readouterr().out)
+
+
+def test_a_model_of_ones_own_is_trained_by_every_estimator(run: Start, tmp_path: Path) -> None:
+    tower = f"{write(tmp_path, 'tower.py', TOWER)}:Tower"
+    for strategy in ("split-nn", "cascaded", "frozen"):
+        finished = run(2, {**SMALL, "bottom-model": tower, "strategy": strategy})
+        assert sorted(finished.parameters("party-0")) == [
+            *("layers.0.first.bias", "layers.0.first.weight"),
+            *("layers.0.last.bias", "layers.0.last.weight"),
+        ]
+
+
+def test_a_source_of_ones_own_is_read_row_by_row(tmp_path: Path) -> None:
+    import pandas as pd
+
+    from vfl_flower.start import run_local
+
+    ids = np.arange(150, 350)
+    frame = pd.DataFrame({"id": ids, "label": (np.sin(5 * ids) > 0).astype(int), "own": ids % 7})
+    frame.to_csv(tmp_path / "labels.csv", index=False)
+    waves = {"source": f"{write(tmp_path, 'own_waves.py', SOURCE)}:Waves"}
+    keys = {"dataset": f"files:{tmp_path / 'labels.csv'}", "epochs": 20, "batch-size": 16}
+    summary = run_local(1, {**keys, "out": str(tmp_path / "run")}, node_configs=[waves]).summary
+    assert summary["test_accuracy"] > 0.8
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "no-such"},
+        {"codec": "no-such"},
+        {"estimator": "no-such"},
+        {"bottom-model": "no-such"},
+        {"privacy": "no-such"},
+    ],
+    ids=str,
+)
+def test_an_unknown_name_is_a_sentence_that_lists_those_known(keys: dict[str, str]) -> None:
+    ((key, name),) = keys.items()
+    with pytest.raises(ConfigError) as error:
+        resolve(keys)
+    assert str(error.value).startswith(f"{key} = {name!r} is not known: choose one of ")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "nowhere.py:SIXTH",
+        "{folder}/sixth.py:SEVENTH",
+        "no.such.module:SIXTH",
+        "{folder}/broken.py:X",
+    ],
+)
+def test_a_place_without_what_it_names_is_a_sentence(place: str, tmp_path: Path) -> None:
+    write(tmp_path, "sixth.py", PAPER)
+    write(tmp_path, "broken.py", "def (")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        resolve({"strategy": place.format(folder=tmp_path)})
+
+
+def test_a_file_that_is_rewritten_is_loaded_anew(tmp_path: Path) -> None:
+    place = write(tmp_path, "sixth.py", PAPER)
+    assert SYSTEMS.load(f"{place}:SIXTH").quorum.word == "t-sync"
+    write(tmp_path, "sixth.py", PAPER.replace("HALF", "ONE"))
+    assert SYSTEMS.load(f"{place}:SIXTH").quorum.word == "async"
+
+
+def test_an_installed_package_declares_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    from vfl_flower import registry
+
+    entry = EntryPoint("borrowed", "strategies.vafl:VAFL", "vfl_flower.systems")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    assert "borrowed" in SYSTEMS.names
+    assert SYSTEMS.load("borrowed") is SYSTEMS.load("vafl")
+
+
+def test_every_name_of_ours_is_there() -> None:
+    from vfl_flower import registry
+
+    for each in vars(registry).values():
+        if isinstance(each, Registry):
+            for name in each.known:
+                assert callable(each.load(name)) or each is SYSTEMS
+
+
+@pytest.mark.parametrize("key", ["strategy", "codec", "estimator", "bottom-model", "dataset"])
+def test_a_node_runs_no_code_that_a_run_configuration_names(key: str, tmp_path: Path) -> None:
+    from flwr.app import Context, RecordDict
+
+    from vfl_flower.messages import DescribeOrder
+    from vfl_flower.party.party import Party
+
+    texts = {"strategy": PAPER, "codec": CODEC, "estimator": ESTIMATOR, "bottom-model": TOWER}
+    names = {
+        "strategy": "SIXTH",
+        "codec": "Signs",
+        "estimator": "SignRows",
+        "bottom-model": "Tower",
+    }
+    place = write(tmp_path, "own.py", texts.get(key, DATASET))
+    keys = {key: f"{place}:{names.get(key, 'open_waves')}", "epochs": 1}
+    for simulated in (True, False):
+        node: dict[str, Any] = {"partition-id": 0, "num-partitions": 2, "simulated": simulated}
+        run_config: Any = keys
+        context = Context(1, 2, node, RecordDict(), run_config)
+        if simulated:
+            Party.begin(context, DescribeOrder(outputs=1))
+            continue
+        with pytest.raises(ConfigError, match=f"^{key} names code"):
+            Party.begin(context, DescribeOrder(outputs=1))

@@ -1,0 +1,191 @@
+"""What results folders hold: runs, with the numbers and texts that can be relied on in them.
+
+The files may say anything: numbers are read by `number` alone, and the texts are only shown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vfl_flower.errors import VflError
+from vfl_flower.registry import SYSTEMS
+from vfl_flower.systems import System
+from vfl_flower.tools.compare import folder_of
+
+MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}
+"""What a run is measured by, one of them -> what the page calls it."""
+
+NOTHING = "–"
+"""What the page says where there is no number or text."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A run on the page.
+
+    ``summary`` is empty if the run has not finished, ``audit`` if it was not attacked.
+    """
+
+    title: str
+    folder: Path
+    summary: dict[str, Any]
+    history: list[dict[str, Any]]
+    audit: dict[str, Any]
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The summary; of a run that has not finished, its last evaluation."""
+        return self.summary or self.history[-1]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run configuration, by key."""
+        return mapping(self.summary.get("config"))
+
+    @property
+    def versions(self) -> dict[str, Any]:
+        """Of Python and the libraries, by name."""
+        return mapping(self.summary.get("versions"))
+
+    @property
+    def attacks(self) -> list[dict[str, Any]]:
+        """What each attack of an audit found."""
+        return mappings(self.audit.get("attacks"))
+
+    @property
+    def system(self) -> System | None:
+        """The system or baseline, if it is one of ours; a folder's text loads nothing else."""
+        name = text(self.summary.get("strategy"))
+        return SYSTEMS.load(name) if name in SYSTEMS.known else None
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name, without what precedes it."""
+        return text(self.summary.get("dataset", "")).rsplit("/", 1)[-1]
+
+    @property
+    def measure(self) -> str:
+        """Which of accuracy and R2 it was measured by."""
+        every = [self.summary, *self.history]
+        has = (key for key in MEASURES if any(number(each, key) is not None for each in every))
+        return next(has, "test_accuracy")
+
+    @property
+    def parties(self) -> list[dict[str, Any]]:
+        """What was counted by party; nothing where no message was sent."""
+        return mappings(self.summary.get("by_party")) if number(self.figures, "exchanges") else []
+
+    def curve(self, against: str, measure: str) -> list[tuple[float, float]]:
+        """The points of a curve."""
+        points = ((spent(entry, against), number(entry, measure)) for entry in self.history)
+        return [(x, y) for x, y in points if x is not None and y is not None]
+
+
+def read(folders: Sequence[Path]) -> list[Shown]:
+    """The runs of results folders, in order; that of a comparison has several.
+
+    Raises
+    ------
+    VflError
+        If a folder holds no run, or one that has not finished and was never evaluated, or a file
+        that cannot be read.
+    """
+    runs = []
+    for folder in folders:
+        if (folder / "compare.json").is_file():
+            titles = {folder_of(title): title for title in _json(folder / "compare.json")}
+            failed = (each.name for each in sorted(folder.iterdir()) if _is_run(each))
+            titles |= {name: name for name in failed if name not in titles}
+            runs += [_run(folder / name, title) for name, title in titles.items()]
+        elif _is_run(folder):
+            runs.append(_run(folder))
+        else:
+            raise VflError(
+                f"{folder} is no results folder: name one that `vfl run`, `vfl compare` or "
+                "`vfl audit` has left."
+            )
+    times = Counter(run.title for run in runs)
+    return [
+        run if times[run.title] == 1 else replace(run, title=f"{run.title}, {run.folder.name}")
+        for run in runs
+    ]
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("summary.json", "history.jsonl"))
+
+
+def _run(folder: Path, title: str = "") -> Shown:
+    summary = _json(folder / "summary.json")
+    path = folder / "history.jsonl"
+    history = [_parsed(path, line) for line in _content(path).splitlines()]
+    if not summary and not history:
+        raise VflError(
+            f"The run in {folder} has not finished, as it has no summary.json, and was not "
+            "evaluated yet: wait for it."
+        )
+    title = title or text(summary.get("strategy", folder.name))
+    return Shown(title, folder, summary, history, _json(folder / "audit.json"))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return _parsed(path, _content(path) or b"{}")
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file; none if there is no file."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise VflError(
+            f"{path} cannot be read: {error.strerror}; see to its permissions."
+        ) from error
+
+
+def _parsed(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise VflError(f"{path} cannot be read: it is not as a run leaves it, so move it away.")
+    return parsed
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """The value if it is a mapping, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def mappings(value: Any) -> list[dict[str, Any]]:
+    """The value if it is a list, each of it as a mapping; else an empty one."""
+    return [mapping(each) for each in value] if isinstance(value, list) else []
+
+
+def text(value: Any) -> str:
+    """The value as a text, if it is a text, a number or the like."""
+    return NOTHING if value is None or isinstance(value, dict | list) else str(value)
+
+
+def number(of: Mapping[str, Any], *path: str) -> float | None:
+    """The number that is found so, if it is one, and of a size that can be drawn."""
+    value: Any = of
+    for key in path:
+        value = mapping(value).get(key)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and (value == 0 or 1e-100 < abs(value) < 1e100) else None
+
+
+def spent(entry: Mapping[str, Any], what: str) -> float | None:
+    """How much had been spent of something; megabytes are those up and down."""
+    if what != "megabytes":
+        return number(entry, what)
+    up, down = number(entry, "bytes_up"), number(entry, "bytes_down")
+    return None if up is None or down is None else (up + down) / 1e6
