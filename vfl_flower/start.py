@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,6 +30,8 @@ from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.runtimes.processes import SuperLink
 from vfl_flower.systems import resolve
 
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -52,6 +56,10 @@ class Finished:
         with np.load(self.folder / f"{name}.npz", allow_pickle=False) as file:
             return dict(file)
 
+
+_STARTS = 2  # times that a run is, where Flower ends it before it began: Ray may be too slow
+_TELLING = re.compile(r"error|exception|timed out|refused|denied|no space|killed", re.IGNORECASE)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 Engine = Callable[..., Finished]
 """From the number of parties, the run configuration and the parties' node configurations to a run
@@ -199,8 +207,8 @@ def _check_files(
     if config.data.own_data and len(node_configs) != parties:
         raise ConfigError(
             f"dataset = {config.data.dataset!r} needs a file of each of the {parties} parties: "
-            "name them by --node-config \"file='...' id='...'\", once for each party (in process, or "
-            "--engine supernodes)."
+            "name them by --node-config \"file='...' id='...'\", once for each party (in process, "
+            "or --engine supernodes)."
         )
     if node_configs and len(node_configs) != parties:
         raise ConfigError(
@@ -217,16 +225,30 @@ def _run_on(
     began = time.time()
     # Parties keep their states beside the results, since their FLWR_HOME ends with the run.
     (superlink.home / "vfl-flower").symlink_to(finished.folder)
-    log = finished.folder / "flower.log"
+    log, summary = finished.folder / "flower.log", finished.folder / "summary.json"
     with tqdm(total=epochs, unit="epoch", disable=None, leave=False) as bar:
-        process = superlink.submit(run_config, parties, log)
-        while process.poll() is None:
-            time.sleep(0.2)
-            if (finished.folder / "history.jsonl").exists() and finished.history:
-                bar.update(finished.history[-1]["epoch"] - bar.n)
-    summary = finished.folder / "summary.json"
-    if not summary.exists() or summary.stat().st_mtime < began:
-        raise VflError(f"Flower ended the run before it began; its log {log} says why.")
+        for _ in range(_STARTS):
+            process = superlink.submit(run_config, parties, log)
+            while process.poll() is None:
+                time.sleep(0.2)
+                if (finished.folder / "history.jsonl").exists() and finished.history:
+                    bar.update(finished.history[-1]["epoch"] - bar.n)
+            if summary.exists() and summary.stat().st_mtime >= began:
+                break
+            notice.warning("Flower ended the run before it began: %s", _cause(log))
+        else:
+            raise VflError(
+                f"Flower ended the run before it began, {_STARTS} times: {_cause(log)} "
+                f"Its log {log} says more."
+            )
     if finished.summary["failure"]:
         raise VflError(finished.summary["failure"])
     return finished
+
+
+def _cause(log: Path) -> str:
+    """The last line of Flower's log that says what went wrong, as a sentence."""
+    lines = [" ".join(line.split()) for line in log.read_text(errors="replace").splitlines()]
+    telling = [line for line in lines if _TELLING.search(line)]
+    said = (telling or [line for line in lines if line] or ["it said nothing"])[-1]
+    return f"{_COLOURS.sub('', said)[:300].rstrip('.')}."

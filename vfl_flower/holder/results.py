@@ -39,8 +39,8 @@ class Results(Observer):
             (self.folder / name).exists() for name in ("summary.json", "history.jsonl")
         ):
             raise ConfigError(
-                f"out = {config.running.out!r} already holds a run: name another folder, or move it "
-                "away."
+                f"out = {config.running.out!r} already holds a run: name another folder, or move "
+                "it away."
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -48,9 +48,10 @@ class SuperLink:
         self.simulation = simulation
 
     def __enter__(self) -> SuperLink:
-        self._temporary = tempfile.TemporaryDirectory(prefix="vfl-flower-")
-        self.home = Path(self._temporary.name)
-        self.port = free_port()
+        self._until_end = ExitStack()
+        temporary = tempfile.TemporaryDirectory(prefix="vfl-flower-")
+        self.home = Path(self._until_end.enter_context(temporary))
+        self.port = self._until_end.enter_context(reserved_port())
         connection: dict[str, Any] = {"insecure": True}
         command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
         if self.simulation:
@@ -86,7 +87,7 @@ class SuperLink:
             with suppress(psutil.Error):
                 if process.environ().get("FLWR_HOME") == str(self.home):
                     process.kill()
-        self._temporary.cleanup()
+        self._until_end.close()
 
     @contextmanager
     def supernode(
@@ -105,7 +106,8 @@ class SuperLink:
         command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--root-certificates", str(self.home / "superlink.crt")]
         command += ["--auth-supernode-private-key", str(key)]
-        command += ["--host", "127.0.0.1", "--port", str(free_port())]
+        port = self._until_end.enter_context(reserved_port())
+        command += ["--host", "127.0.0.1", "--port", str(port)]
         words = {**(node_config or {}), "partition-id": party, "num-partitions": parties}
         _write_toml(self.home / f"node-{party}.toml", words)
         command += ["--node-config", f"{self.home}/node-{party}.toml"]
@@ -199,11 +201,16 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def free_port() -> int:
-    """A loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A loopback port that nobody else is given while this lasts, for a server to listen on.
+
+    It stays bound here, and not listened on, which servers that reuse addresses may bind beside.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
 
 
 def _write_toml(path: Path, values: Mapping[str, Any]) -> None:
