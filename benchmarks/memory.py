@@ -22,6 +22,7 @@ from flwr.app import Context, RecordDict
 
 from benchmarks.common import report
 from vfl_flower.messages import DescribeOrder, TrainOrder
+from vfl_flower.party.context import keep
 from vfl_flower.party.party import Party
 from vfl_flower.systems import resolve
 
@@ -68,8 +69,8 @@ def measure(name: str) -> dict[str, Any]:
     peak = resident("VmHWM")
     model = 4 * size / 2**20
     context = Context(1, 1, {}, RecordDict(), {})
-    party.keep(context)
-    party.keep(context)
+    keep(party, context)
+    keep(party, context)
     with_state = resident("VmHWM")
     return {
         "parameters": size,

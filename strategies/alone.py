@@ -15,7 +15,7 @@ from strategies.frozen import Frozen
 from strategies.run import Run
 from strategies.vertical import Vertical
 from vfl_flower.errors import ConfigError
-from vfl_flower.holder.observers import main_metric
+from vfl_flower.figures import main_metric
 from vfl_flower.messages import Arrays
 
 

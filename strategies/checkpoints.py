@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
+from strategies.run import Run
+from strategies.seats import Seat
 from vfl_flower.holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.messages import CheckpointOrder
-
-if TYPE_CHECKING:
-    from strategies.vertical import Vertical
 
 log = logging.getLogger("flwr")
 
@@ -22,13 +21,22 @@ class Checkpoints:
     Parameters
     ----------
     keeper : where they are kept.
-    strategy : whose run it is; its parties have been enrolled.
+    run : of which they are; its parties have been enrolled.
+    drain : waits until nothing is in flight, and answers all that has come.
+    wait_for : waits until nothing is in flight to these parties.
     """
 
-    def __init__(self, keeper: Keeper, strategy: Vertical) -> None:
+    def __init__(
+        self,
+        keeper: Keeper,
+        run: Run,
+        drain: Callable[[], None],
+        wait_for: Callable[[Sequence[Seat]], None],
+    ) -> None:
         self.keeper = keeper
-        self.strategy = strategy
-        self.run = run = strategy.run
+        self.run = run
+        self._drain = drain
+        self._wait_for = wait_for
         every = run.config.running.checkpoint_every
         self.every = every if every is not None else 0 if run.carrier.simulated else _EXCHANGES
         if keeper.found:
@@ -67,7 +75,7 @@ class Checkpoints:
         Whoever is killed meanwhile has the last checkpoint left: parties keep two.
         """
         run = self.run
-        self.strategy.drain()
+        self._drain()
         self.keeper.number += 1
         alive = [seat for seat in run.seats if seat.alive]
         run.mailbox.post(
@@ -79,7 +87,7 @@ class Checkpoints:
             )
             for seat in alive
         )
-        self.strategy.wait_for(alive)
+        self._wait_for(alive)
         self._kept_at = self._exchanges
         of_holder, arrays = run.holder.state()
         state = {

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from flwr.app import MetricRecord
+
 from strategies.plan import Plan
 from strategies.seats import Seat, Traffic
 from vfl_flower.errors import VflError
+from vfl_flower.figures import reached
 from vfl_flower.holder.metrics import Metrics
-from vfl_flower.holder.observers import Observer, reached
+from vfl_flower.holder.observers import Observer
 
 log = logging.getLogger("flwr")
 
@@ -72,7 +75,7 @@ class History:
         spent: dict[str, Any],
         train_loss: float | None,
         metrics: Metrics,
-    ) -> None:
+    ) -> MetricRecord:
         """An entry: where the run stands, and how the model does on the test rows."""
         entry = {
             "epoch": round(plan.epochs, 3),
@@ -84,6 +87,7 @@ class History:
         self.entries.append(entry)
         self.tell(entry)
         log.info("Epoch %s: %s", f"{entry['epoch']:g}", reached(entry))
+        return _metric_record(entry)
 
     def spent(self, seats: Sequence[Seat], clock: float) -> dict[str, Any]:
         """Exchanges, bytes and seconds so far."""
@@ -92,6 +96,10 @@ class History:
             "seconds": round(self.seconds, 3),
             "virtual_seconds": round(clock, 3),
         }
+
+    def records(self) -> dict[int, MetricRecord]:
+        """The entries as Flower keeps them, by number of evaluation."""
+        return {number: _metric_record(each) for number, each in enumerate(self.entries, 1)}
 
     # --- who is told ----------------------------------------------------------------------------
 
@@ -120,3 +128,7 @@ class History:
         """Take over what `kept` gave."""
         self.entries, self.recorded = list(kept["entries"]), kept["recorded"]
         self._started_at -= kept["seconds"]
+
+
+def _metric_record(entry: dict[str, Any]) -> MetricRecord:
+    return MetricRecord({key: value for key, value in entry.items() if value is not None})

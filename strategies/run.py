@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flwr.app import MetricRecord
+
 from strategies.enrolment import check
 from strategies.history import RESULTS, History
 from strategies.mailbox import Mailbox
@@ -15,16 +17,17 @@ from strategies.recovery import Recovery
 from strategies.seats import Seat
 from vfl_flower.axes import estimators
 from vfl_flower.axes.batches import steps_per_epoch
+from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.schedule import Schedule
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
+from vfl_flower.figures import TRANSPORTS
 from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.holder.observers import Observer
-from vfl_flower.holder.results import TRANSPORTS
 from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.provenance import peak_memory_mb
-from vfl_flower.registry import LEDGERS, SYSTEMS
 from vfl_flower.runtimes.carrier import Carrier
+from vfl_flower.systems import load_system
 
 log = logging.getLogger("flwr")
 
@@ -56,8 +59,8 @@ class Run:
         self.config = config
         self.labels = labels
         self.seats = [Seat(party, nodes[party]) for party in sorted(nodes)]
-        estimator, system = estimators.choose(config), SYSTEMS.load(config.strategy)
-        self.ledger = LEDGERS.load(config.privacy.mechanism)(config, rows, estimator)
+        estimator, system = estimators.choose(config)(config), load_system(config.strategy)
+        self.ledger = ledger_of(config)(config, rows, estimator)
         secret = self.ledger.secret_batches
         self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, carrier.cost)
         self.plan = Plan(config.training.epochs, steps_per_epoch(config, rows), parties)
@@ -104,13 +107,12 @@ class Run:
 
     # --- what came of it ------------------------------------------------------------------------
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> MetricRecord:
         """A history entry: where the run stands, and how the model does on the test rows."""
         metrics = self.holder.evaluate()
         spent = self.history.spent(self.seats, self.carrier.clock)
         of_training = self.holder.train_loss()
-        self.history.record(self.plan, self.holder.steps, spent, of_training, metrics)
-        return self.history.last
+        return self.history.record(self.plan, self.holder.steps, spent, of_training, metrics)
 
     def figures(self) -> dict[str, Any]:
         """The strategy's part of ``summary.json``."""

@@ -2,8 +2,7 @@
 
 A party's turn is one Flower message: the feedback for its last window and the order for its next,
 answered by its upload. The label holder waits for a quorum of uploads, answers them, and gives
-those parties their next turn. At most one message is ever in flight to a party, so no node serves
-two at once.
+those parties their next turn. At most one message is ever in flight to a party.
 """
 
 from __future__ import annotations
@@ -12,17 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from numpy.typing import NDArray
 
 from strategies.checkpoints import Checkpoints
+from strategies.delay import refresh
 from strategies.enrolment import enrol
 from strategies.run import Run
 from strategies.seats import FINAL, Seat, State
-from vfl_flower.axes.estimators.base import Arrival
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.holder.checkpoint import Keeper
@@ -36,7 +33,9 @@ from vfl_flower.messages import (
     TrainOrder,
 )
 from vfl_flower.models.training import load_model, model_arrays
+from vfl_flower.registry import load_place
 from vfl_flower.runtimes.carrier import carrier_of
+from vfl_flower.systems import load_system
 from vfl_flower.wire import pack, unpack
 
 _NOTHING = ArrayRecord(), ConfigRecord()
@@ -98,14 +97,13 @@ class Vertical(Strategy):
         self.run = Run(carrier, nodes, self.config, self.labels, self.observers)
         if initial_arrays is not None:
             load_model(self.run.holder.top, unpack(initial_arrays))
-        checkpoints = Checkpoints(keeper, self) if keeper else None
+        checkpoints = Checkpoints(keeper, self.run, self.drain, self.wait_for) if keeper else None
         self.ready = True
         self.summary()
         self.train(checkpoints)
         if checkpoints:
             checkpoints.keep(finished=True)
-        entries = enumerate(self.run.history.entries, 1)
-        metrics = {number: _metric_record(entry) for number, entry in entries}
+        metrics = self.run.history.records()
         return Result(arrays=pack(self.top_arrays()), evaluate_metrics_serverapp=metrics)
 
     def summary(self) -> None:
@@ -165,7 +163,7 @@ class Vertical(Strategy):
         """Write the uploads into the table; answer as many quorums as there are."""
         run = self.run
         self._receive(replies)
-        for group in run.waiting.groups(self._refresh):
+        for group in run.waiting.groups(partial(refresh, run, self.wait_for)):
             for arrival in group:
                 run.ledger.answered(arrival.party, arrival.window)
                 seat = run.seat_of(arrival.party)
@@ -207,7 +205,7 @@ class Vertical(Strategy):
         if evaluated <= run.history.recorded:
             return None
         run.history.recorded = evaluated
-        return _metric_record(run.record())
+        return run.record()
 
     # --- replies --------------------------------------------------------------------------------
 
@@ -222,31 +220,12 @@ class Vertical(Strategy):
                 seat.state = State.AWAITS_QUORUM
                 run.waiting.add(arrival)
         for seat, query, message in run.mailbox.answers_to(EmbedOrder, replies):
-            refresh = partial(run.holder.refresh, seat.party, query.arrays["ids"])
-            run.recovery.take(seat, message, refresh)
+            use_fresh = partial(run.holder.refresh, seat.party, query.arrays["ids"])
+            run.recovery.take(seat, message, use_fresh)
         for seat, _, message in run.mailbox.answers_to(CheckpointOrder, replies):
             run.recovery.take(seat, message, lambda upload: None)
         for seat, _, message in run.mailbox.answers_to(RejoinOrder, replies):
             run.recovery.rejoin(seat, message)
-
-    def _refresh(self, group: Sequence[Arrival]) -> None:
-        """Bounded delay: ask late parties for fresh embeddings of the rows that are to be used."""
-        run = self.run
-
-        def late() -> list[tuple[Seat, NDArray[np.int32]]]:
-            alive = [seat.party for seat in run.seats if seat.alive]
-            return [(run.seat_of(m), ids) for m, ids in run.holder.too_old(group, alive).items()]
-
-        # A node serves one message at a time, and what is in flight may bring what is needed.
-        self.wait_for([seat for seat, _ in late()])
-        asked = late()
-        run.mailbox.post(
-            run.mailbox.message(
-                seat, EmbedOrder(exchange=seat.exchange + 1, arrays={"ids": ids, **seat.feedback})
-            )
-            for seat, ids in asked
-        )
-        self.wait_for([seat for seat, _ in asked])
 
     def wait_for(self, seats: Sequence[Seat]) -> None:
         """Take replies until nothing is in flight to these parties."""
@@ -264,5 +243,7 @@ class Vertical(Strategy):
         self.run.waiting.draining = False
 
 
-def _metric_record(entry: dict[str, Any]) -> MetricRecord:
-    return MetricRecord({key: value for key, value in entry.items() if value is not None})
+def strategy_of(config: RunConfig) -> type[Vertical]:
+    """The Strategy that runs the configured system."""
+    found: type[Vertical] = load_place(load_system(config.strategy).strategy)
+    return found

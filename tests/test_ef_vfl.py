@@ -29,7 +29,7 @@ from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.messages import DescribeOrder, TrainOrder, Upload
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
-from vfl_flower.party import party
+from vfl_flower.party import context as between
 from vfl_flower.party.party import Party
 from vfl_flower.party.state import load_arrays, load_large
 from vfl_flower.runtimes.local import LocalGrid
@@ -434,7 +434,7 @@ def test_a_party_goes_on_in_another_process(
     passed_on: Callable[[RecordDict], RecordDict],
 ) -> None:
     def elsewhere(message: Message, context: Context) -> Message:
-        monkeypatch.setattr(party, "_skeletons", {})
+        monkeypatch.setattr(between, "_skeletons", {})
         context.state = passed_on(context.state)
         reply: Message = client_app.app(message, context)
         return reply

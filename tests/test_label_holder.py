@@ -34,8 +34,8 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.data.labels import Labels, class_weights
 from vfl_flower.errors import ConfigError
+from vfl_flower.figures import headline
 from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.holder.results import headline
 from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.losses import loss_gradient, loss_per_row, targets
 from vfl_flower.models.tops import TopModel, build_top

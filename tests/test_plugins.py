@@ -340,7 +340,7 @@ def test_a_node_runs_no_code_that_a_run_configuration_names(key: str, tmp_path: 
     from flwr.app import Context, RecordDict
 
     from vfl_flower.messages import DescribeOrder
-    from vfl_flower.party.party import Party
+    from vfl_flower.party.context import begin
 
     texts = {"strategy": PAPER, "codec": CODEC, "estimator": ESTIMATOR, "bottom-model": TOWER}
     names = {
@@ -356,7 +356,7 @@ def test_a_node_runs_no_code_that_a_run_configuration_names(key: str, tmp_path: 
         run_config: Any = keys
         context = Context(1, 2, node, RecordDict(), run_config)
         if simulated:
-            Party.begin(context, DescribeOrder(outputs=1))
+            begin(context, DescribeOrder(outputs=1))
             continue
         with pytest.raises(ConfigError, match=f"^{key} names code"):
-            Party.begin(context, DescribeOrder(outputs=1))
+            begin(context, DescribeOrder(outputs=1))

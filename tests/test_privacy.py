@@ -34,6 +34,7 @@ from flwr.serverapp.exception import PrivacyBudgetExhausted
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from torch import Tensor
 
+from strategies.vertical import strategy_of
 from tests.conftest import Start, trained
 from vfl_flower import client_app
 from vfl_flower.axes import estimators
@@ -47,7 +48,7 @@ from vfl_flower.axes.privacy.accountants import (
     sampled,
 )
 from vfl_flower.axes.privacy.embeddings import EmbeddingLedger, epsilon
-from vfl_flower.axes.privacy.ledger import Ledger
+from vfl_flower.axes.privacy.ledger import Ledger, ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.axes.privacy.paper import (
     calibrated_by_theorem_vi5,
@@ -70,7 +71,6 @@ from vfl_flower.messages import (
 from vfl_flower.models.bottoms import BottomModel, build_bottom
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
-from vfl_flower.registry import LEDGERS, SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.systems import resolve
 
@@ -89,10 +89,10 @@ def noise_of(config: RunConfig, lengths: tuple[int, ...] = LENGTHS, **changed: A
     return replace(Perturbation(config.privacy, b"secret", 7, lengths, LAST), **changed)
 
 
-def ledger_of(config: RunConfig, rows: int) -> Ledger:
+def ledger(config: RunConfig, rows: int) -> Ledger:
     """What counts the releases of a run on so many training rows."""
-    estimator = estimators.choose(config)
-    return LEDGERS.load(config.privacy.mechanism)(config, rows, estimator)
+    estimator = estimators.choose(config)(config)
+    return ledger_of(config)(config, rows, estimator)
 
 
 def drawn(perturb: Perturbation, layer: int = LAST, width: int = 4) -> Tensor:
@@ -351,7 +351,7 @@ def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
 
 
 def test_an_order_given_anew_counts_again() -> None:
-    counted = ledger_of(resolve(PRIVATE), 455)
+    counted = ledger(resolve(PRIVATE), 455)
     order = TrainOrder(exchange=1, epoch=0, first=0, steps=2, coordinated=True)
     for given in (order, replace(order, exchange=3), replace(order, exchange=4, first=2)):
         counted.ordered(0, given)
@@ -454,7 +454,7 @@ def test_uploads_count_though_the_run_ends_before_their_answer(sampling: str) ->
 
     app: Any = client
     config = resolve(keys)
-    strategy = SYSTEMS.load(config.strategy).load_strategy()(config, load_labels(config))
+    strategy = strategy_of(config)(config, load_labels(config))
     with pytest.raises(PartyError):
         strategy.start(LocalGrid(app, 3, keys, config))
     assert strategy.figures()["epsilon"] >= epsilon(config, 1)
@@ -829,11 +829,11 @@ def test_noise_on_scalars_is_secret_unless_a_seed_is_given() -> None:
 def test_the_accountant_is_that_of_the_privacy() -> None:
     kinds = {"none": Ledger, "perturbed-embedding": EmbeddingLedger}
     for privacy, kind in kinds.items():
-        assert type(ledger_of(resolve({"privacy": privacy}), 10)) is kind
-    scalar = ledger_of(budget_of(1.0, 1e-3, 5), 10)
+        assert type(ledger(resolve({"privacy": privacy}), 10)) is kind
+    scalar = ledger(budget_of(1.0, 1e-3, 5), 10)
     assert type(scalar) is ScalarLedger
-    assert ledger_of(resolve({}), 10).steps_allowed(77) == 77
-    assert ledger_of(resolve({}), 10).noise() is None
+    assert ledger(resolve({}), 10).steps_allowed(77) == 77
+    assert ledger(resolve({}), 10).noise() is None
 
 
 @pytest.mark.parametrize("eps", [0.1])
@@ -895,7 +895,7 @@ def test_noise_that_is_known_or_none_is_worth_no_epsilon(
 
 
 def test_epsilon_for_who_knows_the_mini_batches() -> None:
-    counted = ledger_of(budget_of(1.0, 1e-4, 2), 4)
+    counted = ledger(budget_of(1.0, 1e-4, 2), 4)
     assert isinstance(counted, ScalarLedger)
     counted.multiplier = 3.0
     assert counted.figures()["epsilon_known_batches"] == 0.0
@@ -1010,7 +1010,7 @@ def test_a_private_run_of_more_rows_than_there_are_is_one_of_all_rows(run: Start
 
 
 def test_mini_batches_may_all_have_been_empty() -> None:
-    counted = ledger_of(budget_of(1.0, 1e-4, 1), 4)
+    counted = ledger(budget_of(1.0, 1e-4, 1), 4)
     assert isinstance(counted, ScalarLedger)
     counted.multiplier = 3.0
     counted.answered(0, Window(np.zeros(0, np.int32), np.zeros(2, np.int32)))

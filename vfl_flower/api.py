@@ -22,7 +22,7 @@ from vfl_flower.data.source import Source
 from vfl_flower.errors import ConfigError
 from vfl_flower.holder import checkpoint
 from vfl_flower.registry import ENGINES
-from vfl_flower.start import Finished, predict_local
+from vfl_flower.start import Engine, Finished, predict_local
 
 _ROW = "row"  # the id column of what has no ids of its own
 
@@ -71,7 +71,8 @@ def train(
             name = stack.enter_context(_held(features, labels, keys, id))
             keys |= {"dataset": f"memory:{name}", "id": id or _ROW, "align": "ids"}
             node_configs = [{"source": "memory", "held": name}] * parties
-        finished = ENGINES.load(engine)(parties, keys, node_configs=node_configs)
+        start: Engine = ENGINES.load(engine)
+        finished = start(parties, keys, node_configs=node_configs)
     return Model(finished.folder, temporary)
 
 

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from vfl_flower.holder.observers import METRICS, main_metric
+from vfl_flower.figures import METRICS, main_metric
 
 if TYPE_CHECKING:  # matplotlib takes long to import, and most processes of a run draw nothing
     from matplotlib.axes import Axes

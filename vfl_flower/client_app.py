@@ -32,8 +32,10 @@ from vfl_flower.messages import (
     SessionOrder,
     TrainOrder,
 )
+from vfl_flower.party import context as between
 from vfl_flower.party import state_file
-from vfl_flower.party.party import Party, predict
+from vfl_flower.party.party import Party
+from vfl_flower.party.predict import predict
 from vfl_flower.runtimes.stream import session as stream
 from vfl_flower.wire import read_order, to_failure, to_reply
 
@@ -69,7 +71,7 @@ def describe(message: Message, context: Context) -> Message:
     """Begin a run: rows, columns, embedding size and digests of this party."""
 
     def begin(context: Context, order: DescribeOrder) -> Payload:
-        payload = _by(Party.describe, Party.begin)(context, order)
+        payload = _by(Party.describe, between.begin)(context, order)
         if alignment.is_aligned(context):  # which the label holder could not tell it again
             state_file.save(context, 0)
         return payload
@@ -101,7 +103,7 @@ def rejoin(message: Message, context: Context) -> Message:
 
     def resume_or_begin(context: Context, order: RejoinOrder) -> Party:
         state_file.restore(context)
-        return Party.resume(context) if context.state else Party.begin(context, order)
+        return between.resume(context) if context.state else between.begin(context, order)
 
     return _serve(message, context, RejoinOrder, _by(Party.rejoin, resume_or_begin))
 
@@ -159,14 +161,14 @@ def session(message: Message, context: Context) -> Message:
 
 def _by(
     method: Callable[[Party, O], Payload],
-    party_of: Callable[[Context, O], Party] = lambda context, order: Party.resume(context),
+    party_of: Callable[[Context, O], Party] = lambda context, order: between.resume(context),
 ) -> Callable[[Context, O], Payload]:
     """Have the party of the node serve an order, and keep its state."""
 
     def serve(context: Context, order: O) -> Payload:
         party = party_of(context, order)
         payload = method(party, order)
-        party.keep(context)
+        between.keep(party, context)
         return payload
 
     return serve

@@ -97,7 +97,7 @@ class Key(NamedTuple):
     help: str
     auto: str = ""
     choices: tuple[str, ...] = ()
-    registry: registry.Registry[Any] | None = None
+    registry: registry.Registry | None = None
     least: float | None = None
     above: float | None = None
     below: float | None = None

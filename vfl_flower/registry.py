@@ -9,29 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any
 
 from vfl_flower.errors import ConfigError
 
-if TYPE_CHECKING:
-    from vfl_flower.axes.codecs.channel import Codec
-    from vfl_flower.axes.estimators.base import Estimator
-    from vfl_flower.axes.privacy.ledger import Ledger
-    from vfl_flower.data.divided import Divided
-    from vfl_flower.data.source import Source
-    from vfl_flower.sections import DataConfig
-    from vfl_flower.start import Engine
-    from vfl_flower.systems import System
 
-T = TypeVar("T")
-
-
-class Registry(Generic[T]):
+class Registry:
     """Things of one kind, by name.
 
     Parameters
@@ -65,7 +53,7 @@ class Registry(Generic[T]):
                 f"{key or self.key} = {name!r} is not known: choose one of {', '.join(self.names)}."
             )
 
-    def load(self, name: str) -> T:
+    def load(self, name: str) -> Any:
         """What has this name.
 
         Raises
@@ -75,7 +63,7 @@ class Registry(Generic[T]):
         """
         self.check(name)
         if name in self.known:
-            found: T = load_place(self.known[name])
+            found = load_place(self.known[name])
         elif ":" not in name:
             (entry, *_) = (each for each in entry_points(group=self.group) if each.name == name)
             found = entry.load()
@@ -115,7 +103,7 @@ def _of_file(place: str) -> Any:
     return sys.modules[name]
 
 
-SYSTEMS: Registry[System] = Registry(
+SYSTEMS = Registry(
     "strategy",
     "systems",
     {
@@ -134,9 +122,9 @@ SYSTEMS: Registry[System] = Registry(
         "joined": "strategies.baselines:JOINED",
     },
 )
-"""Published systems and baselines, in the order in which `vfl list` prints them."""
+"""Published systems and baselines, `systems.System`, in the order of `vfl list`."""
 
-ESTIMATORS: Registry[type[Estimator]] = Registry(
+ESTIMATORS = Registry(
     "estimator",
     "estimators",
     {
@@ -144,9 +132,9 @@ ESTIMATORS: Registry[type[Estimator]] = Registry(
         "zeroth-order": "vfl_flower.axes.estimators.zeroth_order:ZerothOrder",
     },
 )
-"""How parties learn from the label holder's answers."""
+"""How parties learn from the label holder's answers: `axes.estimators.base.Estimator`."""
 
-CODECS: Registry[type[Codec]] = Registry(
+CODECS = Registry(
     "codec",
     "codecs",
     {
@@ -155,9 +143,9 @@ CODECS: Registry[type[Codec]] = Registry(
         "qsgd": "vfl_flower.axes.codecs.qsgd:QSGD",
     },
 )
-"""How a block of rows becomes arrays in a message."""
+"""How a block of rows becomes arrays in a message: `axes.codecs.channel.Codec`."""
 
-BOTTOMS: Registry[Any] = Registry(
+BOTTOMS = Registry(
     "bottom-model",
     "bottoms",
     {
@@ -167,7 +155,7 @@ BOTTOMS: Registry[Any] = Registry(
 )
 """Bottom models: builders of layers (`models.bottoms.Bottom`), or torch modules."""
 
-DATASETS: Registry[Callable[[DataConfig, str], Divided]] = Registry(
+DATASETS = Registry(
     "dataset",
     "datasets",
     {
@@ -179,14 +167,12 @@ DATASETS: Registry[Callable[[DataConfig, str], Divided]] = Registry(
         "hf": "vfl_flower.data.divided:hugging_face",
     },
 )
-"""Data sets that are divided among parties, by what stands before the colon."""
+"""Data sets that are divided among parties, `data.divided.Divided`, by what precedes a colon."""
 
-SOURCES: Registry[Callable[[Mapping[str, Any], int], Source]] = Registry(
-    "source", "sources", {"memory": "vfl_flower.data.memory:of_party"}
-)
-"""Own data of a party that is no table in a file, as its node configuration names it."""
+SOURCES = Registry("source", "sources", {"memory": "vfl_flower.data.memory:of_party"})
+"""Own data of a party, `data.source.Source`, as its node configuration names it."""
 
-LEDGERS: Registry[type[Ledger]] = Registry(
+LEDGERS = Registry(
     "privacy",
     "ledgers",
     {
@@ -195,9 +181,9 @@ LEDGERS: Registry[type[Ledger]] = Registry(
         "scalar": "vfl_flower.axes.privacy.scalars:ScalarLedger",
     },
 )
-"""Privacy mechanisms, each by what counts what it has released."""
+"""Privacy mechanisms, by what counts what they release: `axes.privacy.ledger.Ledger`."""
 
-ENGINES: Registry[Engine] = Registry(
+ENGINES = Registry(
     "--engine",
     "engines",
     {
@@ -206,4 +192,4 @@ ENGINES: Registry[Engine] = Registry(
         "supernodes": "vfl_flower.start:run_supernodes",
     },
 )
-"""What starts a whole run, and on what its parties are."""
+"""What starts a whole run, and on what its parties are: `start.Engine`."""

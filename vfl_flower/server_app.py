@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from strategies.vertical import Vertical
+from strategies.vertical import Vertical, strategy_of
 from vfl_flower.config import RunConfig
 from vfl_flower.data.alignment import align
 from vfl_flower.data.blocks import load_labels, load_own_labels, own_table
@@ -22,7 +22,6 @@ from vfl_flower.holder.observers import ProgressBar
 from vfl_flower.holder.predict import predict
 from vfl_flower.holder.results import Results
 from vfl_flower.provenance import code_digest, versions
-from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.carrier import Carrier, carrier_of
 from vfl_flower.runtimes.stream.grid import StreamGrid
 
@@ -78,8 +77,7 @@ def _train(carrier: Carrier, config: RunConfig, run: str) -> None:
                     f"{config.data.dataset} has other rows, classes or values than when the run in "
                     f"{config.running.resume} began: put back the data of then."
                 )
-            of_system = SYSTEMS.load(config.strategy).load_strategy()
-            strategy = of_system(config, labels, [results, bar], keeper)
+            strategy = strategy_of(config)(config, labels, [results, bar], keeper)
             strategy.start(carrier)
     except BaseException as error:
         failure = str(error) or type(error).__name__

@@ -17,6 +17,7 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from tqdm import tqdm
 
+from strategies.vertical import strategy_of
 from vfl_flower import client_app, server_app
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
@@ -25,7 +26,6 @@ from vfl_flower.holder import checkpoint
 from vfl_flower.holder.predict import predictions_file
 from vfl_flower.holder.results import results_folder
 from vfl_flower.party import state
-from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.runtimes.processes import SuperLink
 from vfl_flower.systems import resolve
@@ -92,7 +92,7 @@ def run_local(
     try:
         server_app.app(grid, of_server(run_config, grid.run_id))
     finally:
-        trained = SYSTEMS.load(config.strategy).load_strategy().trains_parties
+        trained = strategy_of(config).trains_parties
         for party, node in enumerate(grid.contexts.values()):
             if trained and "model" in node.state:
                 model: dict[str, Any] = state.load_arrays(node.state, "model")

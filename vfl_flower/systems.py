@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vfl_flower.axes import estimators
 from vfl_flower.axes.codecs import channel as codecs
 from vfl_flower.axes.estimators.base import Estimator
+from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.schedule import ALL, Quorum
 from vfl_flower.config import KEYS, RunConfig, parse
 from vfl_flower.data import labels
@@ -21,11 +22,8 @@ from vfl_flower.data.divided import is_code
 from vfl_flower.errors import ConfigError
 from vfl_flower.models import tops
 from vfl_flower.models.bottoms import BLACK_BOXES
-from vfl_flower.registry import LEDGERS, SYSTEMS, load_place
+from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.stream import listen as streams
-
-if TYPE_CHECKING:
-    from strategies.vertical import Vertical
 
 
 @dataclass(frozen=True)
@@ -72,15 +70,22 @@ class System:
             )
         )
 
-    def load_strategy(self) -> type[Vertical]:
-        """The Flower Strategy that runs it."""
-        found: type[Vertical] = load_place(self.strategy)
-        return found
+
+def load_system(name: str) -> System:
+    """The system or baseline of that name.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    found: System = SYSTEMS.load(name)
+    return found
 
 
 def baselines() -> tuple[str, ...]:
     """Names of ours that are no systems."""
-    return tuple(name for name in SYSTEMS.known if SYSTEMS.load(name).baseline)
+    return tuple(name for name in SYSTEMS.known if load_system(name).baseline)
 
 
 def resolve(raw: Mapping[str, Any]) -> RunConfig:
@@ -98,7 +103,7 @@ def resolve(raw: Mapping[str, Any]) -> RunConfig:
 @lru_cache(maxsize=64)
 def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     given = parse({key: value for key, _, value in items})
-    system = SYSTEMS.load(given.get("strategy", RunConfig.strategy))
+    system = load_system(given.get("strategy", RunConfig.strategy))
     defaults = dict(system.defaults)
     other_privacy = given.get("privacy", "scalar") != "scalar"
     if {"epsilon", "delta", "noise-multiplier"} & given.keys() or other_privacy:
@@ -110,8 +115,8 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     labels.check(config.data)
     tops.check(config.models)
     streams.check(config.running)
-    estimator = estimators.choose(config)
-    LEDGERS.load(config.privacy.mechanism).check(config, estimator)
+    estimator = estimators.choose(config)(config)
+    ledger_of(config).check(config, estimator)
     _check_system(system, config, estimator)
     return config
 
@@ -138,7 +143,7 @@ def refuse_places(config: RunConfig) -> None:
         )
 
 
-def _check_system(system: System, config: RunConfig, estimator: type[Estimator]) -> None:
+def _check_system(system: System, config: RunConfig, estimator: Estimator) -> None:
     name = config.strategy
     sends = config.uplink.codec != "identity" or config.downlink.codec != "identity"
     if system.baseline and (sends or estimator.broadcasts):

@@ -99,7 +99,7 @@ class Told(Ledger):
     """What is told of orders, and how many messages had left by then."""
 
     def __init__(self, post: Post) -> None:
-        super().__init__(resolve({}), 6, FirstOrder)
+        super().__init__(resolve({}), 6, FirstOrder(resolve({})))
         self.post = post
         self.orders: list[tuple[int, Order, int]] = []
         self.journals: list[Path] = []

@@ -51,7 +51,9 @@ def paused(
 ) -> tuple[Checkpoints, Parts, Paused]:
     parts = Parts({**(keys or {})})
     strategy: Any = Paused(parts)
-    return Checkpoints(Keeper(folder, "12", found), strategy), parts, strategy
+    keeper, run = Keeper(folder, "12", found), strategy.run
+    checkpoints = Checkpoints(keeper, run, strategy.drain, strategy.wait_for)
+    return checkpoints, parts, strategy
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_steps_that_were_answered_after_the_checkpoint_count_towards_the_budget(
         parts = Parts()
         parts.plan.allowed, parts.ledger.released = allowed, released
         strategy: Any = Paused(parts)
-        Checkpoints(Keeper(tmp_path, "12", found), strategy)
+        Checkpoints(Keeper(tmp_path, "12", found), strategy.run, strategy.drain, strategy.wait_for)
         return parts.plan
 
     assert go_on(released=37).budget == min(allowed, 120) and warned() == []

@@ -11,12 +11,12 @@ import pytest
 from flwr.app import Context, Error, Message
 
 from strategies.seats import Spread, State, Traffic
+from strategies.vertical import strategy_of
 from tests.strategy.parts import CHECKPOINT, EMBED, EVALUATE, REJOIN, ROWS, TRAIN, Parts
 from vfl_flower import client_app
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import OutOfStepError, VflError
 from vfl_flower.messages import EvaluateOrder, RejoinOrder, TrainOrder, Turn, Upload
-from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.systems import resolve
 from vfl_flower.wire import read_order
@@ -230,7 +230,7 @@ def test_one_message_at_most_is_ever_in_flight_to_a_party(keys: dict[str, Any]) 
         return reply
 
     failing: Any = client
-    strategy = SYSTEMS.load(config.strategy).load_strategy()(config, load_labels(config))
+    strategy = strategy_of(config)(config, load_labels(config))
     grid = Busy(failing, 3, keys, config)
     strategy.start(grid)
     assert grid.in_flight == {} and grid.pushed >= 3 * 3

@@ -51,7 +51,7 @@ class Schedule:
         config: RunConfig,
         rule: Quorum,
         parties: int,
-        estimator: type[Estimator],
+        estimator: Estimator,
         secret_batches: bool,
         cost: str,
     ) -> Schedule:

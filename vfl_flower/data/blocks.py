@@ -77,7 +77,8 @@ def own_source(context: Context) -> Source:
     named = context.node_config.get("source")
     if named is None:
         return OwnFile.of_party(context.node_config, index)
-    return SOURCES.load(str(named))(context.node_config, index)
+    source: Source = SOURCES.load(str(named))(context.node_config, index)
+    return source
 
 
 def own_table(data: DataConfig) -> Table:

@@ -47,13 +47,18 @@ def open_dataset(data: DataConfig) -> Divided:
     if kind in DATASETS.names and bool(place) != (kind in _SHIPPED):
         if place and kind != "hf" and not Path(place).is_file():
             raise ConfigError(f"dataset = {data.dataset!r}: there is no such file.")
-        return DATASETS.load(kind)(data, place)
+        return _opener(kind)(data, place)
     if is_code(data.dataset):
-        return DATASETS.load(data.dataset)(data, "")
+        return _opener(data.dataset)(data, "")
     raise ConfigError(
         f"dataset = {data.dataset!r} is not known: use digits, breast-cancer, npz:PATH, "
         "csv:PATH, parquet:PATH or hf:NAME_OR_DIR."
     )
+
+
+def _opener(name: str) -> Callable[[DataConfig, str], Divided]:
+    found: Callable[[DataConfig, str], Divided] = DATASETS.load(name)
+    return found
 
 
 def is_code(dataset: str) -> bool:

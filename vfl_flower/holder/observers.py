@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
 
 from vfl_flower.errors import VflError
+from vfl_flower.figures import reached
 
 
 class Observer:
@@ -44,19 +44,3 @@ class ProgressBar(Observer):
     def ended(self) -> None:
         """Leave no bar."""
         self._bar.close()
-
-
-METRICS = {"test_accuracy": "test accuracy", "test_r2": "test R2"}
-"""Main metric -> what tables and pictures call it."""
-
-
-def main_metric(figures: Mapping[str, Any]) -> str:
-    """The key of what a history entry or a summary is judged by: accuracy, or for regression R2."""
-    return "test_accuracy" if figures.get("test_r2") is None else "test_r2"
-
-
-def reached(figures: Mapping[str, Any]) -> str:
-    """How a history entry or a summary does on the test rows, in words."""
-    if main_metric(figures) == "test_r2":
-        return f"test RMSE {figures['test_rmse']:.4g}, R2 {figures['test_r2']:.4f}"
-    return f"test accuracy {figures['test_accuracy']:.4f}"

@@ -15,12 +15,11 @@ import numpy as np
 from vfl_flower.charts import draw_curves
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
-from vfl_flower.holder.observers import Observer, main_metric, reached
+from vfl_flower.figures import headline
+from vfl_flower.holder.observers import Observer
 from vfl_flower.messages import Arrays
 
 log = logging.getLogger("flwr")
-
-TRANSPORTS = {"none": "", "stream": " over streams", "messages": " over Flower's messages"}
 
 
 class Results(Observer):
@@ -79,35 +78,3 @@ def results_folder(config: RunConfig) -> Path:
     name = f"{config.strategy}-{dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     return next(folder for each in names if not (folder := Path("runs", each).absolute()).exists())
-
-
-def headline(summary: dict[str, Any]) -> str:
-    """What a run reached and took, in one line."""
-    parts = []
-    if summary[main_metric(summary)] is not None:
-        parts.append(reached(summary))
-    if summary["test_auc"] is not None:
-        parts.append(f"AUC {summary['test_auc']:.4f}")
-    if summary["epsilon"] is not None:
-        known = summary.get("epsilon_known_batches")
-        aside = "" if known is None else f" ({known:.3g} to who knows the mini-batches)"
-        parts.append(f"epsilon {summary['epsilon']:.3g}{aside} at delta {summary['delta']:g}")
-    up, down = summary["bytes_up"] / 1e6, summary["bytes_down"] / 1e6
-    parts += [
-        f"{summary['exchanges']} exchanges",
-        f"{up:.2f} MB up, {down:.2f} MB down",
-        f"{summary['seconds']:.1f} s{TRANSPORTS[summary['transport']]}",
-    ]
-    return f"{summary['strategy']}: {', '.join(parts)}"
-
-
-def aligned(rows: Sequence[Sequence[str]], texts: int) -> str:
-    """A table: so many columns of texts to the left, then figures to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < texts else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )

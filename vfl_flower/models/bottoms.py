@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,7 +82,7 @@ def build_bottom(config: RunConfig, party: int, sample_shape: Shape, size: int) 
     models = config.models
     last = models.embedding_activation or ("none" if models.top == "sum" else "relu")
     with seeded(config, party):
-        found = BOTTOMS.load(models.bottom)
+        found: Any = BOTTOMS.load(models.bottom)
         if isinstance(found, type) and issubclass(found, nn.Module):
             return BottomModel([found(sample_shape, size)], [last])
         layers = found(sample_shape, size, models)

@@ -1,8 +1,7 @@
 """A party: one feature holder, between the messages that reach it.
 
-Its state (bottom model, optimizer, the window that awaits feedback) lives in Flower's
-``Context.state``, because any process may serve any message. The feature block and the model's
-skeleton are built once a process. The messages are served by `vfl_flower.client_app`.
+Each message is a method; `vfl_flower.client_app` serves them, and `vfl_flower.party.context` keeps
+the party in between.
 """
 
 from __future__ import annotations
@@ -10,12 +9,10 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,50 +21,27 @@ from vfl_flower.axes.batches import Window, draw_window, take
 from vfl_flower.axes.codecs.channel import check_memory, digest
 from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.config import RunConfig
-from vfl_flower.data.alignment import common_rows
-from vfl_flower.data.blocks import (
-    FeatureBlock,
-    load_block,
-    load_features,
-    own_source,
-    prepared,
-    seat,
-)
-from vfl_flower.data.source import Preparation
-from vfl_flower.errors import ConfigError, OutOfStepError, VflError
-from vfl_flower.flower_internals import in_ray
+from vfl_flower.data.blocks import FeatureBlock, load_features
+from vfl_flower.errors import OutOfStepError, VflError
 from vfl_flower.messages import (
     Arrays,
     CheckpointOrder,
-    DescribeOrder,
     Description,
     EmbedOrder,
     EvaluateOrder,
     Order,
-    Predicted,
-    PredictOrder,
     RejoinOrder,
     TrainOrder,
     Upload,
     checked,
 )
 from vfl_flower.models.bottoms import build_bottom, embedding_size
-from vfl_flower.models.training import (
-    as_tensor,
-    build_optimizer,
-    choose_device,
-    load_model,
-    load_optimizer,
-    model_arrays,
-    optimizer_arrays,
-)
-from vfl_flower.party import state
+from vfl_flower.models.training import as_tensor, build_optimizer, choose_device
 from vfl_flower.provenance import code_digest, peak_memory_mb
-from vfl_flower.systems import refuse_places, resolve
 
 
 class Party:
-    """One party. Between two messages it is its ``Context.state``: `resume`, serve, `keep`."""
+    """One party: bottom model, optimizer, links, and the window that awaits feedback."""
 
     def __init__(
         self,
@@ -108,83 +82,6 @@ class Party:
         # model, and what the estimator needs of the pending window's upload.
         self.kept: object = None
         self.trace: Any = None
-
-    @classmethod
-    def begin(cls, context: Context, order: DescribeOrder | RejoinOrder) -> Party:
-        """The party of a node at the beginning of a run."""
-        index, parties = seat(context)
-        config = resolve(context.run_config)
-        if not (context.node_config.get("simulated") or in_ray()):
-            refuse_places(config)
-        if config.running.resume:
-            raise VflError("has lost the state from which it went on.")
-        party = cls(config, index, parties, order.outputs, load_block(context, config))
-        _skeletons[index, parties] = context.run_id, party
-        return party
-
-    @classmethod
-    def resume(cls, context: Context) -> Party:
-        """The party of a node, as the last message left it."""
-        about = state.load_about(context.state)
-        if not about:
-            raise OutOfStepError("has no state of this run.")
-        place = seat(context)
-        run, party = _skeletons.get(place, (None, None))
-        if party is None or run != context.run_id or party.about != about:
-            config, outputs, _ = read_about(about)
-            _check_number(about, place[1])
-            party = cls(config, *place, outputs, load_block(context, config))
-            if party.about != about:
-                raise VflError(
-                    "has not the data that this run began with: its file has changed since."
-                )
-            _skeletons[place] = context.run_id, party
-        scalars = state.load_scalars(context.state)
-        party.arrays = state.load_large(context.state)
-        for name, link in party.links.items():
-            if link.surrogate is not None:
-                link.surrogate = torch.from_numpy(party.arrays.pop(name))
-        party.exchange = scalars["exchange"]
-        party.secret = scalars["secret"]
-        party.pending = None
-        if scalars["pending"]:
-            exchange, epoch, first, steps, coordinated = scalars["pending"]
-            party.pending = TrainOrder(
-                exchange=exchange,
-                epoch=epoch,
-                first=first,
-                steps=steps,
-                coordinated=bool(coordinated),
-            )
-        if party.kept is not context.state.get("model"):
-            party.trace = None
-            load_model(party.model, state.load_arrays(context.state, "model"))
-            load_optimizer(party.optimizer, state.load_arrays(context.state, "optimizer"))
-        party.kept = None
-        return party
-
-    def keep(self, context: Context) -> None:
-        """Leave everything that the next message needs in the node's ``Context.state``."""
-        p = self.pending
-        scalars = {
-            "exchange": self.exchange,
-            "secret": self.secret,
-            "pending": [p.exchange, p.epoch, p.first, p.steps, int(p.coordinated)] if p else [],
-        }
-        surrogates = {
-            name: link.surrogate.numpy()
-            for name, link in self.links.items()
-            if link.surrogate is not None
-        }
-        state.save_state(
-            context.state,
-            self.about,
-            scalars,
-            {**surrogates, **self.arrays},
-            model=model_arrays(self.model),
-            optimizer=optimizer_arrays(self.optimizer),
-        )
-        self.kept = context.state["model"]
 
     # --- the messages ---------------------------------------------------------------------------
 
@@ -330,62 +227,6 @@ class Party:
 
     def _upload(self, arrays: Arrays) -> Upload:
         return Upload(party=self.index, exchange=self.exchange, arrays=arrays)
-
-
-_skeletons: dict[tuple[int, int], tuple[int, Party]] = {}
-"""What a process keeps of each party that it serves, and the run that it is of."""
-
-
-def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predicted:
-    """Embeddings by a model that was kept: of the rows just aligned, or of the test rows.
-
-    Raises
-    ------
-    ConfigError
-        If the party's columns, or rows, are not those that the model was trained with.
-    """
-    index, parties = seat(context)
-    about = state.load_about(saved)
-    config, outputs, preparation = read_about(about)
-    _check_number(about, parties)
-    if preparation is None:
-        block = load_block(context, config)
-        if block.ids_digest != json.loads(about)["ids"]:
-            raise ConfigError(f"Party {index} has other rows than its model was trained with.")
-    else:
-        own, places = own_source(context), common_rows(context)
-        rows = prepared(own, places, preparation)
-        block = FeatureBlock(rows[:0], rows, own.digest(places), preparation)
-    party = Party(config, index, parties, outputs, block)
-    load_model(party.model, state.load_arrays(saved, "model"))
-    return Predicted(
-        party=index,
-        parties=parties,
-        exchange=state.load_scalars(saved)["exchange"],
-        ids_digest=block.ids_digest,
-        code_digest=code_digest(),
-        arrays={"embedding": party.embeddings(block.test[:]).cpu().numpy()},
-    )
-
-
-def _check_number(about: str, parties: int) -> None:
-    then = json.loads(about)["parties"]
-    if then != parties:
-        raise ConfigError(
-            f"The run was of {then} parties, and this one says num-partitions = {parties}."
-        )
-
-
-@lru_cache(maxsize=16)
-def read_about(about: str) -> tuple[RunConfig, int, Preparation | None]:
-    """Configuration, outputs and preparation that a `Party` wrote down."""
-    values = json.loads(about)
-    preparation = values["preparation"]
-    return (
-        RunConfig.of(values["config"]),
-        values["outputs"],
-        Preparation(**preparation) if preparation else None,
-    )
 
 
 def _within(ids: NDArray[np.int32], rows: int) -> bool:

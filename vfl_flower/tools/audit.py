@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from strategies.vertical import strategy_of
 from vfl_flower.axes import estimators
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.errors import ConfigError
-from vfl_flower.holder.results import aligned, results_folder
+from vfl_flower.figures import aligned
+from vfl_flower.holder.results import results_folder
 from vfl_flower.provenance import code_digest, versions
 from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
@@ -230,7 +232,7 @@ def _run(
         run_config = {key: run_config[key] for key in run_config.keys() - {"epsilon"}}
         run_config["noise-multiplier"] = calibrated
     config = resolve(run_config)
-    strategy = SYSTEMS.load(config.strategy).load_strategy()(config, load_labels(config))
+    strategy = strategy_of(config)(config, load_labels(config))
     strategy.start(LocalGrid(tap, parties, run_config, config))
     return strategy.figures()
 

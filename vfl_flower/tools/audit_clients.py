@@ -37,7 +37,7 @@ from vfl_flower.messages import (
 )
 from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.models.training import as_tensor
-from vfl_flower.party.party import read_about
+from vfl_flower.party.context import read_about
 from vfl_flower.party.state import load_about, load_large
 from vfl_flower.wire import read_order, read_reply, to_reply
 

@@ -139,12 +139,14 @@ def _run(
     ] = "local",
 ) -> None:
     """Train a system or baseline on this machine."""
+    from vfl_flower.figures import headline
     from vfl_flower.holder import checkpoint
-    from vfl_flower.holder.results import headline, results_folder
+    from vfl_flower.holder.results import results_folder
     from vfl_flower.registry import ENGINES
+    from vfl_flower.start import Engine
     from vfl_flower.systems import resolve
 
-    start = ENGINES.load(engine)
+    start: Engine = ENGINES.load(engine)
     keys, node_configs = _keys(run_config, out), _node_configs(node_config)
     config = resolve(keys)
     if config.running.resume and config.running.out:

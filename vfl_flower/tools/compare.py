@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from vfl_flower.charts import draw_curves, draw_frontier
 from vfl_flower.errors import ConfigError
-from vfl_flower.holder.observers import METRICS, main_metric
-from vfl_flower.holder.results import aligned, results_folder
+from vfl_flower.figures import METRICS, aligned, main_metric
+from vfl_flower.holder.results import results_folder
 from vfl_flower.models.bottoms import BLACK_BOXES
 from vfl_flower.start import Finished, run_local
 from vfl_flower.systems import baselines, resolve

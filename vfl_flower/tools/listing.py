@@ -14,7 +14,7 @@ from rich.text import Text
 
 from vfl_flower.config import KEYS, Key, RunConfig
 from vfl_flower.registry import SYSTEMS
-from vfl_flower.systems import System
+from vfl_flower.systems import System, load_system
 
 
 def show() -> None:
@@ -52,7 +52,7 @@ def panels() -> Iterator[Panel]:
 
 def _sections() -> Iterator[tuple[str, dict[str, list[str]]]]:
     """Systems, then keys by the section of a `RunConfig` that they are in: title, and entries."""
-    systems = {name: _of_system(SYSTEMS.load(name)) for name in SYSTEMS.names}
+    systems = {name: _of_system(load_system(name)) for name in SYSTEMS.names}
     yield "Systems and baselines: strategy = '...'", systems
     for section, keys in groupby(KEYS.values(), lambda key: key.section):
         about = str(getattr(RunConfig(), section).__doc__) if section else "What is to be done."

@@ -75,7 +75,7 @@ class Channel:
     """
 
     def __init__(self, config: CodecConfig, table: Tensor | None, by_row: bool) -> None:
-        self.codec = CODECS.load(config.codec)(config)
+        self.codec = _codec(config)(config)
         self.surrogate = table if config.surrogates else None
         self.by_row = by_row
 
@@ -119,11 +119,16 @@ def check(config: RunConfig) -> None:
         if of.bits is not None and not 1 <= of.bits <= 16:
             raise ConfigError(f"{prefix}bits = {of.bits} must lie between 1 and 16.")
         for name, value, codec in (("keep", of.keep, "top-k"), ("bits", of.bits, "qsgd")):
-            if value is not None and name not in CODECS.load(of.codec).uses:
+            if value is not None and name not in _codec(of).uses:
                 raise ConfigError(
                     f"{prefix}{name} is for {prefix}codec = {codec!r}, and not for {of.codec!r}: "
                     "leave it out, or choose that codec."
                 )
+
+
+def _codec(config: CodecConfig) -> type[Codec]:
+    found: type[Codec] = CODECS.load(config.codec)
+    return found
 
 
 def zeros(shape: tuple[int, int]) -> Tensor:

@@ -11,7 +11,7 @@ from vfl_flower.registry import ESTIMATORS
 
 def choose(config: RunConfig) -> type[Estimator]:
     """The estimator of a configuration."""
-    found = ESTIMATORS.load(config.estimator.kind)
+    found: type[Estimator] = ESTIMATORS.load(config.estimator.kind)
     return SharedLabels if config.estimator.labels == "shared" else found
 
 

@@ -9,7 +9,7 @@ from the parties.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.serverapp import GaussianPrivacyEvent
@@ -17,13 +17,10 @@ from numpy.typing import NDArray
 
 from vfl_flower.axes.batches import Window, expected_rows
 from vfl_flower.axes.privacy.accountants import known
-from vfl_flower.axes.privacy.ledger import EMBED, EVALUATE, RECEIVED, TRAIN, Ledger
+from vfl_flower.axes.privacy.ledger import EMBED, EVALUATE, RECEIVED, TRAIN, Ledger, Released
 from vfl_flower.axes.privacy.paper import delta_of, epsilon_of_theorem_6
 from vfl_flower.config import RunConfig
 from vfl_flower.messages import EmbedOrder, EvaluateOrder, Order, TrainOrder
-
-if TYPE_CHECKING:
-    from vfl_flower.axes.estimators.base import Estimator
 
 
 class EmbeddingLedger(Ledger):
@@ -35,7 +32,7 @@ class EmbeddingLedger(Ledger):
 
     journaled = (TRAIN, EMBED, EVALUATE, RECEIVED)
 
-    def __init__(self, config: RunConfig, rows: int, estimator: type[Estimator]) -> None:
+    def __init__(self, config: RunConfig, rows: int, estimator: Released) -> None:
         super().__init__(config, rows, estimator)
         self.steps: dict[int, int] = {}  # by party: mini-batches asked for
         # Passes over the rows that have begun, each of which uploads a row once; an order that is

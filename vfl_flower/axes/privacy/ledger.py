@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,20 @@ from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.messages import EmbedOrder, EvaluateOrder, Order, TrainOrder
-
-if TYPE_CHECKING:
-    from vfl_flower.axes.estimators.base import Estimator
+from vfl_flower.registry import LEDGERS
 
 TRAIN, EMBED, EVALUATE, RECEIVED, ANSWERED = range(5)
 """Kinds of a journal's events."""
 
 _NO_ROWS = np.zeros(0, np.int32)
+
+
+class Released(Protocol):
+    """What a ledger asks of an estimator: what an upload shows of a row, and to whom."""
+
+    uploads_per_row: ClassVar[int]
+    uploads_reach: ClassVar[str]
+    answers_by_scalars: ClassVar[bool]
 
 
 class Ledger:
@@ -37,14 +43,14 @@ class Ledger:
 
     journaled: ClassVar[tuple[int, ...]] = ()  # kinds of events that it counts
 
-    def __init__(self, config: RunConfig, rows: int, estimator: type[Estimator]) -> None:
+    def __init__(self, config: RunConfig, rows: int, estimator: Released) -> None:
         self.config = config
         self.rows = rows
         self.estimator = estimator
         self._journal: Journal | None = None
 
     @classmethod
-    def check(cls, config: RunConfig, estimator: type[Estimator]) -> None:
+    def check(cls, config: RunConfig, estimator: Released) -> None:
         """Raise `ConfigError` if keys of privacy contradict each other, or the estimator."""
         if config.privacy.epsilon is not None or config.privacy.noise_multiplier is not None:
             raise ConfigError(
@@ -135,6 +141,12 @@ class Ledger:
     def figures(self) -> dict[str, Any]:
         """The privacy part of ``summary.json``; empty epsilons where noise can be repeated."""
         return {"epsilon": None, "delta": None, "epsilon_of_paper": None}
+
+
+def ledger_of(config: RunConfig) -> type[Ledger]:
+    """What counts the releases of the configured mechanism."""
+    found: type[Ledger] = LEDGERS.load(config.privacy.mechanism)
+    return found
 
 
 Event = tuple[int, int, int, int, int, NDArray[np.int32]]

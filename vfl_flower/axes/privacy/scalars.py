@@ -10,14 +10,14 @@ which learns from labels without noise and is not sent to anyone.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.serverapp import GaussianPrivacyEvent
 
 from vfl_flower.axes.batches import Window, expected_rows
 from vfl_flower.axes.privacy.accountants import calibrated, known, most_steps, sampled
-from vfl_flower.axes.privacy.ledger import ANSWERED, Ledger
+from vfl_flower.axes.privacy.ledger import ANSWERED, Ledger, Released
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.axes.privacy.paper import (
     calibrated_by_theorem_vi5,
@@ -26,10 +26,6 @@ from vfl_flower.axes.privacy.paper import (
 )
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vfl_flower.axes.estimators.base import Estimator
-
 
 log = logging.getLogger("flwr")
 
@@ -40,7 +36,7 @@ class ScalarLedger(Ledger):
     secret_batches = True
     journaled = (ANSWERED,)
 
-    def __init__(self, config: RunConfig, rows: int, estimator: type[Estimator]) -> None:
+    def __init__(self, config: RunConfig, rows: int, estimator: Released) -> None:
         super().__init__(config, rows, estimator)
         self.sample = expected_rows(config, rows)
         self.multiplier = 0.0
@@ -48,7 +44,7 @@ class ScalarLedger(Ledger):
         self.taken = np.zeros(rows, np.int32)  # releases that each row was in
 
     @classmethod
-    def check(cls, config: RunConfig, estimator: type[Estimator]) -> None:
+    def check(cls, config: RunConfig, estimator: Released) -> None:
         """Raise `ConfigError` if keys of privacy contradict each other, or the estimator."""
         if config.privacy.epsilon is not None and config.privacy.delta is None:
             raise ConfigError(

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vfl_flower.charts import Line, look, svg
-from vfl_flower.holder.results import TRANSPORTS
+from vfl_flower.figures import TRANSPORTS
 from vfl_flower.tools.report.read import MEASURES, NOTHING, Shown, number, spent, text
 from vfl_flower.tools.report.sections import (
     Cell,

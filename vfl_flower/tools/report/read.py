@@ -14,7 +14,7 @@ from typing import Any
 
 from vfl_flower.errors import VflError
 from vfl_flower.registry import SYSTEMS
-from vfl_flower.systems import System
+from vfl_flower.systems import System, load_system
 from vfl_flower.tools.compare import folder_of
 
 MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}
@@ -61,7 +61,7 @@ class Shown:
     def system(self) -> System | None:
         """The system or baseline, if it is one of ours; a folder's text loads nothing else."""
         name = text(self.summary.get("strategy"))
-        return SYSTEMS.load(name) if name in SYSTEMS.known else None
+        return load_system(name) if name in SYSTEMS.known else None
 
     @property
     def dataset(self) -> str:

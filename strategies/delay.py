@@ -1,0 +1,37 @@
+"""Bounded delay (VAFL section 2.3): embeddings that have grown too old are asked for anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.run import Run
+from strategies.seats import Seat
+from vfl_flower.axes.estimators.base import Arrival
+from vfl_flower.messages import EmbedOrder
+
+
+def refresh(run: Run, wait_for: Callable[[Sequence[Seat]], None], group: Sequence[Arrival]) -> None:
+    """Ask late parties for fresh embeddings of the rows that answering a group will use.
+
+    Parameters
+    ----------
+    wait_for : takes replies until nothing is in flight to these parties.
+    """
+
+    def late() -> list[tuple[Seat, NDArray[np.int32]]]:
+        alive = [seat.party for seat in run.seats if seat.alive]
+        return [(run.seat_of(m), ids) for m, ids in run.holder.too_old(group, alive).items()]
+
+    # A node serves one message at a time, and what is in flight may bring what is needed.
+    wait_for([seat for seat, _ in late()])
+    asked = late()
+    run.mailbox.post(
+        run.mailbox.message(
+            seat, EmbedOrder(exchange=seat.exchange + 1, arrays={"ids": ids, **seat.feedback})
+        )
+        for seat, ids in asked
+    )
+    wait_for([seat for seat, _ in asked])

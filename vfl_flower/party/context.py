@@ -1,0 +1,129 @@
+"""A party between two messages: what it keeps in Flower's ``Context``, and takes from it again.
+
+Any process may serve any message, so everything that the next one needs is in ``Context.state``.
+The feature block and the model's skeleton are built once a process.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+import torch
+from flwr.app import Context
+
+from vfl_flower.config import RunConfig
+from vfl_flower.data.blocks import load_block, seat
+from vfl_flower.data.source import Preparation
+from vfl_flower.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.flower_internals import in_ray
+from vfl_flower.messages import DescribeOrder, RejoinOrder, TrainOrder
+from vfl_flower.models.training import (
+    load_model,
+    load_optimizer,
+    model_arrays,
+    optimizer_arrays,
+)
+from vfl_flower.party import state
+from vfl_flower.party.party import Party
+from vfl_flower.systems import refuse_places, resolve
+
+_skeletons: dict[tuple[int, int], tuple[int, Party]] = {}
+"""What a process keeps of each party that it serves, and the run that it is of."""
+
+
+def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
+    """The party of a node at the beginning of a run."""
+    index, parties = seat(context)
+    config = resolve(context.run_config)
+    if not (context.node_config.get("simulated") or in_ray()):
+        refuse_places(config)
+    if config.running.resume:
+        raise VflError("has lost the state from which it went on.")
+    party = Party(config, index, parties, order.outputs, load_block(context, config))
+    _skeletons[index, parties] = context.run_id, party
+    return party
+
+
+def keep(party: Party, context: Context) -> None:
+    """Leave everything that the next message needs in the node's ``Context.state``."""
+    p = party.pending
+    scalars = {
+        "exchange": party.exchange,
+        "secret": party.secret,
+        "pending": [p.exchange, p.epoch, p.first, p.steps, int(p.coordinated)] if p else [],
+    }
+    surrogates = {
+        name: link.surrogate.numpy()
+        for name, link in party.links.items()
+        if link.surrogate is not None
+    }
+    state.save_state(
+        context.state,
+        party.about,
+        scalars,
+        {**surrogates, **party.arrays},
+        model=model_arrays(party.model),
+        optimizer=optimizer_arrays(party.optimizer),
+    )
+    party.kept = context.state["model"]
+
+
+def resume(context: Context) -> Party:
+    """The party of a node, as the last message left it."""
+    about = state.load_about(context.state)
+    if not about:
+        raise OutOfStepError("has no state of this run.")
+    place = seat(context)
+    run, party = _skeletons.get(place, (None, None))
+    if party is None or run != context.run_id or party.about != about:
+        config, outputs, _ = read_about(about)
+        check_number(about, place[1])
+        party = Party(config, *place, outputs, load_block(context, config))
+        if party.about != about:
+            raise VflError("has not the data that this run began with: its file has changed since.")
+        _skeletons[place] = context.run_id, party
+    scalars = state.load_scalars(context.state)
+    party.arrays = state.load_large(context.state)
+    for name, link in party.links.items():
+        if link.surrogate is not None:
+            link.surrogate = torch.from_numpy(party.arrays.pop(name))
+    party.exchange = scalars["exchange"]
+    party.secret = scalars["secret"]
+    party.pending = None
+    if scalars["pending"]:
+        exchange, epoch, first, steps, coordinated = scalars["pending"]
+        party.pending = TrainOrder(
+            exchange=exchange,
+            epoch=epoch,
+            first=first,
+            steps=steps,
+            coordinated=bool(coordinated),
+        )
+    if party.kept is not context.state.get("model"):
+        party.trace = None
+        load_model(party.model, state.load_arrays(context.state, "model"))
+        load_optimizer(party.optimizer, state.load_arrays(context.state, "optimizer"))
+    party.kept = None
+    return party
+
+
+@lru_cache(maxsize=16)
+def read_about(about: str) -> tuple[RunConfig, int, Preparation | None]:
+    """Configuration, outputs and preparation that a `Party` wrote down."""
+    values = json.loads(about)
+    preparation = values["preparation"]
+    return (
+        RunConfig.of(values["config"]),
+        values["outputs"],
+        Preparation(**preparation) if preparation else None,
+    )
+
+
+def check_number(about: str, parties: int) -> None:
+    """Refuse, by `ConfigError`, the state of a run of another number of parties."""
+    then = json.loads(about)["parties"]
+    if then != parties:
+        raise ConfigError(
+            f"The run was of {then} parties, and this one says num-partitions = {parties}."
+        )

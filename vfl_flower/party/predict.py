@@ -1,0 +1,49 @@
+"""A party's half of prediction (the label holder's is `vfl_flower.holder.predict`)."""
+
+from __future__ import annotations
+
+import json
+
+from flwr.app import Context, RecordDict
+
+from vfl_flower.data.alignment import common_rows
+from vfl_flower.data.blocks import FeatureBlock, load_block, own_source, prepared, seat
+from vfl_flower.errors import ConfigError
+from vfl_flower.messages import Predicted, PredictOrder
+from vfl_flower.models.training import load_model
+from vfl_flower.party import state
+from vfl_flower.party.context import check_number, read_about
+from vfl_flower.party.party import Party
+from vfl_flower.provenance import code_digest
+
+
+def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predicted:
+    """Embeddings by a model that was kept: of the rows just aligned, or of the test rows.
+
+    Raises
+    ------
+    ConfigError
+        If the party's columns, or rows, are not those that the model was trained with.
+    """
+    index, parties = seat(context)
+    about = state.load_about(saved)
+    config, outputs, preparation = read_about(about)
+    check_number(about, parties)
+    if preparation is None:
+        block = load_block(context, config)
+        if block.ids_digest != json.loads(about)["ids"]:
+            raise ConfigError(f"Party {index} has other rows than its model was trained with.")
+    else:
+        own, places = own_source(context), common_rows(context)
+        rows = prepared(own, places, preparation)
+        block = FeatureBlock(rows[:0], rows, own.digest(places), preparation)
+    party = Party(config, index, parties, outputs, block)
+    load_model(party.model, state.load_arrays(saved, "model"))
+    return Predicted(
+        party=index,
+        parties=parties,
+        exchange=state.load_scalars(saved)["exchange"],
+        ids_digest=block.ids_digest,
+        code_digest=code_digest(),
+        arrays={"embedding": party.embeddings(block.test[:]).cpu().numpy()},
+    )
