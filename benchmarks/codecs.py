@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import PARTIES, SIGMOID_MODEL, local_epoch, parser, report
+from benchmarks.common import PARTIES, SIGMOID_MODEL, local_epoch, mnist_of, parser, report
 from vfl_flower.axes.codecs.channel import Codec
 from vfl_flower.axes.codecs.qsgd import QSGD
 from vfl_flower.axes.codecs.top_k import TopK
@@ -58,6 +58,25 @@ def block_figures(codec: Codec, repeats: int) -> dict[str, float]:
     }
 
 
+def step_figures(mnist: str, window: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of a step of each system, and their ratio to those of `split-nn`: medians."""
+    common = {**SIGMOID_MODEL, "dataset": f"npz:{mnist}", "batch-size": 128, "epochs": 1}
+    milliseconds: dict[str, list[float]] = {system: [] for system in SYSTEMS}
+    for repeat in range(repeats + 1):  # the first warms up
+        for system, keys in SYSTEMS.items():
+            last = local_epoch(PARTIES, {**common, **keys, "window": window})
+            if repeat:
+                milliseconds[system].append(1e3 * last["seconds"] / last["steps"])
+    figures = {}
+    for system, each in milliseconds.items():
+        ratios = [a / b for a, b in zip(each, milliseconds["split-nn"], strict=True)]
+        figures[system] = {
+            "ms_a_step": round(statistics.median(each), 2),
+            "ratio_to_split_nn": round(statistics.median(ratios), 2),
+        }
+    return figures
+
+
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--repeats", type=int, default=5)
@@ -69,21 +88,11 @@ def main() -> None:
         figures[name] = block_figures(codec, 2 * options.repeats)
         print(f"{name:14s}", figures[name], flush=True)
     torch.set_num_threads(threads)
-    common = {**SIGMOID_MODEL, "dataset": f"npz:{options.mnist}", "batch-size": 128, "epochs": 1}
-    for window in (1, 8):
-        seconds: dict[str, list[float]] = {system: [] for system in SYSTEMS}
-        for repeat in range(options.repeats + 1):
-            for system, keys in SYSTEMS.items():
-                took, _ = local_epoch(PARTIES, {**common, **keys, "window": window})
-                if repeat:
-                    seconds[system].append(took)
-        for system, each in seconds.items():
-            ratios = [a / b for a, b in zip(each, seconds["split-nn"], strict=True)]
-            figures[f"{system}, window {window}"] = {
-                "ms_a_step": round(1e3 * statistics.median(each) / 469, 2),
-                "ratio_to_split_nn": round(statistics.median(ratios), 2),
-            }
-            print(f"{system}, window {window}:", figures[f"{system}, window {window}"], flush=True)
+    with mnist_of(options) as mnist:
+        for window in (1, 8):
+            for system, of_system in step_figures(mnist, window, options.repeats).items():
+                figures[f"{system}, window {window}"] = of_system
+                print(f"{system}, window {window}:", of_system, flush=True)
     report("codecs", figures)
 
 

@@ -6,23 +6,18 @@ import argparse
 import json
 import logging
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from strategies.enrolment import enrol
-from strategies.run import Run
-from vfl_flower.client_app import app as client_app
-from vfl_flower.data.blocks import load_labels
-from vfl_flower.registry import SYSTEMS
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import Finished, run_local
-from vfl_flower.systems import resolve
+import vfl_flower
 
 PARTIES = 4
+Array = NDArray[Any]
 
 CASCADED_MODEL: dict[str, Any] = {  # 196-128 at each of four parties, 512-128-10 on top
     "bottom-model": "linear",
@@ -58,7 +53,7 @@ ZEROTH_ORDER: dict[str, dict[str, Any]] = {  # learning rates for the 196-16 mod
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """A command line with the place of MNIST."""
+    """A command line with the place of MNIST, and how much of it to use."""
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -68,39 +63,61 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
         metavar="PATH",
         help="MNIST: an npz of X_train, y_train, X_test, y_test (default: %(default)s)",
     )
+    made.add_argument(
+        "--rows", type=int, metavar="N", help="the first N rows of each part, to try it out"
+    )
     return made
 
 
+@contextmanager
+def mnist_of(options: argparse.Namespace, rows: int | None = None) -> Iterator[str]:
+    """The place of MNIST, or of its first rows: as many as options or ``rows`` say, if fewer."""
+    most = min((each for each in (options.rows, rows) if each), default=None)
+    if most is None:
+        yield options.mnist
+        return
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        np.load(options.mnist, allow_pickle=False) as file,
+    ):
+        part = {name: file[name][:most] for name in ("X_train", "y_train", "X_test", "y_test")}
+        place = str(Path(folder, "part.npz"))
+        np.savez(place, **part)
+        yield place
+
+
+def plain_mnist(mnist: str) -> tuple[list[Array], list[Array], Array, Array]:
+    """What a plain loop reads: quarters [N, 196] of training rows, of test rows, and labels.
+
+    A quarter is scaled by the mean and deviation of its training rows, as a party does it.
+    """
+    train, test = [], []
+    with np.load(mnist, allow_pickle=False) as file:
+        images, labels = [file["X_train"], file["X_test"]], [file["y_train"], file["y_test"]]
+    for down in (slice(14), slice(14, 28)):
+        for across in (slice(14), slice(14, 28)):
+            known, new = (each[:, down, across].reshape(len(each), -1) for each in images)
+            mean, deviation = known.mean(dtype=float), known.std(dtype=float)
+            train.append(((known - mean) / deviation).astype(np.float32))
+            test.append(((new - mean) / deviation).astype(np.float32))
+    known_labels, new_labels = (each.astype(np.int64) for each in labels)
+    return train, test, known_labels, new_labels
+
+
 def quiet_run(
-    parties: int,
-    keys: Mapping[str, Any],
-    engine: Callable[[int, Mapping[str, Any]], Finished] = run_local,
+    parties: int, keys: Mapping[str, Any], engine: str = "local"
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Summary and history of a run, whose results folder is thrown away."""
+    train = vfl_flower.train  # which imports Flower, and that sets its level
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    with tempfile.TemporaryDirectory() as folder:
-        finished = engine(parties, {**keys, "out": f"{folder}/run"})
-        return finished.summary, finished.history
+    model = train(keys, parties=parties, engine=engine)
+    return model.summary, model.history
 
 
-def local_epoch(parties: int, run_config: dict[str, Any]) -> tuple[float, float]:
-    """Seconds and test accuracy of a configuration's training on a LocalGrid, without its start."""
-    config = resolve(run_config)
-    strategy = SYSTEMS.load(config.strategy).load_strategy()(config, load_labels(config))
-    grid, labels = LocalGrid(client_app, parties, run_config, config), strategy.labels
-    strategy.run = Run(grid, enrol(grid, config, labels), config, labels)
-    start = time.perf_counter()
-    strategy.train()
-    return time.perf_counter() - start, strategy.run.history.entries[-1]["test_accuracy"]
-
-
-def part_of_mnist(path: str, rows: int, folder: str) -> str:
-    """An npz of the first rows of MNIST, as a data set name."""
-    with np.load(path, allow_pickle=False) as file:
-        part = {name: file[name][:rows] for name in ("X_train", "y_train", "X_test", "y_test")}
-    place = Path(folder) / "part.npz"
-    np.savez(place, **part)
-    return f"npz:{place}"
+def local_epoch(parties: int, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The last entry of a run's history; its seconds count from when the parties are enrolled."""
+    _, history = quiet_run(parties, keys)
+    return history[-1]
 
 
 def report(name: str, figures: Mapping[str, Any]) -> None:

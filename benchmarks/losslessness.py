@@ -7,12 +7,13 @@ Prints one JSON object as its last line.
 
 from __future__ import annotations
 
+import argparse
 from statistics import mean, stdev
 from typing import Any
 
 from tqdm.auto import tqdm
 
-from benchmarks.common import parser, quiet_run, report
+from benchmarks.common import quiet_run, report
 
 KEYS: dict[str, Any] = {
     "strategy": "asyrevel",
@@ -29,16 +30,21 @@ RATES = {"breast-cancer": (0.02, 1000), "credit default": (0.003, 20)}  # learni
 
 
 def main() -> None:
-    made = parser(__doc__)
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     made.add_argument(
         "--credit",
         default="../shared/data/uci_credit_default.npz",
         metavar="PATH",
         help="the credit-default table: an npz of X, y (default: %(default)s)",
     )
-    made.add_argument("--trials", type=int, default=10)
+    made.add_argument("--trials", type=int, default=10, help="two at least")
+    made.add_argument("--epochs", type=int, help="instead of 1000 and 20, to try it out")
     made.add_argument("--data", nargs="+", choices=RATES, default=list(RATES))
     options = made.parse_args()
+    if options.trials < 2:
+        made.error("--trials: a deviation needs two")
     places = {"breast-cancer": "breast-cancer", "credit default": f"npz:{options.credit}"}
     figures: dict[str, Any] = {"trials": options.trials}
     for data in options.data:
@@ -47,8 +53,9 @@ def main() -> None:
             accuracies: dict[int, list[float]] = {8: [], 1: []}
             jobs = [(seed, parties) for seed in range(options.trials) for parties in accuracies]
             for seed, parties in tqdm(jobs, disable=None, leave=False):
-                keys = {**KEYS, "dataset": places[data], "epochs": epochs, "party-lr": lr}
+                keys = {**KEYS, "dataset": places[data], "party-lr": lr}
                 keys |= {"directions": directions, "seed": seed, "noise-seed": seed}
+                keys["epochs"] = options.epochs or epochs
                 summary, _ = quiet_run(parties, {**keys, "window": 8})
                 accuracies[parties].append(summary["test_accuracy"])
             federated, joined = accuracies[8], accuracies[1]

@@ -1,9 +1,10 @@
 """What training a large party takes: peak memory of a step over the size of the model.
 
-One party, an mlp of at least 20 million parameters, answers one training message and applies the
-feedback, in a process of its own for each estimator. The peak is that of the process, less what it
-holds when the party has been built without its model; what Flower's Context.state takes to keep the
-model between two messages is beside it. Prints one JSON object as its last line.
+One party, an mlp of 20 million parameters unless --hidden says otherwise, answers one training
+message and applies the feedback, in a process of its own for each estimator. The peak is that of
+the process, less what it holds when the party has been built without its model; what Flower's
+Context.state takes to keep the model between two messages is beside it. Prints one JSON object as
+its last line.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from vfl_flower.party.party import Party
 from vfl_flower.systems import resolve
 
 KEYS: dict[str, Any] = {
-    "bottom-hidden": 20_000,
     "embedding-size": 1_000,
     "batch-size": 16,
     "window": 1,
@@ -52,10 +52,10 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def measure(name: str) -> dict[str, Any]:
+def measure(name: str, hidden: int) -> dict[str, Any]:
     """Peak of a party's step over its model's size, in this process."""
     torch.set_num_threads(1)
-    raw = {**KEYS, **ESTIMATORS[name]}
+    raw = {**KEYS, **ESTIMATORS[name], "bottom-hidden": hidden}
     config = resolve(raw)
     small = Party(resolve({**raw, "bottom-hidden": 4}), 0, 4, 10)
     train(small)  # what torch and NumPy load at first use
@@ -90,7 +90,7 @@ def train(party: Party, steps: int = 2) -> None:
         )
         upload = party.train(order)
         feedback = {"difference": np.ones(1, np.float32)}
-        if party.config.estimator.kind == "first-order":
+        if not party.estimator.answers_by_scalars:
             feedback = {"gradient": np.full_like(upload.arrays["embedding"], 1e-3)}
 
 
@@ -99,13 +99,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--only", choices=ESTIMATORS, help="measure one, in this process")
+    made.add_argument("--hidden", type=int, default=20_000, help="units of the hidden layer")
     options = made.parse_args()
     if options.only:
-        print(json.dumps(measure(options.only)))
+        print(json.dumps(measure(options.only, options.hidden)))
         return
     figures = {}
     for name in ESTIMATORS:
         command = [sys.executable, "-m", "benchmarks.memory", "--only", name]
+        command += ["--hidden", str(options.hidden)]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         figures[name] = json.loads(done.stdout.splitlines()[-1])
         print(f"{name:12s}", figures[name])

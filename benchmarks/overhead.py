@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.common import CASCADED_MODEL, PARTIES, local_epoch, parser, report
-from vfl_flower.data.blocks import load_features, load_labels
-from vfl_flower.systems import resolve
+from benchmarks.common import (
+    CASCADED_MODEL,
+    PARTIES,
+    local_epoch,
+    mnist_of,
+    parser,
+    plain_mnist,
+    report,
+)
 
 
 def run_config(mnist: str, window: int) -> dict[str, Any]:
@@ -43,12 +51,9 @@ class Joined(nn.Module):
 
 def plain_epoch(mnist: str) -> tuple[float, float]:
     """Seconds and test accuracy of a plain PyTorch epoch."""
-    config = resolve(run_config(mnist, 1))
-    labels = load_labels(config)
-    features = [load_features(config, party, PARTIES) for party in range(PARTIES)]
-    train = [torch.from_numpy(block.train).flatten(1) for block in features]
-    test = [torch.from_numpy(block.test).flatten(1) for block in features]
-    train_labels, test_labels = torch.from_numpy(labels.train), torch.from_numpy(labels.test)
+    known, new, *labels = plain_mnist(mnist)
+    train, test = ([torch.from_numpy(block) for block in blocks] for blocks in (known, new))
+    train_labels, test_labels = map(torch.from_numpy, labels)
     torch.manual_seed(0)
     model = Joined()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -63,25 +68,31 @@ def plain_epoch(mnist: str) -> tuple[float, float]:
     return time.perf_counter() - start, accuracy
 
 
+def in_process(mnist: str, window: int) -> tuple[float, float]:
+    """Seconds and test accuracy of an epoch on a LocalGrid."""
+    last = local_epoch(PARTIES, run_config(mnist, window))
+    return last["seconds"], last["test_accuracy"]
+
+
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--repeats", type=int, default=5)
     options = made.parse_args()
-    ways = {
-        "plain": lambda: plain_epoch(options.mnist),
-        "window_1": lambda: local_epoch(PARTIES, run_config(options.mnist, 1)),
-        "window_8": lambda: local_epoch(PARTIES, run_config(options.mnist, 8)),
+    ways: dict[str, Callable[[str], tuple[float, float]]] = {
+        "plain": plain_epoch,
+        "window_1": partial(in_process, window=1),
+        "window_8": partial(in_process, window=8),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     accuracy: dict[str, float] = {}
-    for repeat in range(options.repeats + 1):  # the first warms caches up and is not counted
-        for way, epoch in ways.items():
-            took, accuracy[way] = epoch()
-            if repeat:
-                seconds[way].append(took)
-        print(
-            f"repeat {repeat}:", {way: round(each[-1], 3) for way, each in seconds.items() if each}
-        )
+    with mnist_of(options) as mnist:
+        for repeat in range(options.repeats + 1):  # the first warms caches up and is not counted
+            for way, epoch in ways.items():
+                took, accuracy[way] = epoch(mnist)
+                if repeat:
+                    seconds[way].append(took)
+            last = {way: round(each[-1], 3) for way, each in seconds.items() if each}
+            print(f"repeat {repeat}:", last, flush=True)
     result: dict[str, Any] = {"threads": torch.get_num_threads()}
     for way, each in seconds.items():
         ratios = [a / b for a, b in zip(each, seconds["plain"], strict=True)]

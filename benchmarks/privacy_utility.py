@@ -11,13 +11,23 @@ noise. Prints one JSON object as its last line.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from dp_accounting import get_sigma_gaussian
 from tqdm.auto import tqdm
 
-from benchmarks.common import PARTIES, SIGMOID_MODEL, ZEROTH_ORDER, parser, quiet_run, report
+from benchmarks.common import (
+    PARTIES,
+    SIGMOID_MODEL,
+    ZEROTH_ORDER,
+    mnist_of,
+    parser,
+    quiet_run,
+    report,
+)
 
 DELTA = 1e-3
 EPSILONS = (0.1, 1.0, 10.0)
@@ -39,14 +49,14 @@ def privacy_keys(system: str, epsilon: float, epochs: int) -> dict[str, Any]:
     return {"privacy": "perturbed-embedding", "embedding-noise": noise, "delta": DELTA}
 
 
-def draw(figures: dict[str, Any], path: Path) -> None:
+def draw(figures: dict[str, Any], epsilons: Sequence[float], path: Path) -> None:
     """Accuracy against epsilon, with the systems without noise beside it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 3.8), layout="constrained")
     axes = figure.add_subplot()
     for system in SYSTEMS:
-        points = [figures[f"{system} {epsilon:g}"] for epsilon in EPSILONS]
+        points = [figures[f"{system} {epsilon:g}"] for epsilon in epsilons]
         x = [point["epsilon"] for point in points]
         axes.plot(x, [p["test_accuracy"] for p in points], marker="o", label=system)
     axes.axhline(figures["frozen"]["test_accuracy"], color="grey", linestyle="--", label="frozen")
@@ -68,34 +78,38 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--epochs", type=int, default=20)
     made.add_argument("--seeds", type=int, default=1)
+    made.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     made.add_argument("--picture", type=Path, default=Path("benchmarks/privacy_utility.png"))
     options = made.parse_args()
-    common = {**SIGMOID_MODEL, "dataset": f"npz:{options.mnist}", "epochs": options.epochs}
-    common |= {"window": 64, "eval-every": options.epochs}
+    common = {**SIGMOID_MODEL, "window": 64}
+    common |= {"epochs": options.epochs, "eval-every": options.epochs}
     jobs: dict[str, dict[str, Any]] = {
         "frozen": {"strategy": "frozen"},
         "dpzv without noise": {"strategy": "dpzv", **SYSTEMS["dpzv"], "noise-multiplier": 0.0},
     }
     for system, keys in SYSTEMS.items():
-        for epsilon in EPSILONS:
+        for epsilon in options.epsilons:
             privacy = privacy_keys(system, epsilon, options.epochs)
             jobs[f"{system} {epsilon:g}"] = {"strategy": system, **keys, **privacy}
     figures: dict[str, Any] = {"epochs": options.epochs, "delta": DELTA, "seeds": options.seeds}
-    for name, keys in tqdm(jobs.items(), disable=None, leave=False):
-        accuracies, epsilons = [], []
-        for seed in range(options.seeds):
-            summary, _ = quiet_run(PARTIES, {**common, **keys, "seed": seed})
-            accuracies.append(summary["test_accuracy"])
-            epsilons.append(summary["epsilon"])
-        figures[name] = {
-            "test_accuracy": round(sum(accuracies) / len(accuracies), 4),
-            "by_seed": [round(value, 4) for value in accuracies],
-            "epsilon": epsilons[0] and round(max(epsilons), 4),
-            "epsilon_of_paper": summary["epsilon_of_paper"],
-            "epsilon_known_batches": summary.get("epsilon_known_batches"),
-        }
-        print(f"{name:20s}", figures[name], flush=True)
-    draw(figures, options.picture)
+    with mnist_of(options) as mnist:
+        common["dataset"] = f"npz:{mnist}"
+        for name, keys in tqdm(jobs.items(), disable=None, leave=False):
+            each = [
+                quiet_run(PARTIES, {**common, **keys, "seed": seed})[0]
+                for seed in range(options.seeds)
+            ]
+            accuracies = [summary["test_accuracy"] for summary in each]
+            last = each[-1]
+            figures[name] = {
+                "test_accuracy": round(mean(accuracies), 4),
+                "by_seed": [round(value, 4) for value in accuracies],
+                "epsilon": last["epsilon"] and round(max(one["epsilon"] for one in each), 4),
+                "epsilon_of_paper": last["epsilon_of_paper"],
+                "epsilon_known_batches": last.get("epsilon_known_batches"),
+            }
+            print(f"{name:20s}", figures[name], flush=True)
+    draw(figures, options.epsilons, options.picture)
     report("privacy_utility", figures)
 
 

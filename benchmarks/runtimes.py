@@ -3,15 +3,16 @@
 MNIST, four quadrant parties 196-128, top model 512-128-10, batch 64, `split-nn`. Times are taken
 between the first evaluation and the last, so that starting up does not count and evaluating does.
 SuperNodes speak TLS and authenticate themselves, all on this machine. Over streams, as in process,
-an epoch has all 60,000 rows; over Flower's messages as many as take some two minutes.
+an epoch has all 60,000 rows; over Flower's messages as many as take some two minutes. Prints one
+JSON object as its last line.
 """
 
 from __future__ import annotations
 
-import tempfile
+from pathlib import Path
 from typing import Any
 
-from benchmarks.common import CASCADED_MODEL, PARTIES, parser, part_of_mnist, quiet_run, report
+from benchmarks.common import CASCADED_MODEL, PARTIES, mnist_of, parser, quiet_run, report
 from vfl_flower.registry import ENGINES
 
 ROWS = {  # of an epoch over messages, by engine and window
@@ -30,20 +31,24 @@ def main() -> None:
     made.add_argument("--windows", nargs="+", type=int, choices=(1, 8, 32), default=[1, 8])
     made.add_argument("--epochs", type=int, default=3, help="over streams; the first warms up")
     options = made.parse_args()
+    if options.epochs < 2:
+        made.error("--epochs: time is taken from the end of the first to that of the last")
     figures: dict[str, Any] = {}
     for engine in options.engines:
         for transport in ("stream", "messages")[: 1 if engine == "local" else 2]:
             for window in options.windows:
-                with tempfile.TemporaryDirectory() as folder:
-                    rows = ROWS[engine, window] if transport == "messages" else 60_000
-                    keys = {
-                        **CASCADED_MODEL,
-                        "dataset": part_of_mnist(options.mnist, rows, folder),
-                        "epochs": 2 if transport == "messages" else options.epochs,
-                        "window": window,
-                        "transport": transport,
-                    }
-                    summary, history = quiet_run(PARTIES, keys, ENGINES.load(engine))
+                messages = transport == "messages"
+                keys = {
+                    **CASCADED_MODEL,
+                    "epochs": 2 if messages else options.epochs,
+                    "window": window,
+                    "transport": transport,
+                }
+                rows = ROWS[engine, window] if messages else None
+                with mnist_of(options, rows) as mnist:
+                    place = Path(mnist).absolute()
+                    keys["dataset"] = f"npz:{place}"
+                    summary, history = quiet_run(PARTIES, keys, engine)
                 first, last = history[0], history[-1]
                 seconds = last["seconds"] - first["seconds"]
                 steps = last["steps"] - first["steps"]

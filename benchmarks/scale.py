@@ -2,7 +2,8 @@
 
 64 parties share the 64 pixels of `digits`. Rows are synthetic: 8 columns for each of four parties,
 embedding 8, one epoch of `split-nn` in process, and of `ef-vfl` with its surrogates. The peak
-includes Python, torch and the data set, since all parties live in one process.
+includes Python, torch and the data set, since all parties live in one process. Prints one JSON
+object as its last line.
 """
 
 from __future__ import annotations
@@ -52,12 +53,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     made.add_argument("--rows", type=int, default=1_000_000)
+    made.add_argument("--only", default="", metavar="TEXT", help="runs whose name has this in it")
     options = made.parse_args()
     figures: dict[str, Any] = {}
 
     def add(name: str, parties: int, keys: dict[str, Any]) -> None:
-        figures[name] = measure(parties, keys)
-        print(f"{name:34s}", json.dumps(figures[name]), flush=True)
+        if options.only in name:
+            figures[name] = measure(parties, keys)
+            print(f"{name:34s}", json.dumps(figures[name]), flush=True)
 
     for parties in (4, 16, 64):
         add(f"digits, {parties} parties, 5 epochs", parties, {"epochs": 5, "window": 8})

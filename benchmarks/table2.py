@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from benchmarks.common import PARTIES, SIGMOID_MODEL, parser, quiet_run, report
+from benchmarks.common import PARTIES, SIGMOID_MODEL, mnist_of, parser, quiet_run, report
 
-ROUNDS = 100
 COLUMNS: dict[str, dict[str, Any]] = {
     "keep 10 %": {"codec": "top-k", "keep": 0.1},
     "keep 1 %": {"codec": "top-k", "keep": 0.01},
@@ -70,17 +69,18 @@ def accuracy(keys: dict[str, Any]) -> tuple[float, int]:
     """Test accuracy in per cent, and bytes of one round up."""
     torch.set_num_threads(1)  # two runs at a time use the cores better
     summary, _ = quiet_run(PARTIES, keys)
-    return 100 * summary["test_accuracy"], summary["bytes_up"] // ROUNDS
+    return 100 * summary["test_accuracy"], summary["bytes_up"] // keys["epochs"]
 
 
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--seeds", type=int, default=5)
+    made.add_argument("--rounds", type=int, default=100)
     made.add_argument("--private", action="store_true", help="keep labels private (Algorithm 2)")
     made.add_argument("--only", default="", metavar="TEXT", help="cells whose name has this in it")
     options = made.parse_args()
-    common = {**SIGMOID_MODEL, "bottom-bias": False, "dataset": f"npz:{options.mnist}"}
-    common |= {"batch-size": 10**9, "epochs": ROUNDS, "eval-every": ROUNDS}
+    common = {**SIGMOID_MODEL, "bottom-bias": False, "batch-size": 10**9}
+    common |= {"epochs": options.rounds, "eval-every": options.rounds}
     cells = [
         (system, column)
         for system, row in PAPER.items()
@@ -97,8 +97,9 @@ def main() -> None:
         for system, column in cells
         for seed in range(options.seeds)
     ]
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2))) as pool:
-        results = list(tqdm(pool.map(accuracy, jobs), total=len(jobs), disable=None, leave=False))
+    with mnist_of(options) as mnist, ProcessPoolExecutor(os.cpu_count() or 2) as pool:
+        found = pool.map(accuracy, [{**job, "dataset": f"npz:{mnist}"} for job in jobs])
+        results = list(tqdm(found, total=len(jobs), disable=None, leave=False))
     figures: dict[str, Any] = {"seeds": options.seeds, "private": options.private}
     header = f"{'MNIST, per cent':24s} {'paper':>13s} {'ours':>13s} {'rate':>5s}"
     print(f"{header} {'bytes a round up':>17s}")

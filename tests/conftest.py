@@ -20,12 +20,11 @@ import torch
 from flwr.clientapp import ClientApp
 from hypothesis import settings
 
-from strategies.vertical import Vertical
+from strategies.vertical import Vertical, strategy_of
 from vfl_flower import client_app
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.holder import results
 from vfl_flower.party.state import load_large
-from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import run_local
@@ -72,7 +71,7 @@ def trained(
 ) -> tuple[Vertical, LocalGrid]:
     """A run in this process of which the label holder and the parties' states are left."""
     config = resolve(keys)
-    strategy = SYSTEMS.load(config.strategy).load_strategy()(config, load_labels(config))
+    strategy = strategy_of(config)(config, load_labels(config))
     grid = LocalGrid(client, parties, keys, config)
     strategy.start(grid)
     return strategy, grid

@@ -22,6 +22,7 @@ from vfl_flower.axes import estimators
 from vfl_flower.axes.privacy.embeddings import EmbeddingLedger
 from vfl_flower.axes.privacy.ledger import Ledger, events
 from vfl_flower.axes.privacy.scalars import ScalarLedger
+from vfl_flower.config import KEYS
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.flower_internals import state_from_bytes
 from vfl_flower.holder import checkpoint, results
@@ -323,7 +324,7 @@ def test_a_run_goes_on_from_a_checkpoint_at_which_a_party_was_away(tmp_path: Pat
 def ledger(kind: type[L], keys: Mapping[str, Any]) -> L:
     """What counts the releases of such a run, before there are any."""
     config = resolve(keys)
-    return kind(config, 455, estimators.choose(config))
+    return kind(config, 455, estimators.choose(config)(config))
 
 
 def released(folder: Path) -> list[Any]:
@@ -531,6 +532,13 @@ def test_a_finished_run(folder: Path) -> None:
 )
 def test_a_contradicting_key(folder: Path, key: str, value: Any) -> None:
     fails(folder, rf"holds a run with {key} = .*, not .*: leave the key out", **{key: value})
+
+
+@pytest.mark.parametrize("key", ["epochs", "batch-size"])
+def test_a_contradicting_key_that_equals_its_default(folder: Path, key: str) -> None:
+    default = KEYS[key].default
+    assert default != CANCER.get(key, 3)
+    fails(folder, rf"holds a run with {key} = .*, not {default}: leave", **{key: default})
 
 
 def test_equal_keys_do_not_contradict(folder: Path) -> None:

@@ -13,12 +13,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from vfl_flower import client_app, server_app
 from vfl_flower import config as configuration
+from vfl_flower.errors import ConfigError
 from vfl_flower.holder import results
 from vfl_flower.messages import Upload
 from vfl_flower.party.party import Party
 from vfl_flower.registry import SYSTEMS
+from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.start import Finished as Run
+from vfl_flower.start import of_server
+from vfl_flower.systems import resolve
 from vfl_flower.tools.cli import main
 
 
@@ -156,6 +161,26 @@ def test_results_of_another_run_are_not_written_over(
     assert main(arguments) == 1
     assert "already holds a run: name another folder" in capsys.readouterr().err
     assert contents(tmp_path / "out") == before
+
+
+def test_nothing_listens_before_the_results_folder_is_known_to_be_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ListeningError(Exception):
+        """What opens a port would have."""
+
+    def stream_grid(*_: Any) -> None:
+        raise ListeningError
+
+    class Remote(LocalGrid):
+        transport = "messages"
+
+    monkeypatch.setattr(server_app, "StreamGrid", stream_grid)
+    keys = {"dataset": "breast-cancer", "out": str(tmp_path / "out")}
+    for error in (ListeningError, ConfigError):  # the first has left its folder
+        with pytest.raises(error):
+            grid = Remote(client_app.app, 2, keys, resolve(keys))
+            server_app.app(grid, of_server(keys, grid.run_id))
 
 
 def test_results_of_a_run_that_was_killed_or_still_runs_are_not_written_over(

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
+from strategies.vertical import strategy_of
 from tests.conftest import Start
 from vfl_flower import client_app
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.messages import EvaluateOrder, TrainOrder
-from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid, delay_seconds
 from vfl_flower.systems import resolve
 from vfl_flower.wire import to_message
@@ -248,7 +248,7 @@ def test_delays_do_not_change_what_a_synchronous_run_learns(run: Start) -> None:
 def test_a_fast_party_takes_more_steps_than_a_slow_one() -> None:
     keys = {**FAST, "strategy": "vafl", "delay": "exponential", "epochs": 4}
     config = resolve(keys)
-    strategy = SYSTEMS.load("vafl").load_strategy()(config, load_labels(config))
+    strategy = strategy_of(config)(config, load_labels(config))
     strategy.start(LocalGrid(client_app.app, 3, keys, config))
     steps = [seat.steps for seat in strategy.run.seats]
     assert steps[0] > 1.5 * max(steps[1:])

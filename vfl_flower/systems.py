@@ -53,9 +53,6 @@ class System:
         if self.baseline:
             return self.baseline
         config = RunConfig.of(self.defaults)
-        estimator = config.estimator.kind
-        if estimator == "zeroth-order":
-            estimator += f", {config.estimator.differences}"
         codec = config.uplink.codec
         if config.uplink.surrogates:
             codec += ", error feedback"
@@ -63,7 +60,7 @@ class System:
         return " · ".join(
             (
                 self.quorum.word,
-                estimator,
+                estimators.choose(config)(config).word,
                 f"{config.estimator.server_update} server",
                 codec,
                 "no privacy" if privacy == "none" else privacy,

@@ -18,16 +18,15 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from strategies.vertical import Vertical
+from strategies.vertical import Vertical, strategy_of
 from tests.conftest import trained
 from vfl_flower import client_app
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.flower_internals import from_bytes, state_from_bytes, state_to_bytes, to_bytes
 from vfl_flower.messages import SessionOrder
 from vfl_flower.party.state import load_arrays
-from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.carrier import carrier_of
-from vfl_flower.runtimes.processes import free_port
+from vfl_flower.runtimes.processes import reserved_port
 from vfl_flower.runtimes.stream.grid import StreamGrid
 from vfl_flower.systems import resolve
 from vfl_flower.wire import read_order, to_message
@@ -43,6 +42,7 @@ EF_VFL = {
 ZEROTH = {**KEYS, "strategy": "syn-zoo", "noise-seed": 0, "batch-size": 64}
 SHARED = {**KEYS, "strategy": "ef-vfl", "labels": "shared"}
 METHOD = "/vfl_flower.Stream/Exchange"
+HANGING = 300.0  # seconds that only what hangs takes
 
 
 class KilledError(BaseException):
@@ -171,9 +171,13 @@ class Streamed:
         self.monkeypatch = monkeypatch
         self.stack = ExitStack()
 
+    def reserved_port(self) -> int:
+        """One that nobody else is given during the test, and on which nobody listens yet."""
+        return self.stack.enter_context(reserved_port())
+
     def nodes(self, parties: int, keys: dict[str, Any]) -> Nodes:
         if "stream-ports" not in keys:
-            keys = {**keys, "stream-ports": str(free_port())}
+            keys = {**keys, "stream-ports": str(self.reserved_port())}
         nodes = Nodes(parties, keys)
         self.stack.callback(nodes.close)
         self.monkeypatch.setattr(client_app, "app", nodes)
@@ -181,7 +185,7 @@ class Streamed:
 
     def train(self, nodes: Nodes) -> Vertical:
         config = resolve(nodes.contexts[FIRST].run_config)
-        strategy = SYSTEMS.load(config.strategy).load_strategy()(config, load_labels(config))
+        strategy = strategy_of(config)(config, load_labels(config))
         try:
             with StreamGrid(carrier_of(nodes), config) as grid:
                 strategy.start(grid)
@@ -212,9 +216,9 @@ def assert_equals_in_process(strategy: Vertical, nodes: Nodes, atol: float = 1e-
 
 
 def eventually(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + HANGING
     while not holds():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, "it did not come to pass"
         threading.Event().wait(0.005)
 
 

@@ -33,7 +33,6 @@ from vfl_flower.errors import PartyError
 from vfl_flower.flower_internals import from_bytes, state_from_bytes, to_bytes
 from vfl_flower.messages import SessionOrder
 from vfl_flower.party import state_file
-from vfl_flower.runtimes.processes import free_port
 from vfl_flower.runtimes.stream import frames as framing
 from vfl_flower.runtimes.stream import grid, links, session
 from vfl_flower.wire import to_failure
@@ -146,7 +145,7 @@ def test_a_folder_that_cannot_be_written_is_told(streamed: Streamed, logged: lis
 def test_a_connection_that_breaks_changes_nothing(
     keys: dict[str, Any], served: bool, streamed: Streamed, logged: list[str]
 ) -> None:
-    port = free_port()
+    port = streamed.reserved_port()
     with Relay(lambda number: port) as relay:
         address = {"stream-address": f"127.0.0.1:{relay.port}", "stream-ports": str(port)}
         nodes = streamed.nodes(2, {**keys, **address})
@@ -177,7 +176,7 @@ def test_a_cut_that_meets_the_renewal_of_a_session_changes_nothing(
 ) -> None:
     monkeypatch.setattr(session, "_FIRST_SECONDS", 0.1)
     monkeypatch.setattr(grid, "_GRACE", 0.1)
-    port = free_port()
+    port = streamed.reserved_port()
     with Relay(lambda number: port) as relay:
         address = {"stream-address": f"127.0.0.1:{relay.port}", "stream-ports": str(port)}
         nodes = streamed.nodes(2, {**KEYS, **address, "session-seconds": 0.3})

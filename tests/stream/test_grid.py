@@ -28,7 +28,6 @@ from vfl_flower.messages import SessionOrder
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
 from vfl_flower.runtimes.carrier import carrier_of
-from vfl_flower.runtimes.processes import free_port
 from vfl_flower.runtimes.stream import grid, session
 from vfl_flower.runtimes.stream.grid import StreamGrid
 from vfl_flower.systems import resolve
@@ -99,17 +98,16 @@ def test_sessions_are_renewed_and_leave_the_state_in_a_file(
 # --- parties that cannot connect ----------------------------------------------------------------
 
 
-def unreachable(monkeypatch: pytest.MonkeyPatch, **more: Any) -> dict[str, Any]:
+def unreachable(streamed: Streamed, monkeypatch: pytest.MonkeyPatch, **more: Any) -> dict[str, Any]:
     monkeypatch.setattr(session, "_FIRST_SECONDS", 0.1)
-    keys: dict[str, Any] = {**KEYS, "stream-address": f"127.0.0.1:{free_port()}", **more}
-    return keys
+    return {**KEYS, "stream-address": f"127.0.0.1:{streamed.reserved_port()}", **more}
 
 
 @pytest.mark.parametrize("window", ["auto", 5])
 def test_messages_travel_over_flower_where_parties_cannot_connect(
     window: Any, streamed: Streamed, monkeypatch: pytest.MonkeyPatch, logged: list[str]
 ) -> None:
-    nodes = streamed.nodes(2, unreachable(monkeypatch, window=window))
+    nodes = streamed.nodes(2, unreachable(streamed, monkeypatch, window=window))
     strategy = streamed.train(nodes)
     assert strategy.run.carrier.transport == "messages"
     assert strategy.run.schedule.window == (16 if window == "auto" else window)
@@ -124,7 +122,7 @@ def test_messages_travel_over_flower_where_parties_cannot_connect(
 def test_a_stream_that_is_demanded_and_cannot_be_ends_the_run_with_a_sentence(
     streamed: Streamed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = streamed.nodes(2, unreachable(monkeypatch, transport="stream"))
+    nodes = streamed.nodes(2, unreachable(streamed, monkeypatch, transport="stream"))
     with pytest.raises(VflError, match=r"The party on node \d .*could not reach 127") as error:
         streamed.train(nodes)
     assert "\n" not in str(error.value)

@@ -21,7 +21,6 @@ from vfl_flower.messages import DescribeOrder, SessionEnd, SessionOrder
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
 from vfl_flower.runtimes.certificates import self_signed
-from vfl_flower.runtimes.processes import free_port
 from vfl_flower.runtimes.stream import session
 from vfl_flower.wire import read_reply, to_message
 
@@ -193,7 +192,7 @@ def test_a_party_whose_label_holder_vanished_gives_up_and_keeps_its_state(
 def test_a_party_shows_its_token_to_no_server_with_another_certificate(
     streamed: Streamed, logged: list[str]
 ) -> None:
-    port = free_port()
+    port = streamed.reserved_port()
     with (
         holder(lambda received: []) as impostor,
         Relay(lambda number: port if number >= 2 else impostor.port) as relay,

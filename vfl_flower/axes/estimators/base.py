@@ -119,6 +119,11 @@ class Estimator(ABC):
     def __init__(self, config: RunConfig) -> None:
         self.config = config
 
+    @property
+    def word(self) -> str:
+        """What it is, in few words."""
+        return self.config.estimator.kind
+
     @classmethod
     def check(cls, config: RunConfig) -> None:
         """Raise `ConfigError` if it cannot work as configured."""

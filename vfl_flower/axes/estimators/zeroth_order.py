@@ -59,6 +59,11 @@ class ZerothOrder(Estimator):
     gradients = False
     answers_by_scalars = True
 
+    @property
+    def word(self) -> str:
+        """What it is, in few words."""
+        return f"{super().word}, {self.config.estimator.differences}"
+
     @classmethod
     def check(cls, config: RunConfig) -> None:
         """Raise `ConfigError` if it cannot work as configured."""
