@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint clean
+.PHONY: help install demo test test-all lint clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
 install: $(VENV)/installed ## make .venv with all that demo, test and benchmarks need
 
@@ -20,8 +20,11 @@ $(VENV)/installed: pyproject.toml
 demo: install ## train on handwritten digits with four parties, by `flwr run` on Ray
 	$(BIN)/vfl run --engine ray --parties 4
 
-test: install lint ## check types and style, and run all tests
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+test: install lint ## check types and style, and run the tests
+	$(BIN)/python -m pytest -q
+
+test-all: install lint ## and those that take longer, for every night
+	$(BIN)/python -m pytest -q -m "nightly or not nightly"
 
 lint: install ## ruff and mypy
 	$(BIN)/ruff check .

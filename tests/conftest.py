@@ -36,6 +36,15 @@ settings.register_profile("vfl", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("vfl")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests first, those of a module in one process, so that they share what they start."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 class Start(Protocol):
     """The fixture `run`: a run in this process, into a results folder of its own."""
 

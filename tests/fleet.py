@@ -40,6 +40,9 @@ EF_VFL = {
 }
 
 
+ACTIVE = "SuperNode ID"  # what a SuperNode logs once its SuperLink has taken its key
+
+
 @dataclass
 class Fleet:
     """A SuperLink with SuperNodes, for runs one after another, and for what may befall them."""
@@ -50,10 +53,24 @@ class Fleet:
     nodes: dict[int, tuple[ExitStack, subprocess.Popen[bytes]]]
 
     def start(self, party: int) -> None:
-        """Start its SuperNode; again, with the same key, if it has been killed."""
+        """Start its SuperNode."""
         stack = ExitStack()
         process = stack.enter_context(self.superlink.supernode(party, self.parties))
         self.nodes[party] = stack, process
+
+    def start_again(self, party: int) -> None:
+        """After it was killed, until Flower takes the same key: it presumes the old one alive."""
+        log = self.superlink.home / f"supernode-{party}.log"
+        before = log.read_text().count(ACTIVE)
+        while True:
+            self.start(party)
+            until(lambda: log.read_text().count(ACTIVE) > before or self.has_ended(party))
+            if not self.has_ended(party):
+                return
+            self.nodes.pop(party)[0].close()
+
+    def has_ended(self, party: int) -> bool:
+        return self.nodes[party][1].poll() is not None
 
     def kill(self, party: int) -> None:
         """Kill its SuperNode and all that it has started."""
@@ -73,6 +90,9 @@ class Fleet:
 
     def states(self) -> list[Path]:
         return sorted((self.superlink.home / "vfl-flower").glob("run-*.state"))
+
+    def ends_of_sessions(self) -> list[Path]:
+        return [path for path in self.states() if "checkpoint" not in path.name]
 
     def served(self) -> list[int]:
         """Of each party that has kept a state, how many messages it had served by then."""
@@ -127,7 +147,8 @@ def fleet(parties: int, folder: Path) -> Iterator[Fleet]:
     assert processes_of(home) == []
 
 
-def until(holds: Callable[[], Any], seconds: float = 90) -> None:
+def until(holds: Callable[[], Any], seconds: float = 300) -> None:
+    """Wait for a fact; only what hangs takes so many seconds."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not come to pass"

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +22,24 @@ import pytest
 
 from tests.fleet import assert_equals, evaluations, processes_of, until
 from vfl_flower.holder import checkpoint
-from vfl_flower.runtimes.processes import CHECKOUT, free_port, stop
+from vfl_flower.runtimes.processes import CHECKOUT, reserved_port, stop
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import predict_local, run_local
 
 pytestmark = pytest.mark.slow
 
 PARTIES = 2
+PORTS = 1 + PARTIES + 1
 STARTING = 240.0  # seconds that a run may take to begin, on a machine that has much else to do
 
 
 class Deployed:
     """What deploy/try_here.sh starts, in a folder of its own, and commands beside it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int) -> None:
         self.home, self.files = folder / "fleet", folder / "files"
         self.folder = folder
-        while not are_free(port := free_port(), 1 + PARTIES):
-            pass
-        self.port = port  # of the SuperLink; the SuperNodes' follow it
+        self.port = port  # of the SuperLink; the SuperNodes' follow it, and one for a stranger
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
@@ -120,28 +119,41 @@ class Deployed:
                 stop(process)
 
 
-def are_free(first: int, count: int) -> bool:
-    """Whether so many loopback ports from this one on are."""
-    for port in range(first, first + count):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers have it
+@contextmanager
+def reserved_ports(count: int) -> Iterator[int]:
+    """The first of so many loopback ports in a row that nobody else is given while this lasts."""
+    for _ in range(100):
+        with ExitStack() as held:
+            first = held.enter_context(reserved_port())
             try:
-                probe.bind(("127.0.0.1", port))
+                for port in range(first + 1, first + count):
+                    bind(held.enter_context(socket.socket()), port)
             except (OSError, OverflowError):
-                return False
-    return True
+                continue
+            yield first
+            return
+    raise OSError("no ports in a row are free")
+
+
+def bind(server: socket.socket, port: int) -> None:
+    """As servers do that reuse addresses: it fails where somebody listens."""
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind(("127.0.0.1", port))
 
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    here = Deployed(tmp_path_factory.mktemp("deployed"))
-    try:
-        here.start()
-        yield here
-    finally:
-        here.end()
-    until(lambda: not processes_of(here.home), 30)  # a ServerApp sees later that it is alone
-    assert are_free(here.port, 1 + PARTIES)
+    with reserved_ports(PORTS) as port:
+        here = Deployed(tmp_path_factory.mktemp("deployed"), port)
+        try:
+            here.start()
+            yield here
+        finally:
+            here.end()
+        until(lambda: not processes_of(here.home))  # a ServerApp sees later that it is alone
+        for number in range(port, port + PORTS):
+            with socket.socket() as server:
+                bind(server, number)
 
 
 def test_the_scripts_train_and_predict_as_in_process_and_a_stranger_gets_nothing(
@@ -149,12 +161,12 @@ def test_the_scripts_train_and_predict_as_in_process_and_a_stranger_gets_nothing
 ) -> None:
     # A SuperNode with a key that nobody has registered, from before the run begins.
     words = f"{deployed.words[0]} partition-id=2 num-partitions=3"
-    superlink, port = f"127.0.0.1:{deployed.port}", str(free_port())
+    superlink = f"127.0.0.1:{deployed.port}"
     stranger = ["deploy/supernode.sh", str(deployed.home / "stranger"), superlink, words]
     assert deployed.command(stranger, "made.log").wait(STARTING) == 0
     assert "start again when the label holder has registered it" in deployed.log("made.log")
     shutil.copy(deployed.home / "superlink/superlink.crt", deployed.home / "stranger")
-    refused = deployed.command(stranger, "stranger.log", PORT=port)
+    refused = deployed.command(stranger, "stranger.log", PORT=str(deployed.port + 1 + PARTIES))
 
     keys = {**deployed.dataset, "strategy": "split-nn", "epochs": 5, "window": 8}
     run = Run(tmp_path / "deployed")
@@ -168,7 +180,7 @@ def test_the_scripts_train_and_predict_as_in_process_and_a_stranger_gets_nothing
     assert_equals(run, in_process)
     assert run.summary["test_accuracy"] > 0.9
 
-    assert refused.wait(60) != 0
+    assert refused.wait(STARTING) != 0
     assert "Failed to activate SuperNode" in deployed.log("stranger.log")
     assert not (deployed.home / "stranger/vfl-flower").exists()
 
@@ -187,6 +199,7 @@ def test_the_scripts_train_and_predict_as_in_process_and_a_stranger_gets_nothing
     assert json.loads(scores.with_suffix(".json").read_text())["accuracy"] > 0.9
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_cut_short_is_resumed_and_ends_as_if_it_had_not_been(
     deployed: Deployed, tmp_path: Path
 ) -> None:
@@ -201,10 +214,10 @@ def test_a_run_that_is_cut_short_is_resumed_and_ends_as_if_it_had_not_been(
     until(lambda: evaluations(run) >= 10, STARTING)
     away = deployed.client_app(1)
     away.suspend()
-    time.sleep(deployed.patience + 5)
+    sentence = f"Party 1 did not answer within {deployed.patience:g} s."
+    until(lambda: sentence in deployed.log("stopped.log"), STARTING)
     away.resume()
     stopped.wait(STARTING)
-    sentence = f"Party 1 did not answer within {deployed.patience:g} s."
     assert run.summary["failure"] == sentence
     assert sentence in deployed.log("stopped.log")
     assert "Traceback" not in deployed.log("stopped.log")
@@ -237,6 +250,7 @@ def test_a_run_that_is_cut_short_is_resumed_and_ends_as_if_it_had_not_been(
     assert_equals(run, in_process)
 
 
+@pytest.mark.nightly
 def test_an_asynchronous_run_goes_on_by_the_last_embeddings_of_a_party_that_stays_away(
     deployed: Deployed, tmp_path: Path
 ) -> None:
@@ -251,7 +265,7 @@ def test_an_asynchronous_run_goes_on_by_the_last_embeddings_of_a_party_that_stay
         f"Party 1 did not answer within {deployed.patience:g} s. Going on without it, by its last "
         "embeddings."
     )
-    until(lambda: said in deployed.log("asynchronous.log"), 2 * deployed.patience)
+    until(lambda: said in deployed.log("asynchronous.log"), STARTING)
     away.resume()
     assert process.wait(STARTING) == 0
     assert "Traceback" not in deployed.log("asynchronous.log")
@@ -264,6 +278,6 @@ def test_an_asynchronous_run_goes_on_by_the_last_embeddings_of_a_party_that_stay
 
 def test_all_can_be_ended_and_started_again_at_once(deployed: Deployed) -> None:
     deployed.here.terminate()
-    assert deployed.here.wait(60) == 143
+    assert deployed.here.wait(STARTING) == 143
     deployed.end()
     deployed.start_nodes()

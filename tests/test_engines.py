@@ -42,22 +42,21 @@ def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 @pytest.mark.parametrize(
     ("engine", "parties", "keys"),
     [
-        (run_ray, 3, {"epochs": 2, "batch-size": 64}),
-        (run_ray, 2, EF_VFL),
-        (run_ray, 2, {**EF_VFL, "labels": "shared"}),
-        (run_supernodes, 2, {**EF_VFL, "epochs": 1, "labels": "shared"}),
-        (
+        pytest.param(run_ray, 3, {"epochs": 2, "transport": "messages"}, id="ray"),
+        pytest.param(run_ray, 2, EF_VFL, id="ray, private labels", marks=pytest.mark.nightly),
+        pytest.param(
+            run_ray,
+            2,
+            {**EF_VFL, "labels": "shared"},
+            id="ray, shared labels",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
             run_supernodes,  # a fresh process draws the directions of the last one's window again
             2,
             {"strategy": "syn-zoo", "epochs": 2, "batch-size": 128, "window": 12, "noise-seed": 0},
+            id="supernodes, zeroth order",
         ),
-    ],
-    ids=[
-        "ray",
-        "ray, private labels",
-        "ray, shared labels",
-        "supernodes, shared labels",
-        "supernodes, zeroth order",
     ],
 )
 def test_a_synchronous_run_is_the_same_as_in_process(
@@ -76,11 +75,13 @@ def test_a_synchronous_run_is_the_same_as_in_process(
     for name in ("steps", "exchanges", "bytes_up", "bytes_down", "evaluation_bytes"):
         assert on_flower.summary[name] == in_process.summary[name]
     assert on_flower.summary["test_accuracy"] == in_process.summary["test_accuracy"]
+    assert on_flower.summary["code"] == in_process.summary["code"]
     assert on_flower.summary["engine"] == engine.__name__.removeprefix("run_")
     assert (on_flower.folder / "curves.png").stat().st_size > 0
     assert len(homes) == 1 and processes_of(homes[0]) == []
 
 
+@pytest.mark.nightly
 def test_asynchronous_systems_learn_on_ray_and_a_failing_party_ends_it_with_a_sentence(
     tmp_path: Path, homes: list[Path]
 ) -> None:
@@ -98,8 +99,9 @@ def test_asynchronous_systems_learn_on_ray_and_a_failing_party_ends_it_with_a_se
     assert [processes_of(home) for home in homes] == [[], [], []]
 
 
+@pytest.mark.nightly
 def test_the_code_that_runs_is_that_of_the_app_that_was_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Another checkout, whose code differs by a comment, from a folder where it could be imported.
     other = tmp_path / "vfl-flower-copy"
@@ -109,12 +111,9 @@ def test_the_code_that_runs_is_that_of_the_app_that_was_named(
     shutil.copy(CHECKOUT / "pyproject.toml", other / "pyproject.toml")
     with (other / "vfl_flower" / "axes" / "codecs" / "channel.py").open("a") as file:
         file.write("# another checkout\n")
-    codes: list[str] = []
-    for app in (CHECKOUT, other):
-        monkeypatch.setattr(flower_processes, "CHECKOUT", app)
-        out = tmp_path / f"out-{len(codes)}"
-        codes.append(run_ray(2, {"epochs": 1, "out": str(out)}).summary["code"])
-    assert codes[0] != codes[1]
+    monkeypatch.setattr(flower_processes, "CHECKOUT", other)
+    there = run_ray(2, {"epochs": 1, "out": str(tmp_path / "out")}).summary["code"]
+    assert there != run(2, {"epochs": 1}).summary["code"]
 
 
 def test_a_process_group_ends_as_a_whole(tmp_path: Path) -> None:

@@ -1,24 +1,20 @@
-"""Streams between real nodes: processes on loopback, that all end."""
+"""Real nodes, by streams and by Flower's messages: processes on loopback, that all end."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.conftest import Start
-from tests.fleet import (
-    EF_VFL,
-    assert_equals,
-    fleet,
-)
+from tests.fleet import EF_VFL, Fleet, assert_equals, fleet
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SYNCHRONOUS: list[dict[str, Any]] = [
     {"strategy": "split-nn", "epochs": 5},
-    {**EF_VFL, "window": 8},
+    {**EF_VFL, "epochs": 1, "labels": "shared"},
 ]
 ASYNCHRONOUS: list[dict[str, Any]] = [
     {"strategy": "vafl", "epochs": 12, "party-lr": 0.1, "server-lr": 0.1},
@@ -27,24 +23,42 @@ ASYNCHRONOUS: list[dict[str, Any]] = [
 ]
 
 
-def test_the_systems_run_over_streams_as_in_process(run: Start, tmp_path: Path) -> None:
-    with fleet(2, tmp_path) as nodes:
-        for keys in SYNCHRONOUS + ASYNCHRONOUS:
-            finished = nodes.finish(nodes.submit({**keys, "transport": "stream"}))
-            summary = finished.summary
-            assert summary["transport"] == "stream"
-            in_process = run(2, {**keys, "window": summary["window"]})
-            if keys in SYNCHRONOUS:
-                assert_equals(finished, in_process)
-            expected = in_process.summary["test_accuracy"]
-            assert summary["test_accuracy"] == pytest.approx(expected, abs=0.03)
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with fleet(2, tmp_path_factory.mktemp("fleet")) as each:
+        yield each
 
 
-def test_a_run_over_messages_is_the_same_as_in_process(run: Start, tmp_path: Path) -> None:
+def test_a_run_over_streams_is_the_same_as_in_process(nodes: Fleet, run: Start) -> None:
+    keys = {**EF_VFL, "window": 8}
+    finished = nodes.finish(nodes.submit({**keys, "transport": "stream"}))
+    assert finished.summary["transport"] == "stream"
+    assert_equals(finished, run(2, keys))
+
+
+def test_a_run_over_messages_is_the_same_as_in_process(nodes: Fleet, run: Start) -> None:
     keys = {**EF_VFL, "epochs": 1}
-    with fleet(2, tmp_path) as nodes:
-        finished = nodes.finish(nodes.submit({**keys, "transport": "messages"}))
-        assert finished.summary["transport"] == "messages"
-        assert finished.summary["exchanges"] == 2
-        assert_equals(finished, run(2, keys))
-        assert [path for path in nodes.states() if "checkpoint" not in path.name] == []
+    before = nodes.ends_of_sessions()
+    finished = nodes.finish(nodes.submit({**keys, "transport": "messages"}))
+    assert finished.summary["transport"] == "messages"
+    assert finished.summary["exchanges"] == 2
+    assert_equals(finished, run(2, keys))
+    assert nodes.ends_of_sessions() == before
+
+
+@pytest.mark.parametrize("keys", SYNCHRONOUS, ids=lambda keys: str(keys["strategy"]))
+def test_a_synchronous_system_gives_over_streams_what_it_gives_in_process(
+    keys: dict[str, Any], nodes: Fleet, run: Start
+) -> None:
+    finished = nodes.finish(nodes.submit({**keys, "transport": "stream"}))
+    assert_equals(finished, run(2, {**keys, "window": finished.summary["window"]}))
+
+
+@pytest.mark.parametrize("keys", ASYNCHRONOUS, ids=lambda keys: str(keys["strategy"]))
+def test_an_asynchronous_system_learns_over_streams_as_in_process(
+    keys: dict[str, Any], nodes: Fleet, run: Start
+) -> None:
+    summary = nodes.finish(nodes.submit({**keys, "transport": "stream"})).summary
+    assert summary["transport"] == "stream"
+    expected = run(2, {**keys, "window": summary["window"]}).summary["test_accuracy"]
+    assert summary["test_accuracy"] == pytest.approx(expected, abs=0.03)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -74,8 +75,6 @@ def test_its_code_has_the_digest_of_this_checkout(environment: Path, tmp_path: P
 
 
 def test_a_change_in_any_folder_changes_the_digest(tmp_path: Path) -> None:
-    import shutil
-
     for package in ("vfl_flower", "strategies"):
         shutil.copytree(CHECKOUT / package, tmp_path / package)
     ask = "from vfl_flower.provenance import code_digest; print(code_digest())"

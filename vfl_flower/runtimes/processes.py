@@ -106,16 +106,16 @@ class SuperLink:
         command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--root-certificates", str(self.home / "superlink.crt")]
         command += ["--auth-supernode-private-key", str(key)]
-        port = self._until_end.enter_context(reserved_port())
-        command += ["--host", "127.0.0.1", "--port", str(port)]
         words = {**(node_config or {}), "partition-id": party, "num-partitions": parties}
         _write_toml(self.home / f"node-{party}.toml", words)
         command += ["--node-config", f"{self.home}/node-{party}.toml"]
-        process = self.start(command, self.home / f"supernode-{party}.log")
-        try:
-            yield process
-        finally:
-            stop(process)
+        with reserved_port() as port:
+            command += ["--host", "127.0.0.1", "--port", str(port)]
+            process = self.start(command, self.home / f"supernode-{party}.log")
+            try:
+                yield process
+            finally:
+                stop(process)
 
     def submit(
         self, run_config: Mapping[str, Any], parties: int, log: Path
