@@ -24,7 +24,7 @@ test: install lint ## check types and style, and run the tests
 	$(BIN)/python -m pytest -q
 
 test-all: install lint ## and those that take longer, for every night
-	$(BIN)/python -m pytest -q -m "nightly or not nightly"
+	$(BIN)/python -m pytest -q -m "nightly or not nightly" --hypothesis-profile nightly
 
 lint: install ## ruff and mypy
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.clientapp import ClientApp
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower import client_app
@@ -32,8 +32,11 @@ from vfl_flower.systems import resolve
 
 logging.getLogger("flwr").disabled = True
 torch.set_num_threads(1)
-settings.register_profile("vfl", deadline=None, derandomize="CI" in os.environ)
-settings.load_profile("vfl")
+# No limit on time, since other work may share the machine; new examples every night only.
+UNTIMED: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeatable", derandomize=True, **UNTIMED)
+settings.register_profile("nightly", print_blob=True, **UNTIMED)
+settings.load_profile("repeatable")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups

@@ -19,6 +19,7 @@ from tests.relay import Relay
 from tests.stream.nodes import (
     EF_VFL,
     FIRST,
+    HANGING,
     KEYS,
     SHARED,
     ZEROTH,
@@ -235,7 +236,7 @@ def intruding(
         came = threading.Event()
 
         def answers() -> Iterator[bytes]:
-            came.wait(10)
+            came.wait(HANGING)
             yield from sent(got[0])
 
         answer = call(order, order.token, answers())

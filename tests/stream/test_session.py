@@ -14,7 +14,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from tests.relay import Relay
-from tests.stream.nodes import FIRST, KEYS, METHOD, RUN, Streamed, assert_equals_in_process
+from tests.stream.nodes import FIRST, HANGING, KEYS, METHOD, RUN, Streamed, assert_equals_in_process
 from vfl_flower import client_app
 from vfl_flower.flower_internals import from_bytes, state_to_bytes, to_bytes
 from vfl_flower.messages import DescribeOrder, SessionEnd, SessionOrder
@@ -174,7 +174,7 @@ def test_a_party_whose_label_holder_vanished_gives_up_and_keeps_its_state(
 
     with holder(script) as each:
         vanish = threading.Thread(
-            target=lambda: (answered.wait(10), each.server.stop(None)), daemon=True
+            target=lambda: (answered.wait(HANGING), each.server.stop(None)), daemon=True
         )
         vanish.start()
         end, context, _ = serve(each.order)

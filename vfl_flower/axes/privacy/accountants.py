@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import asdict
+from functools import lru_cache
 from typing import ClassVar, Protocol
 
 from flwr.serverapp import (
@@ -98,26 +99,23 @@ class PldAccountant(_Accountant):
 
     def get_epsilon(self, delta: float) -> float:
         """Epsilon of all releases at a delta."""
-        return float(self._composed().get_epsilon(delta)) if self._releases else 0.0
+        return float(self._composed().get_epsilon_for_delta(delta)) if self._releases else 0.0
 
     def get_delta(self, epsilon: float) -> float:
         """Delta of all releases at an epsilon."""
-        return float(self._composed().get_delta(epsilon)) if self._releases else 0.0
+        return float(self._composed().get_delta_for_epsilon(epsilon)) if self._releases else 0.0
 
-    def _composed(self) -> _DpAccountant:
-        import dp_accounting as dp  # here, since parties start often and need none
-        from dp_accounting import pld
-
+    def _composed(self) -> _Losses:
         # Privacy losses grow as 1 / multiplier^2; steps that grow with them keep the work the same.
         least = min(event.noise_multiplier for event in self._releases)
         steps = 1e-4 * max(1, least**-2)
-        accountant: _DpAccountant = pld.PLDAccountant(value_discretization_interval=steps)
+        composed: _Losses | None = None
         for event, count in self._releases.items():
-            one = dp.GaussianDpEvent(event.noise_multiplier)
             rate = event.sample_size / event.population_size
-            sampled = dp.PoissonSampledDpEvent(rate, one)
-            accountant.compose(dp.SelfComposedDpEvent(sampled, count))
-        return accountant
+            releases = _losses(event.noise_multiplier, rate, steps).self_compose(count)
+            composed = releases if composed is None else composed.compose(releases)
+        assert composed is not None  # they ask only where there are releases
+        return composed
 
 
 class GdpAccountant(_Accountant):
@@ -148,12 +146,27 @@ class GdpAccountant(_Accountant):
         return math.sqrt(sum(squares))
 
 
-class _DpAccountant(Protocol):
-    def compose(self, event: object) -> object: ...
+class _Losses(Protocol):
+    """dp-accounting's PrivacyLossDistribution."""
 
-    def get_epsilon(self, delta: float) -> float: ...
+    def compose(self, other: _Losses) -> _Losses: ...
 
-    def get_delta(self, epsilon: float) -> float: ...
+    def self_compose(self, count: int) -> _Losses: ...
+
+    def get_epsilon_for_delta(self, delta: float) -> float: ...
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float: ...
+
+
+@lru_cache(maxsize=4)  # a run asks at each evaluation, and this takes most of the time
+def _losses(multiplier: float, rate: float, steps: float) -> _Losses:
+    """The privacy losses of one release over a Poisson sample, in multiples of ``steps``."""
+    from dp_accounting.pld import privacy_loss_distribution  # here: parties start often, without
+
+    made: _Losses = privacy_loss_distribution.from_gaussian_mechanism(
+        multiplier, value_discretization_interval=steps, sampling_prob=rate
+    )
+    return made
 
 
 def sampled(delta: float, rows: int, budget: float | None = None) -> PldAccountant:

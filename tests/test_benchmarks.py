@@ -1,0 +1,97 @@
+"""Every benchmark's first seconds, as its user starts it, on made-up data of the right shapes."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+CHECKOUT = Path(__file__).parent.parent
+BENCHMARKS = sorted(
+    path.stem
+    for path in (CHECKOUT / "benchmarks").glob("*.py")
+    if path.stem not in ("__init__", "common")
+)
+SMALL = {  # arguments of each benchmark: as few seconds as show that it works
+    "clock": "--mnist {mnist} --epochs 2 --seeds 1 --target 0 --picture {picture}",
+    "codecs": "--mnist {mnist} --repeats 1",
+    "losslessness": "--credit {credit} --trials 2 --epochs 1",
+    "memory": "--hidden 50",
+    "overhead": "--mnist {mnist} --repeats 1",
+    "privacy_utility": "--mnist {mnist} --epochs 2 --epsilons 1 --picture {picture}",
+    "psi": "--ids 2000",
+    "runtimes": "--mnist {mnist} --engines ray --windows 8",
+    "scale": "--rows 1000 --only ef-vfl",
+    "table2": "--mnist {mnist} --rows 200 --seeds 1 --rounds 2",
+    "windows": "--mnist {mnist} --seeds 1 --epochs 1",
+    "zeroth_order": "--mnist {mnist} --rows 200 --repeats 1",
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data sets like MNIST and the credit-default table, of random numbers."""
+    folder, random = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    images = random.integers(0, 256, (600, 28, 28), dtype=np.uint8)
+    digits = random.integers(0, 10, 600)
+    np.savez(
+        folder / "mnist.npz",
+        X_train=images[:480],
+        y_train=digits[:480],
+        X_test=images[480:],
+        y_test=digits[480:],
+    )
+    table, defaulted = random.standard_normal((300, 23)), random.integers(0, 2, 300)
+    np.savez(folder / "credit.npz", X=table, y=defaulted)
+    return folder
+
+
+def numbers(figures: Any) -> Iterator[float]:
+    """All numbers in what was read from JSON."""
+    if isinstance(figures, dict | list):
+        for each in figures.values() if isinstance(figures, dict) else figures:
+            yield from numbers(each)
+    elif isinstance(figures, int | float):
+        yield figures
+
+
+def files() -> dict[Path, int]:
+    """What lies where a benchmark might write in the checkout, and when it was written."""
+    places = (CHECKOUT, CHECKOUT / "benchmarks", CHECKOUT / "runs")
+    found = [path for place in places for path in place.glob("[!._]*")]
+    return {path: path.stat().st_mtime_ns if path.is_file() else 0 for path in found}
+
+
+def test_there_are_small_arguments_for_every_benchmark_and_no_other() -> None:
+    assert sorted(SMALL) == BENCHMARKS
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_a_benchmark_prints_figures_and_leaves_the_checkout_as_it_was(
+    name: str, data: Path, tmp_path: Path
+) -> None:
+    picture, before = tmp_path / "picture.png", files()
+    places = {"mnist": data / "mnist.npz", "credit": data / "credit.npz", "picture": picture}
+    words = [word.format(**places) for word in SMALL[name].split()]
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *words],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures.pop("benchmark") == name
+    found = list(numbers(figures))
+    assert found and all(map(math.isfinite, found)), figures
+    assert files() == before
+    assert picture.exists() == ("--picture" in words)
