@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -117,6 +118,15 @@ class History:
         """Tell observers that a party has failed, without which the run goes on."""
         for observer in self._observers:
             observer.failed(party, error)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Tell observers at the end that the run is over, whatever comes of it."""
+        try:
+            yield
+        finally:
+            for observer in self._observers:
+                observer.ended()
 
     # --- checkpoints ----------------------------------------------------------------------------
 

@@ -82,8 +82,7 @@ class Vertical(Strategy):
     ) -> Result:
         """Train with the parties of a grid until the epochs are done.
 
-        The run configuration says what Flower's other arguments would; of them only
-        ``initial_arrays``, the top model to start from, is used.
+        Of Flower's other arguments only ``initial_arrays`` is used, the top model to start from.
 
         Raises
         ------
@@ -100,7 +99,8 @@ class Vertical(Strategy):
         checkpoints = Checkpoints(keeper, self.run, self.drain, self.wait_for) if keeper else None
         self.ready = True
         self.summary()
-        self.train(checkpoints)
+        with self.run.history.told():
+            self.train(checkpoints)
         if checkpoints:
             checkpoints.keep(finished=True)
         metrics = self.run.history.records()
@@ -213,15 +213,15 @@ class Vertical(Strategy):
         """Write uploads into the table; those of a window then await their quorum."""
         run = self.run
         for seat, order, message in run.mailbox.answers_to(TrainOrder, replies):
-            use = partial(run.holder.receive, seat.party, order)
-            arrival = run.recovery.take(seat, message, use)
+            receive = partial(run.holder.receive, seat.party, order)
+            arrival = run.recovery.take(seat, message, receive)
             if arrival is not None:
                 run.ledger.received(seat.party, arrival.window)
                 seat.state = State.AWAITS_QUORUM
                 run.waiting.add(arrival)
         for seat, query, message in run.mailbox.answers_to(EmbedOrder, replies):
-            use_fresh = partial(run.holder.refresh, seat.party, query.arrays["ids"])
-            run.recovery.take(seat, message, use_fresh)
+            fresh = partial(run.holder.refresh, seat.party, query.arrays["ids"])
+            run.recovery.take(seat, message, fresh)
         for seat, _, message in run.mailbox.answers_to(CheckpointOrder, replies):
             run.recovery.take(seat, message, lambda upload: None)
         for seat, _, message in run.mailbox.answers_to(RejoinOrder, replies):

@@ -9,6 +9,7 @@ that, and `tests/test_golden.py` compares with it; ``figures`` writes it anew.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import logging
@@ -337,9 +338,17 @@ def robust(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("task", choices=("record", "check", "figures"))
+    made.add_argument("file", type=Path, nargs="?", help="of the outcomes; not for figures")
+    options = made.parse_args()
+    task, file = options.task, options.file
+    if (task == "figures") != (file is None):
+        made.error("record and check need a file, figures none")
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    task, *files = sys.argv[1:]
     if task == "figures":
         with tempfile.TemporaryDirectory() as folder:
             figures = {
@@ -349,10 +358,10 @@ def main() -> None:
         return
     found = json.loads(json.dumps(everything()))
     if task == "record":
-        Path(files[0]).write_text(json.dumps(found, indent=1))
+        file.write_text(json.dumps(found, indent=1))
         print(f"{len(found)} golden runs")
         return
-    then = json.loads(Path(files[0]).read_text())
+    then = json.loads(file.read_text())
     for name in then:
         differences = compare(then[name], found.get(name, "-"))
         if differences:

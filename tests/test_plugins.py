@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import Start
-from vfl_flower.errors import ConfigError
+from vfl_flower.errors import ConfigError, PartyError
+from vfl_flower.holder.results import results_folder
 from vfl_flower.registry import ENGINES, SYSTEMS, Registry
 from vfl_flower.systems import resolve
 from vfl_flower.tools.cli import main
@@ -326,6 +327,51 @@ def test_an_installed_package_declares_its_own(monkeypatch: pytest.MonkeyPatch) 
     assert SYSTEMS.load("borrowed") is SYSTEMS.load("vafl")
 
 
+def test_a_data_set_of_an_installed_package_may_take_a_place_or_not(
+    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib.metadata import EntryPoint
+
+    from vfl_flower import registry
+
+    write(tmp_path, "packaged_waves.py", DATASET)
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = EntryPoint("waves", "packaged_waves:open_waves", "vfl_flower.datasets")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    for name in ("waves", "waves:anything"):
+        assert run(2, {"dataset": name, "epochs": 1}).summary["dataset"] == name
+
+
+def test_results_of_what_is_ones_own_are_below_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paper, waves = write(tmp_path, "sixth.py", PAPER), write(tmp_path, "waves.py", DATASET)
+    keys = {"strategy": f"{paper}:SIXTH", "dataset": f"{waves}:open_waves"}
+    monkeypatch.chdir(tmp_path)
+    folder = results_folder(resolve(keys))
+    assert folder.parent == tmp_path / "runs"
+    assert folder.name.startswith("sixth.py-SIXTH-waves.py-open_waves-")
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        ("nn.Linear(shape[0], size + 1)", r"makes \(2, 33\) of two samples"),
+        ("nn.Linear(shape[0] + 1, size)", r"cannot read samples of shape \(15,\): "),
+    ],
+)
+def test_a_model_that_makes_no_embeddings_is_a_sentence_before_training(
+    layer: str, said: str, run: Start, tmp_path: Path
+) -> None:
+    text = (
+        "from torch import nn\n\n\nclass Tower(nn.Sequential):\n"
+        f"    def __init__(self, shape, size):\n        super().__init__({layer})\n"
+    )
+    keys = {**SMALL, "bottom-model": f"{write(tmp_path, 'wrong.py', text)}:Tower"}
+    with pytest.raises(PartyError, match=said):
+        run(2, keys)
+
+
 def test_every_name_of_ours_is_there() -> None:
     from vfl_flower import registry
 
@@ -349,14 +395,18 @@ def test_a_node_runs_no_code_that_a_run_configuration_names(key: str, tmp_path: 
         "estimator": "SignRows",
         "bottom-model": "Tower",
     }
-    place = write(tmp_path, "own.py", texts.get(key, DATASET))
-    keys = {key: f"{place}:{names.get(key, 'open_waves')}", "epochs": 1}
-    for simulated in (True, False):
+    ran = tmp_path / "ran"
+    proof = f"\n\nimport pathlib\n\npathlib.Path({str(ran)!r}).touch()\n"
+    place = write(tmp_path, "own.py", texts.get(key, DATASET) + proof)
+    keys = {"dataset": "breast-cancer", key: f"{place}:{names.get(key, 'open_waves')}"}
+    for simulated in (False, True):
         node: dict[str, Any] = {"partition-id": 0, "num-partitions": 2, "simulated": simulated}
         run_config: Any = keys
         context = Context(1, 2, node, RecordDict(), run_config)
         if simulated:
             begin(context, DescribeOrder(outputs=1))
+            assert ran.exists()
             continue
         with pytest.raises(ConfigError, match=f"^{key} names code"):
             begin(context, DescribeOrder(outputs=1))
+        assert not ran.exists()

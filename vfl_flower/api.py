@@ -7,10 +7,11 @@ model.predict([accounts_new, shop_new])
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def train(
     """
     keys = dict(config or {})
     with ExitStack() as stack:
+        stack.enter_context(_quiet())
         temporary = None if out or keys.get("out") else tempfile.TemporaryDirectory()
         folder = Path(temporary.name, "run") if temporary else Path(out or keys["out"])
         keys["out"] = str(folder.expanduser().absolute())
@@ -166,6 +168,7 @@ class Model:
         keys: dict[str, Any] = {"model": str(self.folder)}
         node_configs: list[dict[str, Any]] = []
         with ExitStack() as stack:
+            stack.enter_context(_quiet())
             out = Path(stack.enter_context(tempfile.TemporaryDirectory()), "said.parquet")
             if len(features):
                 if own is None:
@@ -181,6 +184,18 @@ class Model:
     def _words(self) -> dict[str, Any]:
         values = checkpoint.load(self.folder).config.values()
         return {key: values[key] for key in ("label", "columns", "missing", "text")}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let Flower's logger say warnings only, as `vfl run` does: the history has the rest."""
+    log = logging.getLogger("flwr")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _held(features: Sequence[Any], labels: Any, keys: Mapping[str, Any], id: str) -> Any:

@@ -202,7 +202,7 @@ class ScheduleConfig:
     window: int | None = key(
         None,
         "steps of a party that one message exchange carries",
-        auto="1 in process, 8 under Ray, 16 on SuperNodes; zeroth order 16, 64 and 64",
+        auto="1 in process, 8 under Ray and over streams, else 16; zeroth order 16, 64 and 64",
         least=1,
     )
     sampling: str = key(

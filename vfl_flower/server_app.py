@@ -66,7 +66,6 @@ def _train(carrier: Carrier, config: RunConfig, run: str) -> None:
         load_labels(config)
     results = Results(config, found.strategy["history"]["entries"] if found else None)
     keeper = Keeper(results.folder, run, found)
-    bar = ProgressBar()
     strategy: Vertical | None = None
     failure = None
     try:
@@ -77,13 +76,12 @@ def _train(carrier: Carrier, config: RunConfig, run: str) -> None:
                     f"{config.data.dataset} has other rows, classes or values than when the run in "
                     f"{config.running.resume} began: put back the data of then."
                 )
-            strategy = strategy_of(config)(config, labels, [results, bar], keeper)
+            strategy = strategy_of(config)(config, labels, [results, ProgressBar()], keeper)
             strategy.start(carrier)
     except BaseException as error:
         failure = str(error) or type(error).__name__
         raise
     finally:
-        bar.ended()
         if not found or (strategy and strategy.ready):  # else the run that was is as it was
             top = strategy.top_arrays() if strategy else {}
             results.finish(summarise(config, carrier, strategy, failure), top)

@@ -118,8 +118,8 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     return config
 
 
-def refuse_places(config: RunConfig) -> None:
-    """Refuse a configuration from elsewhere that names code by its place.
+def refuse_places(raw: Mapping[str, Any]) -> None:
+    """Refuse keys from elsewhere that name code by its place; it is not loaded to find out.
 
     Raises
     ------
@@ -127,11 +127,11 @@ def refuse_places(config: RunConfig) -> None:
         Which key does.
     """
     places = [
-        key.name
-        for key in KEYS.values()
-        if key.registry and key.registry.is_place(str(key.of(config)))
+        name
+        for name, value in raw.items()
+        if (key := KEYS.get(name)) and key.registry and key.registry.is_place(str(value))
     ]
-    if is_code(config.data.dataset):
+    if is_code(str(raw.get("dataset", ""))):
         places.append("dataset")
     if places:
         raise ConfigError(

@@ -133,6 +133,9 @@ class Heard(Observer):
     def failed(self, party: int, error: VflError) -> None:
         self.said.append(("failed", party, str(error)))
 
+    def ended(self) -> None:
+        self.said.append(("ended",))
+
 
 class Holder:
     """The label holder, as far as recovery and checkpoints know it."""

@@ -61,8 +61,11 @@ def test_observers_are_told_of_all_in_the_order_in_which_it_happens() -> None:
     assert one.said[0] == ("progressed", 45, 120)
     assert one.said[1] == ("evaluated", history.last)
     assert one.said[2] == ("failed", 1, "Party 1 is tired.")
-    assert one.said[3] == ("evaluated", baseline)
-    assert len(one.said) == 4 and len(history.entries) == 1
+    with pytest.raises(ValueError), history.told():
+        raise ValueError
+    assert one.said == other.said
+    assert one.said[3:] == [("evaluated", baseline), ("ended",)]
+    assert len(history.entries) == 1
 
 
 def test_an_entry_says_where_the_run_stands_and_how_the_model_does() -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,7 +78,6 @@ class Nodes(Grid):
         self.after: Callable[[int, str, int], None] = lambda party, kind, number: None
         self.seen: list[tuple[int, str]] = []  # party and kind of each message, in turn
         self.orders: dict[int, list[SessionOrder]] = {party: [] for party in range(parties)}
-        self._lock = threading.Lock()
         self._pushed = 0
         self._replies: dict[str, Future[Message | None]] = {}
         self._threads = {node: ThreadPoolExecutor(1) for node in self.contexts}
@@ -100,9 +99,7 @@ class Nodes(Grid):
             message.content = to_message(order, FIRST + party, ttl=60).content
         else:
             self.hook(party, kind, number)
-        # In processes of their own, parties would not share torch's generator of initial weights.
-        with self._lock if kind != "query.session" else nullcontext():
-            reply: Message = self.app(message, context)
+        reply: Message = self.app(message, context)
         self.after(party, kind, number)
         return reply
 

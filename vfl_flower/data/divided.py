@@ -44,15 +44,16 @@ def open_dataset(data: DataConfig) -> Divided:
         If there is no such kind of data set, or no such file.
     """
     kind, _, place = data.dataset.partition(":")
-    if kind in DATASETS.names and bool(place) != (kind in _SHIPPED):
-        if place and kind != "hf" and not Path(place).is_file():
-            raise ConfigError(f"dataset = {data.dataset!r}: there is no such file.")
-        return _opener(kind)(data, place)
     if is_code(data.dataset):
         return _opener(data.dataset)(data, "")
+    if kind in DATASETS.names and (kind not in DATASETS.known or bool(place) != (kind in _SHIPPED)):
+        if place and kind in _OF_A_FILE and not Path(place).is_file():
+            raise ConfigError(f"dataset = {data.dataset!r}: there is no such file.")
+        return _opener(kind)(data, place)
+    packages = (f", {name}" for name in DATASETS.names if name not in DATASETS.known)
     raise ConfigError(
         f"dataset = {data.dataset!r} is not known: use digits, breast-cancer, npz:PATH, "
-        "csv:PATH, parquet:PATH or hf:NAME_OR_DIR."
+        f"csv:PATH, parquet:PATH or hf:NAME_OR_DIR{''.join(packages)}."
     )
 
 
@@ -67,6 +68,7 @@ def is_code(dataset: str) -> bool:
 
 
 _SHIPPED = ("digits", "breast-cancer")  # with scikit-learn
+_OF_A_FILE = ("npz", "csv", "parquet")
 
 
 def shipped(data: DataConfig, place: str) -> Divided:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from tqdm import tqdm
@@ -29,8 +30,9 @@ class Observer:
 class ProgressBar(Observer):
     """A bar of steps on the terminal, with what the last evaluation found."""
 
-    def __init__(self) -> None:
-        self._bar: Any = tqdm(unit="step", disable=None, leave=False)
+    @cached_property
+    def _bar(self) -> Any:
+        return tqdm(unit="step", disable=None, leave=False)
 
     def evaluated(self, entry: dict[str, Any]) -> None:
         """Show what was reached."""

@@ -74,7 +74,8 @@ def results_folder(config: RunConfig) -> Path:
         return Path(config.running.resume).expanduser().absolute()
     if config.running.out:
         return Path(config.running.out).expanduser().absolute()
-    dataset = config.data.dataset.rsplit("/", 1)[-1].replace(":", "-")
-    name = f"{config.strategy}-{dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    what = (config.strategy, config.data.dataset)  # which may be places
+    strategy, dataset = (each.rsplit("/", 1)[-1].replace(":", "-") for each in what)
+    name = f"{strategy}-{dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     return next(folder for each in names if not (folder := Path("runs", each).absolute()).exists())

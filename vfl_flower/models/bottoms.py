@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ Layers = Sequence[tuple[nn.Module, str]]
 Bottom = Callable[[Shape, int, ModelConfig], Layers]
 """From the shape of a sample and the embedding size to layers, and the activation after each; that
 after the last is configured (`ModelConfig.embedding_activation`), and so is empty here."""
+
+_GENERATOR = Lock()  # torch's own generator is one of all threads, which may each have a party
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda z: z,
@@ -77,22 +80,42 @@ def build_bottom(config: RunConfig, party: int, sample_shape: Shape, size: int) 
     Raises
     ------
     ConfigError
-        If the model cannot read samples of this shape.
+        If the model cannot read samples of this shape, or makes no embeddings of this size.
     """
     models = config.models
     last = models.embedding_activation or ("none" if models.top == "sum" else "relu")
     with seeded(config, party):
         found: Any = BOTTOMS.load(models.bottom)
         if isinstance(found, type) and issubclass(found, nn.Module):
-            return BottomModel([found(sample_shape, size)], [last])
+            module = found(sample_shape, size)
+            _try_out(module, models.bottom, sample_shape, size)
+            return BottomModel([module], [last])
         layers = found(sample_shape, size, models)
     return BottomModel([layer for layer, _ in layers], [each or last for _, each in layers])
+
+
+def _try_out(module: nn.Module, name: str, shape: Shape, size: int) -> None:
+    """Raise `ConfigError` unless a module makes embeddings of that size from such samples."""
+    module.eval()  # so that two rows of zeros change nothing in it
+    try:
+        with torch.no_grad():
+            made = tuple(module(torch.zeros(2, *shape)).shape)
+    except Exception as error:
+        raise ConfigError(
+            f"bottom-model = {name!r} cannot read samples of shape {shape}: {error}"
+        ) from error
+    module.train()
+    if made != (2, size):
+        raise ConfigError(
+            f"bottom-model = {name!r} makes {made} of two samples, which have to become "
+            f"embeddings of shape {(2, size)}."
+        )
 
 
 @contextmanager
 def seeded(config: RunConfig, who: int) -> Iterator[None]:
     """Initialise a model from (seed, who), leaving torch's own random state as it was."""
-    with torch.random.fork_rng(devices=[]):
+    with _GENERATOR, torch.random.fork_rng(devices=[]):
         sequence = np.random.SeedSequence([config.training.seed, who + 1])
         words = sequence.generate_state(1, np.uint64)
         torch.manual_seed(int(words[0] >> np.uint64(1)))

@@ -35,9 +35,9 @@ _skeletons: dict[tuple[int, int], tuple[int, Party]] = {}
 def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     """The party of a node at the beginning of a run."""
     index, parties = seat(context)
-    config = resolve(context.run_config)
     if not (context.node_config.get("simulated") or in_ray()):
-        refuse_places(config)
+        refuse_places(context.run_config)  # before anything that they name is loaded
+    config = resolve(context.run_config)
     if config.running.resume:
         raise VflError("has lost the state from which it went on.")
     party = Party(config, index, parties, order.outputs, load_block(context, config))
