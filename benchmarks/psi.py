@@ -19,7 +19,6 @@ from contextlib import contextmanager
 import numpy as np
 import psutil
 
-from benchmarks.common import report
 from vfl_flower.data.psi import Blinding, encode_ids, match, shuffled
 
 
@@ -96,6 +95,8 @@ def main() -> None:
         "load_before": round(load, 1),
         "load_after": round(os.getloadavg()[0], 1),
     }
+    from benchmarks.common import report  # here, since it imports torch, which takes memory
+
     report("psi", figures)
 
 

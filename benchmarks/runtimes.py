@@ -52,11 +52,12 @@ def main() -> None:
                 first, last = history[0], history[-1]
                 seconds = last["seconds"] - first["seconds"]
                 steps = last["steps"] - first["steps"]
+                exchanges = (last["exchanges"] - first["exchanges"]) / PARTIES
                 name = f"{engine}, {summary['transport']}, window {window}"
                 figures[name] = {
                     "ms_a_step": round(1000 * seconds / steps, 2),
                     "seconds_of_an_epoch": round(seconds / (steps * 64) * 60_000, 1),
-                    "ms_an_exchange": round(1000 * seconds / (steps / window), 1),
+                    "ms_an_exchange": round(1000 * seconds / exchanges, 1),
                     "first_evaluation_after": first["seconds"],
                     "test_accuracy": round(last["test_accuracy"], 4),
                 }

@@ -33,6 +33,7 @@ def main() -> None:
             jobs = [(window, seed) for seed in range(options.seeds) for window in windows]
             for window, seed in tqdm(jobs, disable=None, leave=False):
                 keys = {"epochs": epochs, "window": window, "seed": seed, "noise-seed": seed}
+                keys["eval-every"] = epochs
                 summary, _ = quiet_run(PARTIES, {**common, **keys})
                 accuracies[window].append(summary["test_accuracy"])
             for window, each in accuracies.items():
