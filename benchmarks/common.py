@@ -131,7 +131,8 @@ def local_epoch(parties: int, keys: Mapping[str, Any]) -> dict[str, Any]:
     config = resolve(keys)
     strategy = strategy_of(config)(config, load_labels(config))
     grid = LocalGrid(client_app, parties, keys, config)
-    strategy.run = Run(grid, enrol(grid, config, strategy.labels), config, strategy.labels)
+    labels = strategy.labels
+    strategy.run = Run(grid, enrol(grid, config, labels), config, labels, strategy.history)
     start = time.perf_counter()
     strategy.train()
     return {**strategy.run.history.last, "seconds": time.perf_counter() - start}

@@ -40,7 +40,7 @@ class Alone(Vertical):
         self._finished: dict[int | str, Vertical] = {}
         for who, each in runs.items():
             nodes = {seat.party: seat.node_id for seat in self.run.seats if seat.party == who}
-            each.run = Run(carrier, nodes, config, self.labels)
+            each.run = Run(carrier, nodes, config, self.labels, each.history)
             each.train()
             self._finished[who] = each
         _, best = self._best()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import MetricRecord
@@ -23,7 +23,6 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.figures import TRANSPORTS
 from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.holder.observers import Observer
 from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.provenance import peak_memory_mb
 from vfl_flower.runtimes.carrier import Carrier
@@ -38,7 +37,7 @@ class Run:
     Parameters
     ----------
     nodes : party -> node.
-    observers : are told of evaluations, progress and failures.
+    history : of this run, which may have begun before its parties were known.
 
     Raises
     ------
@@ -52,7 +51,7 @@ class Run:
         nodes: Mapping[int, int],
         config: RunConfig,
         labels: Labels,
-        observers: Sequence[Observer] = (),
+        history: History,
     ) -> None:
         rows, parties = len(labels.train), len(nodes)
         self.carrier = carrier
@@ -65,7 +64,7 @@ class Run:
         self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, carrier.cost)
         self.plan = Plan(config.training.epochs, steps_per_epoch(config, rows), parties)
         self.plan.allowed = self.ledger.steps_allowed(self.plan.planned)
-        self.history = History(config.running.eval_every, observers)
+        self.history = history
         sizes = dict.fromkeys(sorted(nodes), embedding_size(config, labels.outputs))
         self.holder = LabelHolder(config, labels, sizes, self.ledger.noise())
         self.waiting = Waiting(self.schedule.quorum, self.seats, self.plan)

@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from strategies.checkpoints import Checkpoints
 from strategies.delay import refresh
 from strategies.enrolment import enrol
+from strategies.history import History
 from strategies.run import Run
 from strategies.seats import FINAL, Seat, State
 from vfl_flower.config import RunConfig
@@ -46,9 +47,8 @@ class Vertical(Strategy):
 
     Parameters
     ----------
-    config : the resolved run configuration.
-    labels : the label holder's labels.
-    observers : are told of evaluations, progress and failures.
+    config, labels : the resolved run configuration, and the label holder's labels.
+    observers : are told of evaluations, progress, failures and the end.
     keeper : where checkpoints are kept, and the one to go on from; without it, none are.
     """
 
@@ -67,7 +67,7 @@ class Vertical(Strategy):
     ) -> None:
         self.config = config
         self.labels = labels
-        self.observers = observers
+        self.history = History(config.running.eval_every, observers)  # its clock begins here
         self.keeper = keeper if self.keeps_checkpoints else None
 
     def start(
@@ -93,17 +93,17 @@ class Vertical(Strategy):
         """
         carrier, keeper = carrier_of(grid), self.keeper
         nodes = enrol(carrier, self.config, self.labels, keeper.found if keeper else None)
-        self.run = Run(carrier, nodes, self.config, self.labels, self.observers)
+        self.run = Run(carrier, nodes, self.config, self.labels, self.history)
         if initial_arrays is not None:
             load_model(self.run.holder.top, unpack(initial_arrays))
         checkpoints = Checkpoints(keeper, self.run, self.drain, self.wait_for) if keeper else None
         self.ready = True
         self.summary()
-        with self.run.history.told():
+        with self.history.told():
             self.train(checkpoints)
         if checkpoints:
             checkpoints.keep(finished=True)
-        metrics = self.run.history.records()
+        metrics = self.history.records()
         return Result(arrays=pack(self.top_arrays()), evaluate_metrics_serverapp=metrics)
 
     def summary(self) -> None:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from strategies import vertical
+from strategies.enrolment import enrol
 from strategies.history import History
 from strategies.plan import Plan
 from strategies.seats import FINAL, Seat, Traffic
 from tests.strategy.parts import METRICS, SPENT, Heard
+from vfl_flower import client_app
+from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import PartyError
+from vfl_flower.runtimes.local import LocalGrid
+from vfl_flower.systems import resolve
 
 
 @pytest.mark.parametrize("every", ["0.1", "0.25", "0.3", "0.7", "1", "1.5", "3"])
@@ -117,3 +124,18 @@ def test_a_history_goes_on_from_what_was_kept_of_it(now: list[float]) -> None:
     assert heard.said == []  # they were told then
     anew.record(plan, 4, SPENT, 0.5, METRICS)
     assert len(kept["entries"]) == 1 and len(anew.entries) == 2
+
+
+def test_seconds_count_from_before_the_parties_are_enrolled(
+    now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(*given: Any) -> Any:
+        now[0] += 50.0
+        return enrol(*given)
+
+    monkeypatch.setattr(vertical, "enrol", slowly)
+    keys = {"dataset": "breast-cancer", "epochs": 1, "window": 15}
+    config = resolve(keys)
+    strategy = vertical.Vertical(config, load_labels(config))
+    strategy.start(LocalGrid(client_app.app, 2, keys, config))
+    assert strategy.history.last["seconds"] == pytest.approx(50.0)

@@ -46,7 +46,8 @@ def open_dataset(data: DataConfig) -> Divided:
     kind, _, place = data.dataset.partition(":")
     if is_code(data.dataset):
         return _opener(data.dataset)(data, "")
-    if kind in DATASETS.names and (kind not in DATASETS.known or bool(place) != (kind in _SHIPPED)):
+    ours = kind in DATASETS.known
+    if (ours and bool(place) != (kind in _SHIPPED)) or (not ours and kind in DATASETS.names):
         if place and kind in _OF_A_FILE and not Path(place).is_file():
             raise ConfigError(f"dataset = {data.dataset!r}: there is no such file.")
         return _opener(kind)(data, place)
