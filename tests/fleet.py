@@ -86,6 +86,7 @@ class Fleet:
         return started_by(self.nodes[party][1].pid, "flwr-clientapp")
 
     def server_apps(self) -> list[psutil.Process]:
+        assert self.superlink._process
         return started_by(self.superlink._process.pid, "flwr-serverapp")
 
     def states(self) -> list[Path]:

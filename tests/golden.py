@@ -221,8 +221,11 @@ def _figures(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_AROUND = ("out", "resume", "observer")  # which have no part in what is computed
+
+
 def _lasting(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in ("out", "resume")}
+    return {key: value for key, value in config.items() if key not in _AROUND}
 
 
 def outcome(run: Run) -> dict[str, Any]:

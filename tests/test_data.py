@@ -81,7 +81,7 @@ def hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_digits_are_images_of_ten_classes() -> None:
     config = config_of("digits")
     labels = load_labels(config)
-    assert labels.classes == tuple("0123456789")
+    assert labels.classes == tuple(range(10))
     assert labels.outputs == 10
     assert (len(labels.train), len(labels.test)) == (1437, 360)
     for block in blocks(config, 4):

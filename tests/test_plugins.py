@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.conftest import Start
-from vfl_flower.errors import ConfigError, PartyError
+from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.holder.results import results_folder
 from vfl_flower.registry import ENGINES, SYSTEMS, Registry
 from vfl_flower.systems import resolve
@@ -358,6 +359,10 @@ def test_results_of_what_is_ones_own_are_below_runs(
     [
         ("nn.Linear(shape[0], size + 1)", r"makes \(2, 33\) of two samples"),
         ("nn.Linear(shape[0] + 1, size)", r"cannot read samples of shape \(15,\): "),
+        (
+            "nn.Linear(shape[0], size), nn.BatchNorm1d(size)",
+            "keeps '1.running_mean' besides its parameters",
+        ),
     ],
 )
 def test_a_model_that_makes_no_embeddings_is_a_sentence_before_training(
@@ -370,6 +375,74 @@ def test_a_model_that_makes_no_embeddings_is_a_sentence_before_training(
     keys = {**SMALL, "bottom-model": f"{write(tmp_path, 'wrong.py', text)}:Tower"}
     with pytest.raises(PartyError, match=said):
         run(2, keys)
+
+
+def test_a_model_with_dropout_says_the_same_twice_and_of_each_row_alone() -> None:
+    import vfl_flower
+
+    features = np.random.default_rng(0).standard_normal((60, 4))
+    tower = f"{__name__}:Dropping"
+    keys = {"epochs": 2, "bottom-model": tower, "batch-size": 16}
+    model = vfl_flower.train(keys, [features[:, :2], features[:, 2:]], features[:, 0] > 0)
+    whole = model.predict_proba([features[:, :2], features[:, 2:]])
+    np.testing.assert_array_equal(model.predict_proba([features[:, :2], features[:, 2:]]), whole)
+    alone = model.predict_proba([features[:1, :2], features[:1, 2:]])
+    np.testing.assert_allclose(alone, whole[:1], atol=1e-6)
+
+
+class Dropping(torch.nn.Sequential):
+    """A tower that is another one while it is trained."""
+
+    def __init__(self, shape: tuple[int, ...], size: int) -> None:
+        super().__init__(torch.nn.Linear(shape[0], size), torch.nn.Dropout(0.5))
+
+
+def test_who_else_is_told_is_told_of_all(run: Start, tmp_path: Path) -> None:
+    text = (
+        "from vfl_flower.holder.observers import Observer\n\n\n"
+        "class Board(Observer):\n"
+        "    def say(self, what):\n"
+        f"        with open({str(tmp_path / 'said')!r}, 'a') as file:\n"
+        "            file.write(what)\n\n"
+        "    def evaluated(self, entry):\n        self.say('e')\n\n"
+        "    def ended(self):\n        self.say('.')\n"
+    )
+    run(2, {**SMALL, "observer": f"{write(tmp_path, 'board.py', text)}:Board"})
+    assert (tmp_path / "said").read_text() == "ee."
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("strategy", "has no 'about'"),
+        ("estimator", "has no 'check'"),
+        ("codec", "has no 'uses'"),
+        ("bottom-model", "cannot be called"),
+        ("privacy", "has no 'check'"),
+        ("observer", "has no 'evaluated'"),
+        ("dataset", "cannot be called"),
+    ],
+)
+def test_what_is_something_else_is_a_sentence(
+    key: str, said: str, run: Start, tmp_path: Path
+) -> None:
+    text = "class Other:\n    name = 1\n\n\nOTHER = Other()\n"
+    place = write(tmp_path, "other.py", text)
+    with pytest.raises(VflError, match=f"{key} = '{place}:OTHER' is none: it {said}"):
+        run(2, {**SMALL, key: f"{place}:OTHER"})
+
+
+def test_a_system_with_a_default_that_is_no_key_is_a_sentence(tmp_path: Path) -> None:
+    paper = write(tmp_path, "sixth.py", PAPER.replace('"party-lr"', '"party_lr"'))
+    with pytest.raises(ConfigError, match="no configuration key 'party_lr'"):
+        resolve({"strategy": f"{paper}:SIXTH"})
+
+
+def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    keys = {"strategy": f"{write(tmp_path, 'sixth.py', PAPER)}:SIXTH"}
+    assert resolve(keys).training.party_lr == 0.01
+    write(tmp_path, "sixth.py", PAPER.replace('"party-lr": 0.01', '"party-lr": 0.5'))
+    assert resolve(keys).training.party_lr == 0.5
 
 
 def test_every_name_of_ours_is_there() -> None:

@@ -25,6 +25,7 @@ from tests.organisations import (
     small,
     write,
 )
+from vfl_flower.config import KEYS
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.flower_internals import state_from_bytes
 from vfl_flower.holder import checkpoint, results
@@ -228,6 +229,56 @@ def test_classes_have_their_names(tmp_path: Path) -> None:
     chances = outputs.softmax(1).numpy()
     np.testing.assert_allclose(predicted.iloc[:, 2:], chances, atol=1e-6)
     assert predicted["prediction"].tolist() == [names[each] for each in chances.argmax(1)]
+
+
+KINDS: dict[str, list[Any]] = {
+    "bool": [False, True],
+    "int": [-1, 2],
+    "float": [0.5, 1.5],
+    "text": ["no", "yes"],
+    "zeros": ["01", "1"],  # another class each
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [
+        *((kind, ".csv") for kind in KINDS if kind != "zeros"),  # which csv files cannot tell apart
+        *((kind, ".parquet") for kind in KINDS),
+    ],
+)
+def test_classes_come_back_as_they_were_and_are_known_again(
+    kind: str, suffix: str, tmp_path: Path
+) -> None:
+    table = cancer(columns=6, rows=200)
+    table["label"] = np.array(KINDS[kind], object)[table["label"].to_numpy(int)]
+    organisations = cut(tmp_path, table)
+    labels = tmp_path / f"kind{suffix}"
+    write(table[[ID, "label"]].infer_objects(), labels)
+    organisations = Organisations(tmp_path, labels, organisations.files)
+    organisations.run("run", SHORT)
+    gaps = table[[ID, "label"]].copy()
+    gaps.loc[::3, "label"] = None
+    for name, frame in (("all", table[[ID, "label"]]), ("gaps", gaps)):
+        file = tmp_path / f"{name}{suffix}"
+        write(frame.infer_objects(), file)
+        said = organisations.predict("run", file, out=str(tmp_path / f"{name}-said.parquet"))
+        assert set(said["prediction"]) <= set(KINDS[kind])
+        true = frame.set_index(ID)["label"].loc[said["id"]].to_numpy()
+        known = ~pd.isna(true)
+        right = (said["prediction"].to_numpy()[known] == true[known]).mean()
+        assert summary_of(tmp_path / f"{name}-said.parquet")["accuracy"] == pytest.approx(right)
+
+
+def test_a_given_key_that_equals_its_default_is_that_of_the_new_file(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, cancer(columns=6, rows=120))
+    organisations.run("run", SHORT)
+    new = tmp_path / "new.csv"
+    write(read(organisations.labels).rename(columns={ID: KEYS["id"].default}), new)
+    with pytest.raises(ConfigError, match="does not have the id column"):
+        organisations.predict("run", new)
+    said = organisations.predict("run", new, id=KEYS["id"].default)
+    assert len(said) == len(common(organisations))
 
 
 def test_columns_are_prepared_as_training_taught(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
@@ -27,12 +27,16 @@ class Registry:
     key : the configuration key, or option of `vfl`, that names one.
     group : the entry points by which installed packages declare theirs.
     known : name -> ``package.module:NAME`` of ours.
+    parts : attributes that each has; without any, each can be called.
     """
 
-    def __init__(self, key: str, group: str, known: Mapping[str, str]) -> None:
+    def __init__(
+        self, key: str, group: str, known: Mapping[str, str], parts: Sequence[str] = ()
+    ) -> None:
         self.key = key
         self.group = f"vfl_flower.{group}"
         self.known = dict(known)
+        self.parts = parts or ("__call__",)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,29 +63,39 @@ class Registry:
         Raises
         ------
         ConfigError
-            If there is none, or its place does not have it.
+            If there is none, its place does not have it, or it is something else.
         """
         self.check(name)
         if name in self.known:
-            found = load_place(self.known[name])
-        elif ":" not in name:
+            return load_place(self.known[name])
+        place = name
+        if ":" not in name:
             (entry, *_) = (each for each in entry_points(group=self.group) if each.name == name)
-            found = entry.load()
-        else:
-            try:
-                found = load_place(name)
-            except (ImportError, AttributeError, OSError, SyntaxError) as error:
-                raise ConfigError(
-                    f"{self.key} = {name!r} cannot be loaded ({type(error).__name__}: {error}): "
-                    "write FILE.py:NAME or PACKAGE.MODULE:NAME, of something that is there."
-                ) from error
+            place = entry.value
+        found = load_place(place, f"{self.key} = {name!r}")
+        missing = [part for part in self.parts if not hasattr(found, part)]
+        if missing:
+            what = "cannot be called" if missing == ["__call__"] else f"has no {missing[0]!r}"
+            raise ConfigError(f"{self.key} = {name!r} is none: it {what}. See CONTRIBUTING.md.")
         return found
 
 
-def load_place(place: str) -> Any:
-    """What a place ``file.py:NAME`` or ``package.module:NAME`` names."""
+def load_place(place: str, said: str = "") -> Any:
+    """What a place ``file.py:NAME`` or ``package.module:NAME`` names.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be loaded, with what was ``said`` of it.
+    """
     module, _, name = place.rpartition(":")
-    return getattr(_of_file(module) if module.endswith(".py") else import_module(module), name)
+    try:
+        return getattr(_of_file(module) if module.endswith(".py") else import_module(module), name)
+    except Exception as error:  # the code of others may raise any
+        raise ConfigError(
+            f"{said or repr(place)} cannot be loaded ({type(error).__name__}: {error}): "
+            "write FILE.py:NAME or PACKAGE.MODULE:NAME, of something that is there."
+        ) from error
 
 
 def _of_file(place: str) -> Any:
@@ -121,6 +135,7 @@ SYSTEMS = Registry(
         "alone": "strategies.baselines:ALONE",
         "joined": "strategies.baselines:JOINED",
     },
+    parts=("name", "about", "quorum", "defaults", "strategy"),
 )
 """Published systems and baselines, `systems.System`, in the order of `vfl list`."""
 
@@ -131,6 +146,7 @@ ESTIMATORS = Registry(
         "first-order": "vfl_flower.axes.estimators.first_order:FirstOrder",
         "zeroth-order": "vfl_flower.axes.estimators.zeroth_order:ZerothOrder",
     },
+    parts=("check", "embed", "update", "read", "answer", "windows"),
 )
 """How parties learn from the label holder's answers: `axes.estimators.base.Estimator`."""
 
@@ -142,6 +158,7 @@ CODECS = Registry(
         "top-k": "vfl_flower.axes.codecs.top_k:TopK",
         "qsgd": "vfl_flower.axes.codecs.qsgd:QSGD",
     },
+    parts=("uses", "names", "encode", "decode"),
 )
 """How a block of rows becomes arrays in a message: `axes.codecs.channel.Codec`."""
 
@@ -180,8 +197,17 @@ LEDGERS = Registry(
         "perturbed-embedding": "vfl_flower.axes.privacy.embeddings:EmbeddingLedger",
         "scalar": "vfl_flower.axes.privacy.scalars:ScalarLedger",
     },
+    parts=("check", "figures", "steps_allowed"),
 )
 """Privacy mechanisms, by what counts what they release: `axes.privacy.ledger.Ledger`."""
+
+OBSERVERS = Registry(
+    "observer",
+    "observers",
+    {"none": "vfl_flower.holder.observers:Observer"},
+    parts=("evaluated", "progressed", "failed", "ended"),
+)
+"""Who is told what happens in a run, at the label holder: `holder.observers.Observer`."""
 
 ENGINES = Registry(
     "--engine",

@@ -347,6 +347,12 @@ class RunningConfig:
         auto="1000 on SuperNodes, else 0",
         least=0,
     )
+    observer: str = key(
+        "none",
+        "who else is told of evaluations, progress, failures and the end: FILE.py:NAME, of an "
+        "Observer of your own",
+        registry=registry.OBSERVERS,
+    )
     resume: str = key("", "results folder of a run that was cut short, to go on with")
     device: str = key("auto", "cpu, cuda, or auto: a GPU where there is one")
     out: str = key("", "results folder; empty: runs/STRATEGY-DATASET-TIME")

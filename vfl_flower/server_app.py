@@ -10,7 +10,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from strategies.vertical import Vertical, strategy_of
-from vfl_flower.config import RunConfig
+from vfl_flower.config import RunConfig, parse
 from vfl_flower.data.alignment import align
 from vfl_flower.data.blocks import load_labels, load_own_labels, own_table
 from vfl_flower.data.labels import Labels
@@ -22,6 +22,7 @@ from vfl_flower.holder.observers import ProgressBar
 from vfl_flower.holder.predict import predict
 from vfl_flower.holder.results import Results
 from vfl_flower.provenance import code_digest, versions
+from vfl_flower.registry import OBSERVERS
 from vfl_flower.runtimes.carrier import Carrier, carrier_of
 from vfl_flower.runtimes.stream.grid import StreamGrid
 
@@ -51,7 +52,7 @@ def main(grid: Grid, context: Context) -> None:
     carrier = carrier_of(grid)
     if config.task == "predict":
         with _streams(carrier, config) as carrier:
-            predict(carrier, config)
+            predict(carrier, config, parse(context.run_config))
     else:
         _train(carrier, config, str(context.run_id))
 
@@ -76,7 +77,8 @@ def _train(carrier: Carrier, config: RunConfig, run: str) -> None:
                     f"{config.data.dataset} has other rows, classes or values than when the run in "
                     f"{config.running.resume} began: put back the data of then."
                 )
-            strategy = strategy_of(config)(config, labels, [results, ProgressBar()], keeper)
+            observers = [results, ProgressBar(), OBSERVERS.load(config.running.observer)()]
+            strategy = strategy_of(config)(config, labels, observers, keeper)
             strategy.start(carrier)
     except BaseException as error:
         failure = str(error) or type(error).__name__

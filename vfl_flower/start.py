@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +12,6 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
-from tqdm import tqdm
 
 from strategies.vertical import strategy_of
 from vfl_flower import client_app, server_app
@@ -25,12 +21,12 @@ from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.predict import predictions_file
 from vfl_flower.holder.results import results_folder
+from vfl_flower.party import context as between
 from vfl_flower.party import state
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.runtimes.processes import SuperLink
+from vfl_flower.runtimes.submission import from_anywhere, of_node_from_anywhere, run_on
 from vfl_flower.systems import resolve
-
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
 @dataclass(frozen=True)
@@ -56,10 +52,6 @@ class Finished:
         with np.load(self.folder / f"{name}.npz", allow_pickle=False) as file:
             return dict(file)
 
-
-_STARTS = 2  # times that a run is, where Flower ends it before it began: Ray may be too slow
-_TELLING = re.compile(r"error|exception|timed out|refused|denied|no space|killed", re.IGNORECASE)
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 Engine = Callable[..., Finished]
 """From the number of parties, the run configuration and the parties' node configurations to a run
@@ -92,6 +84,7 @@ def run_local(
     try:
         server_app.app(grid, of_server(run_config, grid.run_id))
     finally:
+        between.forget(grid.run_id)
         trained = strategy_of(config).trains_parties
         for party, node in enumerate(grid.contexts.values()):
             if trained and "model" in node.state:
@@ -111,7 +104,7 @@ def run_ray(
             "Flower gives the parties of a Ray simulation no node configuration: run parties with "
             "files of their own in process, or by --engine supernodes."
         )
-    config, run_config = prepare(parties, run_config, ())
+    config, run_config = prepare(parties, from_anywhere(run_config), ())
     with SuperLink(simulation=True) as superlink:
         return _run_on(superlink, parties, config.training.epochs, run_config)
 
@@ -122,7 +115,8 @@ def run_supernodes(
     node_configs: Sequence[Mapping[str, Any]] = (),
 ) -> Finished:
     """Run the application on real SuperNodes, which like their SuperLink end with the run."""
-    config, run_config = prepare(parties, run_config, node_configs)
+    node_configs = [of_node_from_anywhere(each) for each in node_configs]
+    config, run_config = prepare(parties, from_anywhere(run_config), node_configs)
     with ExitStack() as stack:
         superlink = stack.enter_context(SuperLink(simulation=False))
         for party in range(parties):
@@ -218,37 +212,10 @@ def _check_files(
 
 
 def _run_on(
-    superlink: SuperLink, parties: int, epochs: int, run_config: dict[str, Any]
+    superlink: SuperLink, parties: int, epochs: int, run_config: Mapping[str, Any]
 ) -> Finished:
+    run_on(superlink, parties, epochs, run_config)
     finished = Finished(Path(run_config["out"]))
-    finished.folder.mkdir(parents=True, exist_ok=True)
-    began = time.time()
-    # Parties keep their states beside the results, since their FLWR_HOME ends with the run.
-    (superlink.home / "vfl-flower").symlink_to(finished.folder)
-    log, summary = finished.folder / "flower.log", finished.folder / "summary.json"
-    with tqdm(total=epochs, unit="epoch", disable=None, leave=False) as bar:
-        for _ in range(_STARTS):
-            process = superlink.submit(run_config, parties, log)
-            while process.poll() is None:
-                time.sleep(0.2)
-                if (finished.folder / "history.jsonl").exists() and finished.history:
-                    bar.update(finished.history[-1]["epoch"] - bar.n)
-            if summary.exists() and summary.stat().st_mtime >= began:
-                break
-            notice.warning("Flower ended the run before it began: %s", _cause(log))
-        else:
-            raise VflError(
-                f"Flower ended the run before it began, {_STARTS} times: {_cause(log)} "
-                f"Its log {log} says more."
-            )
     if finished.summary["failure"]:
         raise VflError(finished.summary["failure"])
     return finished
-
-
-def _cause(log: Path) -> str:
-    """The last line of Flower's log that says what went wrong, as a sentence."""
-    lines = [" ".join(line.split()) for line in log.read_text(errors="replace").splitlines()]
-    telling = [line for line in lines if _TELLING.search(line)]
-    said = (telling or [line for line in lines if line] or ["it said nothing"])[-1]
-    return f"{_COLOURS.sub('', said)[:300].rstrip('.')}."

@@ -94,14 +94,15 @@ def resolve(raw: Mapping[str, Any]) -> RunConfig:
         If a key, a value or the strategy's name is unknown, or values contradict each other.
     """
     # Types are part of the key, since 1, 1.0 and True are equal.
-    return _resolve(tuple((key, type(raw[key]), raw[key]) for key in sorted(raw)))
+    items = tuple((key, type(raw[key]), raw[key]) for key in sorted(raw))
+    return _resolve.__wrapped__(items) if places(raw) else _resolve(items)  # code may have changed
 
 
 @lru_cache(maxsize=64)
 def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     given = parse({key: value for key, _, value in items})
     system = load_system(given.get("strategy", RunConfig.strategy))
-    defaults = dict(system.defaults)
+    defaults = parse(system.defaults)
     other_privacy = given.get("privacy", "scalar") != "scalar"
     if {"epsilon", "delta", "noise-multiplier"} & given.keys() or other_privacy:
         for half in ("epsilon", "delta"):  # a budget is given whole, or taken whole
@@ -118,24 +119,28 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     return config
 
 
+def places(raw: Mapping[str, Any]) -> list[str]:
+    """The keys whose values name code by its place; it is not loaded to find out."""
+    named = [
+        name
+        for name, value in raw.items()
+        if (key := KEYS.get(name)) and key.registry and key.registry.is_place(str(value))
+    ]
+    return [*named, "dataset"] if is_code(str(raw.get("dataset", ""))) else named
+
+
 def refuse_places(raw: Mapping[str, Any]) -> None:
-    """Refuse keys from elsewhere that name code by its place; it is not loaded to find out.
+    """Refuse keys from elsewhere by whose places a party would load code.
 
     Raises
     ------
     ConfigError
         Which key does.
     """
-    places = [
-        name
-        for name, value in raw.items()
-        if (key := KEYS.get(name)) and key.registry and key.registry.is_place(str(value))
-    ]
-    if is_code(str(raw.get("dataset", ""))):
-        places.append("dataset")
-    if places:
+    named = [name for name in places(raw) if name != "observer"]  # which only the label holder does
+    if named:
         raise ConfigError(
-            f"{places[0]} names code, which a node does not take from others: install a package at "
+            f"{named[0]} names code, which a node does not take from others: install a package at "
             "every party that declares it as an entry point, or simulate."
         )
 

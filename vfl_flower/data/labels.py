@@ -28,7 +28,7 @@ class Labels:
 
     train: Array
     test: Array
-    classes: tuple[str, ...]
+    classes: tuple[bool | int | float | str, ...]
     ids_digest: str
     mean: float = 0.0
     deviation: float = 1.0
@@ -87,9 +87,10 @@ def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) 
             "target = 'regression'."
         )
     indices = indices.astype(np.int64)
-    return Labels(
-        indices[: len(train)], indices[len(train) :], tuple(map(str, classes.tolist())), ids_digest
-    )
+    names = [
+        name if isinstance(name, bool | int | float) else str(name) for name in classes.tolist()
+    ]
+    return Labels(indices[: len(train)], indices[len(train) :], tuple(names), ids_digest)
 
 
 def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) -> Labels:

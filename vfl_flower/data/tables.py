@@ -219,8 +219,11 @@ class Table(Source):
 
 
 def is_missing(values: Array) -> Array:
-    """Which values are none, or not a number."""
-    return np.array([value is None or value != value for value in values.tolist()], bool)
+    """Which values are none, not a number, or what pandas marks as missing."""
+    import pandas as pd
+
+    missing: Array = pd.isna(values)
+    return missing
 
 
 def _floats(columns: Any) -> Array:

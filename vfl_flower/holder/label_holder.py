@@ -213,7 +213,10 @@ class LabelHolder:
     @torch.no_grad()
     def evaluate(self) -> Metrics:
         """The model on the test rows, by the latest embeddings of every party."""
-        return metrics(self.top(self.test_table.rows), self.test_labels, self.deviation)
+        self.top.eval()
+        outputs = self.top(self.test_table.rows)
+        self.top.train()
+        return metrics(outputs, self.test_labels, self.deviation)
 
     # --- parties that come back -----------------------------------------------------------------
 

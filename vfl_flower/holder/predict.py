@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.axes.privacy.embeddings import epsilon as epsilon_of_uploads
-from vfl_flower.config import KEYS, RunConfig
+from vfl_flower.config import RunConfig
 from vfl_flower.data.alignment import align
 from vfl_flower.data.blocks import load_labels, own_table, prepared
 from vfl_flower.data.source import Preparation
@@ -64,11 +65,15 @@ def predictions_file(config: RunConfig) -> Path:
 
 
 @torch.no_grad()
-def predict(carrier: Carrier, config: RunConfig) -> None:
+def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any]) -> None:
     """Write predictions by id, and beside them in JSON how they do, where there are labels.
 
     Columns are ``id``, ``prediction``, and for classes ``probability_CLASS``; under regression a
     prediction is in units of the labels. Rows are in the order of the label holder's file.
+
+    Parameters
+    ----------
+    given : the keys that were given, and their values: for all others those of training hold.
 
     Raises
     ------
@@ -79,7 +84,7 @@ def predict(carrier: Carrier, config: RunConfig) -> None:
         raise ConfigError("There is no model to predict by: name a run's results folder by model.")
     path = predictions_file(config)
     found = checkpoint.load(config.model)
-    rows = _rows(carrier, config, found)
+    rows = _rows(carrier, config, given, found)
     epsilon = _count_uploads(config, found)
     order = PredictOrder(run=found.run, number=found.number)
     answers = ask_all(carrier, order, Predicted, config.running)
@@ -122,12 +127,13 @@ class _Rows:
     labels: Array | None = None
 
 
-def _rows(carrier: Carrier, config: RunConfig, found: Checkpoint) -> _Rows:
+def _rows(
+    carrier: Carrier, config: RunConfig, given: Mapping[str, Any], found: Checkpoint
+) -> _Rows:
     """The rows that all have; or the test rows, as the model was trained beside."""
     trained = found.config
-    default = RunConfig()
     if not trained.data.own_data:
-        if config.data.dataset not in (default.data.dataset, trained.data.dataset):
+        if given.get("dataset", trained.data.dataset) != trained.data.dataset:
             raise ConfigError(
                 f"The model in {config.model} is of {trained.data.dataset}, which was divided, and "
                 "predicts its test rows: leave dataset out. New rows need dataset = 'files:PATH' "
@@ -144,9 +150,7 @@ def _rows(carrier: Carrier, config: RunConfig, found: Checkpoint) -> _Rows:
             f"The model in {config.model} is of files: name that of the new rows by "
             "dataset='files:PATH'."
         )
-    anew = {name: KEYS[name].of(config) for name in _OF_FILE}
-    anew = {name: value for name, value in anew.items() if value != KEYS[name].default}
-    words = trained.with_values(anew)
+    words = trained.with_values({name: given[name] for name in _OF_FILE if name in given})
     file = own_table(words.data)
     preparation = found.about_labels["preparation"]
     rows = align(carrier, words, file)
@@ -190,9 +194,7 @@ def _table(ids: Array, outputs: Tensor, found: Checkpoint) -> Any:
         chances = torch.stack([1 - of_second, of_second], dim=1)
     else:
         chances = outputs.double().softmax(1)
-    whole = all(name.removeprefix("-").isdecimal() for name in classes)
-    names = np.array(classes).astype(np.int64) if whole else np.array(classes)
-    predicted = names[chances.argmax(1).numpy()]
+    predicted = np.array(classes)[chances.argmax(1).numpy()]
     of_classes = {f"probability_{name}": chances[:, n] for n, name in enumerate(classes)}
     return pd.DataFrame({"id": ids, "prediction": predicted, **of_classes})
 
@@ -209,9 +211,9 @@ def _metrics(outputs: Tensor, labels: Array, found: Checkpoint) -> Metrics | Non
     return metrics(outputs, torch.from_numpy(labels), about["deviation"])
 
 
-def _encoded(labels: Array, classes: list[str]) -> NDArray[np.int64]:
-    numbers = {_written(name): number for number, name in enumerate(classes)}
-    said = [_written(label) for label in labels.tolist()]
+def _encoded(labels: Array, classes: list[Any]) -> NDArray[np.int64]:
+    numbers = {name: number for number, name in enumerate(classes)}
+    said = [_like(classes[0], label) for label in labels.tolist()]
     unknown = set(said) - numbers.keys()
     if unknown:
         raise ConfigError(
@@ -221,13 +223,15 @@ def _encoded(labels: Array, classes: list[str]) -> NDArray[np.int64]:
     return np.array([numbers[each] for each in said], np.int64)
 
 
-def _written(label: Any) -> str:
-    """A label as text, the same for 1 and 1.0."""
+def _like(known: Any, label: Any) -> Any:
+    """A label as one of the classes would be: in a column with gaps, numbers come otherwise."""
+    if isinstance(known, str):
+        return str(label)
+    words = {"True": True, "False": False} if isinstance(known, bool) else {}
     try:
-        number = float(label)
+        return words[str(label)] if str(label) in words else float(label)
     except ValueError:
         return str(label)
-    return str(int(number)) if number.is_integer() else repr(number)
 
 
 def _standardised(labels: Array, about: dict[str, Any]) -> NDArray[np.float32]:

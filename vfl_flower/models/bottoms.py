@@ -96,6 +96,11 @@ def build_bottom(config: RunConfig, party: int, sample_shape: Shape, size: int) 
 
 def _try_out(module: nn.Module, name: str, shape: Shape, size: int) -> None:
     """Raise `ConfigError` unless a module makes embeddings of that size from such samples."""
+    for buffer, _ in module.named_buffers():
+        raise ConfigError(
+            f"bottom-model = {name!r} keeps {buffer!r} besides its parameters, which would be lost "
+            "between two messages: leave it out, such as by LayerNorm in place of BatchNorm."
+        )
     module.eval()  # so that two rows of zeros change nothing in it
     try:
         with torch.no_grad():

@@ -32,6 +32,13 @@ _skeletons: dict[tuple[int, int], tuple[int, Party]] = {}
 """What a process keeps of each party that it serves, and the run that it is of."""
 
 
+def forget(run: int) -> None:
+    """Let go of the parties of a run that has ended, if this process goes on."""
+    for place, (of, _) in list(_skeletons.items()):  # a copy: other threads may run others
+        if of == run:
+            _skeletons.pop(place, None)
+
+
 def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     """The party of a node at the beginning of a run."""
     index, parties = seat(context)

@@ -221,9 +221,11 @@ class Party:
         """Embeddings [n, E] of samples, with noise if there is any."""
         window = Window(np.zeros(0, np.int32), np.array([len(rows)], np.int32))
         noise = self.noise(self.exchange, window)
+        self.model.eval()
         with torch.no_grad():
             h: Tensor = self.model(torch.from_numpy(rows).to(self.device), noise)
-            return h
+        self.model.train()
+        return h
 
     def _upload(self, arrays: Arrays) -> Upload:
         return Upload(party=self.index, exchange=self.exchange, arrays=arrays)

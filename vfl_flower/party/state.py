@@ -74,11 +74,6 @@ def load_scalars(state: RecordDict) -> Mapping[str, Any]:
     return record_of(state, _SCALARS, ConfigRecord) if _SCALARS in state else {}
 
 
-def save_arrays(state: RecordDict, group: str, arrays: Arrays) -> None:
-    """Keep a group of arrays, beside those of `save_state`."""
-    state[group] = pack(arrays)
-
-
 def load_arrays(state: RecordDict, group: str) -> Arrays:
     """A group of arrays kept by `save_state`, read-only."""
     return unpack(record_of(state, group, ArrayRecord))

@@ -31,7 +31,8 @@ from vfl_flower.errors import VflError
 from vfl_flower.runtimes.certificates import self_signed, supernode_keys
 
 CHECKOUT = Path(__file__).parents[2]
-"""The Flower App that runs; where the package is installed without one, an App that names it."""
+"""The folder of this package: a checkout, which is the Flower App that runs, where it holds a
+pyproject.toml. Where it does not, the package is installed, and an App that names it runs."""
 
 _STARTING_SECONDS = 60.0
 
@@ -48,10 +49,25 @@ class SuperLink:
         self.simulation = simulation
 
     def __enter__(self) -> SuperLink:
-        self._until_end = ExitStack()
-        temporary = tempfile.TemporaryDirectory(prefix="vfl-flower-")
-        self.home = Path(self._until_end.enter_context(temporary))
-        self.port = self._until_end.enter_context(reserved_port())
+        with ExitStack() as stack:  # which closes all that was opened, unless this returns
+            temporary = tempfile.TemporaryDirectory(prefix="vfl-flower-")
+            self.home = Path(stack.enter_context(temporary))
+            self.port = stack.enter_context(reserved_port())
+            stack.callback(self._end_the_rest)
+            self._serve(stack)
+            self._until_end = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._until_end.close()
+
+    def _serve(self, stack: ExitStack) -> None:
+        """Start the SuperLink's process, and wait until it answers."""
         connection: dict[str, Any] = {"insecure": True}
         command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
         if self.simulation:
@@ -67,27 +83,19 @@ class SuperLink:
         own = {"address": f"127.0.0.1:{self.port}", **connection}
         _write_toml(self.home / "config.toml", {"superlink": {"default": "own", "own": own}})
         self._process = self.start(command, self.home / "superlink.log")
+        stack.callback(stop, self._process)
         deadline = time.monotonic() + _STARTING_SECONDS
         while not self._healthy():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                text = (self.home / "superlink.log").read_text()[-500:]
-                self.__exit__(None, None, None)
+                text = (self.home / "superlink.log").read_text(errors="replace")[-500:]
                 raise VflError(f"Flower's SuperLink did not start; it said: {text}")
             time.sleep(0.1)
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        stop(self._process)
+    def _end_the_rest(self) -> None:
         for process in psutil.process_iter():  # what lost its parent, and was missed so
             with suppress(psutil.Error):
                 if process.environ().get("FLWR_HOME") == str(self.home):
                     process.kill()
-        self._until_end.close()
 
     @contextmanager
     def supernode(

@@ -144,12 +144,11 @@ def _run(
     from vfl_flower.holder.results import results_folder
     from vfl_flower.registry import ENGINES
     from vfl_flower.start import Engine
-    from vfl_flower.systems import resolve
 
     start: Engine = ENGINES.load(engine)
     keys, node_configs = _keys(run_config, out), _node_configs(node_config)
-    config = resolve(keys)
-    if config.running.resume and config.running.out:
+    config = checkpoint.configured(keys)
+    if config.running.resume and keys.get("out"):
         raise ConfigError("A run that is resumed goes on in its own folder: leave out away.")
     if config.running.resume and parties is None:
         parties = len(checkpoint.load(config.running.resume).strategy["seats"])

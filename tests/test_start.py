@@ -1,0 +1,298 @@
+"""Starting a run: when Flower is asked twice, what it is blamed for, and what is let go of."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message
+
+from tests.conftest import Start
+from vfl_flower import client_app, start
+from vfl_flower.errors import VflError
+from vfl_flower.holder import results
+from vfl_flower.party import context as between
+from vfl_flower.runtimes import submission
+from vfl_flower.runtimes.processes import SuperLink
+from vfl_flower.start import predict_local, run_local
+
+# --- when Flower is asked twice -------------------------------------------------------------------
+
+# As `flwr run --stream` wrote them; tracebacks are shortened.
+_BEGINNING = """\
+Using SuperLink: own (127.0.0.1:33723)
+Successfully started run 861783208904836119
+\x1b[92mINFO \x1b[0m:      Starting logstream for run_id `861783208904836119`
+\x1b[92mINFO \x1b[0m:      Start `flwr-serverapp` process
+Successfully installed vfl-flower to /tmp/vfl-flower-58kvzvpf/apps/vfl-flower.680f809e.
+"""
+_END = """\
+\x1b[91mERROR \x1b[0m:     Exit Code: {}
+
+An unhandled exception occurred in the ServerApp.
+
+For more information, visit: <https://flower.ai/docs/framework/1.41/en/ref-exit-codes/{}.html>
+"""
+_SENTENCE = "l_id.csv is not there: there is no such file."
+REFUSED = f"{_BEGINNING}\x1b[91mERROR \x1b[0m:     {_SENTENCE}\n{_END.format(201, 201)}"
+RAISED = f"""{_BEGINNING}\x1b[91mERROR \x1b[0m:     ServerApp raised an exception
+Traceback (most recent call last):
+  File "/work/vfl_flower/server_app.py", line 80, in _train
+    raise KeyError("error")
+KeyError: 'labels'
+{_END.format(201, 201)}"""
+NO_SUPERLINK = """\
+Using SuperLink: own (127.0.0.1:9)
+╭─ Error ──────────────────────────────────────────────────────────────────────╮
+│ Connection to the SuperLink is unavailable. Please check your network        │
+│ connection and 'address' in the SuperLink connection configuration.          │
+╰──────────────────────────────────────────────────────────────────────────────╯
+"""
+NO_RAY = f"""{_BEGINNING}\
+/lib/ray/_private/worker.py:2051: FutureWarning: Tip: To turn off this error message, set RAY=0
+  warnings.warn(
+\x1b[91mERROR \x1b[0m:     An exception occured!! The current node timed out during startup.
+\x1b[91mERROR \x1b[0m:     Traceback (most recent call last):
+  File "/lib/flwr/server/superlink/fleet/vce/vce_api.py", line 214, in run_api
+    backend = backend_fn()
+              ^^^^^^^^^^^^
+Exception: The current node timed out during startup.
+
+\x1b[93mWARNING \x1b[0m:   Stopping Simulation Runtime.
+\x1b[91mERROR \x1b[0m:     An exception occurred !! Simulation Runtime crashed.
+\x1b[91mERROR \x1b[0m:     Simulation raised an exception
+Traceback (most recent call last):
+  File "/lib/flwr/server/superlink/fleet/vce/vce_api.py", line 267, in run_api
+    raise RuntimeError("Simulation Runtime crashed.") from ex
+RuntimeError: Simulation Runtime crashed.
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/lib/flwr/simulation/run_simulation.py", line 347, in _main_loop
+    raise RuntimeError("An error was encountered. Ending simulation.") from ex
+RuntimeError: An error was encountered. Ending simulation.
+{_END.format(700, 700)}"""
+
+
+class _Flower:
+    """A SuperLink each of whose runs writes a log and some files of the results folder."""
+
+    def __init__(self, home: Path, *runs: tuple[str, Mapping[str, str]]) -> None:
+        self.home = home
+        self.runs = list(runs)
+        home.mkdir()
+
+    def submit(
+        self, run_config: Mapping[str, Any], parties: int, log: Path
+    ) -> subprocess.Popen[bytes]:
+        text, files = self.runs.pop(0)
+        program = (
+            "import sys; from pathlib import Path\n"
+            "for name, text in zip(sys.argv[1::2], sys.argv[2::2]):\n"
+            "    with open(name, 'a', encoding='utf-8') as file: file.write(text)\n"
+        )
+        written = {log: text, **{log.parent / name: content for name, content in files.items()}}
+        words = [str(word) for pair in written.items() for word in pair]
+        return subprocess.Popen([sys.executable, "-c", program, *words])
+
+
+NOTHING: Mapping[str, str] = {}
+BEGUN = {"history.jsonl": ""}
+RAN = {"history.jsonl": "", "summary.json": '{"failure": null}'}
+
+
+def started(tmp_path: Path, *runs: tuple[str, Mapping[str, str]]) -> tuple[str, int]:
+    """How it ended, and how many runs were not started."""
+    flower: Any = _Flower(tmp_path / "home", *runs)
+    try:
+        start._run_on(flower, 2, 1, {"out": str(tmp_path / "out")})
+    except VflError as error:
+        return str(error), len(flower.runs)
+    return "", len(flower.runs)
+
+
+@pytest.mark.parametrize(
+    ("log", "files", "cause"),
+    [
+        (NO_SUPERLINK, NOTHING, "Connection to the SuperLink is unavailable. Please check your "),
+        (NO_RAY, BEGUN, "Exception: The current node timed out during startup. "),
+        (_BEGINNING, NOTHING, "it does not say why. "),
+    ],
+    ids=["SuperLink", "Ray", "silent"],
+)
+def test_what_never_ran_is_started_twice_then_flowers_cause_is_told(
+    log: str, files: Mapping[str, str], cause: str, tmp_path: Path
+) -> None:
+    said, left = started(tmp_path, (log, files), (log, files), (log, files))
+    assert said.startswith(f"Flower ended the run before it began, 2 times: {cause}")
+    assert said.endswith(f"Its log {tmp_path / 'out' / 'flower.log'} says more.") and left == 1
+    assert not (tmp_path / "out" / "history.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("log", "files"), [(NO_SUPERLINK, NOTHING), (NO_RAY, BEGUN)], ids=["SuperLink", "Ray"]
+)
+def test_the_second_start_may_do(log: str, files: Mapping[str, str], tmp_path: Path) -> None:
+    assert started(tmp_path, (log, files), (_BEGINNING, RAN), (log, files)) == ("", 1)
+
+
+@pytest.mark.parametrize("files", [NOTHING, BEGUN], ids=["at once", "later"])
+def test_what_is_refused_is_started_once_and_says_our_sentence(
+    files: Mapping[str, str], tmp_path: Path
+) -> None:
+    assert started(tmp_path, (REFUSED, files), (_BEGINNING, RAN)) == (_SENTENCE, 1)
+
+
+def test_a_refusal_of_the_second_start_is_told_and_not_what_came_before(tmp_path: Path) -> None:
+    assert started(tmp_path, (NO_RAY, BEGUN), (REFUSED, NOTHING)) == (_SENTENCE, 0)
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"), [(RAISED, "KeyError: 'labels'."), (_BEGINNING, "it does not say why.")]
+)
+def test_what_died_after_it_had_begun_is_not_started_again(
+    log: str, cause: str, tmp_path: Path
+) -> None:
+    said, left = started(tmp_path, (log, BEGUN), (_BEGINNING, RAN))
+    assert said.startswith(f"Flower ended the run after it had begun: {cause} Its log ")
+    assert left == 1 and (tmp_path / "out" / "history.jsonl").exists()
+
+
+def test_the_files_of_a_run_that_is_resumed_are_no_sign_that_it_ran(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for name in ("history.jsonl", "summary.json"):
+        (tmp_path / "out" / name).write_text("")
+        os.utime(tmp_path / "out" / name, (0, 0))
+    runs = (NO_SUPERLINK, NOTHING), (_BEGINNING, {"summary.json": '{"failure": null}'})
+    assert started(tmp_path, *runs) == ("", 0)
+
+
+# --- names of files, for processes that run elsewhere -------------------------------------------
+
+
+def test_files_are_named_so_that_they_are_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "saved").mkdir()
+    for value, expected in [
+        ("digits", "digits"),
+        ("auto", "auto"),
+        ("hf:user/name", "hf:user/name"),
+        ("hf:saved", f"hf:{tmp_path}/saved"),
+        ("files:l.csv", f"files:{tmp_path}/l.csv"),
+        ("npz:/a/b:c.npz", "npz:/a/b:c.npz"),
+        ("csv:~/t.csv", f"csv:{Path.home()}/t.csv"),
+        ("parquet:../t.parquet", f"parquet:{tmp_path}/../t.parquet"),
+        ("own.py:data", f"{tmp_path}/own.py:data"),
+        ("package.module:data", "package.module:data"),
+    ]:
+        assert submission.from_anywhere({"dataset": value, "epochs": 2}) == {
+            "dataset": expected,
+            "epochs": 2,
+        }
+    keys = {"strategy": "own.py:MINE", "codec": "top-k", "resume": "runs/a", "label": "a.py:b"}
+    there = {"strategy": f"{tmp_path}/own.py:MINE", "resume": f"{tmp_path}/runs/a"}
+    assert submission.from_anywhere(keys) == {**keys, **there}
+    assert submission.from_anywhere({"dataset": 3, "none": "x", "resume": ""}) == {
+        "dataset": 3,
+        "none": "x",
+        "resume": "",
+    }
+    node = {"file": "a.csv", "id": "a.csv", "source": "own.py:Waves", "states": "s"}
+    assert submission.of_node_from_anywhere(node) == {
+        "file": f"{tmp_path}/a.csv",
+        "id": "a.csv",
+        "source": f"{tmp_path}/own.py:Waves",
+        "states": f"{tmp_path}/s",
+    }
+    assert submission.of_node_from_anywhere({"source": "memory"}) == {"source": "memory"}
+
+
+# --- what is let go of ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_in_this_process_lets_go_of_its_parties_and_of_no_others(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
+    other: Any = object()
+    monkeypatch.setattr(between, "_skeletons", {(0, 9): (7, other)})
+    parties: list[weakref.ref[Any]] = []
+
+    def watched(message: Message, context: Context) -> Message:
+        reply: Message = client_app.app(message, context)
+        parties.extend(
+            weakref.ref(party) for _, party in between._skeletons.values() if party is not other
+        )
+        if fails and message.metadata.message_type == "train":
+            raise VflError("stops")
+        return reply
+
+    client: Any = watched
+    keys = {"dataset": "breast-cancer", "epochs": 1, "out": str(tmp_path / "out")}
+    try:
+        run_local(2, keys, client)
+        assert not fails
+    except VflError:
+        assert fails
+    gc.collect()
+    assert between._skeletons == {(0, 9): (7, other)}
+    assert parties and not any(each() for each in parties)
+
+
+def test_predicting_keeps_no_party(run: Start) -> None:
+    trained = run(2, {"dataset": "breast-cancer", "epochs": 1})
+    before = dict(between._skeletons)
+    predict_local({"model": str(trained.folder)})
+    assert between._skeletons == before
+
+
+@pytest.mark.parametrize("where", ["start", "_healthy"])
+def test_a_superlink_that_is_interrupted_while_it_starts_leaves_nothing(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def child(self: SuperLink, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+        children.append(subprocess.Popen(["sleep", "600"]))
+        return children[0]
+
+    def interrupt(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SuperLink, "start", child)
+    monkeypatch.setattr(SuperLink, where, interrupt)
+    link = SuperLink(simulation=True)
+    with pytest.raises(KeyboardInterrupt):
+        link.__enter__()
+    assert not link.home.exists()
+    assert all(each.returncode is not None for each in children)
+    assert len(children) == (where == "_healthy")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", link.port))
+
+
+def test_a_superlink_that_ends_at_once_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(self: SuperLink, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+        log.write_text("no port")
+        process = subprocess.Popen(["true"])
+        process.wait()
+        return process
+
+    monkeypatch.setattr(SuperLink, "start", ends)
+    monkeypatch.setattr(SuperLink, "_healthy", lambda self: False)
+    link = SuperLink(simulation=True)
+    with pytest.raises(VflError, match="did not start; it said: no port"):
+        link.__enter__()
+    assert not link.home.exists()
