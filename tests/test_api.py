@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import logging
+import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +14,10 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_digits
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import vfl_flower
+from vfl_flower import api
 from vfl_flower.data import memory
 from vfl_flower.errors import ConfigError, VflError
 
@@ -22,6 +27,40 @@ X = CANCER.to_numpy()
 PARTS = [X[:, :10], X[:, 10:20], X[:, 20:]]
 FRAMES = [CANCER.iloc[:, :10], CANCER.iloc[:, 10:20], CANCER.iloc[:, 20:]]
 KEYS = {"epochs": 5}
+ONCE = {"epochs": 1}
+ORDER = np.random.default_rng(0).permutation(len(X))
+TWICE = pd.DataFrame(np.stack([Y, Y], 1), columns=["label", "label"])
+WITH_GAP = np.where(np.arange(len(X))[:, None] == 7, np.nan, PARTS[0])
+
+
+class Stream(IterableDataset[Any]):
+    """A torch data set whose items have no numbers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(PARTS[0])
+
+
+class Spoilt(Dataset[Any]):
+    """A torch data set that fails, by an error or by what it gives, after so many items."""
+
+    def __init__(self, error: type[BaseException] | None) -> None:
+        self.error = error
+        self.left = 3 * len(X)
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, row: int) -> Any:
+        self.left -= 1
+        if self.left < 0 and self.error:
+            raise self.error
+        return PARTS[0][row] / 1000 if self.left >= 0 else np.full(10, np.nan)
+
+
+@pytest.fixture(scope="module")
+def model() -> vfl_flower.Model:
+    """A model of three parties."""
+    return vfl_flower.train(ONCE, PARTS, Y)
 
 
 @pytest.fixture(autouse=True)
@@ -172,6 +211,29 @@ def test_a_figure_of_held_out_rows_is_of_rows_that_were_not_trained_on() -> None
         ([FRAMES[0].assign(k=1)], Y, {"id": "k"}, "whose id is already"),
         ([np.where(PARTS[0] > 1e3, np.nan, PARTS[0])], Y, {}, "missing or infinite"),
         (PARTS, np.ones(len(X)), {}, "at least two classes"),
+        (PARTS, np.eye(2)[Y], {}, "labels have shape (569, 2): give one label for each row"),
+        (PARTS, 3, {}, "labels have shape ()"),
+        ([], Y, {}, "Labels are given and no features"),
+        ((part for part in PARTS), Y, {}, "features is of type generator: give a list"),
+        (X, Y, {}, "features is of type ndarray: give a list"),
+        (CANCER, Y, {}, "features is of type DataFrame: give a list"),
+        (None, Y, {}, "features is of type NoneType: give a list"),
+        ([Stream(), PARTS[1]], Y, {}, "party 0 are of type Stream, whose items cannot be counted"),
+        ([[[1, 2], [3]]], [0, 1], {}, "party 0 are lists of different lengths"),
+        ([FRAMES[0].set_axis(["a"] * 10, axis=1)], Y, {}, "party 0 have two columns 'a'"),
+        (PARTS, TWICE, {}, "labels have two columns 'label'"),
+        ([X[:, :0], PARTS[1]], Y, {}, "party 0 have no columns"),
+        ([part[:0] for part in PARTS], Y[:0], {}, "features have no rows"),
+        ([FRAMES[0].assign(k=range(569))], Y.set_axis(Y.index + 600), {"id": "k"}, "No 'k' is in"),
+        (FRAMES, Y[::-1], {}, "indexes of labels and the features of party 0 differ"),
+        ([PARTS[0], FRAMES[1].iloc[ORDER]], Y, {}, "labels and the features of party 1 differ"),
+        ([FRAMES[0], FRAMES[1].iloc[ORDER]], Y.tolist(), {}, "of party 0 and the features of p"),
+        (
+            [TensorDataset(torch.tensor(WITH_GAP))],
+            Y,
+            {},
+            "Item 7 of party 0's data set has missing",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -182,6 +244,170 @@ def test_what_cannot_work_is_a_sentence(
         vfl_flower.train(KEYS, features, labels, **more)
     assert said in str(error.value) and "\n" not in str(error.value)
     assert "memory:" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("vafl", "config = 'vafl' must be a mapping"),
+        ({"dataset": "digits"}, "dataset = 'digits' is not for features that are handed over"),
+        ({"align": "psi"}, "align = 'psi' is not"),
+        ({"task": "predict"}, "task = 'predict' is not"),
+        ({"resume": "run"}, "resume = 'run' is not"),
+        ({"id": "there"}, "id = 'here' contradicts id = 'there'"),
+        ({"label": 3}, "label = 3 must be a text"),
+    ],
+    ids=str,
+)
+def test_keys_that_features_contradict_are_a_sentence(config: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        vfl_flower.train(config, PARTS, Y, id="here")
+
+
+def test_the_id_column_may_be_named_in_the_configuration() -> None:
+    ids = np.arange(len(X)) + 1000
+    frames = [FRAMES[0].assign(k=ids), FRAMES[1].iloc[ORDER].assign(k=ids[ORDER])]
+    labels = pd.Series(Y.to_numpy(), index=ids)
+    named, given = (
+        vfl_flower.train({**ONCE, **keys}, frames, labels, id=id)
+        for keys, id in (({"id": "k"}, ""), ({}, "k"))
+    )
+    assert named.summary["config"]["id"] == "k"
+    assert named.history[-1]["test_loss"] == given.history[-1]["test_loss"]
+
+
+@pytest.mark.parametrize("name", ["row", "id", ""])
+def test_a_column_of_any_name_is_a_feature(name: str) -> None:
+    frame = FRAMES[0].rename(columns={"mean radius": name})
+    named = vfl_flower.train(
+        ONCE, [frame], FRAMES[1].rename(columns={"radius error": name}).assign(label=Y)
+    )
+    plain = vfl_flower.train(ONCE, FRAMES[:1], FRAMES[1].assign(label=Y))
+    assert named.history[-1]["test_loss"] == plain.history[-1]["test_loss"]
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    ids=["deep", "pickle"],
+)
+def test_a_copied_model_outlives_the_first(
+    copied: Callable[[vfl_flower.Model], vfl_flower.Model],
+) -> None:
+    model = vfl_flower.train(ONCE, PARTS, Y)
+    said, first = model.predict_proba(PARTS), model.folder
+    again = copied(copied(model))
+    del model
+    assert not first.exists()
+    np.testing.assert_array_equal(again.predict_proba(PARTS), said)
+    kept, second = again.history, again.folder
+    assert kept[-1]["epoch"] == 1
+    del again
+    assert not second.exists()
+
+
+def test_a_copied_model_of_a_folder_of_ones_own_is_of_that_folder(tmp_path: Path) -> None:
+    model = vfl_flower.train(ONCE, PARTS, Y, out=tmp_path / "kept")
+    assert pickle.loads(pickle.dumps(model)).folder == tmp_path / "kept"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, None])
+@pytest.mark.parametrize("keys", [{}, {"checkpoint-every": 5}], ids=["at-the-end", "often"])
+def test_what_was_trained_before_an_error_is_kept_and_found(
+    error: type[BaseException] | None,
+    keys: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(error or VflError) as raised:
+        vfl_flower.train({**KEYS, **keys}, [Spoilt(error), PARTS[1]], Y)
+    (kept,) = tmp_path.glob("*/run")
+    assert f"is kept in {kept}" in raised.value.__notes__[0]
+    assert len((kept / "history.jsonl").read_text().splitlines()) >= 1
+    if keys:
+        assert "vfl_flower.load reads it" in raised.value.__notes__[0]
+        assert len(vfl_flower.load(kept).predict([Spoilt(None), PARTS[1]])) == len(X)
+
+
+def test_an_error_before_anything_was_trained_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(VflError, match="at least two classes") as raised:
+        vfl_flower.train(KEYS, PARTS, np.ones(len(X)))
+    assert not hasattr(raised.value, "__notes__") and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (lambda m: m.predict(PARTS[:2]), "is of 3 parties, and features of 2 are given"),
+        (lambda m: m.predict([*PARTS, X]), "is of 3 parties, and features of 4 are given"),
+        (lambda m: m.predict(), "is of 3 parties, and features of 0 are given"),
+        (lambda m: m.predict(PARTS, id="x"), "party 0 are no frame with a column 'x' of ids"),
+        (lambda m: m.predict([part[:0] for part in PARTS]), "features have no rows"),
+        (lambda m: m.predict([PARTS[0], PARTS[1][:9], PARTS[2]]), "9 rows, and party 0 569: give"),
+        (lambda m: m.predict(PARTS, own=Y), "own = must be a frame"),
+        (lambda m: m.evaluate(iter(PARTS), Y), "features is of type list_iterator"),
+        (lambda m: m.evaluate(PARTS), "Labels are missing"),
+        (lambda m: m.evaluate(PARTS, FRAMES[0]), "Labels are missing"),
+    ],
+)
+def test_what_a_model_cannot_use_is_a_sentence(
+    model: vfl_flower.Model, use: Callable[[vfl_flower.Model], Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        use(model)
+
+
+def test_a_model_of_a_divided_data_set_takes_no_features() -> None:
+    model = vfl_flower.train({"dataset": "breast-cancer", **ONCE}, parties=3)
+    assert model.evaluate()["accuracy"] > 0.5
+    with pytest.raises(ConfigError, match="of breast-cancer, which was divided"):
+        model.predict(PARTS)
+
+
+@pytest.mark.parametrize("strategy", ["alone", "joined"])
+def test_baselines_say_that_they_keep_no_model(strategy: str, tmp_path: Path) -> None:
+    model = vfl_flower.train({**ONCE, "strategy": strategy}, PARTS, Y)
+    uses: list[Callable[[], Any]] = [
+        lambda: model.predict(PARTS),
+        lambda: model.classes,
+        lambda: model.save(tmp_path / "copy"),
+        lambda: vfl_flower.load(model.folder),
+    ]
+    for use in uses:
+        with pytest.raises(ConfigError, match=f"is of {strategy}, a baseline that keeps no model"):
+            use()
+
+
+def test_lists_are_arrays_and_equal_indexes_agree() -> None:
+    expected = vfl_flower.train(ONCE, PARTS, Y).history[-1]["test_loss"]
+    names = [f"row {number}" for number in range(len(X))]
+    for features, labels in (
+        ([part.tolist() for part in PARTS], Y),
+        (tuple(PARTS), Y.tolist()),
+        ([frame.set_axis(names) for frame in FRAMES], Y.set_axis(names)),
+        (FRAMES, Y.set_axis(pd.RangeIndex(600, 600 + len(X)))),
+    ):
+        assert vfl_flower.train(ONCE, features, labels).history[-1]["test_loss"] == expected
+
+
+def test_flowers_logger_is_quiet_until_the_last_leaves() -> None:
+    log = logging.getLogger("flwr")
+    before = log.level
+    log.setLevel(logging.INFO)
+    try:
+        one, other = api._quiet(), api._quiet()
+        one.__enter__()
+        other.__enter__()
+        one.__exit__(None, None, None)  # as a thread that began first, and ends first
+        assert log.level == logging.WARNING
+        other.__exit__(None, None, None)
+        assert log.level == logging.INFO
+    finally:
+        log.setLevel(before)
 
 
 def test_new_rows_must_have_the_columns_of_then() -> None:

@@ -12,6 +12,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.parallel import Parallel, delayed
 
 from vfl_flower.scikit import VerticalClassifier, VerticalRegressor
 
@@ -64,7 +65,39 @@ def test_numbers_are_predicted_in_their_own_units() -> None:
     assert 100 < vertical.predict(x).mean() < 200
 
 
-def test_columns_that_are_not_there_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("parties", "said"),
+    [
+        (0, "parties = 0 must be"),
+        (-1, "parties = -1 must be"),
+        (1.5, "parties = 1.5 must be"),
+        ("x", "parties = 'x' must be"),
+        (None, "parties = None must be"),
+        ([], r"parties = \[\] must be"),
+        ([[0], []], r"parties = \[\[0\], \[\]\] must be"),
+        ([["a"]], "parties = .* must be"),
+        (np.array([0, 1]), "parties = .* must be"),
+        ([[0, 99]], "parties names column 99, and X has 2"),
+        ([[0], [-3]], "parties names column -3, and X has 2"),
+    ],
+    ids=repr,
+)
+def test_parties_that_cannot_be_are_a_sentence(parties: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        VerticalClassifier(parties=parties).fit([[0, 1], [1, 0], [2, 2]], [0, 1, 0])
+
+
+def test_columns_may_be_numbered_by_an_array() -> None:
     x, y = load_breast_cancer(return_X_y=True)
-    with pytest.raises(IndexError):
-        VerticalClassifier(parties=[[0], [99]]).fit(x, y)
+    vertical = VerticalClassifier(parties=np.array([[0, 5], [1, 2]]), config={"epochs": 1})
+    assert vertical.fit(x, y).columns_ == [[0, 5], [1, 2]]
+
+
+@pytest.mark.slow
+def test_what_other_processes_have_fitted_predicts_here() -> None:
+    x, y = load_breast_cancer(return_X_y=True)
+    vertical = VerticalClassifier(config={"epochs": 2})
+    fitted = Parallel(n_jobs=2)(delayed(clone(vertical).fit)(x, y) for _ in range(2))
+    here = vertical.fit(x, y).predict(x)
+    for each in fitted:
+        np.testing.assert_array_equal(each.predict(x), here)

@@ -10,22 +10,21 @@ import json
 import logging
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from vfl_flower.data.memory import ArraySource, DataSetSource, Frame, held
-from vfl_flower.data.source import Source
+from vfl_flower.config import RunConfig, parse
+from vfl_flower.data.memory import handed_over, held, listed
 from vfl_flower.errors import ConfigError
 from vfl_flower.holder import checkpoint
+from vfl_flower.holder.checkpoint import Checkpoint
 from vfl_flower.registry import ENGINES
 from vfl_flower.start import Engine, Finished, predict_local
 
-_ROW = "row"  # the id column of what has no ids of its own
+_NOT_BESIDE_FEATURES = ("align", "dataset", "resume", "task")
 
 
 def train(
@@ -47,34 +46,63 @@ def train(
         items are samples; all with the same rows, unless there are ids.
     labels : of the N rows; or a frame of labels (column ``label``) and of features of the label
         holder's own.
-    id : the column of ids that all frames have, ``labels`` too; rows that all have are used.
+    id : the column of ids all frames have, ``labels`` too (or key ``id``); common rows are used.
     parties : how many share a data set that is divided among them, such as "digits".
     engine : runtime; data that are handed over are trained on in this process.
-    out : results folder; without it, one that is gone with the model.
+    out : results folder; without it, one that is gone with the model. Where training fails, a note
+        on the error says where it is kept.
 
     Raises
     ------
     ConfigError, PartyError
         What cannot work, or what went wrong.
     """
-    keys = dict(config or {})
+    if not isinstance(config, Mapping | None):
+        raise ConfigError(
+            f"config = {config!r} must be a mapping of keys, such as {{'strategy': 'vafl'}}."
+        )
+    keys = parse({**(config or {}), "out": str((config or {}).get("out", ""))})
+    named = out or keys.get("out") or keys.get("resume", "")
+    temporary = None if named else tempfile.TemporaryDirectory()
+    folder = Path(temporary.name, "run") if temporary else Path(named)
+    keys["out"] = str(folder.expanduser().absolute())
+    features = listed(features)
+    node_configs: list[dict[str, Any]] = []
     with ExitStack() as stack:
         stack.enter_context(_quiet())
-        temporary = None if out or keys.get("out") else tempfile.TemporaryDirectory()
-        folder = Path(temporary.name, "run") if temporary else Path(out or keys["out"])
-        keys["out"] = str(folder.expanduser().absolute())
-        node_configs: list[dict[str, Any]] = []
-        if len(features):
+        if features:
+            beside = [name for name in _NOT_BESIDE_FEATURES if name in keys]
+            if beside:
+                raise ConfigError(
+                    f"{beside[0]} = {keys[beside[0]]!r} is not for features that are handed over: "
+                    "leave out the key, or the features."
+                )
             if labels is None:
                 raise ConfigError("Labels are missing: give train one for each row.")
             if engine != "local":
                 raise ConfigError(f"engine = {engine!r} cannot reach data of this process.")
+            if id and keys.get("id", id) != id:
+                raise ConfigError(
+                    f"id = {id!r} contradicts id = {keys['id']!r} in config: leave one of them out."
+                )
             parties = len(features)
-            name = stack.enter_context(_held(features, labels, keys, id))
-            keys |= {"dataset": f"memory:{name}", "id": id or _ROW, "align": "ids"}
+            id = id or keys.get("id", "")
+            data = RunConfig.of(keys).data
+            name = stack.enter_context(held(*handed_over(features, labels, data, id)))
+            keys |= {"dataset": f"memory:{name}", "align": "ids"}
             node_configs = [{"source": "memory", "held": name}] * parties
+            if id:
+                keys["id"] = id
+        elif labels is not None:
+            raise ConfigError("Labels are given and no features: give those of each party.")
         start: Engine = ENGINES.load(engine)
-        finished = start(parties, keys, node_configs=node_configs)
+        try:
+            finished = start(parties, keys, node_configs=node_configs)
+        except BaseException as error:
+            if temporary:
+                _keep(folder, error)
+                temporary.cleanup()
+            raise
     return Model(finished.folder, temporary)
 
 
@@ -86,8 +114,9 @@ def load(folder: str | Path) -> Model:
     ConfigError
         If there is none.
     """
-    checkpoint.load(folder)
-    return Model(Path(folder).expanduser().absolute())
+    place = Path(folder).expanduser().absolute()
+    _checkpoint(place)
+    return Model(place)
 
 
 class Model:
@@ -102,6 +131,26 @@ class Model:
         self.folder = folder
         self._temporary = temporary  # which is removed when this is
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Where the model is, or if that is gone with this object, the files themselves."""
+        if not self._temporary:
+            return {"folder": self.folder}
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        return {"files": {str(path.relative_to(self.folder)): path.read_bytes() for path in files}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Go on with the folder, or with a temporary one of this object's own."""
+        if "folder" in state:
+            Model.__init__(self, state["folder"])
+            return
+        temporary = tempfile.TemporaryDirectory()
+        Model.__init__(self, Path(temporary.name, "run"), temporary)
+        for name, content in state["files"].items():
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)  # since `save` copies modes too
+            path.write_bytes(content)
+
     @property
     def history(self) -> list[dict[str, Any]]:
         """An entry for each evaluation."""
@@ -115,7 +164,7 @@ class Model:
     @property
     def classes(self) -> list[str]:
         """The classes, in the order of `predict_proba`'s columns; none for numbers."""
-        classes: list[str] = checkpoint.load(self.folder).about_labels["classes"]
+        classes: list[str] = _checkpoint(self.folder).about_labels["classes"]
         return classes
 
     def predict(self, features: Sequence[Any] = (), *, own: Any = None, id: str = "") -> Any:
@@ -140,7 +189,7 @@ class Model:
     ) -> dict[str, float]:
         """Loss, accuracy and AUC, or RMSE and R2, of rows that have labels.
 
-        ``labels`` are as for `train`.
+        ``labels`` are as for `train`; of a divided data set's test rows none are needed.
         """
         _, figures = self._said(features, labels, id, labelled=True)
         names = ("loss", "accuracy", "auc", "rmse", "r2")
@@ -152,8 +201,9 @@ class Model:
         Raises
         ------
         ConfigError
-            If there is a folder already.
+            If there is a folder already, or no model.
         """
+        _checkpoint(self.folder)
         to = Path(folder).expanduser().absolute()
         if to.exists():
             raise ConfigError(f"{to} is there already: name another folder.")
@@ -165,108 +215,83 @@ class Model:
         """A frame of predictions in the order of the rows, and figures."""
         import pandas as pd
 
+        found, features = _checkpoint(self.folder), listed(features)
+        data, parties = found.config.data, len(found.strategy["seats"])
+        if features and not data.own_data:
+            raise ConfigError(
+                f"The model is of {data.called}, which was divided, and predicts its test rows: "
+                "leave features out."
+            )
+        if data.own_data and len(features) != parties:
+            raise ConfigError(
+                f"The model is of {parties} parties, and features of {len(features)} are given: "
+                "give those of each party, in their order."
+            )
+        missing = ConfigError("Labels are missing: give evaluate those of the rows, as for train.")
+        if labelled and features and own is None:
+            raise missing
+        if own is not None and not labelled and not hasattr(own, "columns"):
+            raise ConfigError("own = must be a frame of the label holder's own features.")
         keys: dict[str, Any] = {"model": str(self.folder)}
         node_configs: list[dict[str, Any]] = []
         with ExitStack() as stack:
             stack.enter_context(_quiet())
             out = Path(stack.enter_context(tempfile.TemporaryDirectory()), "said.parquet")
-            if len(features):
-                if own is None:
-                    own = _rows_of(features[0], id)
-                elif not labelled and not hasattr(own, "columns"):
-                    raise ConfigError("own = must be a frame of the label holder's own features.")
-                name = stack.enter_context(_held(features, own, self._words(), id))
-                keys |= {"dataset": f"memory:{name}", "id": id or _ROW, "align": "ids"}
-                node_configs = [{"source": "memory", "held": name}] * len(features)
+            if features:
+                name = stack.enter_context(held(*handed_over(features, own, data, id)))
+                keys |= {"dataset": f"memory:{name}", "align": "ids"}
+                node_configs = [{"source": "memory", "held": name}] * parties
             predict_local({**keys, "out": str(out)}, node_configs)
-            return pd.read_parquet(out), json.loads(out.with_suffix(".json").read_text())
+            figures = json.loads(out.with_suffix(".json").read_text())
+            if labelled and "loss" not in figures:
+                raise missing
+            return pd.read_parquet(out), figures
 
-    def _words(self) -> dict[str, Any]:
-        values = checkpoint.load(self.folder).config.values()
-        return {key: values[key] for key in ("label", "columns", "missing", "text")}
+
+_levels: list[int] = []
+_lock = threading.Lock()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Let Flower's logger say warnings only, as `vfl run` does: the history has the rest."""
+    """Let Flower's logger say warnings only, as `vfl run` does: the history has the rest.
+
+    It is every thread's logger: the last to leave puts back the level that the first has found.
+    """
     log = logging.getLogger("flwr")
-    before = log.level
-    log.setLevel(logging.WARNING)
+    with _lock:
+        _levels.append(log.level)
+        log.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        log.setLevel(before)
+        with _lock:
+            level = _levels.pop()
+            if not _levels:
+                log.setLevel(level)
 
 
-def _held(features: Sequence[Any], labels: Any, keys: Mapping[str, Any], id: str) -> Any:
-    """Hold what is handed over as data of the label holder and of the parties."""
-    import pandas as pd
+def _keep(folder: Path, error: BaseException) -> None:
+    """Keep what was trained before an error, if anything, and note on the error where."""
+    history, model = folder / "history.jsonl", folder / checkpoint.FILE
+    if model.exists() or (history.exists() and history.stat().st_size):
+        kept = Path(tempfile.mkdtemp(prefix="vfl-flower-"), "run")
+        shutil.move(folder, kept)
+        use = ", and vfl_flower.load reads it" if (kept / checkpoint.FILE).exists() else ""
+        error.add_note(f"What was trained until then is kept in {kept}{use}.")
 
-    if id:
-        for number, frame in enumerate(features):
-            if id not in getattr(frame, "columns", ()):
-                raise ConfigError(
-                    f"The features of party {number} are no frame with a column {id!r} of ids."
-                )
-        if isinstance(labels, pd.Series):
-            labels = labels.rename(keys.get("label", "label")).rename_axis(id).reset_index()
-        if id not in getattr(labels, "columns", ()):
+
+def _checkpoint(folder: Path) -> Checkpoint:
+    """The label holder's half of a model."""
+    summary = folder / "summary.json"
+    if summary.is_file() and not (folder / checkpoint.FILE).exists():
+        said = json.loads(summary.read_text())
+        if said["failure"] is None:
             raise ConfigError(
-                f"With id = {id!r}, labels must be a frame with ids, or a Series by id."
+                f"The run in {folder} is of {said['strategy']}, a baseline that keeps no model: it "
+                "has history and summary only; train another strategy for a model."
             )
-        common = set(labels[id]).intersection(*(frame[id] for frame in features))
-        labels, *features = (frame[frame[id].isin(common)] for frame in (labels, *features))
-    sources = [_source(each, party, keys, id) for party, each in enumerate(features)]
-    if not hasattr(labels, "columns"):
-        labels = pd.DataFrame({keys.get("label", "label"): _array(labels)})
-    if not id:
-        labels = labels.assign(**{_ROW: np.arange(len(labels))})
-        for party, source in enumerate(sources):
-            if len(source.id_column) != len(labels):
-                raise ConfigError(
-                    f"Party {party} has {len(source.id_column)} rows, and there are {len(labels)} "
-                    "labels: give one label for each row, or name the ids by id."
-                )
-    table = Frame(
-        "labels",
-        id=id or _ROW,
-        columns=str(keys.get("columns", "")),
-        missing=str(keys.get("missing", "refuse")),
-        text=str(keys.get("text", "refuse")),
-        label=str(keys.get("label", "label")),
-        frame=labels,
-    )
-    return held(table, sources)
-
-
-def _source(features: Any, party: int, keys: Mapping[str, Any], id: str) -> Source:
-    if hasattr(features, "columns"):
-        frame = features if id else features.assign(**{_ROW: np.arange(len(features))})
-        return Frame(
-            "features",
-            id=id or _ROW,
-            missing=str(keys.get("missing", "refuse")),
-            text=str(keys.get("text", "refuse")),
-            party=party,
-            frame=frame,
-        )
-    if hasattr(features, "__getitem__") and not hasattr(features, "shape"):
-        return DataSetSource(features, party)
-    return ArraySource(_array(features), party)
-
-
-def _array(values: Any) -> NDArray[Any]:
-    """An array of an array, a tensor, a Series or a list."""
-    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-
-
-def _rows_of(features: Any, id: str) -> Any:
-    """A frame that says which rows there are, and nothing else."""
-    import pandas as pd
-
-    if id:
-        return features[[id]]
-    return pd.DataFrame(index=range(len(features)))
+    return checkpoint.load(folder)
 
 
 def _by_id(values: Any, frame: Any, id: str) -> Any:

@@ -177,7 +177,7 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in raw.items():
         if name not in KEYS:
-            close = get_close_matches(name, KEYS, 1)
+            close = get_close_matches(str(name), KEYS, 1)
             hint = f" Did you mean {close[0]}?" if close else ""
             raise ConfigError(f"There is no configuration key {name!r}.{hint} See `vfl list`.")
         if value != AUTO:

@@ -6,7 +6,9 @@ system reaches on a table before anyone is asked to take part.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -27,7 +29,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
     def __init__(
         self,
         strategy: str = "split-nn",
-        parties: int | Sequence[Sequence[int]] = 2,
+        parties: int | Sequence[Sequence[int]] | Array = 2,
         config: Mapping[str, Any] | None = None,
         random_state: Any = None,
     ) -> None:
@@ -50,11 +52,33 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _columns(self) -> list[list[int]]:
-        """The columns of each party."""
-        if isinstance(self.parties, Sequence):
-            return [list(columns) for columns in self.parties]
-        number = min(self.parties, self.n_features_in_)
-        return [part.tolist() for part in np.array_split(np.arange(self.n_features_in_), number)]
+        """The columns of each party.
+
+        Raises
+        ------
+        ValueError
+            If ``parties`` is neither a number of them nor columns that there are.
+        """
+        parties: Any = self.parties
+        there = self.n_features_in_
+        if isinstance(parties, Integral) and int(parties) > 0:
+            number = min(int(parties), there)
+            return [part.tolist() for part in np.array_split(np.arange(there), number)]
+        try:
+            parts = [[operator.index(column) for column in part] for part in parties]
+        except TypeError:
+            parts = []
+        if not (parts and all(parts)):
+            raise ValueError(
+                f"parties = {parties!r} must be how many there are, at least 1, or a list of "
+                "the columns of each, at least one, by their numbers."
+            )
+        absent = [column for part in parts for column in part if not -there <= column < there]
+        if absent:
+            raise ValueError(
+                f"parties names column {absent[0]}, and X has {there}, counted from 0."
+            )
+        return parts
 
     def _parts(self, x: Array) -> list[Array]:
         return [x[:, columns] for columns in self.columns_]

@@ -23,15 +23,21 @@ from vfl_flower.errors import ConfigError
 from vfl_flower.sections import DataConfig
 
 Array = NDArray[Any]
+_NONE = "\0"  # where a column is named and there is none; no column is called so
 
 
 @dataclass(frozen=True)
 class Frame(Table):
-    """A pandas frame; its ids are in its column ``id``."""
+    """A pandas frame; its ids are in its column ``id``, or the numbers of its rows."""
 
     kind = "frame"
 
     frame: Any = None
+
+    @cached_property
+    def id_column(self) -> Any:
+        """The id column, or the numbers of the rows."""
+        return np.arange(len(self.frame)) if self.id == _NONE else super().id_column
 
     @cached_property
     def _names(self) -> list[str]:
@@ -50,6 +56,11 @@ class ArraySource(Source):
             raise ConfigError(
                 f"The features of party {party} are {array.dtype} of shape {array.shape}: give "
                 "numbers, and at least two dimensions, rows first."
+            )
+        if 0 in array.shape[1:]:
+            raise ConfigError(
+                f"The features of party {party} have no columns (shape {array.shape}): give it "
+                "some, or leave it out."
             )
         self._array = array
 
@@ -98,7 +109,178 @@ class DataSetSource(Source):
         """These samples, as the data set gives them."""
         items = [self._dataset[int(place)] for place in places]
         samples = [item[0] if isinstance(item, tuple | list) else item for item in items]
-        return np.stack([np.asarray(sample, np.float32) for sample in samples])
+        rows = np.stack([np.asarray(sample, np.float32) for sample in samples])
+        finite = np.isfinite(rows).reshape(len(rows), -1).all(1)
+        if not finite.all():
+            raise ConfigError(
+                f"Item {places[finite.argmin()]} of party {self.party}'s data set has missing or "
+                "infinite values: fill them in, or drop that row, at every party."
+            )
+        return rows
+
+
+# --- what is handed over ------------------------------------------------------------------------
+
+
+def listed(features: Any) -> list[Any]:
+    """The features of each party, as a list.
+
+    Raises
+    ------
+    ConfigError
+        If they are those of one party only, or cannot be counted.
+    """
+    stacked = getattr(features, "ndim", 0) > 2  # an array of the parties' arrays
+    if isinstance(features, str) or not (stacked or isinstance(features, Sequence)):
+        raise ConfigError(
+            f"features is of type {type(features).__name__}: give a list with the features of "
+            "each party."
+        )
+    return list(features)
+
+
+def handed_over(
+    features: Sequence[Any], labels: Any, data: DataConfig, id: str
+) -> tuple[Frame, list[Source]]:
+    """The label holder's table and the parties' data, of the same rows.
+
+    Parameters
+    ----------
+    features : of each party an array, a tensor, lists, a frame or a torch data set.
+    labels : of the rows, or a frame of the label holder's own; None where it has nothing.
+    id : the column of ids that all have, of which the common ones are used; or empty.
+
+    Raises
+    ------
+    ConfigError
+        If they cannot be used, or do not belong together.
+    """
+    import pandas as pd
+
+    for party, part in enumerate(features):
+        _check_columns(part, f"The features of party {party}", id)
+    if id:
+        labels, *features = _common(features, labels, data, id)
+    sources = [_source(part, party, data, id) for party, part in enumerate(features)]
+    rows = len(sources[0].id_column)
+    if labels is None:
+        table = pd.DataFrame(index=range(rows))
+    elif hasattr(labels, "columns"):
+        table = labels
+    else:
+        values = as_array(labels, "The labels")
+        if values.ndim != 1:
+            raise ConfigError(
+                f"The labels have shape {values.shape}: give one label for each row; of one-hot "
+                "rows that is labels.argmax(1)."
+            )
+        table = pd.DataFrame({data.label: values})
+    _check_columns(table, "The labels", id)
+    if not rows:
+        raise ConfigError("The features have no rows: give at least one.")
+    if not id:
+        theirs = f"there are {len(table)} labels" if labels is not None else f"party 0 {rows}"
+        for party, source in enumerate(sources):
+            if len(source.id_column) != len(table):
+                raise ConfigError(
+                    f"Party {party} has {len(source.id_column)} rows, and {theirs}: give all the "
+                    "same rows, or name the ids by id."
+                )
+        _check_order(features, labels)
+    own = Frame(
+        "labels",
+        id=id or _NONE,
+        columns=data.columns,
+        missing=data.missing,
+        text=data.text,
+        label=data.label,
+        frame=table,
+    )
+    return own, sources
+
+
+def as_array(values: Any, whose: str) -> Array:
+    """An array of an array, a tensor, a Series or lists.
+
+    Raises
+    ------
+    ConfigError
+        If lists differ in length.
+    """
+    try:
+        return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    except ValueError:
+        raise ConfigError(
+            f"{whose} are lists of different lengths: give each row as many values."
+        ) from None
+
+
+def _common(features: Sequence[Any], labels: Any, data: DataConfig, id: str) -> list[Any]:
+    """Labels and features of the rows whose ids all have."""
+    import pandas as pd
+
+    if labels is None:
+        labels = features[0][[id]]
+    if isinstance(labels, pd.Series):
+        labels = labels.rename(data.label).rename_axis(id).reset_index()
+    if id not in getattr(labels, "columns", ()):
+        raise ConfigError(f"With id = {id!r}, labels must be a frame with ids, or a Series by id.")
+    _check_columns(labels, "The labels", id)
+    common = set(labels[id]).intersection(*(frame[id] for frame in features))
+    if not common:
+        raise ConfigError(
+            f"No {id!r} is in all frames: are they the same kind of id, written alike?"
+        )
+    return [frame[frame[id].isin(common)] for frame in (labels, *features)]
+
+
+def _source(features: Any, party: int, data: DataConfig, id: str) -> Source:
+    if hasattr(features, "columns"):
+        return Frame(
+            "features",
+            id=id or _NONE,
+            missing=data.missing,
+            text=data.text,
+            label=_NONE,
+            party=party,
+            frame=features,
+        )
+    lists = isinstance(features, list | tuple)
+    if lists or hasattr(features, "shape") or not hasattr(features, "__getitem__"):
+        return ArraySource(as_array(features, f"The features of party {party}"), party)
+    if not hasattr(features, "__len__"):
+        raise ConfigError(
+            f"The features of party {party} are of type {type(features).__name__}, whose items "
+            "cannot be counted: give a data set with __len__ and __getitem__."
+        )
+    return DataSetSource(features, party)
+
+
+def _check_columns(value: Any, whose: str, id: str) -> None:
+    """Whether a frame has ids, and each column once."""
+    if id and id not in getattr(value, "columns", ()):
+        raise ConfigError(f"{whose} are no frame with a column {id!r} of ids.")
+    names = [str(name) for name in getattr(value, "columns", ())]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"{whose} have two columns {twice[0]!r}: rename one, or drop it.")
+
+
+def _check_order(features: Sequence[Any], labels: Any) -> None:
+    """Refuse rows that pandas' indexes say are others, since they are taken by position."""
+    import pandas as pd
+
+    named = [("labels", labels)]
+    named += [(f"the features of party {party}", part) for party, part in enumerate(features)]
+    indexed = [(whose, v.index) for whose, v in named if isinstance(v, pd.Series | pd.DataFrame)]
+    for whose, index in indexed[1:]:
+        first, other = indexed[0]
+        numbered = isinstance(index, pd.RangeIndex) and isinstance(other, pd.RangeIndex)
+        if not (index.equals(other) or (numbered and index.step * other.step > 0)):
+            raise ConfigError(
+                f"The indexes of {first} and {whose} differ: put rows in one order and "
+                "reset_index(drop=True), or name a column of ids by id."
+            )
 
 
 # --- what is held -------------------------------------------------------------------------------
