@@ -45,7 +45,7 @@ _SENTENCE = "l_id.csv is not there: there is no such file."
 REFUSED = f"{_BEGINNING}\x1b[91mERROR \x1b[0m:     {_SENTENCE}\n{_END.format(201, 201)}"
 RAISED = f"""{_BEGINNING}\x1b[91mERROR \x1b[0m:     ServerApp raised an exception
 Traceback (most recent call last):
-  File "/work/vfl_flower/server_app.py", line 80, in _train
+  File "/app/vfl_flower/server_app.py", line 80, in _train
     raise KeyError("error")
 KeyError: 'labels'
 {_END.format(201, 201)}"""
