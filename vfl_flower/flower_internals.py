@@ -6,8 +6,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from hmac import compare_digest
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
+import tomli_w
 from flwr.app import Message, RecordDict
 from flwr.common.serde import (
     message_from_proto,
@@ -18,9 +26,12 @@ from flwr.common.serde import (
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.fab import Fab
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supercore.utils import get_flwr_home
 
+from vfl_flower.config import flower_defaults
 from vfl_flower.errors import VflError
 
 SERVER_NODE = 1
@@ -85,3 +96,92 @@ def state_from_bytes(body: bytes) -> RecordDict:
         return recorddict_from_proto(ProtoRecordDict.FromString(body))
     except Exception:  # whatever protobuf and Flower say of bytes from elsewhere
         raise VflError("no state of a party") from None
+
+
+# --- Flower's own processes ---------------------------------------------------------------------
+
+
+def app_of_this_package() -> str:
+    """The pyproject.toml of a Flower App that has no code: it names this package's, installed."""
+    parts = {"serverapp": "vfl_flower.server_app:app", "clientapp": "vfl_flower.client_app:app"}
+    about = {"publisher": "vfl-flower", "components": parts, "config": flower_defaults()}
+    project = {"name": "vfl-app", "version": "1.0.0"}
+    return tomli_w.dumps({"project": project, "tool": {"flwr": {"app": about}}})
+
+
+def keep_token(address: str, token: str) -> None:
+    """Have `flwr` commands with this FLWR_HOME show the token to the SuperLink at an address."""
+    from flwr.cli.constant import (
+        ACCESS_TOKEN_STORE_KEY,
+        AUTHN_TYPE_STORE_KEY,
+        REFRESH_TOKEN_STORE_KEY,
+    )
+    from flwr.common.constant import AuthnType
+    from flwr.supercore.credential_store import get_credential_store
+
+    store = get_credential_store()
+    store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
+    for key in (ACCESS_TOKEN_STORE_KEY, REFRESH_TOKEN_STORE_KEY):
+        store.set(key % address, token.encode())
+
+
+def demand_token(token: str) -> None:
+    """Have a SuperLink that starts in this process serve Control calls with this token alone."""
+    from flwr.common.constant import ACCESS_TOKEN_KEY
+    from flwr.supercore.auth.typing import AccountInfo
+    from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+
+    superlink: Any = import_module("flwr.superlink.cli.flower_superlink")
+
+    class ByToken(NoOpControlAuthnPlugin):
+        """Flower's only account, for who shows the token."""
+
+        def validate_tokens_in_metadata(
+            self, metadata: Sequence[tuple[str, str | bytes]]
+        ) -> tuple[bool, AccountInfo | None]:
+            shown = dict(metadata).get(ACCESS_TOKEN_KEY, "")
+            shown = shown.encode() if isinstance(shown, str) else shown
+            if compare_digest(shown, token.encode()):
+                return super().validate_tokens_in_metadata(metadata)
+            return False, None
+
+        def get_login_details(self) -> None:
+            return None
+
+        def refresh_tokens(self, metadata: Any) -> tuple[None, None]:
+            return None, None
+
+    superlink.load_control_authn_plugin = ByToken
+
+
+def run_installed_code_only() -> None:
+    """Have a SuperNode that starts in this process run this package's ClientApp, as installed.
+
+    Whatever App its SuperLink names is neither fetched nor used. Keys of the run configuration
+    that this package does not know are left out, since a SuperNode would end at them.
+    """
+    from flwr.cli.build import build_fab_from_files
+    from flwr.cli.config_utils import get_fab_metadata
+
+    supernode: Any = import_module("flwr.supernode.start_client_internal")
+    content, _ = build_fab_from_files({"pyproject.toml": app_of_this_package().encode()})
+    fab = Fab(sha256(content).hexdigest(), content, {})
+    name, version = get_fab_metadata(content)
+    own: dict[str, Any] = {"fab_id": name, "fab_version": version, "fab_hash": fab.hash_str}
+    known = flower_defaults()
+    connect = supernode.http_request_response
+
+    @contextmanager
+    def connected(*arguments: Any) -> Iterator[tuple[Any, ...]]:
+        with connect(*arguments) as (node, receive, send, get_run, _, *objects):
+
+            def run_of_own_app(run_id: int) -> Run:
+                run: Run = get_run(run_id)
+                config = {
+                    key: run.override_config[key] for key in run.override_config if key in known
+                }
+                return replace(run, **own, override_config=config, primary_task_type="")
+
+            yield node, receive, send, run_of_own_app, lambda *_: fab, *objects
+
+    supernode.http_request_response = connected

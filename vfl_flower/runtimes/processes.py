@@ -1,14 +1,16 @@
 """Flower's own processes on this machine: a SuperLink, SuperNodes, and `flwr run`.
 
 They live on loopback and free ports, in a temporary folder that is their FLWR_HOME and from which
-they start, so that they neither read nor write the user's Flower and run no other checkout's code.
-SuperNodes reach their SuperLink over TLS, and authenticate themselves. All use the installed
-packages as they are, and each ends with its ``with`` block.
+they start, so that they neither read nor write the user's Flower. They are closed to other users of
+this machine: the folder is its owner's, and who has no secret of those in it starts no run, takes
+no task and is no SuperNode (`runtimes.closed`), nor a client of Ray. All use the installed packages
+as they are, and each ends with its ``with`` block.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import ssl
 import subprocess
@@ -26,14 +28,11 @@ from typing import Any
 import psutil
 import tomli_w
 
-from vfl_flower.config import flower_defaults
 from vfl_flower.errors import VflError
+from vfl_flower.flower_internals import app_of_this_package
 from vfl_flower.runtimes.certificates import self_signed, supernode_keys
 
-CHECKOUT = Path(__file__).parents[2]
-"""The folder of this package: a checkout, which is the Flower App that runs, where it holds a
-pyproject.toml. Where it does not, the package is installed, and an App that names it runs."""
-
+_CLOSED = [sys.executable, "-P", "-m", "vfl_flower.runtimes.closed"]
 _STARTING_SECONDS = 60.0
 
 
@@ -68,19 +67,17 @@ class SuperLink:
 
     def _serve(self, stack: ExitStack) -> None:
         """Start the SuperLink's process, and wait until it answers."""
-        connection: dict[str, Any] = {"insecure": True}
-        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)]
-        if self.simulation:
-            command += ["--simulation", "--insecure"]
-        else:
-            key, certificate = self_signed("127.0.0.1")
-            (self.home / "superlink.key").write_bytes(key)
-            (self.home / "superlink.crt").write_bytes(certificate)
-            connection = {"root-certificates": f"{self.home}/superlink.crt"}
-            command += ["--enable-supernode-auth", "--ssl-keyfile", f"{self.home}/superlink.key"]
-            command += ["--ssl-certfile", f"{self.home}/superlink.crt"]
-            command += ["--ssl-ca-certfile", f"{self.home}/superlink.crt"]
-        own = {"address": f"127.0.0.1:{self.port}", **connection}
+        key, certificate = self_signed("127.0.0.1")
+        (self.home / "superlink.key").write_bytes(key)
+        (self.home / "superlink.crt").write_bytes(certificate)
+        (self.home / "ray.token").write_text(secrets.token_hex(32))
+        command = [*_CLOSED, "superlink", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--ssl-keyfile", f"{self.home}/superlink.key"]
+        command += ["--ssl-certfile", f"{self.home}/superlink.crt"]
+        command += ["--ssl-ca-certfile", f"{self.home}/superlink.crt"]
+        command += ["--simulation" if self.simulation else "--enable-supernode-auth"]
+        certificates = {"root-certificates": f"{self.home}/superlink.crt"}
+        own = {"address": f"127.0.0.1:{self.port}", **certificates}
         _write_toml(self.home / "config.toml", {"superlink": {"default": "own", "own": own}})
         self._process = self.start(command, self.home / "superlink.log")
         stack.callback(stop, self._process)
@@ -111,7 +108,7 @@ class SuperLink:
             log = self.home / f"register-{party}.log"
             if self.start(register, log).wait():
                 raise VflError(f"Flower did not register a SuperNode; it said: {log.read_text()}")
-        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.port}"]
+        command = [*_CLOSED, "supernode", "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--root-certificates", str(self.home / "superlink.crt")]
         command += ["--auth-supernode-private-key", str(key)]
         words = {**(node_config or {}), "partition-id": party, "num-partitions": parties}
@@ -130,8 +127,9 @@ class SuperLink:
     ) -> subprocess.Popen[bytes]:
         """`flwr run` with this configuration; the process ends with the run."""
         _write_toml(self.home / "run.toml", run_config)
-        in_checkout = (CHECKOUT / "pyproject.toml").is_file()
-        app = CHECKOUT if in_checkout else self._app_of_installed_package()
+        app = self.home / "vfl-app"
+        app.mkdir(exist_ok=True)
+        (app / "pyproject.toml").write_text(app_of_this_package(), encoding="utf-8")
         command = ["flwr", "run", str(app), "own", "--stream"]
         command += ["--run-config", str(self.home / "run.toml")]
         if self.simulation:
@@ -149,6 +147,8 @@ class SuperLink:
             **os.environ,
             "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}",
             "FLWR_HOME": str(self.home),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": f"{self.home}/ray.token",
             # Else Flower builds an environment of its own for each run, and downloads torch.
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -156,7 +156,7 @@ class SuperLink:
         }
         with log.open("ab") as output:
             return subprocess.Popen(
-                [f"{scripts}/{command[0]}", *command[1:]],
+                [str(Path(scripts, command[0])), *command[1:]],
                 cwd=self.home,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -166,26 +166,13 @@ class SuperLink:
             )
 
     def _healthy(self) -> bool:
-        trust = None
-        if not self.simulation:
-            trust = ssl.create_default_context(cafile=str(self.home / "superlink.crt"))
-        url = f"http{'s' if trust else ''}://127.0.0.1:{self.port}/health"
+        trust = ssl.create_default_context(cafile=str(self.home / "superlink.crt"))
+        url = f"https://127.0.0.1:{self.port}/health"
         try:
             with urllib.request.urlopen(url, timeout=2, context=trust) as reply:
                 return bool(reply.status == 200)
         except (urllib.error.URLError, OSError):
             return False
-
-    def _app_of_installed_package(self) -> Path:
-        """A Flower App without code of its own, whose components are those of this package."""
-        app = self.home / "vfl-app"
-        app.mkdir(exist_ok=True)
-        parts = {"serverapp": "vfl_flower.server_app:app", "clientapp": "vfl_flower.client_app:app"}
-        about = {"publisher": "vfl-flower", "components": parts, "config": flower_defaults()}
-        project = {"name": "vfl-app", "version": "1.0.0"}
-        content = {"project": project, "tool": {"flwr": {"app": about}}}
-        _write_toml(app / "pyproject.toml", content)
-        return app
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

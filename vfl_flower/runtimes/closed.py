@@ -1,0 +1,84 @@
+"""Flower's SuperLink and SuperNode, closed to everyone whom they are not for.
+
+    python -m vfl_flower.runtimes.closed superlink OPTIONS
+    python -m vfl_flower.runtimes.closed supernode OPTIONS
+
+with the options of `flower-superlink` and `flower-supernode`. As Flower starts them, whoever
+reaches their ports may start runs and register keys (Control API), or take a task with its message
+and state and answer it (Runtime API); and a SuperNode runs the code that a SuperLink sends. Here
+
+- the Control API asks for a token, fresh at each start, which `flwr` commands with the same
+  FLWR_HOME find in its credentials.yaml;
+- the Runtime API has Flower's SuperExec secret, fresh too, for which the SuperExec starts apart;
+- a SuperNode runs the ClientApp of this package as it is installed beside it, whatever is sent.
+
+The Fleet API asks for registered keys by Flower's own ``--enable-supernode-auth``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+from vfl_flower.flower_internals import (
+    demand_token,
+    flower_home,
+    keep_token,
+    run_installed_code_only,
+)
+
+
+def superlink(options: list[str]) -> None:
+    """Start a SuperLink in this process."""
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+
+    address = _address(options, 8000)
+    token = secrets.token_urlsafe(32)
+    keep_token(address, token)
+    demand_token(token)
+    sys.argv = ["flower-superlink", *options, *_with_secret(options, address)]
+    flower_superlink()
+
+
+def supernode(options: list[str]) -> None:
+    """Start a SuperNode in this process."""
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    run_installed_code_only()
+    secret = _with_secret(options, _address(options, 9094))
+    sys.argv = ["flower-supernode", *options, *secret]
+    flower_supernode()
+
+
+def _address(options: list[str], port: int) -> str:
+    """Where the process will listen."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=port)
+    given, _ = parser.parse_known_args(options)
+    return f"{given.host}:{given.port}"
+
+
+def _with_secret(options: list[str], address: str) -> list[str]:
+    """Start the SuperExec with a secret; the options by which the process asks for it."""
+    file = flower_home() / f"superexec-{address.rpartition(':')[2]}.secret"
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.write(secrets.token_bytes(32))
+    secret = ["--superexec-auth-secret-file", str(file)]
+    tls = ["--insecure"]
+    if "--ssl-ca-certfile" in options:
+        tls = ["--root-certificates", options[options.index("--ssl-ca-certfile") + 1]]
+    beside = Path(sys.executable).parent / "flower-superexec"
+    command = [str(beside), *tls, "--runtime-api-address", address]
+    subprocess.Popen([*command, "--parent-pid", str(os.getpid()), *secret])
+    return ["--isolation", "process", *secret]
+
+
+if __name__ == "__main__":
+    {"superlink": superlink, "supernode": supernode}[sys.argv[1]](sys.argv[2:])
