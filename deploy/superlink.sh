@@ -1,24 +1,55 @@
 #!/usr/bin/env bash
-# The label holder's SuperLink: TLS, and registered SuperNodes only.
+# The label holder's SuperLink: on loopback, behind a proxy that passes the calls of SuperNodes.
 #
 #   deploy/superlink.sh FOLDER [HOST]
 #
 # FOLDER holds its key and certificate, made at the first start for HOST (127.0.0.1), its data base of
-# registered keys and runs, and the connection "vfl" that `FLWR_HOME=FOLDER flwr run . vfl` uses.
-# PORT in the environment is the port that it listens on (8000).
+# registered keys and runs, and what `FLWR_HOME=FOLDER flwr run . vfl` needs to be let in.
+# PORT in the environment is the port that parties reach (8000); the next is the SuperLink's own.
 set -euo pipefail
-folder=$(mkdir -p -m 700 "$1" && cd "$1" && pwd)
+umask 077
+folder=$(mkdir -p -m 700 "$1" && CDPATH= cd -- "$1" && pwd)
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 host=${2:-127.0.0.1}
 port=${PORT:-8000}
+inner=$((port + 1))
+nginx=$(PATH=$PATH:/usr/sbin:/sbin command -v nginx) || {
+    echo "superlink.sh: nginx is missing, which stands before the SuperLink: apt install nginx-light" >&2
+    exit 1
+}
 
-[ -f "$folder/superlink.crt" ] || python -m vfl_flower.runtimes.certificates superlink "$folder" "$host"
-printf '[superlink]\ndefault = "vfl"\n\n[superlink.vfl]\naddress = "%s:%s"\nroot-certificates = "%s"\n' \
-    "$host" "$port" "$folder/superlink.crt" > "$folder/config.toml"
+[ -f "$folder/superlink.crt" ] || python -P -m vfl_flower.runtimes.certificates host "$folder/superlink" "$host"
+rm -f "$folder"/loopback.* # nobody else has it, and so it is made anew
+python -P -m vfl_flower.runtimes.certificates host "$folder/loopback" localhost 127.0.0.1
+printf '[superlink]\ndefault = "vfl"\n\n[superlink.vfl]\naddress = "127.0.0.1:%s"\nroot-certificates = "%s"\n' \
+    "$inner" "$folder/loopback.crt" > "$folder/config.toml"
 
 listen=0.0.0.0
 [ "$host" != 127.0.0.1 ] || listen=127.0.0.1
+mkdir -p "$folder/proxy"
+sed -e "s|@FOLDER@|$folder|g" -e "s|@LISTEN@|$listen|g" -e "s|@PORT@|$port|g" -e "s|@INNER@|$inner|g" \
+    "$here/proxy.conf" > "$folder/proxy.conf"
+
+stop() { # both end together
+    trap - EXIT
+    kill $proxy $link 2> /dev/null || true
+    wait
+}
+proxy= link=
+trap stop EXIT
+trap 'exit 143' TERM
+trap 'exit 130' INT
+
 export FLWR_HOME=$folder
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 # the packages of this environment serve
-exec flower-superlink --host "$listen" --port "$port" --enable-supernode-auth \
-    --database "$folder/superlink.db" --ssl-keyfile "$folder/superlink.key" \
-    --ssl-certfile "$folder/superlink.crt" --ssl-ca-certfile "$folder/superlink.crt"
+python -P -m vfl_flower.runtimes.closed superlink --host 127.0.0.1 --port "$inner" \
+    --enable-supernode-auth --database "$folder/superlink.db" --ssl-keyfile "$folder/loopback.key" \
+    --ssl-certfile "$folder/loopback.crt" --ssl-ca-certfile "$folder/loopback.crt" &
+link=$!
+until (exec 3<> "/dev/tcp/127.0.0.1/$inner") 2> /dev/null; do # who reaches the proxy finds it there
+    kill -0 $link 2> /dev/null || exit 1
+    sleep 0.2
+done
+"$nginx" -e stderr -p "$folder" -c "$folder/proxy.conf" &
+proxy=$!
+wait -n $link $proxy

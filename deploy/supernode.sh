@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A party's SuperNode.
+# A party's SuperNode, which runs the code that is installed here and no other.
 #
 #   deploy/supernode.sh FOLDER SUPERLINK "NODE-CONFIG"
 #
@@ -9,15 +9,16 @@
 #   "partition-id=0 num-partitions=2 file='/data/features.parquet' id='customer'"
 # PORT in the environment is a port on this machine that its own ClientApp uses (9094).
 set -euo pipefail
-folder=$(mkdir -p -m 700 "$1" && cd "$1" && pwd)
+umask 077
+folder=$(mkdir -p -m 700 "$1" && CDPATH= cd -- "$1" && pwd)
 
 if [ ! -f "$folder/supernode.key" ]; then
-    python -m vfl_flower.runtimes.certificates supernode "$folder"
+    python -P -m vfl_flower.runtimes.certificates supernode "$folder"
     echo "made $folder/supernode.pub: start again when the label holder has registered it"
     exit
 fi
 export FLWR_HOME=$folder
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 # the packages of this environment serve
-exec flower-supernode --superlink "$2" --root-certificates "$folder/superlink.crt" \
+exec python -P -m vfl_flower.runtimes.closed supernode --superlink "$2" --root-certificates "$folder/superlink.crt" \
     --auth-supernode-private-key "$folder/supernode.key" \
     --host 127.0.0.1 --port "${PORT:-9094}" --node-config "$3"

@@ -6,9 +6,10 @@
 # Each party is given by what its node configuration says besides its number. Then
 #   FLWR_HOME=FOLDER/superlink flwr run . vfl --stream -c "..."
 set -euo pipefail
-folder=$(mkdir -p -m 700 "$1" && cd "$1" && pwd)
+umask 077
+folder=$(mkdir -p -m 700 "$1" && CDPATH= cd -- "$1" && pwd)
 shift
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 export PORT=${PORT:-8000}
 superlink=127.0.0.1:$PORT
 
@@ -44,7 +45,7 @@ for words in "$@"; do
     fi
     cp "$folder/superlink/superlink.crt" "$mine/"
     : > "$folder/party-$party.log"
-    PORT=$((PORT + 1 + party)) "$here/supernode.sh" "$mine" "$superlink" \
+    PORT=$((PORT + 2 + party)) "$here/supernode.sh" "$mine" "$superlink" \
         "$words partition-id=$party num-partitions=$#" > "$folder/party-$party.log" 2>&1 &
     nodes="$nodes $!"
     party=$((party + 1))

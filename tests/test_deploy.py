@@ -22,14 +22,15 @@ import pytest
 
 from tests.fleet import assert_equals, evaluations, processes_of, until
 from vfl_flower.holder import checkpoint
-from vfl_flower.runtimes.processes import CHECKOUT, reserved_port, stop
+from vfl_flower.runtimes.processes import reserved_port, stop
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import predict_local, run_local
 
 pytestmark = pytest.mark.slow
 
 PARTIES = 2
-PORTS = 1 + PARTIES + 1
+PORTS = 2 + PARTIES + 1
+CHECKOUT = Path(__file__).parents[1]
 STARTING = 240.0  # seconds that a run may take to begin, on a machine that has much else to do
 
 
@@ -39,7 +40,8 @@ class Deployed:
     def __init__(self, folder: Path, port: int) -> None:
         self.home, self.files = folder / "fleet", folder / "files"
         self.folder = folder
-        self.port = port  # of the SuperLink; the SuperNodes' follow it, and one for a stranger
+        # Of the proxy; the SuperLink's and the SuperNodes' follow it, and one for a stranger.
+        self.port = port
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
@@ -166,7 +168,7 @@ def test_the_scripts_train_and_predict_as_in_process_and_a_stranger_gets_nothing
     assert deployed.command(stranger, "made.log").wait(STARTING) == 0
     assert "start again when the label holder has registered it" in deployed.log("made.log")
     shutil.copy(deployed.home / "superlink/superlink.crt", deployed.home / "stranger")
-    refused = deployed.command(stranger, "stranger.log", PORT=str(deployed.port + 1 + PARTIES))
+    refused = deployed.command(stranger, "stranger.log", PORT=str(deployed.port + 2 + PARTIES))
 
     keys = {**deployed.dataset, "strategy": "split-nn", "epochs": 5, "window": 8}
     run = Run(tmp_path / "deployed")
@@ -229,7 +231,7 @@ def test_a_run_that_is_cut_short_is_resumed_and_ends_as_if_it_had_not_been(
     patience["party-timeout"] = 300
     resumed = deployed.flwr_run("resumed.log", **patience, resume=str(run.folder))
     until(lambda: evaluations(run) >= trained + 20, STARTING)
-    for command in ("flower-superlink", "flower-superexec", "flwr-serverapp"):
+    for command in ("superlink", "flower-superexec", "flwr-serverapp"):
         for process in deployed.processes("superlink", command):
             process.send_signal(signal.SIGKILL)
     stop(resumed)

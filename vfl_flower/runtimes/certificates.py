@@ -1,6 +1,6 @@
 """Keys and certificates: of a run, of a SuperLink and of SuperNodes.
 
-python -m vfl_flower.runtimes.certificates superlink FOLDER HOST
+python -m vfl_flower.runtimes.certificates host FILE HOST...
 python -m vfl_flower.runtimes.certificates supernode FOLDER
 """
 
@@ -17,14 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def self_signed(host: str) -> tuple[bytes, bytes]:
-    """A private key and the certificate that it signs for itself as a host, both PEM."""
+def self_signed(*hosts: str) -> tuple[bytes, bytes]:
+    """A private key and the certificate that it signs for itself as these hosts, both PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    try:
-        general: x509.GeneralName = x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        general = x509.DNSName(host)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -34,7 +30,7 @@ def self_signed(host: str) -> tuple[bytes, bytes]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
         .not_valid_after(now + datetime.timedelta(days=365))
-        .add_extension(x509.SubjectAlternativeName([general]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(map(_general, hosts)), critical=False)
         .sign(key, hashes.SHA256())
     )
     private = key.private_bytes(
@@ -43,6 +39,13 @@ def self_signed(host: str) -> tuple[bytes, bytes]:
         serialization.NoEncryption(),
     )
     return private, certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _general(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
 
 
 def supernode_keys() -> tuple[bytes, bytes]:
@@ -59,11 +62,11 @@ def supernode_keys() -> tuple[bytes, bytes]:
     return private, public
 
 
-def write_for_superlink(folder: Path, host: str) -> None:
-    """Write superlink.key, and superlink.crt, which everyone may know."""
-    key, certificate = self_signed(host)
-    _write_private(folder / "superlink.key", key)
-    (folder / "superlink.crt").write_bytes(certificate)
+def write_for_host(file: Path, hosts: list[str]) -> None:
+    """Write FILE.key, and FILE.crt, which everyone may know."""
+    key, certificate = self_signed(*hosts)
+    _write_private(file.with_suffix(".key"), key)
+    file.with_suffix(".crt").write_bytes(certificate)
 
 
 def write_for_supernode(folder: Path) -> None:
@@ -79,7 +82,7 @@ def _write_private(path: Path, text: bytes) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "superlink":
-        write_for_superlink(Path(sys.argv[2]), sys.argv[3])
+    if sys.argv[1] == "host":
+        write_for_host(Path(sys.argv[2]), sys.argv[3:])
     else:
         write_for_supernode(Path(sys.argv[2]))
