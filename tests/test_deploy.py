@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -15,12 +16,24 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pandas as pd
 import psutil
 import pytest
+from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY
+from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
+from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE as PROTOBUF
 
 from tests.fleet import assert_equals, evaluations, processes_of, until
+from tests.stranger import (
+    FLEET,
+    WITHOUT_TOKEN,
+    call,
+    raw,
+    signature_of_nobody,
+    superlink_routes,
+)
 from vfl_flower.holder import checkpoint
 from vfl_flower.runtimes.processes import reserved_port, stop
 from vfl_flower.start import Finished as Run
@@ -199,6 +212,69 @@ def test_the_scripts_train_and_predict_as_in_process_and_a_stranger_gets_nothing
     for column in ("probability_0", "probability_1"):
         np.testing.assert_allclose(predicted[column], expected[column], atol=1e-5)
     assert json.loads(scores.with_suffix(".json").read_text())["accuracy"] > 0.9
+
+
+def test_a_stranger_on_the_network_reaches_a_supernodes_calls_and_they_refuse_it(
+    deployed: Deployed,
+) -> None:
+    port, certificate = deployed.port, deployed.home / "superlink/superlink.crt"
+    seen = deployed.log("fleet/superlink.log").count("/v1/control")
+    routes = superlink_routes()
+    assert len(routes) > 60
+    for method, path in routes:
+        status = call(port, certificate, method, path).status_code
+        assert status == (401 if path in FLEET else 404), path
+        assert path not in FLEET or call(port, certificate, "GET", path).status_code == 403
+    for path in FLEET:  # the key is sound, and nobody knows it
+        assert call(port, certificate, "POST", path, **signature_of_nobody()).status_code in (
+            400,
+            401,
+        ), path
+    for path in (
+        "/v1/fleet/../control/list-runs",
+        "/v1/fleet/pull-messages/../../control/list-runs",
+        "//v1/control/list-runs",
+        "/v1/fleet/pull-messages/..;/control/list-runs",
+        "/v1/fleet/%2e%2e/control/list-runs",
+        "/v1/control/list-runs%00/v1/fleet/pull-messages",
+        "/v1/control/list-runs#/v1/fleet/pull-messages",
+        f"https://127.0.0.1:{deployed.port + 1}/v1/control/list-runs",
+    ):
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        assert re.match(rb"HTTP/1.1 (400|404) ", raw(port, certificate, head.encode())), path
+    # A second request in the body of the first, by two lengths that contradict each other.
+    hidden = b"POST /v1/control/list-runs HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+    for lengths in (
+        b"Content-Length: 5\r\nTransfer-Encoding: chunked",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity",
+        b"Transfer-Encoding:\x0bchunked\r\nContent-Length: 5",
+    ):
+        both = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\n" + lengths + b"\r\n\r\n"
+        assert b" 200 " not in raw(port, certificate, both + b"0\r\n\r\n" + hidden)
+    assert deployed.log("fleet/superlink.log").count("/v1/control") == seen
+
+
+def test_another_user_of_the_host_starts_no_run_and_takes_no_task(deployed: Deployed) -> None:
+    own = deployed.port + 1, deployed.home / "superlink/loopback.crt"
+    for method, path in superlink_routes():
+        if path.startswith("/v1/control") and path not in WITHOUT_TOKEN:
+            assert call(*own, method, path).status_code == 401, path
+            assert call(*own, method, path, authorization="Bearer x").status_code == 401, path
+        elif path.startswith("/v1/runtime"):
+            assert call(*own, method, path).status_code in (401, 403), path
+    for path in WITHOUT_TOKEN:
+        assert len(call(*own, "POST", path).content) < 200
+    # The control: who has the token is let in.
+    kept = FileCredentialStore(deployed.home / "superlink/credentials.yaml")
+    token = kept.get(ACCESS_TOKEN_STORE_KEY % f"127.0.0.1:{own[0]}") or b""
+    bearer = f"Bearer {token.decode()}"
+    assert call(*own, "POST", "/v1/control/list-runs", authorization=bearer).status_code == 200
+    for party in range(PARTIES):
+        of_node = f"http://127.0.0.1:{deployed.port + 2 + party}/v1/runtime/acquire-task"
+        assert httpx.post(of_node, headers={"content-type": PROTOBUF}).status_code in (401, 403)
+    for folder in [deployed.home / "superlink", deployed.home / "party-0"]:
+        modes = {path: path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]}
+        assert not [path for path, mode in modes.items() if mode and path.suffix != ".crt"]
 
 
 @pytest.mark.nightly

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 
 from tests.conftest import Start
-from tests.fleet import EF_VFL, processes_of
+from tests.fleet import EF_VFL, processes_of, until
+from tests.stranger import call
 from vfl_flower.errors import VflError
 from vfl_flower.runtimes import processes as flower_processes
 from vfl_flower.runtimes.processes import SuperLink
@@ -99,26 +102,92 @@ def test_asynchronous_systems_learn_on_ray_and_a_failing_party_ends_it_with_a_se
     assert [processes_of(home) for home in homes] == [[], [], []]
 
 
+EVIL = """
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+server = ServerApp()
+client = ClientApp()
+
+@server.main()
+def main(grid, context):
+    from time import sleep
+    while not (nodes := list(grid.get_node_ids())):
+        sleep(0.1)
+    asked = RecordDict({"scalars": ConfigRecord({"outputs": 1})})
+    [said] = grid.send_and_receive([Message(asked, nodes[0], "query.describe")])
+    Path("MARK-server").write_text(str(said.content) if said.has_content() else "an error")
+
+@client.query("describe")
+def run(message, context):
+    Path("MARK-party").write_text("I run beside your file")
+    return Message(RecordDict(), reply_to=message)
+"""
+
+
 @pytest.mark.nightly
-def test_the_code_that_runs_is_that_of_the_app_that_was_named(
-    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("closed", [True, False], ids=["as we start it", "as Flower starts it"])
+def test_a_node_runs_what_is_installed_beside_it_whatever_its_label_holder_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
-    # Another checkout, whose code differs by a comment, from a folder where it could be imported.
-    other = tmp_path / "vfl-flower-copy"
-    for package in ("vfl_flower", "strategies"):
-        without = shutil.ignore_patterns("__pycache__")  # where another process may write just now
-        shutil.copytree(CHECKOUT / package, other / package, ignore=without)
-    shutil.copy(CHECKOUT / "pyproject.toml", other / "pyproject.toml")
-    with (other / "vfl_flower" / "axes" / "codecs" / "channel.py").open("a") as file:
-        file.write("# another checkout\n")
-    monkeypatch.setattr(flower_processes, "CHECKOUT", other)
-    there = run_ray(2, {"epochs": 1, "out": str(tmp_path / "out")}).summary["code"]
-    assert there != run(2, {"epochs": 1}).summary["code"]
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "evil.py").write_text(EVIL.replace("MARK", str(tmp_path / "ran")))
+    parts = {"serverapp": "evil:server", "clientapp": "evil:client"}
+    about = {"publisher": "evil", "components": parts, "config": {"theirs": 1}}
+    project = {"name": "evil", "version": "1.0.0"}
+    text = tomli_w.dumps({"project": project, "tool": {"flwr": {"app": about}}})
+    (app / "pyproject.toml").write_text(text)
+    with SuperLink(simulation=False) as superlink:
+        if not closed:
+            monkeypatch.setattr(flower_processes, "_CLOSED", ["env"])
+            start = superlink.start
+            monkeypatch.setattr(
+                superlink,
+                "start",
+                lambda command, log: start(
+                    ["flower-supernode", *command[2:]] if command[0] == "env" else command, log
+                ),
+            )
+        with superlink.supernode(0, 1):
+            command = ["flwr", "run", str(app), "own", "--stream", "--run-config", "theirs=2"]
+            superlink.start(command, tmp_path / "log").wait()
+    assert (tmp_path / "ran-server").exists()  # the label holder's own code ran at its own place
+    assert (tmp_path / "ran-party").exists() is not closed
+    if closed:
+        assert "sent a message without" in (tmp_path / "ran-server").read_text()
 
 
-def test_a_process_group_ends_as_a_whole(tmp_path: Path) -> None:
+@pytest.mark.nightly
+def test_who_has_not_the_token_is_no_client_of_ray(tmp_path: Path) -> None:
+    with SuperLink(simulation=True) as superlink:
+        script = tmp_path / "simulation.py"
+        script.write_text(
+            "import ray, sys, time\n"
+            "address = ray.init(num_cpus=1, include_dashboard=False).address_info['gcs_address']\n"
+            f"open({str(tmp_path / 'address')!r}, 'w').write(address + '\\n')\n"
+            "time.sleep(600)\n"
+        )
+        log = tmp_path / "log"
+        superlink.start(["python", str(script)], log)
+        address = tmp_path / "address"
+        until(lambda: address.exists() and address.read_text().endswith("\n"))
+        guest = "import ray, sys; ray.init(address=sys.argv[1]); print(ray.cluster_resources())"
+        command = ["python", "-c", guest, address.read_text().strip()]
+        assert superlink.start(command, log).wait() == 0
+        without = {key: each for key, each in os.environ.items() if not key.startswith("RAY_AUTH")}
+        stranger = [sys.executable, *command[1:]]
+        refused = subprocess.run(stranger, env=without, capture_output=True, text=True)
+        assert refused.returncode and "InvalidAuthToken" in refused.stderr
+
+
+def test_a_process_group_ends_as_a_whole_and_was_closed_to_others(tmp_path: Path) -> None:
     with SuperLink(simulation=True) as superlink:
         home = superlink.home
+        certificate = home / "superlink.crt"
+        for path in ("/v1/control/start-run", "/v1/runtime/acquire-task"):
+            assert call(superlink.port, certificate, "POST", path).status_code == 401
         child = superlink.start(["python", "-c", "import time; time.sleep(600)"], tmp_path / "log")
         assert processes_of(home) != []
         flower_processes.stop(child)

@@ -5,19 +5,32 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from importlib import import_module
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.config import get_fused_config_from_fab
+from flwr.common.constant import ACCESS_TOKEN_KEY
+from flwr.supercore.run import Run
 from packaging.requirements import Requirement
 
+from vfl_flower.config import flower_defaults
 from vfl_flower.errors import VflError
 from vfl_flower.flower_internals import (
     begin_task,
+    demand_token,
     flower_home,
     from_bytes,
     in_ray,
+    run_installed_code_only,
     set_message_id,
     set_replied_to,
     state_from_bytes,
@@ -90,3 +103,55 @@ def test_nothing_else_touches_what_flower_keeps_to_itself() -> None:
                 assert not any(private.match(module) for module in modules), path
                 if isinstance(node, ast.Attribute) and node.attr == "__dict__":
                     raise AssertionError(f"{path} looks into an object")
+
+
+def test_a_superlink_asks_its_control_api_for_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    superlink = import_module("flwr.superlink.cli.flower_superlink")
+    monkeypatch.setattr(superlink, "load_control_authn_plugin", None)
+    demand_token("secret")
+    plugin = superlink.load_control_authn_plugin()
+    assert plugin.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, "secret")])[0]
+    for wrong in ([], [(ACCESS_TOKEN_KEY, "Secret")], [(ACCESS_TOKEN_KEY, "ü")], [("x", "secret")]):
+        assert plugin.validate_tokens_in_metadata(wrong) == (False, None)
+    assert plugin.get_login_details() is None
+    assert plugin.refresh_tokens([]) == (None, None)
+
+
+def test_a_supernode_fetches_no_app_and_takes_no_word_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = import_module("flwr.supernode.start_client_internal")
+    theirs = {"fab_id": "../evil", "fab_version": "../..", "fab_hash": "x"}
+    config = {"epochs": 3, "unknown": 1}
+    sent = replace(
+        Run.create_empty(7), **theirs, override_config=config, primary_task_type="agentapp"
+    )
+
+    @contextmanager
+    def connect(*arguments: object) -> Iterator[tuple[object, ...]]:
+        def never(*arguments: object) -> None:
+            raise AssertionError("it asked for the code")
+
+        yield 1, None, None, lambda run: sent, never, "pull", "push", "confirm"
+
+    monkeypatch.setattr(node, "http_request_response", connect)
+    run_installed_code_only()
+    with node.http_request_response("address", False) as (
+        *_,
+        get_run,
+        get_fab,
+        pull,
+        push,
+        confirm,
+    ):
+        run = get_run(7)
+        fab = get_fab(run.fab_hash, 7)
+    assert (pull, push, confirm) == ("pull", "push", "confirm")
+    assert (run.run_id, run.override_config, run.primary_task_type) == (7, {"epochs": 3}, "")
+    assert (run.fab_id, run.fab_version) == ("vfl-flower/vfl-app", "1.0.0")
+    assert run.fab_hash == fab.hash_str == sha256(fab.content).hexdigest()
+    with ZipFile(BytesIO(fab.content)) as archive:
+        assert set(archive.namelist()) == {"pyproject.toml", ".info/CONTENT"}
+    assert get_fused_config_from_fab(fab.content, run) == {**flower_defaults(), "epochs": 3}

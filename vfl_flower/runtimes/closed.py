@@ -22,6 +22,7 @@ import os
 import secrets
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from vfl_flower.flower_internals import (
@@ -34,24 +35,24 @@ from vfl_flower.flower_internals import (
 
 def superlink(options: list[str]) -> None:
     """Start a SuperLink in this process."""
-    from flwr.superlink.cli.flower_superlink import flower_superlink
-
     address = _address(options, 8000)
     token = secrets.token_urlsafe(32)
     keep_token(address, token)
     demand_token(token)
-    sys.argv = ["flower-superlink", *options, *_with_secret(options, address)]
-    flower_superlink()
+    _be("flower-superlink", [*options, *_with_secret(options, address)])
 
 
 def supernode(options: list[str]) -> None:
     """Start a SuperNode in this process."""
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
     run_installed_code_only()
-    secret = _with_secret(options, _address(options, 9094))
-    sys.argv = ["flower-supernode", *options, *secret]
-    flower_supernode()
+    _be("flower-supernode", [*options, *_with_secret(options, _address(options, 9094))])
+
+
+def _be(command: str, options: list[str]) -> None:
+    """Be this command of Flower's."""
+    [script] = entry_points(group="console_scripts", name=command)
+    sys.argv = [command, *options]
+    script.load()()
 
 
 def _address(options: list[str], port: int) -> str:
