@@ -39,7 +39,11 @@ from vfl_flower.runtimes.processes import reserved_port, stop
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import predict_local, run_local
 
-pytestmark = pytest.mark.slow
+NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not NGINX, reason="nginx is missing: apt install nginx-light"),
+]
 
 PARTIES = 2
 PORTS = 2 + PARTIES + 1

@@ -123,10 +123,13 @@ def test_a_supernode_fetches_no_app_and_takes_no_word_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node = import_module("flwr.supernode.start_client_internal")
-    theirs = {"fab_id": "../evil", "fab_version": "../..", "fab_hash": "x"}
-    config = {"epochs": 3, "unknown": 1}
     sent = replace(
-        Run.create_empty(7), **theirs, override_config=config, primary_task_type="agentapp"
+        Run.create_empty(7),
+        fab_id="../evil",
+        fab_version="../..",
+        fab_hash="x",
+        override_config={"epochs": 3, "unknown": 1},
+        primary_task_type="agentapp",
     )
 
     @contextmanager
