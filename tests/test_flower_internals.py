@@ -7,12 +7,15 @@ import re
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
@@ -37,6 +40,7 @@ from vfl_flower.flower_internals import (
     state_to_bytes,
     to_bytes,
 )
+from vfl_flower.runtimes.carrier import FlowerCarrier
 
 CHECKOUT = Path(__file__).parent.parent
 
@@ -158,3 +162,13 @@ def test_a_supernode_fetches_no_app_and_takes_no_word_of_it(
     with ZipFile(BytesIO(fab.content)) as archive:
         assert set(archive.namelist()) == {"pyproject.toml", ".info/CONTENT"}
     assert get_fused_config_from_fab(fab.content, run) == {**flower_defaults(), "epochs": 3}
+
+
+def test_nobody_can_guess_the_id_of_a_message_and_answer_it_in_anothers_place() -> None:
+    pushed: list[Message] = []
+    grid: Any = SimpleNamespace(push_messages=lambda messages: pushed.extend(messages) or [])
+    original = message()
+    copies = [deepcopy(original), deepcopy(original)]
+    assert len({each.object_id for each in [original, *copies]}) == 1
+    FlowerCarrier(grid).push_messages(copies)
+    assert len({each.object_id for each in [original, *pushed]}) == 3

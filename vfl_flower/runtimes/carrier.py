@@ -7,6 +7,7 @@ A `Carrier` is a Flower Grid that says what it is. Ours are `local.LocalGrid` an
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -133,7 +134,14 @@ class FlowerCarrier(Carrier):
         return self.grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """By Flower."""
+        """By Flower, each with an id that nobody can guess.
+
+        An id is a digest of the message, and a SuperLink takes a reply to it from any registered
+        node that names its receiver as the sender.
+        """
+        messages = list(messages)
+        for message in messages:
+            message.metadata.group_id = secrets.token_hex(16)
         return self.grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
