@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,13 @@ class Fleet:
     parties: int
     folder: Path
     nodes: dict[int, tuple[ExitStack, subprocess.Popen[bytes]]]
+    node_config: Mapping[str, Any] = field(default_factory=dict)
 
     def start(self, party: int) -> None:
         """Start its SuperNode."""
         stack = ExitStack()
-        process = stack.enter_context(self.superlink.supernode(party, self.parties))
+        node = self.superlink.supernode(party, self.parties, self.node_config)
+        process = stack.enter_context(node)
         self.nodes[party] = stack, process
 
     def start_again(self, party: int) -> None:
@@ -134,10 +136,12 @@ def is_running(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def fleet(parties: int, folder: Path) -> Iterator[Fleet]:
+def fleet(
+    parties: int, folder: Path, node_config: Mapping[str, Any] | None = None
+) -> Iterator[Fleet]:
     with SuperLink(simulation=False) as superlink:
         home = superlink.home
-        each = Fleet(superlink, parties, folder, {})
+        each = Fleet(superlink, parties, folder, {}, node_config or {})
         try:
             for party in range(parties):
                 each.start(party)

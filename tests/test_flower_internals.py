@@ -166,7 +166,7 @@ def test_a_supernode_fetches_no_app_and_takes_no_word_of_it(
 
 def test_nobody_can_guess_the_id_of_a_message_and_answer_it_in_anothers_place() -> None:
     pushed: list[Message] = []
-    grid: Any = SimpleNamespace(push_messages=lambda messages: pushed.extend(messages) or [])
+    grid: Any = SimpleNamespace(push_messages=pushed.extend)
     original = message()
     copies = [deepcopy(original), deepcopy(original)]
     assert len({each.object_id for each in [original, *copies]}) == 1

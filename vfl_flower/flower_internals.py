@@ -105,7 +105,8 @@ def app_of_this_package() -> str:
     """The pyproject.toml of a Flower App that has no code: it names this package's, installed."""
     parts = {"serverapp": "vfl_flower.server_app:app", "clientapp": "vfl_flower.client_app:app"}
     about = {"publisher": "vfl-flower", "components": parts, "config": flower_defaults()}
-    project = {"name": "vfl-app", "version": "1.0.0"}
+    project = {"name": "vfl-app", "version": "1.0.0", "license": "Apache-2.0"}
+    project["description"] = "The components of the vfl-flower that is installed"
     return tomli_w.dumps({"project": project, "tool": {"flwr": {"app": about}}})
 
 

@@ -1,0 +1,64 @@
+"""Runs on SuperNodes that are killed whole, at any moment, again and again."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import Start
+from tests.fleet import EF_VFL, Fleet, assert_equals, evaluations, fleet
+from vfl_flower.holder import checkpoint
+from vfl_flower.start import Finished as Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
+KILLS = 20
+PARTIES = 2
+KEYS = {**EF_VFL, "window": 1, "epochs": 400, "eval-every": 4, "checkpoint-every": 50}
+
+
+def kill(nodes: Fleet) -> None:
+    """The SuperLink, every SuperNode, and all that they have started: at once, by SIGKILL."""
+    roots = [nodes.superlink._process, *(process for _, process in nodes.nodes.values())]
+    family = [psutil.Process(each.pid) for each in roots]
+    for root in list(family):
+        family += root.children(recursive=True)
+    for member in family:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(family, timeout=30)
+
+
+def test_a_run_that_is_killed_twenty_times_ends_as_if_it_had_not_been(
+    run: Start, tmp_path: Path
+) -> None:
+    moments = random.Random(0)
+    folder = tmp_path / "nodes-0"
+    states = {"states": str(tmp_path / "states")}
+    cut = 0  # kills of a run that had begun and not ended
+    while True:
+        with fleet(PARTIES, tmp_path, states) as nodes:
+            keys = {"resume": str(folder)}
+            if not (folder / checkpoint.FILE).exists():  # it was killed before it began
+                shutil.rmtree(folder, ignore_errors=True)
+                keys = {**KEYS, "out": str(folder)}
+            process = nodes.superlink.submit(keys, PARTIES, tmp_path / "flower.log")
+            began = evaluations(Run(folder))
+            if cut < KILLS:
+                time.sleep(moments.uniform(5, 20))  # a moment like any other
+                cut += process.poll() is None and evaluations(Run(folder)) > began
+                assert process.poll() is None, "the run is too short to be killed so often"
+                kill(nodes)
+            else:
+                assert process.wait(600) == 0
+                break
+    finished = Run(folder)
+    assert finished.summary["failure"] is None
+    assert_equals(finished, run(PARTIES, KEYS))
