@@ -6,6 +6,7 @@ import random
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +20,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 KILLS = 20
 PARTIES = 2
-KEYS = {**EF_VFL, "window": 1, "epochs": 400, "eval-every": 4, "checkpoint-every": 50}
+KEYS: dict[str, Any] = {
+    **EF_VFL,
+    "window": 1,
+    "epochs": 400,
+    "eval-every": 4,
+    "checkpoint-every": 50,
+}
 
 
 def kill(nodes: Fleet) -> None:
