@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
+from vfl_flower.models.training import check_size
 from vfl_flower.registry import BOTTOMS
 from vfl_flower.sections import ModelConfig
 
@@ -93,8 +94,22 @@ def build_bottom(
             module = found(sample_shape, size)
             _try_out(module, models.bottom, sample_shape, size)
             return BottomModel([module], [last])
+        if models.bottom in BOTTOMS.known:
+            _check_size(found, sample_shape, size, models)
         layers = found(sample_shape, size, models)
     return BottomModel([layer for layer, _ in layers], [each or last for _, each in layers])
+
+
+def _check_size(bottom: Bottom, shape: Shape, size: int, models: ModelConfig) -> None:
+    """Raise `ConfigError` if one of ours would not fit into memory; to find out takes none."""
+    keys = "bottom-hidden or embedding-size"
+    try:
+        with torch.device("meta"):
+            layers = [layer for layer, _ in bottom(shape, size, models)]
+    except RuntimeError:  # not even its numbers can be counted
+        check_size(float("inf"), keys)
+        raise
+    check_size(sum(p.numel() for layer in layers for p in layer.parameters()), keys)
 
 
 def _try_out(module: nn.Module, name: str, shape: Shape, size: int) -> None:
