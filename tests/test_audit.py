@@ -19,6 +19,7 @@ from vfl_flower.errors import ConfigError, PartyError
 from vfl_flower.holder import results
 from vfl_flower.systems import baselines, resolve
 from vfl_flower.tools import audit as attacks
+from vfl_flower.tools import audit_features as features_of
 from vfl_flower.tools.audit import Finding, audit
 from vfl_flower.tools.audit_clients import Curious, Wiretap
 from vfl_flower.tools.cli import main
@@ -242,11 +243,11 @@ def test_decoder_inverts_what_can_be_inverted() -> None:
     features = generator.standard_normal((600, 6)).astype(np.float32)
     embeddings = np.tanh(features @ generator.standard_normal((6, 16)) / 3).astype(np.float32)
     known = np.arange(200)
-    decoded = attacks.reconstruct(embeddings, known, features[known])
+    decoded = features_of.reconstruct(embeddings, known, features[known])
     unexplained = np.square(decoded - features)[200:].sum() / np.square(features[200:]).sum()
     assert unexplained < 0.1
     noise = generator.standard_normal((600, 16)).astype(np.float32)
-    decoded = attacks.reconstruct(noise, known, features[known])
+    decoded = features_of.reconstruct(noise, known, features[known])
     assert np.square(decoded - features)[200:].sum() > np.square(features[200:]).sum()
 
 

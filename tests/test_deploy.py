@@ -66,7 +66,8 @@ class Deployed:
         self.command(["python", "deploy/example_files.py", str(self.files)], "files.log").wait()
         files = [self.files / "party-0/features.parquet", self.files / "party-1/features.csv"]
         self.node_configs = [{"file": str(file), "id": "person"} for file in files]
-        self.words = [f"file='{file}' id='person'" for file in files]
+        # A seed, so that runs can be compared, is permitted by the parties too.
+        self.words = [f"file='{file}' id='person' noise-seed=0" for file in files]
         began = time.monotonic()
         self.start_nodes()
         # Seconds for `party-timeout`, in which a party must be able to start its process.
@@ -187,7 +188,7 @@ def test_the_scripts_train_and_predict_as_in_process_and_a_stranger_gets_nothing
     shutil.copy(deployed.home / "superlink/superlink.crt", deployed.home / "stranger")
     refused = deployed.command(stranger, "stranger.log", PORT=str(deployed.port + 2 + PARTIES))
 
-    keys = {**deployed.dataset, "strategy": "split-nn", "epochs": 5, "window": 8}
+    keys = {**deployed.dataset, "strategy": "split-nn", "epochs": 5, "window": 8, "noise-seed": 0}
     run = Run(tmp_path / "deployed")
     assert deployed.flwr_run("train.log", **keys, out=str(run.folder)).wait(STARTING) == 0
     in_process = run_local(
@@ -287,7 +288,7 @@ def test_a_run_that_is_cut_short_is_resumed_and_ends_as_if_it_had_not_been(
 ) -> None:
     keys = {**deployed.dataset, "strategy": "ef-vfl", "window": 1, "epochs": 120}
     keys |= {"downlink-codec": "top-k", "downlink-compression": "error-feedback"}
-    keys |= {"checkpoint-every": 40}
+    keys |= {"checkpoint-every": 40, "noise-seed": 0}
     run = Run(tmp_path / "deployed")
 
     # A party stays away: one sentence that names it, and what was trained is saved.

@@ -36,6 +36,7 @@ from vfl_flower.party import context as between
 from vfl_flower.party import state_file
 from vfl_flower.party.party import Party
 from vfl_flower.party.predict import predict
+from vfl_flower.party.rules import Rules
 from vfl_flower.runtimes.stream import session as stream
 from vfl_flower.wire import read_order, to_failure, to_reply
 
@@ -50,6 +51,7 @@ def align(message: Message, context: Context) -> Message:
 
     def blind(context: Context, order: AlignOrder) -> Payload:
         _, parties = seat(context)
+        between.check_before_alignment(context)
         return alignment.blind(context, own_source(context), parties, order)
 
     return _serve(message, context, AlignOrder, blind)
@@ -102,7 +104,9 @@ def rejoin(message: Message, context: Context) -> Message:
     """Go on after a failure, by what the label holder knows."""
 
     def resume_or_begin(context: Context, order: RejoinOrder) -> Party:
-        state_file.restore(context)
+        if not context.state:
+            state_file.restore(context)
+            between.renew(context)
         return between.resume(context) if context.state else between.begin(context, order)
 
     return _serve(message, context, RejoinOrder, _by(Party.rejoin, resume_or_begin))
@@ -127,7 +131,8 @@ def resume(message: Message, context: Context) -> Message:
     def go_on(context: Context, order: ResumeOrder) -> Payload:
         for name, record in state_file.load(context, order.run, order.number).items():
             context.state[name] = record
-        payload = _by(Party.go_on)(context, order)
+        between.renew(context)
+        payload = _by(Party.describe)(context, order)
         state_file.save(context, order.number)  # this run's first, should it lose its state
         return payload
 
@@ -151,6 +156,7 @@ def session(message: Message, context: Context) -> Message:
     def serve(context: Context, order: SessionOrder) -> Payload:
         if order.keep:
             state_file.restore(context)
+        between.renew(context)  # the SuperNode has the state of the last session's end, at best
         end = stream.serve(app, order, context)
         if order.keep:
             state_file.save(context)
@@ -182,6 +188,7 @@ def _serve(
 ) -> Message:
     """Serve one message; what goes wrong becomes an answer that names it and holds no data."""
     try:
+        Rules.of(context.node_config)  # so that no order is served by rules that are misspelt
         return to_reply(serve(context, read_order(message, kind)), message)
     except VflError as error:
         return to_failure(str(error), message, isinstance(error, OutOfStepError))

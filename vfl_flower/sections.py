@@ -81,6 +81,11 @@ class DataConfig:
         return "the data" if self.dataset.startswith("memory:") else self.dataset
 
     @property
+    def apart(self) -> bool:
+        """Whether participants have files of their own, rather than parts of what one owner has."""
+        return self.dataset.startswith("files:")
+
+    @property
     def own_data(self) -> bool:
         """Whether every participant has data of its own, and rows must be aligned."""
         return self.dataset.startswith(("files:", "memory:"))
@@ -298,8 +303,8 @@ class PrivacyConfig:
     )
     noise_seed: int = key(
         -1,
-        "-1: secret noise, directions and Poisson batches; >= 0: repeatable ones, for "
-        "experiments only",
+        "-1: secret noise, directions, Poisson batches and, with files:, first models of parties; "
+        ">= 0: repeatable ones, for experiments only",
         least=-1,
     )
 

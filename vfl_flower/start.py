@@ -117,10 +117,15 @@ def run_supernodes(
     """Run the application on real SuperNodes, which like their SuperLink end with the run."""
     node_configs = [of_node_from_anywhere(each) for each in node_configs]
     config, run_config = prepare(parties, from_anywhere(run_config), node_configs)
+    permitted: dict[str, Any] = {}  # by the parties, which are all whose run this is
+    if config.privacy.noise_seed >= 0:
+        permitted["noise-seed"] = config.privacy.noise_seed
+    if ":" in config.data.dataset and not config.data.own_data:
+        permitted["dataset"] = config.data.dataset
     with ExitStack() as stack:
         superlink = stack.enter_context(SuperLink(simulation=False))
         for party in range(parties):
-            node_config = node_configs[party] if node_configs else {}
+            node_config = {**permitted, **(node_configs[party] if node_configs else {})}
             stack.enter_context(superlink.supernode(party, parties, node_config))
         return _run_on(superlink, parties, config.training.epochs, run_config)
 

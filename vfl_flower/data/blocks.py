@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -39,13 +39,16 @@ Array = NDArray[Any]
 class FeatureBlock:
     """One party's features. ``train`` and ``test`` are float32, [rows, ...sample shape].
 
-    ``preparation`` is what made them of the party's own data, if it has some.
+    ``preparation`` is what made them of the party's own data, if it has some. ``train_rows`` and
+    ``test_rows`` are which rows of all its data they are, by number.
     """
 
     train: Array | Rows
     test: Array | Rows
     ids_digest: str
     preparation: Preparation | None = None
+    train_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    test_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ def load_own_features(data: DataConfig, own: Source, rows: Array) -> FeatureBloc
     train, test = (rows[places] for places in _divide(data, len(rows)))
     preparation = own.learn(train)
     samples = [prepared(own, part, preparation) for part in (train, test)]
-    return FeatureBlock(samples[0], samples[1], own.digest(rows), preparation)
+    return FeatureBlock(samples[0], samples[1], own.digest(rows), preparation, train, test)
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows:
@@ -142,7 +145,7 @@ def _load_features(
     found = open_dataset(data).features(
         lambda shape: _block(data, sequences, shape, party, parties)
     )
-    train, test, digest = _split(data, found)
+    train, test, (train_rows, test_rows) = _split(data, found)
     mean, deviation = scaling(train, per_column=train.ndim == 2 or sequences)
     train, test = scaled(train, mean, deviation), scaled(test, mean, deviation)
     if not (np.isfinite(train).all() and np.isfinite(test).all()):
@@ -150,7 +153,7 @@ def _load_features(
             f"The columns of party {party} in {data.called} have missing or infinite values: "
             "fill them in, or drop those rows, at every party."
         )
-    return ArrayBlock(train, test, digest)
+    return ArrayBlock(train, test, _digest(train_rows, test_rows), None, train_rows, test_rows)
 
 
 # --- the label holder ---------------------------------------------------------------------------
@@ -177,7 +180,8 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
         raise ConfigError(
             f"The labels of {data.called} have shape {parts[0].shape}: one a row is needed."
         )
-    return encode_labels(data, *_split(data, parts))
+    train, test, rows = _split(data, parts)
+    return encode_labels(data, train, test, _digest(*rows))
 
 
 def load_own_labels(data: DataConfig, own: Table, rows: Array) -> Labels:
@@ -257,8 +261,8 @@ def _cut(size: int, part: int, parts: int, what: str, dataset: str) -> slice:
 # --- rows: split and digest ---------------------------------------------------------------------
 
 
-def _split(data: DataConfig, parts: list[Array]) -> tuple[Array, Array, str]:
-    """Training and test rows, and a digest of their sample ids, which are row numbers.
+def _split(data: DataConfig, parts: list[Array]) -> tuple[Array, Array, tuple[Array, Array]]:
+    """Training and test rows, and their sample ids, which are row numbers.
 
     One part is divided at random; two parts are the data set's own division.
     """
@@ -272,9 +276,14 @@ def _split(data: DataConfig, parts: list[Array]) -> tuple[Array, Array, str]:
         (rows,) = parts
         train_ids, test_ids = _divide(data, len(rows))
         train, test = rows[train_ids], rows[test_ids]
+    return train, test, (train_ids, test_ids)
+
+
+def _digest(train_ids: Array, test_ids: Array) -> str:
+    """Digest of sample ids, in their order."""
     digest = hashlib.sha256(train_ids.astype("<i8").tobytes() + b"|")
     digest.update(test_ids.astype("<i8").tobytes())
-    return train, test, digest.hexdigest()
+    return digest.hexdigest()
 
 
 def _divide(data: DataConfig, rows: int) -> tuple[Array, Array]:

@@ -7,6 +7,7 @@ a sample and the embedding size, and becomes its only layer.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -19,6 +20,7 @@ from torch.nn import functional
 
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
+from vfl_flower.models.training import check_size
 from vfl_flower.registry import BOTTOMS
 from vfl_flower.sections import ModelConfig
 
@@ -74,8 +76,10 @@ def embedding_size(config: RunConfig, outputs: int) -> int:
     return outputs
 
 
-def build_bottom(config: RunConfig, party: int, sample_shape: Shape, size: int) -> BottomModel:
-    """The bottom model of a party, with the initial parameters that (seed, party) give.
+def build_bottom(
+    config: RunConfig, party: int, sample_shape: Shape, size: int, secret: bytes = b""
+) -> BottomModel:
+    """The bottom model of a party, with the initial parameters that (seed, party, secret) give.
 
     Raises
     ------
@@ -84,14 +88,28 @@ def build_bottom(config: RunConfig, party: int, sample_shape: Shape, size: int) 
     """
     models = config.models
     last = models.embedding_activation or ("none" if models.top == "sum" else "relu")
-    with seeded(config, party):
+    with seeded(config, party, secret):
         found: Any = BOTTOMS.load(models.bottom)
         if isinstance(found, type) and issubclass(found, nn.Module):
             module = found(sample_shape, size)
             _try_out(module, models.bottom, sample_shape, size)
             return BottomModel([module], [last])
+        if models.bottom in BOTTOMS.known:
+            _check_size(found, sample_shape, size, models)
         layers = found(sample_shape, size, models)
     return BottomModel([layer for layer, _ in layers], [each or last for _, each in layers])
+
+
+def _check_size(bottom: Bottom, shape: Shape, size: int, models: ModelConfig) -> None:
+    """Raise `ConfigError` if one of ours would not fit into memory; to find out takes none."""
+    keys = "bottom-hidden or embedding-size"
+    try:
+        with torch.device("meta"):
+            layers = [layer for layer, _ in bottom(shape, size, models)]
+    except RuntimeError:  # not even its numbers can be counted
+        check_size(float("inf"), keys)
+        raise
+    check_size(sum(p.numel() for layer in layers for p in layer.parameters()), keys)
 
 
 def _try_out(module: nn.Module, name: str, shape: Shape, size: int) -> None:
@@ -118,13 +136,26 @@ def _try_out(module: nn.Module, name: str, shape: Shape, size: int) -> None:
 
 
 @contextmanager
-def seeded(config: RunConfig, who: int) -> Iterator[None]:
-    """Initialise a model from (seed, who), leaving torch's own random state as it was."""
+def seeded(config: RunConfig, who: int, secret: bytes = b"") -> Iterator[None]:
+    """Initialise a model from (seed, who, secret), leaving torch's own random state as it was."""
     with _GENERATOR, torch.random.fork_rng(devices=[]):
         sequence = np.random.SeedSequence([config.training.seed, who + 1])
         words = sequence.generate_state(1, np.uint64)
         torch.manual_seed(int(words[0] >> np.uint64(1)))
+        if secret:
+            _seed_all_words(secret)
         yield
+
+
+def _seed_all_words(secret: bytes) -> None:
+    """Have torch's generator, an MT19937, follow from all of a secret.
+
+    A seed decides it by 32 bits, which who sees an embedding could try out one by one.
+    """
+    stream = hashlib.shake_256(b"vfl-flower model|" + secret).digest(4 * 624)
+    state = torch.get_rng_state()
+    state.view(torch.int64)[3:627] = torch.from_numpy(np.frombuffer(stream, "<u4").astype(np.int64))
+    torch.set_rng_state(state)
 
 
 # --- ours ---------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
 from vfl_flower.models.bottoms import BottomModel, build_bottom, embedding_size, seeded
 from vfl_flower.models.losses import loss_gradient
+from vfl_flower.models.training import check_size
 from vfl_flower.sections import ModelConfig
 
 
@@ -171,5 +172,8 @@ def build_top(
         widths = [inputs, config.models.top_hidden, outputs]
         if config.models.top == "linear":
             widths = [inputs, outputs]
+        check_size(
+            sum(wide * out for wide, out in pairwise(widths)), "top-hidden or embedding-size"
+        )
         layers = [nn.Linear(wide, out) for wide, out in pairwise(widths)]
     return TopModel(sizes, config.models.combine, layers, outputs, own)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
+from vfl_flower.provenance import free_memory
 
 # Arrays of messages are read-only, and so are the tensors over them: nothing writes to those.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -48,12 +49,24 @@ def choose_device(config: RunConfig) -> torch.device:
     """The GPU where there is one, unless the configuration says otherwise."""
     if config.running.device != "auto":
         try:
-            return torch.empty(0, device=config.running.device).device
-        except (RuntimeError, AssertionError) as error:
+            one = torch.ones(1, device=config.running.device)
+            one.item()  # which `meta` has none of
+            return one.device
+        except (RuntimeError, AssertionError, ImportError) as error:
             raise ConfigError(
                 f"device = {config.running.device!r} is not to be had here."
             ) from error
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check_size(numbers: float, keys: str) -> None:
+    """Raise `ConfigError` if a model of so many parameters, and its gradient, cannot be had."""
+    needed, free = 2 * 4 * numbers, free_memory()
+    if needed > free:
+        raise ConfigError(
+            f"A model needs {needed / 1e9:.1f} GB, where {free / 1e9:.1f} GB are free: choose a "
+            f"smaller {keys}."
+        )
 
 
 def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:

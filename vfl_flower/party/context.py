@@ -7,7 +7,7 @@ The feature block and the model's skeleton are built once a process.
 from __future__ import annotations
 
 import json
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from flwr.app import Context
@@ -16,7 +16,6 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_block, seat
 from vfl_flower.data.source import Preparation
 from vfl_flower.errors import ConfigError, OutOfStepError, VflError
-from vfl_flower.flower_internals import in_ray
 from vfl_flower.messages import DescribeOrder, RejoinOrder, TrainOrder
 from vfl_flower.models.training import (
     load_model,
@@ -24,8 +23,10 @@ from vfl_flower.models.training import (
     model_arrays,
     optimizer_arrays,
 )
-from vfl_flower.party import state
-from vfl_flower.party.party import Party
+from vfl_flower.party import state, state_file
+from vfl_flower.party.limits import Limits
+from vfl_flower.party.party import Party, new_secret
+from vfl_flower.party.rules import Rules, check, refused, simulated
 from vfl_flower.systems import refuse_places, resolve
 
 _skeletons: dict[tuple[int, int], tuple[int, Party]] = {}
@@ -42,14 +43,30 @@ def forget(run: int) -> None:
 def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     """The party of a node at the beginning of a run."""
     index, parties = seat(context)
-    if not (context.node_config.get("simulated") or in_ray()):
+    if not simulated(context):
         refuse_places(context.run_config)  # before anything that they name is loaded
     config = resolve(context.run_config)
     if config.running.resume:
         raise VflError("has lost the state from which it went on.")
+    rules = check(context, config)
     party = Party(config, index, parties, order.outputs, load_block(context, config))
+    party.origin = str(context.run_id)
+    party.limits = _limits(context, rules, party.origin)
+    if isinstance(order, DescribeOrder):
+        party.limits.begin()
+    else:  # it has served messages of this run, and remembers none
+        party.limits.go_on()
     _skeletons[index, parties] = context.run_id, party
     return party
+
+
+def check_before_alignment(context: Context) -> None:
+    """Refuse, by `ConfigError`, to align ids for a run that would be refused afterwards."""
+    if not simulated(context):
+        refuse_places(context.run_config)
+    config = resolve(context.run_config)
+    if config.task == "train":  # else the configuration that counts is in the state that is kept
+        check(context, config)
 
 
 def keep(party: Party, context: Context) -> None:
@@ -57,7 +74,10 @@ def keep(party: Party, context: Context) -> None:
     p = party.pending
     scalars = {
         "exchange": party.exchange,
+        "steps": party.steps,
+        "origin": party.origin,
         "secret": party.secret,
+        "pending-secret": party.pending_secret if p else b"",
         "pending": [p.exchange, p.epoch, p.first, p.steps, int(p.coordinated)] if p else [],
     }
     surrogates = {
@@ -82,21 +102,27 @@ def resume(context: Context) -> Party:
     if not about:
         raise OutOfStepError("has no state of this run.")
     place = seat(context)
+    config, outputs, _ = read_about(about)
+    rules = check(context, config)
     run, party = _skeletons.get(place, (None, None))
     if party is None or run != context.run_id or party.about != about:
-        config, outputs, _ = read_about(about)
         check_number(about, place[1])
         party = Party(config, *place, outputs, load_block(context, config))
         if party.about != about:
             raise VflError("has not the data that this run began with: its file has changed since.")
         _skeletons[place] = context.run_id, party
     scalars = state.load_scalars(context.state)
+    party.origin = scalars["origin"]
+    party.limits = _limits(context, rules, party.origin)
+    party.limits.go_on()
     party.arrays = state.load_large(context.state)
     for name, link in party.links.items():
         if link.surrogate is not None:
             link.surrogate = torch.from_numpy(party.arrays.pop(name))
     party.exchange = scalars["exchange"]
+    party.steps = scalars["steps"]
     party.secret = scalars["secret"]
+    party.pending_secret = scalars["pending-secret"]
     party.pending = None
     if scalars["pending"]:
         exchange, epoch, first, steps, coordinated = scalars["pending"]
@@ -113,6 +139,22 @@ def resume(context: Context) -> Party:
         load_optimizer(party.optimizer, state.load_arrays(context.state, "optimizer"))
     party.kept = None
     return party
+
+
+def renew(context: Context) -> None:
+    """Draw a new secret for a state that may be older than the last message that was served.
+
+    Else a message of the same number would have the same noise and directions again. The window
+    that awaits feedback keeps those of its upload.
+    """
+    scalars = state.load_scalars(context.state)
+    if scalars and read_about(state.load_about(context.state))[0].privacy.noise_seed < 0:
+        state.save_scalars(context.state, {**scalars, "secret": new_secret()})
+
+
+def _limits(context: Context, rules: Rules, origin: str) -> Limits:
+    path = state_file.place(context, run=origin).with_suffix(".uploads")
+    return Limits(rules, partial(refused, context), path)
 
 
 @lru_cache(maxsize=16)

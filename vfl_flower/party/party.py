@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.axes import estimators
-from vfl_flower.axes.batches import Window, draw_window, take
+from vfl_flower.axes.batches import Window, draw_window, steps_per_epoch, take
 from vfl_flower.axes.codecs.channel import check_memory, digest
 from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.config import RunConfig
@@ -37,6 +37,7 @@ from vfl_flower.messages import (
 )
 from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.training import as_tensor, build_optimizer, choose_device
+from vfl_flower.party.limits import Limits
 from vfl_flower.provenance import code_digest, peak_memory_mb
 
 
@@ -64,20 +65,26 @@ class Party:
         self.about = json.dumps({**about, "preparation": preparation})
         self.rows = len(block.train)
         self.size = embedding_size(config, outputs)
+        # Decides noise, directions and Poisson mini-batches; known to this party alone.
+        self.secret = new_secret()
+        if config.privacy.noise_seed >= 0:
+            self.secret = f"{config.privacy.noise_seed} {index}".encode()
+        # With a file of its own also its first model: who knows that could solve for the features.
+        of_model = self.secret if config.data.apart and config.privacy.noise_seed < 0 else b""
+        model = build_bottom(config, index, block.train.shape[1:], self.size, of_model)
+        self.model = model.to(self.device)
+        self.optimizer = build_optimizer(config, self.model, config.training.party_lr)
         self.estimator = estimators.choose(config)(config)
         tables = self.estimator.party_tables(parties)
         check_memory("this party's", 4 * tables * self.rows * self.size)
         self.links = self.estimator.party_links(self)
-        model = build_bottom(config, index, block.train.shape[1:], self.size)
-        self.model = model.to(self.device)
-        self.optimizer = build_optimizer(config, self.model, config.training.party_lr)
         self.arrays: Arrays = {}  # the estimator's own
         self.exchange = 0  # number of the last message served
+        self.steps = 0  # mini-batches that the model was trained on, with the pending window's
         self.pending: TrainOrder | None = None  # the window that awaits feedback
-        # Decides noise, directions and Poisson mini-batches; known to this party alone.
-        self.secret = secrets.token_bytes(16)
-        if config.privacy.noise_seed >= 0:
-            self.secret = f"{config.privacy.noise_seed} {index}".encode()
+        self.pending_secret = b""  # the secret by which it was uploaded
+        self.limits = Limits()  # by rules of its own
+        self.origin = ""  # the Flower run in which this one began, since when uploads are counted
         # What this process may still have from the last message: the record that holds this very
         # model, and what the estimator needs of the pending window's upload.
         self.kept: object = None
@@ -102,9 +109,12 @@ class Party:
     def train(self, order: TrainOrder) -> Upload:
         """Learn from the feedback for the last window; upload the next (VAFL Alg. 1 lines 3-7)."""
         self._count(order.exchange)
-        self._learn(order.arrays)
+        self.steps += order.steps
+        self.limits.check_steps(self.steps, steps_per_epoch(self.config, self.rows))
         window = self._window(order)
-        self.pending = order
+        self.limits.count(self.block.train_rows, window.ids, self.estimator.uploads_per_row)
+        self._learn(order.arrays)
+        self.pending, self.pending_secret = order, self.secret
         arrays = self.estimator.embed(self, order, window)
         if not order.coordinated:
             arrays["ids"] = window.ids
@@ -115,6 +125,7 @@ class Party:
     def evaluate(self, order: EvaluateOrder) -> Upload:
         """Learn from the feedback, if any; upload the embeddings of the test rows, as they are."""
         self._count(order.exchange)
+        self.limits.count(self.block.test_rows)
         self._learn(order.arrays)
         h = self.embeddings(self.block.test[:]).cpu().numpy()
         return replace(
@@ -132,6 +143,7 @@ class Party:
             raise VflError("was asked for rows that it does not have.")
         if len(np.unique(ids)) < len(ids):
             raise VflError("was asked for a row more than once: each time has noise of its own.")
+        self.limits.count(self.block.train_rows, ids)
         if feedback:
             self._learn(feedback)
         h = self.embeddings(self.block.train[ids])
@@ -143,12 +155,6 @@ class Party:
         self._count(order.exchange)
         self._learn(order.arrays)
         return self._upload({})
-
-    def go_on(self, order: Order) -> Description:
-        """Go on from a checkpoint, after which others may have seen more than it knows of."""
-        if self.config.privacy.noise_seed < 0:
-            self.secret = secrets.token_bytes(16)  # so that no noise and no direction comes twice
-        return self.describe(order)
 
     def rejoin(self, order: RejoinOrder) -> Description:
         """Go on after a failure, with the label holder's count and copy of the surrogate."""
@@ -199,11 +205,13 @@ class Party:
         """Apply the feedback for the pending window, by the parameters that made its upload."""
         if self.pending is None:
             return
-        order, window = self.pending, self._window(self.pending)
+        present, self.secret = self.secret, self.pending_secret
         try:
-            self.estimator.update(self, arrays, order, window)
+            self.estimator.update(self, arrays, self.pending, self._window(self.pending))
         except VflError as error:
             raise VflError(f"was sent feedback that it cannot use: {error}") from None
+        finally:
+            self.secret = present
         self.pending = self.trace = None
 
     def _window(self, order: TrainOrder) -> Window:
@@ -229,6 +237,11 @@ class Party:
 
     def _upload(self, arrays: Arrays) -> Upload:
         return Upload(party=self.index, exchange=self.exchange, arrays=arrays)
+
+
+def new_secret() -> bytes:
+    """A secret, fresh."""
+    return secrets.token_bytes(16)
 
 
 def _within(ids: NDArray[np.int32], rows: int) -> bool:

@@ -13,7 +13,9 @@ from vfl_flower.messages import Predicted, PredictOrder
 from vfl_flower.models.training import load_model
 from vfl_flower.party import state
 from vfl_flower.party.context import check_number, read_about
+from vfl_flower.party.limits import count_predictions
 from vfl_flower.party.party import Party
+from vfl_flower.party.rules import check
 from vfl_flower.provenance import code_digest
 
 
@@ -29,6 +31,7 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
     about = state.load_about(saved)
     config, outputs, preparation = read_about(about)
     check_number(about, parties)
+    rules = check(context, config)
     if preparation is None:
         block = load_block(context, config)
         if block.ids_digest != json.loads(about)["ids"]:
@@ -37,6 +40,7 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
         own, places = own_source(context), common_rows(context)
         rows = prepared(own, places, preparation)
         block = FeatureBlock(rows[:0], rows, own.digest(places), preparation)
+    count_predictions(context, rules, len(block.test))
     party = Party(config, index, parties, outputs, block)
     load_model(party.model, state.load_arrays(saved, "model"))
     return Predicted(

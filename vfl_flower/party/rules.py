@@ -7,19 +7,34 @@ is done only if the party's own node configuration says the same as the run conf
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 from flwr.app import Context
 
+from vfl_flower.axes import estimators
+from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
 from vfl_flower.flower_internals import in_ray
+from vfl_flower.sections import PrivacyConfig
+from vfl_flower.systems import load_system, refuse_places
+
+log = logging.getLogger("flwr")
+
+_OTHERS = (  # keys of a node configuration that are no rules
+    *("partition-id", "num-partitions", "simulated", "states"),
+    *("file", "source", "held", "id", "columns", "missing", "text"),
+)
+_KINDS = {"str": "a text in quotes", "int": "a whole number", "float": "a number"}
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Keys of a node configuration, by their names with hyphens."""
+    """Keys of a node configuration, by their names with hyphens; None is no rule."""
 
     align: str = "psi"
     """How ids may be compared: ``ids`` permits that method, and no other."""
@@ -27,6 +42,20 @@ class Rules:
     """Fewest rows that all must have in common."""
     max_ids: int = 10_000_000
     """Most ids that the other side may send."""
+    systems: str = ""
+    """Systems that it takes part in, with commas between them; empty: all."""
+    min_embedding_noise: float = 0.0
+    """Least ``embedding-noise`` over ``embedding-bound``, of all embeddings that it uploads."""
+    max_epochs: int | None = None
+    """Most passes over its rows that a model of its is trained for."""
+    max_uploads: int | None = None
+    """Most embeddings of one row that it uploads in a run, with all that go on from it."""
+    max_predictions: int | None = None
+    """Most rows that it embeds for predictions, by all models that it keeps."""
+    noise_seed: int | None = None
+    """The one ``noise-seed`` that it lets a run on its own data have."""
+    dataset: str = ""
+    """The one ``dataset`` with a path in it that it reads for others."""
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Rules:
@@ -35,24 +64,113 @@ class Rules:
         Raises
         ------
         ConfigError
-            If a value is of another type than its rule.
+            If a value is of another type than its rule, or a key is none that is known.
         """
+        whose = f"Party {node_config.get('partition-id')}'s node configuration"
+        types = {
+            spec.name.replace("_", "-"): str(spec.type).removesuffix(" | None")
+            for spec in fields(cls)
+        }
         given = {}
-        for spec in fields(cls):
-            key = spec.name.replace("_", "-")
-            if key not in node_config:
+        for key, value in node_config.items():
+            if key not in types:
+                _check_known(key, types, whose, "source" in node_config)
                 continue
-            value = node_config[key]
-            if type(value).__name__ != spec.type:
-                party = node_config.get("partition-id")
-                raise ConfigError(
-                    f"Party {party}'s node configuration gives {key} = {value!r}, where "
-                    f"{'a text in quotes' if spec.type == 'str' else 'a whole number'} is due."
-                )
-            given[spec.name] = value
+            name = "float" if types[key] == "float" and type(value) is int else type(value).__name__
+            if name != types[key] or (name != "str" and not 0 <= value < math.inf):
+                of_what = _KINDS[types[key]] + (", at least 0," if types[key] != "str" else "")
+                raise ConfigError(f"{whose} gives {key} = {value!r}, where {of_what} is due.")
+            given[key.replace("-", "_")] = value
         return cls(**given)
+
+
+def _check_known(key: str, rules: Mapping[str, str], whose: str, has_source: bool) -> None:
+    """Refuse a key that nobody reads; a source has keys of its own, unless they are like a rule."""
+    close = get_close_matches(key, [*rules, *_OTHERS], 1, 0.85 if has_source else 0.6)
+    if key in _OTHERS or (has_source and not close):
+        return
+    hint = f"did you mean {close[0]}?" if close else f"rules are {', '.join(rules)}."
+    raise ConfigError(f"{whose} has a key {key!r} that there is not: {hint}")
 
 
 def simulated(context: Context) -> bool:
     """Whether all parties are of one owner: in one process, or under Ray."""
     return bool(context.node_config.get("simulated")) or in_ray()
+
+
+def refused(context: Context, what: str) -> ConfigError:
+    """The sentence by which a party refuses, for the label holder; its own log has it too."""
+    sentence = f"Party {context.node_config.get('partition-id')} refuses {what}."
+    log.warning("%s", sentence)
+    return ConfigError(sentence)
+
+
+def check(context: Context, config: RunConfig) -> Rules:
+    """A party's rules, if a run so configured keeps to them.
+
+    Raises
+    ------
+    ConfigError
+        Which rule it breaks, or what it names that a node does not take from others.
+    """
+    rules, one_owner = Rules.of(context.node_config), simulated(context)
+    if not one_owner:
+        refuse_places(config.values())
+    if not one_owner or rules.dataset:
+        _check_dataset(context, config.data.dataset, rules.dataset)
+    if rules.systems:
+        _check_system(context, config, rules.systems)
+    epochs = config.training.epochs
+    if rules.max_epochs is not None and epochs > rules.max_epochs:
+        raise refused(context, f"epochs = {epochs}: its rule is max-epochs = {rules.max_epochs}")
+    if rules.min_embedding_noise:
+        _check_noise(context, config.privacy, rules.min_embedding_noise)
+    of_its_own = config.data.own_data or rules.min_embedding_noise
+    if of_its_own and not (one_owner and rules.noise_seed is None):
+        _check_seed(context, config.privacy.noise_seed, rules.noise_seed)
+    return rules
+
+
+def _check_dataset(context: Context, dataset: str, permitted: str) -> None:
+    """Refuse what the party has not named too; ``files:`` is the label holder's path."""
+    named = dataset == permitted and not dataset.startswith("memory:")
+    if ":" in dataset and not dataset.startswith("files:") and not named:
+        raise refused(
+            context,
+            f"dataset = {dataset!r}, which others name: its own node configuration gives "
+            f"{_or_none('dataset', permitted or None)}",
+        )
+
+
+def _check_seed(context: Context, seed: int, permitted: int | None) -> None:
+    if seed >= 0 and seed != permitted:
+        raise refused(
+            context,
+            f"noise-seed = {seed}, by which others know its noise and its first model: its own "
+            f"node configuration gives {_or_none('noise-seed', permitted)}",
+        )
+
+
+def _check_system(context: Context, config: RunConfig, systems: str) -> None:
+    system, rule = config.strategy, f"its rule is systems = {systems!r}"
+    if system not in [name.strip() for name in systems.split(",")]:
+        raise refused(context, f"strategy = {system!r}: {rule}")
+    own = RunConfig.of(load_system(system).defaults)
+    if estimators.choose(config) is not estimators.choose(own):  # else the name says nothing
+        raise refused(
+            context, f"strategy = {system!r} with another estimator or labels than its own: {rule}"
+        )
+
+
+def _check_noise(context: Context, privacy: PrivacyConfig, least: float) -> None:
+    rule = f"its rule is min-embedding-noise = {least:g}"
+    if privacy.mechanism != "perturbed-embedding":
+        raise refused(context, f"privacy = {privacy.mechanism!r}: {rule}")
+    noise, bound = privacy.embedding_noise, privacy.embedding_bound
+    if not noise / bound >= least:  # which is what an epsilon follows from
+        what = f"embedding-noise = {noise:g} at embedding-bound = {bound:g}"
+        raise refused(context, f"{what}: {rule} times that bound")
+
+
+def _or_none(key: str, value: Any) -> str:
+    return f"no {key}" if value is None else f"{key} = {value!r}"

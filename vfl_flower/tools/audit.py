@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,11 +26,13 @@ from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.errors import ConfigError
 from vfl_flower.figures import aligned
 from vfl_flower.holder.results import results_folder
+from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.provenance import code_digest, versions
 from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.start import run_local
 from vfl_flower.systems import baselines, resolve
+from vfl_flower.tools import audit_features as features
 from vfl_flower.tools.audit_clients import Curious, Ids, Rows, Wiretap
 
 _DRAWS = 10  # of the labelled rows that an attacker knows; its success is the mean
@@ -46,7 +47,7 @@ _OF_OTHER_SERVERS = (  # keys that mean nothing, or something else, where the se
     "out",
 )
 _SMALL = 0.001  # party-lr there: the least that the paper tried, since the user's is for another
-_IMAGES = 10  # in the picture
+_INVERTED = 100  # rows, since each is searched for
 
 
 @dataclass(frozen=True)
@@ -108,24 +109,6 @@ def complete(embeddings: Rows, known: Ids, labels: Ids) -> Rows:
         LogisticRegression(max_iter=500).fit(scaled[known], labels).predict_log_proba(scaled)
     )
     return scores
-
-
-def reconstruct(embeddings: Rows, known: Ids, features: Rows) -> Rows:
-    """Features [R, F] from embeddings [R, E], by a decoder trained on the features of known rows.
-
-    One hidden layer; the weight decay is strong because few rows are known.
-    """
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.neural_network import MLPRegressor
-    from sklearn.preprocessing import StandardScaler
-
-    scaled = StandardScaler().fit_transform(embeddings)
-    decoder = MLPRegressor(hidden_layer_sizes=(256,), alpha=10, max_iter=300, random_state=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        decoder.fit(scaled[known], features if features.shape[1] > 1 else features[:, 0])
-    decoded: Rows = decoder.predict(scaled).reshape(len(embeddings), -1)
-    return decoded
 
 
 def _class_means(rows: Rows, labels: Ids) -> Rows:
@@ -196,7 +179,7 @@ def audit(
         bar.update()
         findings = _direct_inference(parties, run_config, labels, trials, bar)
     findings += _with_known_rows(config, labels, known, tap, untrained)
-    findings.append(_reconstruction(config, parties, shown, tap, folder))
+    findings += _of_features(config, parties, shown, tap, untrained, folder)
     report = {
         "strategy": config.strategy,
         "dataset": config.data.dataset,
@@ -337,36 +320,25 @@ def _finding(attack: str, attacker: str, trials: Sequence[tuple[Rows, Ids]]) -> 
     return Finding(attack, attacker, "accuracy", float(success), float(guessing), rows)
 
 
-def _reconstruction(
-    config: RunConfig, parties: int, shown: int, tap: Wiretap, folder: Path
-) -> Finding:
-    """The label holder's decoder, on rows that it does not know; draws images, if they are such."""
-    block = np.asarray(load_features(config, 0, parties).train)[tap.uploaded]
-    features = block.reshape(len(block), -1)
-    order = np.random.default_rng([config.training.seed, 6]).permutation(len(block))
-    known, others = np.split(order, [max(2, min(shown, len(block) // 10))])
-    decoded = reconstruct(tap.embeddings[tap.uploaded], known, features[known])
-    error = np.square(features - decoded)[others].sum(dtype=float)
-    error_of_mean = np.square(features - features[known].mean(0))[others].sum(dtype=float)
-    if block.ndim > 2 and config.models.bottom != "lstm":
-        few = others[:_IMAGES]
-        draw_images(block[few], decoded.reshape(block.shape)[few], folder / "reconstruction.png")
-    attacker = f"label holder: embeddings of party 0, features of {len(known)} rows"
-    success = 1 - error / error_of_mean
-    return Finding("feature reconstruction", attacker, "R2", success, 0.0, len(others))
-
-
-def draw_images(originals: Rows, decoded: Rows, path: Path) -> None:
-    """Images [n, H, W] or [n, H, W, colours], each beside what was made of it."""
-    from matplotlib.figure import Figure
-
-    low, high = originals.min(), originals.max()
-    figure = Figure(figsize=(0.9 * len(originals), 2.2), layout="constrained")
-    axes = figure.subplots(2, len(originals), squeeze=False)
-    for row, (title, images) in enumerate((("original", originals), ("decoded", decoded))):
-        for column, image in enumerate(images):
-            scaled = ((image - low) / max(high - low, 1e-9)).clip(0, 1)
-            axes[row, column].imshow(scaled, cmap="gray", vmin=0, vmax=1)
-            axes[row, column].set(xticks=[], yticks=[])
-        axes[row, 0].set_ylabel(title)
-    figure.savefig(path, dpi=120)
+def _of_features(
+    config: RunConfig, parties: int, shown: int, tap: Wiretap, untrained: Wiretap, folder: Path
+) -> list[Finding]:
+    """Attacks of the label holder on features; draws images, if they are such."""
+    block = np.asarray(load_features(config, 0, parties).train)
+    generator = np.random.default_rng([config.training.seed, 6])
+    success, known, rows = features.decode(
+        config, block[tap.uploaded], tap.embeddings[tap.uploaded], shown, generator, folder
+    )
+    attacker = f"label holder: embeddings of party 0, features of {known} rows"
+    findings = [Finding("feature reconstruction", attacker, "R2", success, 0.0, rows)]
+    sent, block = untrained.embeddings[untrained.uploaded], block[untrained.uploaded]
+    few = generator.permutation(len(block))[:_INVERTED]
+    # Where a secret has drawn the party's model, an attacker has one that is independent of it.
+    for whose, secret in (("the seed's", b""), ("a secret's", generator.bytes(16))):
+        model = build_bottom(config, 0, block.shape[1:], sent.shape[1], secret)
+        found = features.invert(model, sent[few], block.shape[1:], generator)
+        success = features.explained(block[few], found, block[few].mean(0))
+        attacker = f"label holder: first embeddings of party 0, by {whose} model"
+        name = f"inversion, {whose} model"
+        findings.append(Finding(name, attacker, "R2", success, 0.0, len(few)))
+    return findings

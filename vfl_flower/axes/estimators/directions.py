@@ -82,6 +82,8 @@ class Directions:
         if self.config.directions != "gaussian":
             squares = sum(float(drawn.square().sum()) for _, drawn in self._draw(step, tensors))
             factor *= self._radius / squares**0.5
+        with np.errstate(over="ignore"):  # what diverges becomes infinite, and is refused then
+            factor = float(np.float32(factor))
         for part, drawn in self._draw(step, tensors):
             part.add_(drawn.to(part.device), alpha=factor)
 

@@ -1,0 +1,157 @@
+"""How much a party gives away at most, by its own rules, and the counts of it that it keeps.
+
+Counts are in files beside the party's states. They are written, and forced to the disk, before what
+they count is computed: so they are never too low, whatever is killed then, and whatever older
+state the party goes on from. Only a folder that its owner loses takes them along.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.party import state_file
+from vfl_flower.party.rules import Rules, refused
+
+log = logging.getLogger("flwr")
+
+Counts = NDArray[np.int32]
+
+
+class Limits:
+    """What a party still does in a run, by its rules ``max-epochs`` and ``max-uploads``.
+
+    Parameters
+    ----------
+    refuse : makes the error of what is refused, and why.
+    path : where the party counts uploads of each row of its data, through a run and all that go on
+        from it.
+    """
+
+    def __init__(
+        self,
+        rules: Rules = Rules(),  # noqa: B008  (it is frozen)
+        refuse: Callable[[str], ConfigError] = ConfigError,
+        path: Path = Path(),
+    ) -> None:
+        self.epochs, self.uploads = rules.max_epochs, rules.max_uploads
+        self._refuse = refuse
+        self._path = path
+
+    def begin(self) -> None:
+        """Count from none, unless uploads of this run have been counted."""
+        if self.uploads is not None and not self._path.exists():
+            add(self._path, np.zeros(0, np.int64), 0, self.uploads)
+
+    def go_on(self) -> None:
+        """Raise `ConfigError` if what was uploaded until now has not been counted."""
+        if self.uploads is not None and not self._path.exists():
+            raise self._refuse(
+                "to go on, since it has no count of its uploads until now: its rule is "
+                f"max-uploads = {self.uploads}"
+            )
+
+    def check_steps(self, steps: int, of_epoch: int) -> None:
+        """Raise `ConfigError` if so many mini-batches are too many to train a model on."""
+        if self.epochs is not None and steps > self.epochs * of_epoch:
+            raise self._refuse(
+                f"step {steps}, of {of_epoch} an epoch: its rule is max-epochs = {self.epochs}"
+            )
+
+    def count(self, rows: NDArray[Any], places: Any = slice(None), times: int = 1) -> None:
+        """Count uploads of ``rows[places]``, of each as often as it is there, times ``times``.
+
+        Raises
+        ------
+        ConfigError
+            If they are too many; then none is counted.
+        """
+        if self.uploads is not None and not add(self._path, rows[places], times, self.uploads):
+            raise self._refuse(
+                "to upload a row once more than it allows: its rule is max-uploads = "
+                f"{self.uploads}"
+            )
+
+
+def count_predictions(context: Context, rules: Rules, rows: int) -> None:
+    """Count rows that a party embeds for predictions, by all its models and in all runs.
+
+    Raises
+    ------
+    ConfigError
+        If they are more than its rule ``max-predictions`` leaves; then none is counted.
+    """
+    most, party = rules.max_predictions, context.node_config.get("partition-id")
+    path = state_file.place(context).with_name(f"party-{party}.predictions")
+    if most is not None and not add(path, np.zeros(1, np.int64), rows, most):
+        raise refused(context, f"to predict {rows} rows: its rule is max-predictions = {most}")
+
+
+# --- counts on disk -----------------------------------------------------------------------------
+
+
+def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
+    """Add to the counts of things, which are numbers from 0, unless one would pass ``most``.
+
+    The file holds a checksum, and int32 counts. A thing may be given several times.
+
+    Raises
+    ------
+    VflError
+        If the file is damaged, or the disk refuses.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(path.parent):
+            counts = np.zeros(1 + int(things.max(initial=0)), np.int64)
+            kept = _read(path) if path.exists() else np.zeros(0, np.int32)
+            counts = np.pad(counts, (0, max(0, len(kept) - len(counts))))
+            counts[: len(kept)] += kept
+            np.add.at(counts, things, times)
+            if counts.max() > min(most, 2**31 - 1):
+                return False
+            _write(path, counts.astype("<i4"))
+    except OSError as error:
+        log.warning("The party's counts cannot be kept in %s: %s.", path, error.strerror)
+        raise VflError("cannot keep count of what it gives away: its own log says why.") from None
+    return True
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone, of all processes that count in this folder."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+        os.fsync(handle)  # a new name in it is on the disk, too
+    finally:
+        os.close(handle)
+
+
+def _read(path: Path) -> Counts:
+    content = path.read_bytes()
+    if len(content) % 4 or content[:4] != crc32(content[4:]).to_bytes(4, "little"):
+        log.warning("%s is damaged, in which the party counts what it gives away.", path)
+        raise VflError("has lost count of what it gives away: its own log says why.")
+    return np.frombuffer(content, "<i4", offset=4)
+
+
+def _write(path: Path, counts: Counts) -> None:
+    new, content = path.with_name(f"{path.name}.new"), counts.tobytes()
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(crc32(content).to_bytes(4, "little") + content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)

@@ -1,0 +1,138 @@
+"""Attacks of the privacy audit on features: what embeddings say of their rows."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from vfl_flower.config import RunConfig
+from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.tools.audit_clients import Ids, Rows
+
+_IMAGES = 10  # in the picture
+_STARTS = 4  # from which an inversion is searched for
+
+
+def explained(rows: Rows, found: Rows, mean: Rows) -> float:
+    """R2 of what was found of rows [R, ...]: the share of their variance about ``mean``."""
+    error = np.square(rows - found).sum(dtype=float)
+    return float(1 - error / np.square(rows - mean).sum(dtype=float))
+
+
+# --- by rows whose features are known -----------------------------------------------------------
+
+
+def reconstruct(embeddings: Rows, known: Ids, features: Rows) -> Rows:
+    """Features [R, F] from embeddings [R, E], by a decoder trained on the features of known rows.
+
+    One hidden layer; the weight decay is strong because few rows are known.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPRegressor
+    from sklearn.preprocessing import StandardScaler
+
+    scaled = StandardScaler().fit_transform(embeddings)
+    decoder = MLPRegressor(hidden_layer_sizes=(256,), alpha=10, max_iter=300, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        decoder.fit(scaled[known], features if features.shape[1] > 1 else features[:, 0])
+    decoded: Rows = decoder.predict(scaled).reshape(len(embeddings), -1)
+    return decoded
+
+
+def decode(
+    config: RunConfig,
+    block: Rows,
+    embeddings: Rows,
+    shown: int,
+    generator: np.random.Generator,
+    folder: Path,
+) -> tuple[float, int, int]:
+    """`reconstruct` on rows that the attacker does not know; draws images, if they are such.
+
+    R2, how many rows are known, and how many not.
+    """
+    features = block.reshape(len(block), -1)
+    known, others = np.split(
+        generator.permutation(len(block)), [max(2, min(shown, len(block) // 10))]
+    )
+    decoded = reconstruct(embeddings, known, features[known])
+    if block.ndim > 2 and config.models.bottom != "lstm":
+        few = others[:_IMAGES]
+        draw_images(block[few], decoded.reshape(block.shape)[few], folder / "reconstruction.png")
+    success = explained(features[others], decoded[others], features[known].mean(0))
+    return success, len(known), len(others)
+
+
+def draw_images(originals: Rows, decoded: Rows, path: Path) -> None:
+    """Images [n, H, W] or [n, H, W, colours], each beside what was made of it."""
+    from matplotlib.figure import Figure
+
+    low, high = originals.min(), originals.max()
+    figure = Figure(figsize=(0.9 * len(originals), 2.2), layout="constrained")
+    axes = figure.subplots(2, len(originals), squeeze=False)
+    for row, (title, images) in enumerate((("original", originals), ("decoded", decoded))):
+        for column, image in enumerate(images):
+            scaled = ((image - low) / max(high - low, 1e-9)).clip(0, 1)
+            axes[row, column].imshow(scaled, cmap="gray", vmin=0, vmax=1)
+            axes[row, column].set(xticks=[], yticks=[])
+        axes[row, 0].set_ylabel(title)
+    figure.savefig(path, dpi=120)
+
+
+# --- by the model -------------------------------------------------------------------------------
+
+
+def invert(
+    model: BottomModel, embeddings: Rows, shape: tuple[int, ...], generator: np.random.Generator
+) -> Rows:
+    """Rows [R, *shape] whose embeddings by this model are these [R, E], as nearly as is found.
+
+    By L-BFGS, from zeros and from some random rows; each row's best end counts. A linear model is
+    solved exactly so.
+    """
+    model = model.double().requires_grad_(False)
+    target = torch.from_numpy(embeddings).double().repeat(_STARTS, 1)
+    x = torch.from_numpy(generator.standard_normal((len(target), *shape)))
+    x[: len(embeddings)] = 0
+    x.requires_grad_()
+    search = torch.optim.LBFGS(
+        [x],
+        max_iter=200,
+        tolerance_grad=1e-12,
+        tolerance_change=1e-16,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss() -> float:
+        total = _misses(model, x, target).sum()
+        if total.requires_grad:  # else the model is a table, which has no slope
+            (x.grad,) = torch.autograd.grad(total, [x])
+        return total.item()
+
+    search.step(loss)
+    with torch.no_grad():
+        best = _misses(model, x, target).view(_STARTS, -1).argmin(0).numpy()
+    ends = x.detach().numpy().reshape(_STARTS, len(embeddings), *shape)
+    found: Rows = ends[best, np.arange(len(embeddings))]
+    return found
+
+
+def _misses(model: BottomModel, x: Tensor, target: Tensor) -> Tensor:
+    """Squared distance [R] of rows' embeddings from the target.
+
+    That of ReLU is taken before it where the target is positive, since an output that is 0 else has
+    no slope.
+    """
+    *inner, last = zip(model.layers, model.activations, strict=True)
+    for layer, activation in inner:
+        x = activation(layer(x))
+    z = last[0](x)
+    is_relu = last[1] is functional.relu
+    h = torch.where(target > 0, z, z.relu()) if is_relu else last[1](z)
+    return (h - target).square().sum(1)
