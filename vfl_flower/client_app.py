@@ -31,6 +31,7 @@ from vfl_flower.messages import (
     ResumeOrder,
     SessionOrder,
     TrainOrder,
+    refuse_unused,
 )
 from vfl_flower.party import context as between
 from vfl_flower.party import state_file
@@ -151,7 +152,7 @@ def session(message: Message, context: Context) -> Message:
     def serve(context: Context, order: SessionOrder) -> Payload:
         if order.keep:
             state_file.restore(context)
-        end = stream.serve(app, order, context)
+        end = stream.serve(app, order, context, lambda: between.largest_order(context))
         if order.keep:
             state_file.save(context)
         return end
@@ -168,6 +169,7 @@ def _by(
     def serve(context: Context, order: O) -> Payload:
         party = party_of(context, order)
         payload = method(party, order)
+        refuse_unused(order.arrays, "was sent")
         between.keep(party, context)
         return payload
 
@@ -182,7 +184,8 @@ def _serve(
 ) -> Message:
     """Serve one message; what goes wrong becomes an answer that names it and holds no data."""
     try:
-        return to_reply(serve(context, read_order(message, kind)), message)
+        order = read_order(message, kind, between.largest_order(context))
+        return to_reply(serve(context, order), message)
     except VflError as error:
         return to_failure(str(error), message, isinstance(error, OutOfStepError))
     except Exception as error:  # told to the label holder without its text, which may quote data

@@ -145,7 +145,7 @@ def test_a_party_serves_no_message_to_another_run_or_node(
     ("sent", "why"),
     [
         ([b"garbage"], "a frame that is no Flower message"),
-        ([b"\0" + b"\xff" * 8], f"a frame of {2**64 - 1} bytes, above the limit"),
+        ([b"\0" + b"\xff" * 8], f"a frame of {2**64 - 1:,} bytes, above the limit"),
     ],
     ids=["garbage", "too long"],
 )

@@ -17,7 +17,7 @@ from vfl_flower.data.blocks import load_block, seat
 from vfl_flower.data.source import Preparation
 from vfl_flower.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.flower_internals import in_ray
-from vfl_flower.messages import DescribeOrder, RejoinOrder, TrainOrder
+from vfl_flower.messages import SMALL, DescribeOrder, RejoinOrder, TrainOrder
 from vfl_flower.models.training import (
     load_model,
     load_optimizer,
@@ -26,6 +26,7 @@ from vfl_flower.models.training import (
 )
 from vfl_flower.party import state
 from vfl_flower.party.party import Party
+from vfl_flower.party.rules import Rules
 from vfl_flower.systems import refuse_places, resolve
 
 _skeletons: dict[tuple[int, int], tuple[int, Party]] = {}
@@ -52,12 +53,22 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     return party
 
 
+def largest_order(context: Context) -> int:
+    """Bytes of the arrays of the next order to a node's party, at most.
+
+    Before it has described itself, which tells its rows, the label holder may send ids.
+    """
+    known = state.load_scalars(context.state).get("largest")
+    return int(known) if known else SMALL + 32 * Rules.of(context.node_config).max_ids
+
+
 def keep(party: Party, context: Context) -> None:
     """Leave everything that the next message needs in the node's ``Context.state``."""
     p = party.pending
     scalars = {
         "exchange": party.exchange,
         "secret": party.secret,
+        "largest": party.largest_order,
         "pending": [p.exchange, p.epoch, p.first, p.steps, int(p.coordinated)] if p else [],
     }
     surrogates = {

@@ -27,6 +27,8 @@ class Rules:
     """Fewest rows that all must have in common."""
     max_ids: int = 10_000_000
     """Most ids that the other side may send."""
+    stream_address: str = ""
+    """Where to connect to: hosts, each with :PORT or without, and commas; empty: this machine."""
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Rules:
