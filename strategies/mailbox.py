@@ -11,7 +11,14 @@ from flwr.app import Message
 from strategies.seats import Seat
 from vfl_flower.axes.privacy.ledger import Ledger
 from vfl_flower.errors import VflError
-from vfl_flower.messages import CheckpointOrder, EvaluateOrder, TrainOrder, Turn, Upload
+from vfl_flower.messages import (
+    CheckpointOrder,
+    EvaluateOrder,
+    TrainOrder,
+    Turn,
+    Upload,
+    refuse_unused,
+)
 from vfl_flower.runtimes.carrier import Carrier
 from vfl_flower.wire import read_reply, to_message
 
@@ -98,13 +105,15 @@ class Mailbox:
         VflError
             If the party has failed, or its upload is not an answer to its last message.
         """
-        upload = read_reply(message, Upload)
+        assert seat.order  # it is what the message answers
+        upload = read_reply(message, Upload, self.carrier.most_bytes(seat.order.kind))
         if (upload.party, upload.exchange) != (seat.party, seat.exchange):
             raise VflError(
                 f"answered as party {upload.party} to message {upload.exchange}, when message "
                 f"{seat.exchange} of party {seat.party} was due."
             )
         used = use(upload)
+        refuse_unused(upload.arrays)
         self.party_memory_mb = max(self.party_memory_mb, upload.peak_memory_mb)
         if isinstance(seat.order, EvaluateOrder | CheckpointOrder):
             seat.traffic.evaluation_bytes += upload.nbytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -13,10 +13,11 @@ from strategies.history import History
 from strategies.mailbox import Mailbox
 from strategies.plan import Plan
 from strategies.seats import Seat, State
+from vfl_flower.axes.estimators.base import Arrival
 from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError, OutOfStepError, PartyError, VflError
+from vfl_flower.errors import ConfigError, OutOfStepError, PartyError, PoisonError, VflError
 from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.messages import Description, RejoinOrder, Upload
+from vfl_flower.messages import SMALL, Arrays, Description, RejoinOrder, Upload
 from vfl_flower.wire import read_reply
 
 log = logging.getLogger("flwr")
@@ -75,6 +76,20 @@ class Recovery:
             self.fail(seat, PartyError(f"Party {seat.party}", str(error)))
         return None
 
+    def answer(self, group: Sequence[Arrival]) -> dict[int, Arrays]:
+        """Answers to a group of arrivals; who has poisoned them has failed, and is answered not."""
+        while group:
+            try:
+                return self.holder.answer(group)
+            except PoisonError as error:
+                self._drop(error.party)  # from the group, too
+                seat = next(each for each in self.mailbox.seats if each.party == error.party)
+                was_alive = seat.alive
+                self.fail(seat, error)
+                if not was_alive:
+                    raise
+        return {}
+
     def fail(self, seat: Seat, error: VflError) -> None:
         """Stop, or go on without a party, by its last embeddings."""
         was_alive = seat.alive
@@ -123,7 +138,7 @@ class Recovery:
     def rejoin(self, seat: Seat, message: Message) -> None:
         """A party answers that it goes on by what the label holder knows of it."""
         try:
-            description = read_reply(message, Description)
+            description = read_reply(message, Description, SMALL)
             if description.party != seat.party:
                 raise VflError(f"came back as party {description.party}.")
             self._check(description)

@@ -16,13 +16,15 @@ from strategies.quorum import Waiting
 from strategies.recovery import Recovery
 from strategies.seats import Seat
 from vfl_flower.axes import estimators
-from vfl_flower.axes.batches import steps_per_epoch
+from vfl_flower.axes.batches import most_rows, steps_per_epoch
+from vfl_flower.axes.estimators.base import Estimator
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.schedule import Schedule
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.figures import TRANSPORTS
 from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.messages import SMALL, EmbedOrder, EvaluateOrder, TrainOrder
 from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.provenance import peak_memory_mb
 from vfl_flower.runtimes.carrier import Carrier
@@ -67,6 +69,9 @@ class Run:
         self.history = history
         sizes = dict.fromkeys(sorted(nodes), embedding_size(config, labels.outputs))
         self.holder = LabelHolder(config, labels, sizes, self.ledger.noise())
+        carrier.expect(
+            self._largest(estimator, rows, len(labels.test), max(sizes.values(), default=0))
+        )
         self.waiting = Waiting(self.schedule.quorum, self.seats, self.plan)
         self.mailbox = Mailbox(
             carrier,
@@ -85,6 +90,20 @@ class Run:
             lambda description: check(description, config, labels, parties),
             self.waiting.drop,
         )
+
+    def _largest(
+        self, estimator: Estimator, rows: int, test_rows: int, size: int
+    ) -> dict[str, int]:
+        """Bytes of an upload, at most, by the kind of its order."""
+        row = 2 * 4 * (size + 1)  # with its id, and as much again for what a codec adds
+        most = most_rows(self.config, rows, self.schedule.window)
+        return {
+            TrainOrder.kind: SMALL
+            + 4 * self.schedule.window
+            + estimator.uploads_per_row * row * most,
+            EmbedOrder.kind: SMALL + row * rows,
+            EvaluateOrder.kind: SMALL + row * test_rows,
+        }
 
     def seat_of(self, party: int) -> Seat:
         """The seat of a party."""

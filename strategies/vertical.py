@@ -168,7 +168,7 @@ class Vertical(Strategy):
                 run.ledger.answered(arrival.party, arrival.window)
                 seat = run.seat_of(arrival.party)
                 seat.staleness.add(run.holder.steps - seat.ordered_at_step)
-            for party, feedback in run.holder.answer(group).items():
+            for party, feedback in run.recovery.answer(group).items():
                 run.seat_of(party).take_feedback(feedback)
             run.plan.answered += sum(len(arrival.window.lengths) for arrival in group)
         return None, None

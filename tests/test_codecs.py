@@ -482,17 +482,21 @@ def test_under_scalar_privacy_a_record_changes_no_other_row(
     assert torch.equal(found[0][others], found[1])
 
 
-def test_a_frame_that_would_take_a_surrogate_beyond_all_numbers_is_refused() -> None:
+def test_a_frame_that_would_take_a_surrogate_beyond_all_bounds_is_refused() -> None:
     config = resolve({"codec": "top-k", "keep": 0.5, "compression": "error-feedback"})
     window = windows([1])[0]
     link = uplink(config, torch.zeros(40, 4))
     arrays = uplink(config, torch.zeros(40, 4)).send("h", torch.ones(1, 4), window, "key")
-    largest = {**arrays, "h.exponents": np.full(1, 127, np.int8)}
+    largest = {**arrays, "h.exponents": np.full(1, 19, np.int8)}  # 2^19, below a million
     largest["h.values"] = np.ones_like(arrays["h.values"])
     link.receive("h", largest, window, 4)
-    with pytest.raises(VflError, match="'h' takes surrogates to values that are not finite"):
-        link.receive("h", largest, window, 4)
-    assert link.surrogate is not None and torch.isfinite(link.surrogate).all()
+    assert link.surrogate is not None
+    known = link.surrogate.clone()
+    for exponent in (19, 127):
+        largest["h.exponents"] = np.full(1, exponent, np.int8)
+        with pytest.raises(VflError, match="'h' has values beyond 1,000,000, by which no model"):
+            link.receive("h", largest, window, 4)
+        assert torch.equal(link.surrogate, known) and known.max() == 2**19
 
 
 @pytest.mark.parametrize("codec", [top_k(0.5), qsgd(4), IDENTITY])

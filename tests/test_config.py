@@ -395,7 +395,7 @@ def test_stream_address_that_is_none_is_refused(address: str) -> None:
 def test_stream_address_has_a_host_and_perhaps_a_port(
     address: str, parts: tuple[str, int | None]
 ) -> None:
-    assert host_and_port(resolve({"stream-address": address}).running) == parts
+    assert host_and_port(resolve({"stream-address": address}).running.stream_address) == parts
 
 
 @pytest.mark.parametrize(

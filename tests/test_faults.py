@@ -123,6 +123,14 @@ def with_nan(rows: Any) -> Any:
     return rows
 
 
+def first(value: float) -> Callable[[Any], Any]:
+    def change(array: Any) -> Any:
+        array[0] = value
+        return array
+
+    return change
+
+
 def with_id(value: int) -> Callable[[Any], Any]:
     def change(ids: Any) -> Any:
         ids[-1] = value if value else ids[0]
@@ -143,6 +151,16 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "too few rows": (array("embedding", lambda h: h[:-1]), r"'embedding' .* shape \(454, 32"),
     "wrong dtype": (array("embedding", lambda h: h.astype(np.float64)), "'embedding' is float64"),
     "NaN": (array("embedding", with_nan), "'embedding' has values that are not finite"),
+    "beyond all bounds": (array("embedding", first(1e30)), "'embedding' has values beyond 1,000,"),
+    "far beyond all before": (
+        array("embedding", first(-9e5)),
+        r"embeddings of up to 900,000, when its largest were \d",
+    ),
+    "more than is due": (
+        array("embedding", lambda h: np.zeros((10**5, 32), np.float32)),
+        r"a Upload of 12,800,128 bytes, where \d+,\d+ are the most that can be due",
+    ),
+    "an array more": (changed(arrays=lambda a: {**a, "more": a["embedding"]}), "array 'more', for"),
     "no embedding": (changed(arrays=lambda arrays: {}), "'embedding' is missing|'ids' is missing"),
     "another party": (changed(party=0), "answered as party 0"),
     "unknown party": (changed(party=99), "answered as party 99"),
@@ -220,6 +238,10 @@ FAULTS_OF_PAIRS: dict[str, tuple[Fault, str]] = {
         array("perturbed", lambda h: h.astype(np.float16)),
         "'perturbed' is float16",
     ),
+    "perturbed beyond all bounds": (
+        array("perturbed", first(1e30)),
+        "'perturbed' has values beyond 1,000,000",
+    ),
     "NaN in perturbed": (
         array("perturbed", with_nan),
         "'perturbed' has values that are not finite",
@@ -278,14 +300,6 @@ QSGD = {"codec": "qsgd", "bits": 2, "compression": "error-feedback"}
 TOP_K = {"codec": "top-k", "compression": "error-feedback"}
 
 
-def first(value: float) -> Callable[[Any], Any]:
-    def change(array: Any) -> Any:
-        array[0] = value
-        return array
-
-    return change
-
-
 def first_places(arrays: dict[str, Any]) -> dict[str, Any]:
     """As many places of top-k as there should be, but not where they should be."""
     bits = place_bits(np.arange(len(arrays["embedding.values"])), 455 * 32)
@@ -301,6 +315,10 @@ FAULTS_OF_TOP_K: dict[str, tuple[Fault, str]] = {
         "'embedding.values' is float32",
     ),
     "NaN value": (array("embedding.values", first(np.nan)), "values that are not finite"),
+    "exponent beyond all bounds": (
+        array("embedding.exponents", first(126)),
+        "'embedding' has values beyond 1,000,000",
+    ),
     "value above one": (array("embedding.values", first(1.5)), "values above the peak"),
     "places of other steps": (changed(arrays=first_places), "another number of entries"),
     "no places": (array("embedding.bits", np.zeros_like), "'embedding.bits' holds other places"),

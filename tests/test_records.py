@@ -92,6 +92,12 @@ def reply_of(content: RecordDict) -> Message:
     return over_the_wire(Message(content, reply_to=sent(ORDERS[1])))
 
 
+def named_for(payload: Payload, ours: dict[str, AnyArray]) -> dict[str, AnyArray]:
+    """As many arrays as it can have, by the names that they can have."""
+    names = ours if payload.names is None else payload.names
+    return dict(zip(names, ours.values(), strict=False))
+
+
 def assert_same(ours: dict[str, AnyArray], theirs: dict[str, AnyArray]) -> None:
     assert ours.keys() == theirs.keys()
     for name, array in ours.items():
@@ -117,6 +123,7 @@ def test_arrays_that_are_not_contiguous_survive_packing(array: AnyArray) -> None
 
 @given(st.sampled_from(ORDERS), named_arrays)
 def test_orders_survive_a_message(order: Order, ours: dict[str, AnyArray]) -> None:
+    ours = named_for(order, ours)
     message = sent(replace(order, arrays=ours))
     assert message.metadata.message_type == order.kind
     assert message.metadata.dst_node_id == 7
@@ -127,6 +134,7 @@ def test_orders_survive_a_message(order: Order, ours: dict[str, AnyArray]) -> No
 
 @given(st.sampled_from(ANSWERS), named_arrays)
 def test_answers_survive_a_message(answer: Payload, ours: dict[str, AnyArray]) -> None:
+    ours = named_for(answer, ours)
     received = read_reply(answered(replace(answer, arrays=ours)), type(answer))
     assert replace(received, arrays={}) == answer
     assert_same(ours, received.arrays)
@@ -207,7 +215,9 @@ def test_corrupted_array_is_refused(array: Array) -> None:
         unpack(ArrayRecord({"a": array}))
     content = RecordDict(
         {
-            "scalars": ConfigRecord({"party": 1, "exchange": 3, "peak_memory_mb": 1.0}),
+            "scalars": ConfigRecord(
+                {"party": 1, "exchange": 3, "peak_memory_mb": 1.0, "surrogates": ""}
+            ),
             "arrays": ArrayRecord({"a": array}),
         }
     )

@@ -31,6 +31,7 @@ from vfl_flower.messages import (
     ResumeOrder,
     SessionOrder,
     TrainOrder,
+    refuse_unused,
 )
 from vfl_flower.party import context as between
 from vfl_flower.party import state_file
@@ -157,7 +158,7 @@ def session(message: Message, context: Context) -> Message:
         if order.keep:
             state_file.restore(context)
         between.renew(context)  # the SuperNode has the state of the last session's end, at best
-        end = stream.serve(app, order, context)
+        end = stream.serve(app, order, context, lambda: between.largest_order(context))
         if order.keep:
             state_file.save(context)
         return end
@@ -174,6 +175,7 @@ def _by(
     def serve(context: Context, order: O) -> Payload:
         party = party_of(context, order)
         payload = method(party, order)
+        refuse_unused(order.arrays, "was sent")
         between.keep(party, context)
         return payload
 
@@ -189,7 +191,8 @@ def _serve(
     """Serve one message; what goes wrong becomes an answer that names it and holds no data."""
     try:
         Rules.of(context.node_config)  # so that no order is served by rules that are misspelt
-        return to_reply(serve(context, read_order(message, kind)), message)
+        order = read_order(message, kind, between.largest_order(context))
+        return to_reply(serve(context, order), message)
     except VflError as error:
         return to_failure(str(error), message, isinstance(error, OutOfStepError))
     except Exception as error:  # told to the label holder without its text, which may quote data

@@ -15,8 +15,23 @@ class OutOfStepError(VflError):
     """A party's state is not that of the last message that it was sent; it has served nothing."""
 
 
+class DivergedError(VflError):
+    """A loss, or a gradient, has grown beyond all numbers that can be used."""
+
+    def __init__(self) -> None:
+        super().__init__("The loss is no longer finite: lower the learning rates.")
+
+
 class PartyError(VflError):
     """A party failed, or sent something that must not be used."""
 
     def __init__(self, who: str, cause: str) -> None:
         super().__init__(f"{who} {cause}")
+
+
+class PoisonError(PartyError):
+    """What a party has uploaded took the loss beyond all numbers that can be used."""
+
+    def __init__(self, party: int, cause: str) -> None:
+        super().__init__(f"Party {party}", cause)
+        self.party = party

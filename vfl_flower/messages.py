@@ -1,7 +1,8 @@
 """The messages of the protocol, as typed dataclasses, and checks of the arrays in them.
 
 Each is a few scalars and named NumPy arrays. `vfl_flower.wire` takes them to Flower records and
-back. The byte counters count the arrays, as sent.
+back, and refuses scalars that are not within the bounds that stand here. The byte counters count
+the arrays, as sent.
 """
 
 from __future__ import annotations
@@ -17,11 +18,36 @@ from vfl_flower.errors import VflError
 
 Arrays = dict[str, NDArray[Any]]
 
+SMALL = 2**16
+"""Bytes of a message without large arrays, at most."""
+MOST = 2**53
+"""What a number of messages, rows or steps can be, at most."""
+LARGEST = 1e6
+"""What an embedding, a gradient or a difference of losses can be, up and down.
+
+Models that learn keep far below it. Above it a few steps take 32-bit numbers to infinity.
+"""
+
+
+def _number(least: int = 0, most: float = MOST) -> Any:
+    """A field that is a number from ``least`` to ``most``; others of integers are from 0."""
+    return field(metadata={"least": least, "most": most})
+
+
+def _text(longest: int) -> Any:
+    """A field that is a text of so many letters at most; others have 128."""
+    return field(metadata={"longest": longest})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """Scalar fields, and named arrays."""
+    """Scalar fields, and named arrays.
 
+    names : of the arrays that it can have; None if who reads them decides, and says by `Received`
+        which were used.
+    """
+
+    names: ClassVar[tuple[str, ...] | None] = ()
     arrays: Arrays = field(default_factory=dict)
 
     @property
@@ -42,7 +68,7 @@ class DescribeOrder(Order):
     """Describe yourself, and begin anew; the model is to have this many outputs."""
 
     kind: ClassVar[str] = "query.describe"
-    outputs: int
+    outputs: int = _number(1, 2**16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +87,10 @@ class TrainOrder(Turn):
     """
 
     kind: ClassVar[str] = "train"
+    names: ClassVar = None
     epoch: int
     first: int
-    steps: int
+    steps: int = _number(1)
     coordinated: bool
 
 
@@ -72,6 +99,7 @@ class EvaluateOrder(Turn):
     """The feedback for the last window, if any; upload the embeddings of the test rows."""
 
     kind: ClassVar[str] = "evaluate"
+    names: ClassVar = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +110,7 @@ class EmbedOrder(Turn):
     """
 
     kind: ClassVar[str] = "query.embed"
+    names: ClassVar = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +122,8 @@ class RejoinOrder(Turn):
     """
 
     kind: ClassVar[str] = "query.rejoin"
-    outputs: int
+    names: ClassVar = ("embedding",)
+    outputs: int = _number(1, 2**16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +131,7 @@ class CheckpointOrder(Turn):
     """Learn from the feedback, if any, and keep all state on disk, as checkpoint ``number``."""
 
     kind: ClassVar[str] = "query.checkpoint"
+    names: ClassVar = None
     number: int
 
 
@@ -112,6 +143,7 @@ class AlignOrder(Order):
     """
 
     kind: ClassVar[str] = "query.align"
+    names: ClassVar = ("ids",)
     method: str
     id_kind: str
 
@@ -121,6 +153,7 @@ class CommonOrder(Order):
     """The rows that all have, by their ``places`` in the party's secret order, int32 [N]."""
 
     kind: ClassVar[str] = "query.common"
+    names: ClassVar = ("places",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +186,8 @@ class SessionOrder(Order):
     """
 
     kind: ClassVar[str] = "query.session"
-    address: str
-    certificate: str
+    address: str = _text(300)
+    certificate: str = _text(10_000)
     token: str
     keep: bool
 
@@ -164,7 +197,7 @@ class Introduction(Payload):
     """Which party answers, of how many; with what arrays is said by the order."""
 
     party: int
-    parties: int
+    parties: int = _number(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +208,7 @@ class Aligned(Introduction):
     and the party's, in a secret order.
     """
 
+    names: ClassVar = ("again", "own")
     digest: str
 
 
@@ -201,6 +235,7 @@ class Predicted(Introduction):
     ``exchange`` is the number of messages that the model had seen.
     """
 
+    names: ClassVar = ("embedding",)
     exchange: int
     ids_digest: str
     code_digest: str
@@ -213,9 +248,10 @@ class Upload(Payload):
     With test embeddings comes a digest of the party's copies of surrogates, and its peak memory.
     """
 
+    names: ClassVar = None
     party: int
     exchange: int
-    peak_memory_mb: float = 0.0
+    peak_memory_mb: float = field(default=0.0, metadata={"least": 0, "most": 1e9})
     surrogates: str = ""
 
 
@@ -225,7 +261,31 @@ class SessionEnd(Payload):
 
     connected: bool  # whether it ever was
     served: int
-    cause: str
+    cause: str = _text(MOST)  # of which `wire` shows the beginning
+
+
+class Received(Arrays):
+    """Arrays of a message that know which of them have been used."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        super().__init__(arrays)
+        self.unused = set(arrays)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        self.unused.discard(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of any dictionary."""
+        self.unused.discard(name)
+        return super().get(name, default)
+
+
+def refuse_unused(arrays: Mapping[str, NDArray[Any]], verb: str = "sent") -> None:
+    """Raise `VflError`, as the end of a sentence, if arrays came that nobody has used."""
+    unused = sorted(arrays.unused) if isinstance(arrays, Received) else []
+    if unused:
+        raise VflError(f"{verb} an array {unused[0]!r}, for which there is no use here.")
 
 
 def checked(
@@ -248,3 +308,19 @@ def checked(
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise VflError(f"{name!r} has values that are not finite; lower the learning rates.")
     return array
+
+
+def bounded(name: str, rows: Any) -> Any:
+    """The rows, of NumPy or torch, if each of their numbers is within `LARGEST`.
+
+    Raises
+    ------
+    VflError
+        If one is not, or is no number at all, as the end of a sentence.
+    """
+    if 0 not in rows.shape and not (rows.min() >= -LARGEST and rows.max() <= LARGEST):
+        raise VflError(
+            f"{name!r} has values beyond {LARGEST:,.0f}, by which no model can learn; lower the "
+            "learning rates."
+        )
+    return rows

@@ -6,8 +6,9 @@ format.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import Field, fields
 from functools import lru_cache
 from io import BytesIO
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from vfl_flower.errors import OutOfStepError, VflError
-from vfl_flower.messages import Arrays, Order, Payload
+from vfl_flower.messages import MOST, Arrays, Order, Payload, Received
 
 P = TypeVar("P", bound=Payload)
 R = TypeVar("R", ArrayRecord, ConfigRecord)
@@ -25,6 +26,11 @@ R = TypeVar("R", ArrayRecord, ConfigRecord)
 _SCALARS, _ARRAYS, _FAILURE = "scalars", "arrays", "failure"
 NUMPY = "numpy.ndarray"
 """Flower's name for NumPy's file format."""
+_MOST_ARRAYS = 1024  # of a message: three of each party and a few, with shared labels
+_LONGEST = 128  # letters of a text or a name
+_AXES = 8  # of an array, at most
+_SAID = 300  # letters of a party's own sentence that are shown
+_ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b\][^\x07\x1b]*|\x1b.?", re.DOTALL)
 _DTYPES = {  # every dtype of a number, by NumPy's name for it
     str(dtype): dtype
     for code in "?bBhHiIlLqQefd"
@@ -40,9 +46,18 @@ def to_message(order: Order, node_id: int, ttl: float) -> Message:
     return Message(_to_record(order), node_id, order.kind, ttl=ttl)
 
 
-def read_order(message: Message, kind: type[P]) -> P:
-    """The order in a message, at the party."""
-    return _from_record(message.content, kind)
+def read_order(message: Message, kind: type[P], largest: float = MOST) -> P:
+    """The order in a message, at the party; its arrays have ``largest`` bytes at most.
+
+    Raises
+    ------
+    VflError
+        If it is not as it should be; a sentence without its subject, the party.
+    """
+    try:
+        return _from_record(message.content, kind, largest)
+    except VflError as error:
+        raise VflError(f"was {error}") from None
 
 
 def to_reply(payload: Payload, message: Message) -> Message:
@@ -56,8 +71,8 @@ def to_failure(sentence: str, message: Message, out_of_step: bool = False) -> Me
     return Message(RecordDict({_FAILURE: failure}), reply_to=message)
 
 
-def read_reply(message: Message, kind: type[P]) -> P:
-    """The answer of a party, at the label holder.
+def read_reply(message: Message, kind: type[P], largest: float = MOST) -> P:
+    """The answer of a party, at the label holder; its arrays have ``largest`` bytes at most.
 
     Raises
     ------
@@ -66,13 +81,26 @@ def read_reply(message: Message, kind: type[P]) -> P:
         sentence without its subject, the party. `OutOfStepError`, if all that it lacks is state.
     """
     if message.has_error():
-        reason = " ".join((message.error.reason or "").split())[:300]
-        raise VflError(f"failed: {reason or f'Flower error {message.error.code}'}")
+        raise VflError(
+            f"failed: {said(message.error.reason) or f'Flower error {message.error.code}'}"
+        )
     if _FAILURE in message.content:
         failure = record_of(message.content, _FAILURE, ConfigRecord)
         kind_of_error = OutOfStepError if failure.get("out-of-step") is True else VflError
-        raise kind_of_error(f"failed: {failure.get('cause', 'it did not say why')!s}")
-    return _from_record(message.content, kind)
+        raise kind_of_error(f"failed: {said(failure.get('cause')) or 'it did not say why'}")
+    return _from_record(message.content, kind, largest)
+
+
+def said(text: Any) -> str:
+    """What the other side says, in one line that can be shown: without escapes, not too long.
+
+    Empty if it is no text.
+    """
+    if not isinstance(text, str):
+        return ""
+    plain = _ESCAPES.sub(" ", text[: 10 * _SAID])
+    line = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
+    return line if len(line) <= _SAID else f"{line[:_SAID]} ..."
 
 
 def _to_record(payload: Payload) -> RecordDict:
@@ -80,18 +108,48 @@ def _to_record(payload: Payload) -> RecordDict:
     return RecordDict({_SCALARS: ConfigRecord(scalars), _ARRAYS: pack(payload.arrays)})
 
 
-def _from_record(record: RecordDict, kind: type[P]) -> P:
+def _from_record(record: RecordDict, kind: type[P], largest: float) -> P:
     try:
         scalars = record_of(record, _SCALARS, ConfigRecord)
-        values: dict[str, Any] = {"arrays": unpack(record_of(record, _ARRAYS, ArrayRecord))}
-        for spec in fields(kind):
-            if spec.name != "arrays":
-                values[spec.name] = scalars[spec.name]
-                if type(values[spec.name]).__name__ != spec.type:
-                    raise VflError(f"sent a {kind.__name__} whose {spec.name} is no {spec.type}.")
-        return kind(**values)
+        packed = record_of(record, _ARRAYS, ArrayRecord)
+        specs = {spec.name: spec for spec in fields(kind) if spec.name != "arrays"}
+        if len(record) > 2 or scalars.keys() - specs.keys():
+            raise VflError(f"sent a {kind.__name__} with fields that none has.")
+        values = {name: _checked(kind, spec, scalars[name]) for name, spec in specs.items()}
+        return kind(**values, arrays=Received(_arrays_of(kind, packed, largest)))
     except KeyError as error:
         raise VflError(f"sent a message without the field {error} of {kind.__name__}.") from None
+
+
+def _checked(kind: type[Payload], spec: Field[Any], value: Any) -> Any:
+    """The value of a field, if it is of its type and within its bounds."""
+    if type(value).__name__ != spec.type:
+        raise VflError(f"sent a {kind.__name__} whose {spec.name} is no {spec.type}.")
+    if isinstance(value, str) and len(value) > spec.metadata.get("longest", _LONGEST):
+        raise VflError(f"sent a {kind.__name__} whose {spec.name} is too long.")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        least, most = spec.metadata.get("least", 0), spec.metadata.get("most", MOST)
+        if not least <= value <= most:
+            raise VflError(
+                f"sent a {kind.__name__} whose {spec.name} is not between {least} and {most:.0f}."
+            )
+    return value
+
+
+def _arrays_of(kind: type[Payload], packed: ArrayRecord, largest: float) -> Arrays:
+    """The arrays of a message, if it can have them."""
+    size = sum(len(array.data) for array in packed.values())
+    if size > largest:
+        raise VflError(
+            f"sent a {kind.__name__} of {size:,} bytes, where {largest:,.0f} are the most that can "
+            "be due."
+        )
+    if len(packed) > _MOST_ARRAYS or any(len(name) > _LONGEST for name in packed):
+        raise VflError(f"sent a {kind.__name__} with more arrays, or longer names, than any has.")
+    unknown = set() if kind.names is None else packed.keys() - set(kind.names)
+    if unknown:
+        raise VflError(f"sent a {kind.__name__} with an array {min(unknown)!r}, which none has.")
+    return unpack(packed)
 
 
 def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
@@ -138,7 +196,7 @@ def unpack_one(name: str, array: Array) -> NDArray[Any]:
     """The array in a Flower Array, as `unpack` gives it."""
     try:
         dtype = _DTYPES[array.dtype]  # NumPy would parse, and so evaluate, any text
-        if array.stype != NUMPY:
+        if array.stype != NUMPY or len(array.shape) > _AXES:
             raise ValueError
         header = _header(dtype.str, tuple(array.shape))
         if not array.data.startswith(header):

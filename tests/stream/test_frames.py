@@ -21,6 +21,11 @@ from vfl_flower.runtimes.stream.frames import chunks, frames
 from vfl_flower.wire import read_order, read_reply, to_failure, to_message, to_reply
 
 
+def no_limit() -> int:
+    """No limit."""
+    return 2**31
+
+
 def near_multiples(size: int) -> st.SearchStrategy[bytes]:
     """Bodies about as long as some pieces of that size; short ones begin as messages do."""
     lengths = st.builds(lambda n, d: max(1, n * size + d), st.integers(0, 4), st.integers(-1, 1))
@@ -33,7 +38,7 @@ def test_frames_are_what_the_chunks_were_made_of(bodies: list[bytes]) -> None:
     with patch.object(framing, "_CHUNK", 16):
         sent = [chunk for body in bodies for chunk in chunks(body)]
         assert all(len(chunk) <= 16 for chunk in sent)
-        assert list(frames(sent)) == bodies
+        assert list(frames(sent, no_limit)) == bodies
 
 
 @given(near_multiples(16).filter(lambda body: len(body) > 16), st.binary(min_size=1))
@@ -41,9 +46,9 @@ def test_a_frame_of_another_length_than_it_said_is_refused(body: bytes, more: by
     with patch.object(framing, "_CHUNK", 16):
         head, *pieces = chunks(body)
         with pytest.raises(VflError, match="another length"):
-            list(frames([head, *pieces[:-1], pieces[-1] + more]))
+            list(frames([head, *pieces[:-1], pieces[-1] + more], no_limit))
         with pytest.raises(VflError, match="another length"):
-            list(frames([head, b"", *pieces]))
+            list(frames([head, b"", *pieces], no_limit))
 
 
 @given(near_multiples(16).filter(lambda body: len(body) > 16))
@@ -51,18 +56,25 @@ def test_a_frame_that_ends_too_early_is_refused(body: bytes) -> None:
     with patch.object(framing, "_CHUNK", 16):
         received: list[bytes] = []
         with pytest.raises(VflError, match="another length"):
-            received += frames(list(chunks(body))[:-1])
+            received += frames(list(chunks(body))[:-1], no_limit)
         assert received == []
 
 
-@pytest.mark.parametrize("length", [framing._LARGEST + 1, 2**40, 2**64 - 1])
+@pytest.mark.parametrize("length", [1001, 600_000_000, 2**40, 2**64 - 1])
 def test_a_frame_above_the_limit_is_refused_by_its_length(length: int) -> None:
     def received() -> Iterator[bytes]:
         yield b"\0" + length.to_bytes(8, "big")
         raise AssertionError("it was waited for")
 
-    with pytest.raises(VflError, match=f"frame of {length} bytes, above the limit"):
-        list(frames(received()))
+    with pytest.raises(VflError, match=f"frame of {length:,} bytes, above the limit of 1,000"):
+        list(frames(received(), lambda: 1000))
+
+
+def test_a_frame_in_one_piece_is_refused_above_the_limit_too() -> None:
+    limits = iter([1000, 999])
+    assert list(frames([b"\n" * 1000], lambda: next(limits))) == [b"\n" * 1000]
+    with pytest.raises(VflError, match="frame of 1,000 bytes, above the limit of 999"):
+        list(frames([b"\n" * 1000], lambda: next(limits)))
 
 
 def plain(message: Message) -> dict[str, Any]:
@@ -94,7 +106,7 @@ ORDERS = [
 def test_a_message_is_the_same_after_its_way_through_bytes(order: Any) -> None:
     sent = to_message(order, FIRST, ttl=60)
     sent.metadata.__dict__["_message_id"] = "stream-1"
-    (frame,) = frames(chunks(to_bytes(sent)))
+    (frame,) = frames(chunks(to_bytes(sent)), no_limit)
     message = from_bytes(frame)
     assert plain(message) == plain(sent)
     received = read_order(message, type(order))

@@ -17,7 +17,7 @@ from tests.relay import Relay
 from tests.stream.nodes import FIRST, HANGING, KEYS, METHOD, RUN, Streamed, assert_equals_in_process
 from vfl_flower import client_app
 from vfl_flower.flower_internals import from_bytes, state_to_bytes, to_bytes
-from vfl_flower.messages import DescribeOrder, SessionEnd, SessionOrder
+from vfl_flower.messages import SMALL, DescribeOrder, SessionEnd, SessionOrder
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
 from vfl_flower.runtimes.certificates import self_signed
@@ -145,7 +145,7 @@ def test_a_party_serves_no_message_to_another_run_or_node(
     ("sent", "why"),
     [
         ([b"garbage"], "a frame that is no Flower message"),
-        ([b"\0" + b"\xff" * 8], f"a frame of {2**64 - 1} bytes, above the limit"),
+        ([b"\0" + b"\xff" * 8], f"a frame of {2**64 - 1:,} bytes, above the limit"),
     ],
     ids=["garbage", "too long"],
 )
@@ -158,6 +158,24 @@ def test_a_party_that_is_sent_what_is_no_message_calls_again(
     assert end == SessionEnd(connected=True, served=0, cause="") and seen == []
     (line,) = logged
     assert line.startswith(f"The party was sent {why}") and line.endswith("for a while.")
+
+
+def test_a_party_takes_no_frame_that_is_larger_than_what_its_rows_can_need(
+    logged: list[str],
+) -> None:
+    def script(received: Iterator[bytes]) -> Iterator[bytes]:
+        yield described("a")
+        next(received)
+        yield b"\0" + (100_000_000).to_bytes(8, "big")
+
+    with holder(script, lambda received: []) as each:
+        end, _, _ = serve(each.order)
+    assert (end.cause, end.served) == ("", 1)
+    rows, size = 455, 32
+    most = 2 * 4 * rows * (size + 1) + 2 * SMALL
+    said = f"The party was sent a frame of 100,000,000 bytes, above the limit of {most:,}"
+    (line,) = logged
+    assert line.startswith(said)
 
 
 def test_a_party_whose_label_holder_vanished_gives_up_and_keeps_its_state(

@@ -77,6 +77,32 @@ def expected_rows(config: RunConfig, rows: int) -> int:
     return min(config.training.batch_size, rows)
 
 
+def most_rows(config: RunConfig, rows: int, steps: int) -> int:
+    """Rows of a window of so many steps, at most; with Poisson sampling, by all reason."""
+    expected = steps * expected_rows(config, rows)
+    if config.schedule.sampling == "poisson":
+        return int(expected + 10 * expected**0.5 + 100)  # ten deviations above the mean
+    return min(expected, rows)
+
+
+def check_order(config: RunConfig, rows: int, parties: int, order: TrainOrder) -> None:
+    """Refuse an order for steps that no run with this configuration has, before they are drawn.
+
+    Raises
+    ------
+    VflError
+        As the end of a sentence, whose subject is the party.
+    """
+    per_epoch = steps_per_epoch(config, rows)
+    # A party that is quick takes over what others have not done.
+    epochs = config.training.epochs * parties
+    if order.epoch >= epochs or order.first + order.steps > per_epoch:
+        raise VflError(
+            f"was asked for steps {order.first + 1} to {order.first + order.steps} of epoch "
+            f"{order.epoch + 1}, where {epochs} epochs of {per_epoch} steps are the most there are."
+        )
+
+
 @lru_cache(maxsize=16)  # both sides ask for one more than once
 def draw_window(
     config: RunConfig,

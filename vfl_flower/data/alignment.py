@@ -31,7 +31,8 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.psi import Blinding, match, shuffled
 from vfl_flower.data.source import Source
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.messages import Aligned, AlignOrder, Arrays, CommonOrder, Introduction
+from vfl_flower.messages import SMALL, Aligned, AlignOrder, Arrays, CommonOrder, Introduction
+from vfl_flower.party.rules import Rules
 from vfl_flower.runtimes.carrier import Carrier, ask, ask_all
 from vfl_flower.wire import pack, record_of, unpack
 
@@ -65,6 +66,7 @@ def align(carrier: Carrier, config: RunConfig, own: Source) -> NDArray[np.int64]
     blinding, order = Blinding(), shuffled(len(own.ids), secrets.token_bytes(16))
     blinded = blinding.of_ids([own.ids[row] for row in order.tolist()])
     question = AlignOrder(method="psi", id_kind=own.id_kind, arrays={"ids": blinded})
+    carrier.expect({AlignOrder.kind: SMALL + blinded.nbytes + 32 * Rules.max_ids})
     answers = ask_all(carrier, question, Aligned, config.running)
     # By party: where in its own order each of the label holder's rows is, -1 for nowhere.
     places = {node: np.full(len(own.ids), -1, np.int64) for node in answers}

@@ -22,10 +22,10 @@ from vfl_flower.axes.estimators.base import Arrival
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels, class_weights
-from vfl_flower.errors import VflError
+from vfl_flower.errors import DivergedError, PoisonError, VflError
 from vfl_flower.holder.metrics import Metrics, check_finite, metrics
-from vfl_flower.holder.table import Table, own_features
-from vfl_flower.messages import Arrays, TrainOrder, Upload, checked
+from vfl_flower.holder.table import USUAL, Table, own_features
+from vfl_flower.messages import LARGEST, Arrays, TrainOrder, Upload, bounded, checked
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import (
     as_tensor,
@@ -102,7 +102,7 @@ class LabelHolder:
             reading = self.estimator.read(self.links[party], upload.arrays, window, size)
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
-        self._write(party, window, reading.fresh)
+        self._write(party, window, reading.fresh, reading.embeddings)
         return Arrival(party, window, order.coordinated, reading)
 
     def refresh(self, party: int, ids: NDArray[np.int32], upload: Upload) -> None:
@@ -115,9 +115,13 @@ class LabelHolder:
             )
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
-        self._write(party, window, rows)
+        self._write(party, window, rows, (rows,))
 
-    def _write(self, party: int, window: Window, embeddings: Tensor) -> None:
+    def _write(
+        self, party: int, window: Window, embeddings: Tensor, sent: Sequence[Tensor]
+    ) -> None:
+        """Write a party's embeddings into the table, if all that it ``sent`` is usual."""
+        self.table.refuse_unusual(party, sent)
         if self.links[party]["uplink"].surrogate is None:  # which else is these columns, written
             self.table.write(party, window, embeddings.to(self.device))
         self.table.date(party, window.ids, self.steps)
@@ -141,18 +145,47 @@ class LabelHolder:
         Step j takes the j-th mini-batch of every arrival: one shared batch when they are
         coordinated (split learning), else the parties' own, one after the other (VAFL Alg. 2; with
         one arrival, Alg. 1). A party's feedback is of the mean loss of its own batch.
+
+        Raises
+        ------
+        DivergedError, PoisonError
+            If a loss is not finite, or a gradient not bounded; the latter names the party whose
+            embeddings are the largest, if they are such that they can have done it. The table
+            knows nothing of it then, and if a run can go on without it, the top model is as it was.
         """
         coordinated = arrivals[0].coordinated
         windows = [each.window for each in arrivals[: 1 if coordinated else None]]
         joint = join(self.config, len(self.labels), windows)
-        return self.estimator.answer(self, arrivals, joint)
+        before = self._top_state() if self.config.running.on_party_failure == "continue" else {}
+        try:
+            return self.estimator.answer(self, arrivals, joint)
+        except DivergedError:
+            if before:
+                self._load_top(before)
+            self._refuse_largest(arrivals)
+            raise
+
+    def _refuse_largest(self, arrivals: Sequence[Arrival] = ()) -> None:
+        """Raise `PoisonError` of the party with the largest embeddings, if they are unusual."""
+        party, peak = self.table.largest({m.party: m.reading.embeddings for m in arrivals})
+        if peak > USUAL:
+            self.table.forget(party)
+            raise PoisonError(
+                party,
+                f"sent embeddings of up to {peak:,.0f}, by which the loss is no longer finite: "
+                "lower the learning rates, or see to that party.",
+            ) from None
 
     def learn(self, window: Window) -> None:
         """Step the top model on a window, by what the table holds; nobody is answered."""
         h, labels = self.gather(window)
         joint = join(self.config, len(self.labels), [window])
         lengths, divided = window.lengths.tolist(), joint.divisors.tolist()
-        self.count(self.step(h, labels, lengths, divided, gradients=False)[1])
+        try:
+            self.count(self.step(h, labels, lengths, divided, gradients=False)[1])
+        except DivergedError:
+            self._refuse_largest()
+            raise
 
     def gather(self, window: Window) -> tuple[Tensor, Tensor]:
         """The window's rows of the table, as `TopModel` reads them, and its labels."""
@@ -161,20 +194,29 @@ class LabelHolder:
     def step(
         self, h: Tensor, labels: Tensor, lengths: list[int], divisors: list[int], gradients: bool
     ) -> tuple[Tensor | None, Tensor]:
-        """Step the top model once a mini-batch; gradient rows, if wanted, and losses [S]."""
+        """Step the top model once a mini-batch; gradient rows, if wanted, and losses [S].
+
+        Raises
+        ------
+        DivergedError
+            If gradient rows are such as no party would take.
+        """
         rows: Tensor | None = None
         batches = h, labels, lengths, divisors
         if self.config.estimator.server_update == "first-order":
-            return server.by_gradient(
+            rows, losses = server.by_gradient(
                 self.top, self.optimizer, *batches, gradients, self.class_weights
             )
-        if gradients:
-            rows, _ = server.by_gradient(self.top, None, *batches, True, self.class_weights)
-        self.drawn += 1
-        key = self.secret + f"|{self.drawn}".encode()
-        losses = server.by_differences(
-            self.config.estimator, self.top, self.optimizer, *batches, key, self.class_weights
-        )
+        else:
+            if gradients:
+                rows, _ = server.by_gradient(self.top, None, *batches, True, self.class_weights)
+            self.drawn += 1
+            key = self.secret + f"|{self.drawn}".encode()
+            losses = server.by_differences(
+                self.config.estimator, self.top, self.optimizer, *batches, key, self.class_weights
+            )
+        if rows is not None and not (rows.abs() <= LARGEST).all():
+            raise DivergedError
         return rows, losses
 
     def count(self, losses: Tensor) -> None:
@@ -203,10 +245,10 @@ class LabelHolder:
         """
         shape = tuple(self.test_table.of(party).shape)
         try:
-            embeddings = as_tensor(checked(upload.arrays, "embedding", "float32", shape))
+            sent = bounded("embedding", checked(upload.arrays, "embedding", "float32", shape))
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
-        self.test_table.of(party)[:] = embeddings.to(self.device)
+        self.test_table.of(party)[:] = as_tensor(sent).to(self.device)
         if digest != upload.surrogates:
             raise VflError("keeps other surrogates than the label holder: start the run again.")
 
@@ -252,8 +294,7 @@ class LabelHolder:
         groups = {
             "table": self.table.state(),
             "test_table": self.test_table.state(),
-            "top": model_arrays(self.top),
-            "optimizer": optimizer_arrays(self.optimizer) if self.optimizer else {},
+            **self._top_arrays(),
             "link": {
                 name: link.surrogate.cpu().numpy()
                 for name, link in self._other_links()
@@ -273,12 +314,26 @@ class LabelHolder:
         self.table.go_on_from(of_group("table", arrays))
         self.test_table.go_on_from(of_group("test_table", arrays))
         self.losses = [as_tensor(arrays["losses"]).to(self.device)]
-        load_model(self.top, of_group("top", arrays))
-        if self.optimizer:
-            load_optimizer(self.optimizer, of_group("optimizer", arrays))
+        self._load_top({group: of_group(group, arrays) for group in ("top", "optimizer")})
         for name, link in self._other_links():
             if link.surrogate is not None:
                 link.surrogate.copy_(as_tensor(arrays[f"link.{name}"]))
+
+    def _top_arrays(self) -> dict[str, Arrays]:
+        """The top model and its optimizer, which go on using this memory."""
+        optimizer = optimizer_arrays(self.optimizer) if self.optimizer else {}
+        return {"top": model_arrays(self.top), "optimizer": optimizer}
+
+    def _top_state(self) -> dict[str, Arrays]:
+        """A copy of them."""
+        groups = self._top_arrays()
+        return {group: {k: v.copy() for k, v in of.items()} for group, of in groups.items()}
+
+    def _load_top(self, groups: dict[str, Arrays]) -> None:
+        """Take over what `_top_arrays` gave."""
+        load_model(self.top, groups["top"])
+        if self.optimizer:
+            load_optimizer(self.optimizer, groups["optimizer"])
 
     def _other_links(self) -> Iterator[tuple[str, Channel]]:
         """The links whose surrogates are not in the table."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vfl_flower.errors import VflError
+from vfl_flower.errors import DivergedError
 from vfl_flower.models.losses import mean_loss
 
 
@@ -48,6 +48,6 @@ def metrics(outputs: Tensor, labels: Tensor, deviation: float) -> Metrics:
 
 
 def check_finite(losses: Tensor) -> None:
-    """Raise `VflError` unless losses are finite."""
+    """Raise `DivergedError` unless losses are finite."""
     if not torch.isfinite(losses).all():
-        raise VflError("The loss is no longer finite: lower the learning rates.")
+        raise DivergedError

@@ -31,7 +31,7 @@ from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Checkpoint, check_states
 from vfl_flower.holder.label_holder import of_group
 from vfl_flower.holder.metrics import Metrics, metrics
-from vfl_flower.messages import Predicted, PredictOrder, checked
+from vfl_flower.messages import SMALL, Predicted, PredictOrder, bounded, checked
 from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import as_tensor, load_model
@@ -86,18 +86,20 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any]) -> No
     found = checkpoint.load(config.model)
     rows = _rows(carrier, config, given, found)
     epsilon = _count_uploads(config, found)
-    order = PredictOrder(run=found.run, number=found.number)
-    answers = ask_all(carrier, order, Predicted, config.running)
-    check_states(found, answers.values())
     classes = found.about_labels["classes"]
     outputs = 1 if len(classes) in (0, 2) else len(classes)
     size = embedding_size(found.config, outputs)
+    carrier.expect({PredictOrder.kind: SMALL + 4 * size * len(rows.ids)})
+    order = PredictOrder(run=found.run, number=found.number)
+    answers = ask_all(carrier, order, Predicted, config.running)
+    check_states(found, answers.values())
     blocks = []
     for answer in answers.values():
         try:
             if (answer.ids_digest, answer.code_digest) != (rows.digest, code_digest()):
                 raise VflError("embeddings of other rows, or by another version of the code.")
             block = checked(answer.arrays, "embedding", "float32", (len(rows.ids), size))
+            bounded("embedding", block)
         except VflError as error:
             raise PartyError(f"Party {answer.party}", f"sent {error}") from None
         blocks.append(as_tensor(block))

@@ -19,12 +19,17 @@ from vfl_flower.axes import estimators
 from vfl_flower.axes.batches import Window, put, take
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
-from vfl_flower.errors import ConfigError
+from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.messages import Arrays
 from vfl_flower.models.bottoms import BLACK_BOXES
 from vfl_flower.models.training import as_tensor
 
 Ids = NDArray[np.int32]
+
+USUAL = 1e3
+"""What embeddings of models that learn hardly reach: one beyond it may ruin the top model."""
+_GROWTH = 10
+"""How many times larger than all before, if beyond that, an upload may be."""
 
 
 class Table:
@@ -48,6 +53,7 @@ class Table:
         self.received = sum(sizes.values())  # columns of parties
         self.rows = torch.zeros(len(own), self.received + own.shape[1], device=device)
         self.rows[:, self.received :] = torch.from_numpy(own)
+        self.peaks: dict[int, float] = {}  # by party, the largest of all embeddings that it sent
         self.max_delay = max_delay
         # The step at which each row's entry was written, -1 for never.
         self.written = (
@@ -65,6 +71,31 @@ class Table:
     def write(self, party: int, window: Window, embeddings: Tensor) -> None:
         """Write a party's embeddings of a window, [R, E]."""
         put(self.of(party), window, embeddings)
+
+    def refuse_unusual(self, party: int, sent: Sequence[Tensor]) -> None:
+        """Raise `VflError` if embeddings exceed all that a party has sent before, by far.
+
+        One upload could else end the learning of all others, and nobody would know whose it was.
+        """
+        peak, known = _peak(sent), self.peaks.get(party)
+        if known is not None and peak > max(USUAL, _GROWTH * known):
+            self.forget(party)  # they may be here already, as its surrogates
+            raise VflError(
+                f"sent embeddings of up to {peak:,.0f}, when its largest were {known:,.4g}: lower "
+                "the learning rates, or see to that party."
+            )
+        self.peaks[party] = max(known or 0.0, peak)
+
+    def largest(self, sent: Mapping[int, Sequence[Tensor]]) -> tuple[int, float]:
+        """The party with the largest embeddings, here or in what is ``sent``, and how large."""
+        peaks = {m: _peak([self.of(m), *sent.get(m, ())]) for m in self.columns}
+        return max(peaks.items(), key=lambda each: each[1], default=(0, 0.0))
+
+    def forget(self, party: int) -> None:
+        """Hold nothing of a party, as before its first upload."""
+        self.of(party).zero_()
+        if self.max_delay:
+            self.written[party][:] = -1
 
     def date(self, party: int, ids: Ids, step: int) -> None:
         """Note when a party's entries of these rows were written."""
@@ -95,6 +126,11 @@ class Table:
         self.rows[:, : self.received] = as_tensor(arrays["rows"]).to(self.rows.device)
         for party, steps in self.written.items():
             steps[:] = arrays[f"written.{party}"]
+
+
+def _peak(blocks: Sequence[Tensor]) -> float:
+    """The largest number of all, up or down."""
+    return max((float(h.abs().amax()) for h in blocks if h.numel()), default=0.0)
 
 
 def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArray[Any]]:

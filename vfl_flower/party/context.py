@@ -16,7 +16,7 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_block, seat
 from vfl_flower.data.source import Preparation
 from vfl_flower.errors import ConfigError, OutOfStepError, VflError
-from vfl_flower.messages import DescribeOrder, RejoinOrder, TrainOrder
+from vfl_flower.messages import SMALL, DescribeOrder, RejoinOrder, TrainOrder
 from vfl_flower.models.training import (
     load_model,
     load_optimizer,
@@ -69,6 +69,15 @@ def check_before_alignment(context: Context) -> None:
         check(context, config)
 
 
+def largest_order(context: Context) -> int:
+    """Bytes of the arrays of the next order to a node's party, at most.
+
+    Before it has described itself, which tells its rows, the label holder may send ids.
+    """
+    known = state.load_scalars(context.state).get("largest")
+    return int(known) if known else SMALL + 32 * Rules.of(context.node_config).max_ids
+
+
 def keep(party: Party, context: Context) -> None:
     """Leave everything that the next message needs in the node's ``Context.state``."""
     p = party.pending
@@ -78,6 +87,7 @@ def keep(party: Party, context: Context) -> None:
         "origin": party.origin,
         "secret": party.secret,
         "pending-secret": party.pending_secret if p else b"",
+        "largest": party.largest_order,
         "pending": [p.exchange, p.epoch, p.first, p.steps, int(p.coordinated)] if p else [],
     }
     surrogates = {

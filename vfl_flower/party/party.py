@@ -17,13 +17,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.axes import estimators
-from vfl_flower.axes.batches import Window, draw_window, steps_per_epoch, take
+from vfl_flower.axes.batches import (
+    Window,
+    check_order,
+    draw_window,
+    most_rows,
+    steps_per_epoch,
+    take,
+)
 from vfl_flower.axes.codecs.channel import check_memory, digest
 from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import FeatureBlock, load_features
 from vfl_flower.errors import OutOfStepError, VflError
 from vfl_flower.messages import (
+    SMALL,
     Arrays,
     CheckpointOrder,
     Description,
@@ -33,6 +41,7 @@ from vfl_flower.messages import (
     RejoinOrder,
     TrainOrder,
     Upload,
+    bounded,
     checked,
 )
 from vfl_flower.models.bottoms import build_bottom, embedding_size
@@ -108,6 +117,7 @@ class Party:
 
     def train(self, order: TrainOrder) -> Upload:
         """Learn from the feedback for the last window; upload the next (VAFL Alg. 1 lines 3-7)."""
+        check_order(self.config, self.rows, self.parties, order)
         self._count(order.exchange)
         self.steps += order.steps
         self.limits.check_steps(self.steps, steps_per_epoch(self.config, self.rows))
@@ -137,15 +147,14 @@ class Party:
     def embed(self, order: EmbedOrder) -> Upload:
         """Upload fresh embeddings of the rows that have grown too old at the label holder."""
         self._count(order.exchange)
-        feedback = dict(order.arrays)
-        ids = feedback.pop("ids", np.zeros(0))
+        ids = order.arrays.get("ids", np.zeros(0))
         if ids.dtype != np.int32 or ids.ndim != 1 or not _within(ids, self.rows):
             raise VflError("was asked for rows that it does not have.")
         if len(np.unique(ids)) < len(ids):
             raise VflError("was asked for a row more than once: each time has noise of its own.")
         self.limits.count(self.block.train_rows, ids)
-        if feedback:
-            self._learn(feedback)
+        if len(order.arrays) > 1:
+            self._learn(order.arrays)
         h = self.embeddings(self.block.train[ids])
         window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
         return self._upload(self.send("embedding", h, window))
@@ -167,6 +176,7 @@ class Party:
                 shape = tuple(link.surrogate.shape)
                 if name == "uplink":
                     known = checked(order.arrays, "embedding", "float32", shape)
+                    bounded("embedding", known)
                     link.surrogate.copy_(as_tensor(known))
                 else:
                     link.surrogate.zero_()
@@ -193,6 +203,13 @@ class Party:
         link = self.links["uplink" if name == "embedding" else "changes"]
         key = f"{self.config.training.seed}|up|{self.index}|{self.exchange}"
         return link.send(name, rows, window, key)
+
+    @property
+    def largest_order(self) -> int:
+        """Bytes of the arrays of an order, at most: an answer to an epoch's rows, or surrogates."""
+        steps = steps_per_epoch(self.config, self.rows)
+        rows = most_rows(self.config, self.rows, steps)
+        return SMALL + self.estimator.answer_bytes(self, rows, steps)
 
     # --- what the messages have in common -------------------------------------------------------
 

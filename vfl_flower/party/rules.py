@@ -56,6 +56,8 @@ class Rules:
     """The one ``noise-seed`` that it lets a run on its own data have."""
     dataset: str = ""
     """The one ``dataset`` with a path in it that it reads for others."""
+    stream_address: str = ""
+    """Where to connect to: hosts, each with :PORT or without, and commas; empty: this machine."""
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Rules:

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.flower_internals import is_simulation
-from vfl_flower.messages import Introduction, Order, Payload
+from vfl_flower.messages import SMALL, Introduction, Order, Payload
 from vfl_flower.sections import RunningConfig
 from vfl_flower.wire import read_reply, to_message
 
@@ -45,6 +45,8 @@ class Carrier(Grid):
         baseline may join their columns.
     contexts : of the parties, by node, if they are in this process; else empty.
     clock : virtual seconds, where there are such.
+    largest : bytes of the arrays of an answer, at most, by the kind of its order; `SMALL` for those
+        that are not in it. It is set by who knows: rows and sizes follow from the run.
     """
 
     engine: str
@@ -53,6 +55,7 @@ class Carrier(Grid):
     simulated: bool = True
     contexts: Mapping[int, Context] = MappingProxyType({})
     clock: float = 0.0
+    largest: Mapping[str, int] = MappingProxyType({})
 
     @property
     def timing(self) -> list[Any] | None:
@@ -61,6 +64,14 @@ class Carrier(Grid):
 
     def go_on_from(self, timing: list[Any]) -> None:
         """Set the virtual clock to what `timing` said."""
+
+    def expect(self, largest: Mapping[str, int]) -> None:
+        """Take answers of so many bytes from now on, by the kind of their order."""
+        self.largest = {**self.largest, **largest}
+
+    def most_bytes(self, kind: str) -> int:
+        """Bytes of the arrays of an answer to this kind of order, at most."""
+        return self.largest.get(kind, SMALL)
 
     def send(self, messages: Iterable[Message]) -> list[str]:
         """Push messages; their ids.
@@ -194,8 +205,9 @@ def ask(
             node = pending.pop(message.metadata.reply_to_message_id, None)
             if node is None:  # it came twice
                 continue
+            most = carrier.most_bytes(orders[node].kind)
             try:
-                answers[node] = read_reply(message, kind)
+                answers[node] = read_reply(message, kind, most)
             except VflError as error:
                 raise PartyError(f"The party on node {node}", str(error)) from None
     return answers

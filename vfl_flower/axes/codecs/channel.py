@@ -23,7 +23,7 @@ from torch import Tensor
 from vfl_flower.axes.batches import Window, put, take
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.messages import Arrays
+from vfl_flower.messages import Arrays, bounded
 from vfl_flower.models.training import as_tensor
 from vfl_flower.provenance import free_memory
 from vfl_flower.registry import CODECS
@@ -92,14 +92,21 @@ class Channel:
         return arrays
 
     def receive(self, name: str, arrays: Arrays, window: Window, width: int) -> Tensor:
-        """The rows [R, width] as this end now knows them; `VflError` if they do not decode."""
+        """The rows [R, width] as this end now knows them.
+
+        Raises
+        ------
+        VflError
+            If they do not decode, or are not `bounded`; as the end of a sentence. The surrogate is
+            then as it was.
+        """
         sizes, shape = self._sizes(window, width), (len(window.ids), width)
         rows = as_tensor(self.codec.decode(name, arrays, shape, sizes))
         if self.surrogate is None:
+            bounded(name, rows)
             return rows
         rows = take(self.surrogate, window) + rows.to(self.surrogate.device)
-        if not torch.isfinite(rows).all():
-            raise VflError(f"{name!r} takes surrogates to values that are not finite.")
+        bounded(name, rows)
         put(self.surrogate, window, rows)
         return rows
 

@@ -86,6 +86,11 @@ class Reading:
 
     fresh: Tensor
 
+    @property
+    def embeddings(self) -> Sequence[Tensor]:
+        """All embeddings that it holds."""
+        return (self.fresh,)
+
 
 @dataclass(frozen=True)
 class Arrival:
@@ -161,6 +166,10 @@ class Estimator(ABC):
     def holder_tables(self) -> int:
         """Surrogates [N, E] that the label holder keeps of each party, beside its table."""
         return 0
+
+    def answer_bytes(self, end: PartyEnd, rows: int, steps: int) -> int:
+        """Bytes of what a party is sent for a window of so many rows and steps, at most."""
+        return 2 * 4 * rows * (end.size + 1)  # with ids, and as much again for what a codec adds
 
     def uplink(self, table: Tensor) -> Channel:
         """A link of embeddings; ``table`` is where this end keeps surrogates, if there are any."""

@@ -87,6 +87,12 @@ class SharedLabels(FirstOrder):
         """One for each party."""
         return parties * int(self.config.uplink.surrogates)
 
+    def answer_bytes(self, end: PartyEnd, rows: int, steps: int) -> int:
+        """The others' uploads, the labels, and a top model a step."""
+        assert self._top is not None
+        of_parties = end.parties * super().answer_bytes(end, rows, steps)
+        return of_parties + 2 * 4 * steps * count(self._top) + 8 * end.rows
+
     def holder_tables(self) -> int:
         """None beside the table."""
         return 0
@@ -203,8 +209,9 @@ class SharedLabels(FirstOrder):
             if party == end.index:
                 blocks.append(torch.empty(len(window.ids), end.size))
                 continue
-            sent = _of_party(party, arrays)
-            blocks.append(end.links[f"other-{party}"].receive("embedding", sent, window, end.size))
+            link = end.links[f"other-{party}"]
+            sent = _of_party(party, arrays, link.codec.names("embedding"))
+            blocks.append(link.receive("embedding", sent, window, end.size))
         assert self._top is not None
         steps, size = _top_window(len(window.lengths)), count(self._top)
         tops = torch.zeros(len(steps.ids), 0)
@@ -228,7 +235,7 @@ def _for_party(party: int, arrays: Arrays) -> Arrays:
     return {f"party-{party}/{name}": array for name, array in arrays.items()}
 
 
-def _of_party(party: int, arrays: Arrays) -> Arrays:
+def _of_party(party: int, arrays: Arrays, names: Sequence[str]) -> Arrays:
     """A party's upload, among what was sent on."""
-    prefix = f"party-{party}/"
-    return {name[len(prefix) :]: each for name, each in arrays.items() if name.startswith(prefix)}
+    sent = {name: f"party-{party}/{name}" for name in names}
+    return {name: arrays[sent[name]] for name in names if sent[name] in arrays}

@@ -34,8 +34,8 @@ from vfl_flower.axes.estimators.directions import (
     values_of_pairs,
 )
 from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.messages import Arrays, TrainOrder, checked
+from vfl_flower.errors import ConfigError, DivergedError
+from vfl_flower.messages import LARGEST, Arrays, TrainOrder, bounded, checked
 from vfl_flower.models.losses import loss_per_row, penalty
 from vfl_flower.models.training import as_tensor
 from vfl_flower.sections import EstimatorConfig, TrainingConfig
@@ -49,6 +49,11 @@ class PairReading(Reading):
     """A pair, of which the fresh embedding is f(w), or the centre if it is two-sided."""
 
     pair: Pair
+
+    @property
+    def embeddings(self) -> Sequence[Tensor]:
+        """Those of the pair."""
+        return self.pair
 
 
 class ZerothOrder(Estimator):
@@ -83,6 +88,10 @@ class ZerothOrder(Estimator):
     def holder_links(self, table: Tensor) -> Links:
         """Embeddings up, and what tells the two of a pair apart."""
         return {**super().holder_links(table), "changes": self._changes()}
+
+    def answer_bytes(self, end: PartyEnd, rows: int, steps: int) -> int:
+        """A number a step; and what else an order may bring, as under any estimator."""
+        return super().answer_bytes(end, rows, steps) + 4 * steps
 
     def _changes(self) -> Channel:
         """Differences of pairs are new each time, and so have no surrogates."""
@@ -178,8 +187,8 @@ class ZerothOrder(Estimator):
         of_rows, _ = differences(self.config.estimator, values)
         if end.noise:  # not a number counts as no difference, or it would pass the clip
             of_rows = of_rows.nan_to_num(nan=0.0).clamp(-end.noise.clip, end.noise.clip)
-        elif not torch.isfinite(of_rows).all():
-            raise VflError("The loss is no longer finite: lower the learning rates.")
+        elif not (of_rows.abs() <= LARGEST).all():
+            raise DivergedError
         divided = divisors(self.config, len(end.labels), window.lengths).tolist()
         means = step_means(of_rows, window.lengths.tolist(), divided)
         return end.noise.added_to(means) if end.noise else means
@@ -190,7 +199,7 @@ class ZerothOrder(Estimator):
     def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
         """S optimizer steps; the party adds its regulariser's differences (AsyREVEL Eq. 16)."""
         steps = len(window.lengths)
-        sent = checked(arrays, "difference", "float32", (steps,))
+        sent = bounded("difference", checked(arrays, "difference", "float32", (steps,)))
         scalars, directions = as_tensor(sent).to(end.device), self._directions(end, order)
         u: Tensor | None = end.trace
         if u is None and directions.can_be_stacked(steps):

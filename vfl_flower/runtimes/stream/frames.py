@@ -5,7 +5,7 @@ And what both ends of a stream call the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from vfl_flower.errors import VflError
 
@@ -18,7 +18,6 @@ POLL = 0.5
 """Seconds between two looks for Flower's own messages, or two calls."""
 _CHUNK = 2**20  # bytes of a gRPC message, at most
 _LONG = b"\0"  # begins no Flower message
-_LARGEST = 2**31  # bytes of a frame, at most, as in protobuf
 OPTIONS = [
     ("grpc.max_receive_message_length", _CHUNK),
     ("grpc.so_reuseport", 0),  # else two runs could listen on one port
@@ -42,13 +41,17 @@ def chunks(body: bytes) -> Iterator[bytes]:
         yield body[start : start + _CHUNK]
 
 
-def frames(received: Iterable[bytes]) -> Iterator[bytes]:
+def frames(received: Iterable[bytes], largest: Callable[[], int]) -> Iterator[bytes]:
     """The frames that chunks make up.
+
+    Parameters
+    ----------
+    largest : bytes of the next frame, at most; it is refused before it is gathered.
 
     Raises
     ------
     VflError
-        If a frame is longer than it said, or than any may be.
+        If a frame is longer than it said, or than it may be.
     """
     pieces: list[bytes] = []
     missing = 0
@@ -65,9 +68,14 @@ def frames(received: Iterable[bytes]) -> Iterator[bytes]:
             if len(chunk) != 9:
                 raise VflError("a frame without its length")
             missing = int.from_bytes(chunk[1:], "big")
-            if missing > _LARGEST:
-                raise VflError(f"a frame of {missing} bytes, above the limit of {_LARGEST}")
+            _check(missing, largest())
         else:
+            _check(len(chunk), largest())
             yield chunk
     if missing:
         raise VflError("a frame of another length than it said")
+
+
+def _check(size: int, most: int) -> None:
+    if size > most:
+        raise VflError(f"a frame of {size:,} bytes, above the limit of {most:,}")

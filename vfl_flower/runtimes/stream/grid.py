@@ -16,11 +16,11 @@ from flwr.app import Message
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import VflError
 from vfl_flower.flower_internals import set_message_id, set_replied_to, to_bytes
-from vfl_flower.messages import SessionEnd, SessionOrder
+from vfl_flower.messages import SMALL, SessionEnd, SessionOrder
 from vfl_flower.runtimes.carrier import Carrier, Cost
 from vfl_flower.runtimes.stream.frames import POLL
 from vfl_flower.runtimes.stream.links import Link, Streams
-from vfl_flower.wire import read_reply, to_message
+from vfl_flower.wire import read_reply, said, to_message
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
@@ -126,7 +126,8 @@ class StreamGrid(Carrier):
                 break
             ids.append(key)
             self._end_old_sessions(message.metadata.dst_node_id)
-            self._streams.put(key, body, message)
+            most = self.most_bytes(message.metadata.message_type)
+            self._streams.put(key, body, message, most)
         self._look(at_once=True)
         return ids
 
@@ -164,7 +165,7 @@ class StreamGrid(Carrier):
         self._looked = time.monotonic()
         for link, reply in self._ended_sessions():
             try:
-                end = read_reply(reply, SessionEnd)
+                end = read_reply(reply, SessionEnd, SMALL)
             except VflError as error:  # of Flower, or of a party that runs something else
                 if link.since:  # it did connect before: its node may come back
                     link.lost = time.monotonic()
@@ -173,7 +174,7 @@ class StreamGrid(Carrier):
                 continue
             if link.since:  # a cut that met the session's beginning, or outlasted its patience
                 link.lost = time.monotonic() if end.cause else link.lost
-            elif not end.connected and self._cannot_connect(link, end.cause):
+            elif not end.connected and self._cannot_connect(link, said(end.cause)):
                 return
         if self.engine == "ray" and len(waiting) < len(self._links) and not at_once:
             actors = _actors()

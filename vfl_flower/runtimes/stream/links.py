@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import logging
+import resource
 import secrets
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -21,6 +23,7 @@ from flwr.common.constant import ErrorCode
 
 from vfl_flower.errors import VflError
 from vfl_flower.flower_internals import from_bytes
+from vfl_flower.messages import SMALL
 from vfl_flower.runtimes.certificates import self_signed
 from vfl_flower.runtimes.stream.frames import METHOD, NAME, OPTIONS, TOKEN, chunks, frames
 from vfl_flower.runtimes.stream.listen import listen
@@ -30,6 +33,14 @@ log = logging.getLogger("flwr")
 
 _PARTIES = 256  # streams at a time, at most
 _CUTS = 3  # times that a party may be cut for what it sends
+_CONNECTIONS = 1024  # at a time, at most, with those of strangers
+_REFUSED_EVERY = 60.0  # seconds between two lines that say that strangers were refused
+_OPTIONS = [
+    *OPTIONS,
+    ("grpc.max_concurrent_streams", 8),  # of a connection, which for a party needs one
+    ("grpc.server_handshake_timeout_ms", 10_000),  # for those who connect and say nothing
+    ("grpc.max_connection_idle_ms", 30_000),  # or connect, and call nobody
+]
 
 
 class InFlight(NamedTuple):
@@ -54,6 +65,9 @@ class Link:
 
     node: int
     in_flight: InFlight | None = None
+    # Bytes of a reply, at most: of that to the last message, and of that before, which may be on
+    # its way once more, after a stream has broken.
+    largest: tuple[int, int] = SMALL, SMALL
     stream: Stream | None = None  # while there is one
     answered: bool = False  # whether that reply has come, and waits to be taken
     since: float = 0.0  # when the session began
@@ -66,7 +80,42 @@ class Link:
     used: str = ""
 
 
-class Streams:
+class _Strangers:
+    """Says that calls were refused: of the first at once, then now and then how many."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._number = 0  # since the last line
+        self._told = -_REFUSED_EVERY  # when that was
+
+    def refused(self) -> None:
+        """One more."""
+        with self._lock:
+            self._number += 1
+        if time.monotonic() >= self._told + _REFUSED_EVERY:
+            self.tell()
+
+    def tell(self) -> None:
+        """Log how many were, since this was last told."""
+        with self._lock:
+            number, self._number, self._told = self._number, 0, time.monotonic()
+        if number:
+            log.warning("Refused calls to the stream's port without a valid token: %d.", number)
+
+
+def _connections() -> int:
+    """How many connections to take at a time: half of the files that can be open, at most.
+
+    As many files as the system allows this process can be open from now on.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS names a limit that it does not keep
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return _CONNECTIONS if soft == resource.RLIM_INFINITY else min(_CONNECTIONS, soft // 2)
+
+
+class Streams(grpc.GenericRpcHandler):
     """Links to parties, and the calls by which they are open.
 
     Parameters
@@ -88,15 +137,15 @@ class Streams:
         self._run_id = run_id
         self._tokens: dict[str, tuple[Link, str]] = {}  # which its opening gave, or the last call
         self._inbox: SimpleQueue[tuple[Stream, bytes]] = SimpleQueue()
+        self._strangers = _Strangers()
         key, self.certificate = self_signed(NAME)
         self._calls = ThreadPoolExecutor(_PARTIES)
-        self._server = grpc.server(self._calls, options=OPTIONS, maximum_concurrent_rpcs=_PARTIES)
-        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
-            self._exchange
-        )
-        service, method = METHOD[1:].split("/")
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {method: handler}),)
+        connections = "grpc.max_allowed_incoming_connections", _connections()
+        self._server = grpc.server(
+            self._calls,
+            handlers=[self],
+            options=[*_OPTIONS, connections],
+            maximum_concurrent_rpcs=_PARTIES,
         )
         credentials = grpc.ssl_server_credentials([(key, self.certificate)])
         self.address = listen(self._server, credentials, running)
@@ -108,14 +157,19 @@ class Streams:
     def stop(self) -> None:
         """Take none any more, and release the port."""
         self._server.stop(grace=1).wait()
+        self._strangers.tell()
         self._calls.shutdown(wait=False)
 
-    def put(self, key: str, frame: bytes, message: Message) -> None:
-        """Send a message down its party's stream, or as soon as there is one."""
+    def put(self, key: str, frame: bytes, message: Message, largest: int) -> None:
+        """Send a message down its party's stream, or as soon as there is one.
+
+        Arrays of its reply have ``largest`` bytes at most.
+        """
         node = message.metadata.dst_node_id
         with self.lock:
             link = self.links.setdefault(node, Link(node))
             link.in_flight, link.answered = InFlight(key, frame, message), False
+            link.largest = link.largest[1], largest + SMALL  # with all else that is in a frame
             if link.stream:
                 link.stream.outbox.put(frame)
 
@@ -173,6 +227,18 @@ class Streams:
 
     # A call, in threads of the gRPC server.
 
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        """Who serves a call: nobody, without a token that serves; so it takes none of the threads.
+
+        gRPC answers such a call that there is no such method.
+        """
+        shown = dict(call.invocation_metadata).get(TOKEN)
+        with self.lock:
+            if call.method == METHOD and shown in self._tokens:
+                return grpc.stream_stream_rpc_method_handler(self._exchange)
+        self._strangers.refused()
+        return None
+
     def _exchange(self, received: Iterator[bytes], call: grpc.ServicerContext) -> Iterator[bytes]:
         """One call: frames down, while a thread of its own reads those that come up."""
         stream = self._admit(call)
@@ -185,8 +251,8 @@ class Streams:
         shown = dict(call.invocation_metadata()).get(TOKEN)
         with self.lock:
             found = self._tokens.pop(shown, None) if isinstance(shown, str) else None
-            if found is None:
-                log.warning("Refused a stream from %s, which showed no valid token.", call.peer())
+            if found is None:  # another call has just shown it
+                self._strangers.refused()
                 call.abort(grpc.StatusCode.UNAUTHENTICATED, "this token does not serve")
             assert found is not None  # `abort` raises
             link, opening = found
@@ -213,7 +279,7 @@ class Streams:
         """Queue the frames that come up, one for each message, until the stream ends."""
         link = stream.link
         try:
-            for body in frames(received):
+            for body in frames(received, lambda: max(link.largest)):
                 with self.lock:
                     wanted = link.stream is stream and link.in_flight and not link.answered
                     link.answered = link.answered or bool(wanted)

@@ -13,16 +13,20 @@ from vfl_flower.sections import RunningConfig
 
 def check(running: RunningConfig) -> None:
     """Raise `ConfigError` if an address or a range of ports is none."""
-    host_and_port(running)
+    host_and_port(running.stream_address)
     port_range(running)
 
 
-def host_and_port(running: RunningConfig) -> tuple[str, int | None]:
-    """The parts of ``stream-address``; an IPv6 address has brackets where a port follows."""
-    matched = re.fullmatch(
-        r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9_.-]+))(?::(\d+))?", running.stream_address
-    )
-    host = (matched[1] or matched[2]) if matched else running.stream_address
+def host_and_port(address: str) -> tuple[str, int | None]:
+    """The parts of a ``stream-address``; an IPv6 address has brackets where a port follows.
+
+    Raises
+    ------
+    ConfigError
+        If it is none.
+    """
+    matched = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9_.-]+))(?::(\d+))?", address)
+    host = (matched[1] or matched[2]) if matched else address
     port = int(matched[3]) if matched and matched[3] else None
     try:
         known = (matched is not None and matched[2]) or ipaddress.ip_address(host).version == 6
@@ -31,9 +35,17 @@ def host_and_port(running: RunningConfig) -> tuple[str, int | None]:
     if known and (port is None or 1 <= port < 2**16):
         return host, port
     raise ConfigError(
-        f"stream-address = {running.stream_address!r} is no address: give a host name or an IP, "
+        f"stream-address = {address!r} is no address: give a host name or an IP, "
         "and after a colon a port if it is not the one listened on."
     )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is this machine, by its name or address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def port_range(running: RunningConfig) -> range:
@@ -51,11 +63,8 @@ def port_range(running: RunningConfig) -> range:
 
 def listen(server: grpc.Server, credentials: grpc.ServerCredentials, running: RunningConfig) -> str:
     """Listen on the first port that is free; the address for the parties."""
-    host, announced = host_and_port(running)
-    try:
-        here = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        here = False
+    host, announced = host_and_port(running.stream_address)
+    here = is_loopback(host)
     interface = "[::]" if ":" in host else "0.0.0.0"
     if here:
         interface = "[::1]" if ":" in host else "127.0.0.1"

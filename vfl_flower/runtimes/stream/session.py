@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 
 import grpc
@@ -13,21 +14,40 @@ from flwr.common.constant import ErrorCode
 
 from vfl_flower.errors import VflError
 from vfl_flower.flower_internals import from_bytes, to_bytes
-from vfl_flower.messages import SessionEnd, SessionOrder
+from vfl_flower.messages import SMALL, SessionEnd, SessionOrder
+from vfl_flower.party.rules import Rules, simulated
 from vfl_flower.runtimes.stream.frames import METHOD, NAME, OPTIONS, POLL, TOKEN, chunks, frames
+from vfl_flower.runtimes.stream.listen import host_and_port, is_loopback
 
 log = logging.getLogger("flwr")
 
 _FIRST_SECONDS = 10.0  # in which a party must reach the label holder for the first time
+_REFUSED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED
 _PATIENCE = 60.0  # seconds in which it must do so again, after a stream has broken
 
 
-def serve(app: ClientApp, order: SessionOrder, context: Context) -> SessionEnd:
+def serve(
+    app: ClientApp, order: SessionOrder, context: Context, largest: Callable[[], int]
+) -> SessionEnd:
     """Serve the messages of a session, each by the ClientApp, until the label holder ends it.
 
-    The party's state is then in its Context, as after any message.
+    The party's state is then in its Context, as after any message. A party connects only where its
+    own node configuration allows.
+
+    Parameters
+    ----------
+    largest : bytes of the arrays of the next order, at most.
     """
-    session = Session(app, context, order.token)
+    if not simulated(context) and not _allowed(order.address, context):
+        party = context.node_config.get("partition-id")
+        host = order.address.rpartition(":")[0] or order.address
+        cause = (
+            f"may not connect to {host}: if the label holder is there, add stream-address='{host}' "
+            f"to party {party}'s node configuration"
+        )
+        log.warning("The party %s.", cause)
+        return SessionEnd(connected=False, served=0, cause=cause)
+    session = Session(app, context, order.token, largest)
     options = [*OPTIONS, ("grpc.ssl_target_name_override", NAME)]
     # The least is also how long gRPC tries to connect.
     options += [("grpc.min_reconnect_backoff_ms", 5000), ("grpc.max_reconnect_backoff_ms", 5000)]
@@ -38,13 +58,34 @@ def serve(app: ClientApp, order: SessionOrder, context: Context) -> SessionEnd:
     return SessionEnd(connected=session.connected, served=session.served, cause=cause)
 
 
+def _allowed(address: str, context: Context) -> bool:
+    """Whether ``stream-address`` in the node configuration has this host, and port if it names one.
+
+    Without it this machine alone is allowed.
+
+    Raises
+    ------
+    ConfigError
+        If an address is none.
+    """
+    host, port = host_and_port(address)
+    named = Rules.of(context.node_config).stream_address
+    if not named:
+        return is_loopback(host)
+    every = [host_and_port(each.strip()) for each in named.split(",")]
+    return any(host.lower() == h.lower() and p in (None, port) for h, p in every)
+
+
 class Session:
     """A party's end of one session, over as many calls as it takes."""
 
-    def __init__(self, app: ClientApp, context: Context, token: str) -> None:
+    def __init__(
+        self, app: ClientApp, context: Context, token: str, largest: Callable[[], int]
+    ) -> None:
         self.app = app
         self.context = context
         self.token = token
+        self.largest = largest
         self.connected = False  # whether any call was
         self.reached = False  # whether the last call was
         self.served = 0
@@ -64,7 +105,7 @@ class Session:
                     f"could not reach {address}, where stream-address and stream-ports send it: "
                     f"{' '.join((error.details() or '').split())}"
                 )
-                if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                if error.code() in _REFUSED:
                     log.warning("The label holder at %s refused the stream.", address)
                     return f"was refused at {address}"
             except VflError as error:
@@ -89,7 +130,7 @@ class Session:
             if TOKEN in answer:
                 self.token = str(answer[TOKEN])
                 self.reached = self.connected = True
-            for body in frames(call):
+            for body in frames(call, lambda: self.largest() + SMALL):
                 message = from_bytes(body)
                 if self._is_mine(message):
                     outbox.put(self._serve(message))

@@ -1,0 +1,441 @@
+"""What the other side sends is bounded: numbers that would ruin a model, sizes, and texts."""
+
+from __future__ import annotations
+
+import logging
+import math
+import tracemalloc
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies.plan import Plan
+from tests.conftest import Start
+from tests.test_faults import (
+    GOES_ON,
+    KEYS,
+    VAFL,
+    ZEROTH,
+    Misbehaving,
+    array,
+    changed,
+    failing,
+    first,
+)
+from tests.test_report import Page
+from vfl_flower import client_app
+from vfl_flower.axes.batches import check_order, steps_per_epoch
+from vfl_flower.axes.estimators.first_order import FirstOrder
+from vfl_flower.axes.estimators.zeroth_order import ZerothOrder
+from vfl_flower.data.blocks import load_labels
+from vfl_flower.errors import DivergedError, PoisonError, VflError
+from vfl_flower.flower_internals import begin_task
+from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.messages import (
+    LARGEST,
+    CheckpointOrder,
+    DescribeOrder,
+    EmbedOrder,
+    EvaluateOrder,
+    Order,
+    PredictOrder,
+    RejoinOrder,
+    ResumeOrder,
+    TrainOrder,
+    Upload,
+    bounded,
+)
+from vfl_flower.systems import resolve
+from vfl_flower.tools.report import report
+from vfl_flower.wire import pack, read_order, read_reply, said, to_failure, to_message, to_reply
+
+# --- one upload ---------------------------------------------------------------------------------
+
+misbehaving: Any = Misbehaving
+BY_STEP = {**GOES_ON, "window": 1}  # what one upload does is then answered before the next
+
+
+@pytest.mark.parametrize("value", [1e30, 9e5], ids=["beyond all bounds", "beyond all before"])
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        (BY_STEP, "embedding"),
+        ({**GOES_ON, "codec": "identity"}, "embedding"),
+        ({**ZEROTH, "on-party-failure": "continue"}, "perturbed"),
+    ],
+    ids=["step by step", "an epoch at once", "zeroth order"],
+)
+def test_one_upload_ends_no_run_and_names_its_party(
+    run: Start, caplog: pytest.LogCaptureFixture, keys: dict[str, Any], name: str, value: float
+) -> None:
+    logging.getLogger("flwr").disabled = False
+    try:
+        finished = run(
+            3, keys, misbehaving(array(name, first(value)), number=3 + 2 * (keys is BY_STEP))
+        )
+    finally:
+        logging.getLogger("flwr").disabled = True
+    assert finished.summary["failure"] is None and finished.summary["failed_parties"] == []
+    assert finished.summary["test_accuracy"] > 0.9
+    gone = [line for line in caplog.messages if line.endswith("by its last embeddings.")]
+    assert len(gone) == 1 and gone[0].startswith("Party 1 sent ")
+
+
+def test_such_an_upload_would_else_ruin_the_model_of_all(
+    run: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: without the bound it is found too late, and others are blamed."""
+    monkeypatch.setattr("vfl_flower.holder.table.USUAL", math.inf)
+    finished = run(3, BY_STEP, misbehaving(array("embedding", first(9e5)), number=5))
+    assert finished.summary["failed_parties"] != [] or finished.summary["test_accuracy"] < 0.8
+
+
+def test_who_takes_the_loss_beyond_all_numbers_with_a_first_upload_is_named(
+    run: Start, tmp_path: Path
+) -> None:
+    client = Misbehaving(array("embedding", lambda h: np.full_like(h, 9e5)), number=1)
+    _, sentence = failing(run, tmp_path / "out", VAFL, client)
+    assert sentence == (
+        "Party 1 sent embeddings of up to 900,000, by which the loss is no longer finite: lower "
+        "the learning rates, or see to that party."
+    )
+
+
+def two_arrivals(**more: Any) -> tuple[LabelHolder, list[Any]]:
+    """Two parties' first uploads, of which party 1's are as large as can be."""
+    config = resolve({**VAFL, "server-lr": 1.0, "window": 15, **more})
+    holder = LabelHolder(config, load_labels(config), {0: 32, 1: 32})
+    order = TrainOrder(exchange=1, epoch=0, first=0, steps=15, coordinated=True)
+    arrivals = [
+        holder.receive(
+            party,
+            order,
+            Upload(
+                party=party, exchange=1, arrays={"embedding": np.full((455, 32), value, np.float32)}
+            ),
+        )
+        for party, value in ((0, 0.5), (1, LARGEST))
+    ]
+    return holder, arrivals
+
+
+def test_after_a_poisoned_answer_the_top_model_is_as_it_was() -> None:
+    holder, arrivals = two_arrivals(**{"on-party-failure": "continue", "optimizer": "momentum"})
+    holder.table.peaks[1] = LARGEST
+    before = holder.state()[1]
+    with pytest.raises(PoisonError, match=r"^Party 1 sent embeddings of up to 1,000,000, by which"):
+        holder.answer(arrivals)
+    after = holder.state()[1]
+    for name in (each for each in before if each.startswith(("top.", "optimizer."))):
+        np.testing.assert_array_equal(after[name], before[name])
+    assert not holder.table.of(1).any() and holder.table.of(0).any()
+    assert holder.answer(arrivals[:1]).keys() == {0}
+
+
+def test_a_loss_that_no_party_has_taken_there_names_none() -> None:
+    holder, arrivals = two_arrivals()
+    holder.table.of(1).zero_()
+    with torch.no_grad():
+        next(holder.top.parameters()).fill_(1e38)
+    with pytest.raises(DivergedError, match=r"^The loss is no longer finite: lower the learning"):
+        holder.answer(arrivals[:1])
+
+
+@pytest.mark.parametrize(
+    "rows", [np.zeros((0, 3)), np.full((2, 2), LARGEST), -np.ones(3) * LARGEST]
+)
+def test_what_is_bounded_passes(rows: Any) -> None:
+    assert bounded("h", rows) is rows
+    tensor = torch.from_numpy(rows)
+    assert bounded("h", tensor) is tensor
+
+
+@pytest.mark.parametrize("value", [1.0001e6, -2e6, math.inf, -math.inf, math.nan])
+def test_what_is_not_bounded_is_refused(value: float) -> None:
+    rows = np.zeros((2, 3), np.float32)
+    rows[1, 2] = value
+    for each in (rows, torch.from_numpy(rows)):
+        with pytest.raises(VflError, match=r"'h' has values beyond 1,000,000.*lower the learning"):
+            bounded("h", each)
+
+
+# --- the answers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("estimator", "keys", "name"),
+    [(FirstOrder, KEYS, "gradient"), (ZerothOrder, ZEROTH, "difference")],
+)
+def test_a_party_refuses_an_answer_that_would_ruin_its_model(
+    run: Start,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    estimator: Any,
+    keys: dict[str, Any],
+    name: str,
+) -> None:
+    answer = estimator.answer
+
+    def answered(*given: Any) -> dict[int, Any]:
+        return {m: {name: first(1e30)(each[name].copy())} for m, each in answer(*given).items()}
+
+    monkeypatch.setattr(estimator, "answer", answered)
+    _, sentence = failing(run, tmp_path / "out", keys, client_app.app)
+    said = f"failed: was sent feedback that it cannot use: {name!r} has values beyond 1,000,000"
+    assert said in sentence
+
+
+# --- orders -------------------------------------------------------------------------------------
+
+RUN = {**KEYS, "batch-size": 32, "epochs": 4}
+ORDERS: list[Order] = [
+    DescribeOrder(outputs=1),
+    TrainOrder(exchange=1, epoch=0, first=0, steps=5, coordinated=True),
+    EvaluateOrder(exchange=1),
+    EmbedOrder(exchange=1, arrays={"ids": np.arange(9, dtype=np.int32)}),
+    RejoinOrder(exchange=1, outputs=1),
+    CheckpointOrder(exchange=1, number=1),
+    ResumeOrder(run="7", number=1),
+    PredictOrder(run="7", number=1),
+]
+NUMBERS: list[Any] = [
+    -1,
+    0,
+    2**31,
+    10**10,
+    2**53 + 1,
+    2**63 - 1,
+    -(2**63),
+    math.nan,
+    math.inf,
+    1e300,
+]
+
+
+def described(folder: Path) -> Context:
+    """A party that has described itself, in a process of its own."""
+    begin_task()
+    node: dict[str, Any] = {"partition-id": 0, "num-partitions": 3, "states": str(folder)}
+    keys: dict[str, Any] = {**RUN}
+    context = Context(7, 2, node, RecordDict(), keys)
+    reply = client_app.app(to_message(DescribeOrder(outputs=1), 2, 60), context)
+    assert not reply.has_error() and "failure" not in reply.content
+    return context
+
+
+def numeric(order: Order) -> list[str]:
+    return [each.name for each in fields(order) if each.type == "int"]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.kind)
+def test_an_order_of_other_numbers_is_refused_before_it_costs_memory(
+    order: Order, tmp_path: Path
+) -> None:
+    context = described(tmp_path)
+    kept = dict(context.state)
+    tracemalloc.start()
+    try:
+        for name in numeric(order):
+            for value in (each for each in NUMBERS if each != getattr(order, name)):
+                message = to_message(order, 2, 60)
+                scalars = message.content["scalars"]
+                assert isinstance(scalars, ConfigRecord)
+                scalars[name] = value
+                reply = client_app.app(message, context)
+                if "failure" in reply.content:
+                    failure = reply.content["failure"]
+                    assert isinstance(failure, ConfigRecord)
+                    cause = str(failure["cause"])
+                    assert "raised" not in cause and "\n" not in cause
+                    continue
+                # Numbers of checkpoints, and of messages after a failure, are the label holder's.
+                free = (CheckpointOrder, "number"), (RejoinOrder, "exchange")
+                assert (type(order), name) in free and 0 <= value <= 2**53
+                context.state.clear()
+                context.state.update(kept)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 50e6
+
+
+def test_steps_beyond_all_epochs_would_else_be_drawn(tmp_path: Path) -> None:
+    """The control: `draw_window` itself takes any number of them."""
+    order = TrainOrder(exchange=1, epoch=0, first=0, steps=10**10, coordinated=True)
+    reply = client_app.app(to_message(order, 2, 60), described(tmp_path))
+    with pytest.raises(VflError, match=r"steps 1 to 10000000000 of epoch 1, where 12 epochs of 15"):
+        read_reply(reply, Upload)
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 20), st.integers(1, 60))
+def test_every_window_of_a_plan_is_a_possible_order(
+    epochs: int, parties: int, longest: int, batch: int
+) -> None:
+    config = resolve({"epochs": epochs, "batch-size": batch})
+    plan, done = Plan(epochs, steps_per_epoch(config, 100), parties), 0
+    while not plan.all_ordered:  # by one party, which is quicker than all others
+        epoch, at, steps = plan.window(done, longest)
+        done += steps
+        order = TrainOrder(exchange=1, epoch=epoch, first=at, steps=steps, coordinated=False)
+        check_order(config, 100, parties, order)
+    with pytest.raises(VflError, match="are the most there are"):
+        check_order(config, 100, parties, TrainOrder(**{**vars(order), "epoch": epoch + 1}))
+
+
+# --- fields and arrays that none has ------------------------------------------------------------
+
+
+def answer_of(content: dict[str, Any]) -> Message:
+    begin_task()
+    message = to_message(EvaluateOrder(exchange=1), 2, 60)
+    upload: dict[str, Any] = {"party": 1, "exchange": 1, "peak_memory_mb": 1.0, "surrogates": ""}
+    arrays = content.pop("arrays", {})
+    return Message(
+        RecordDict(
+            {
+                "scalars": ConfigRecord({**upload, **content.pop("scalars", {})}),
+                "arrays": arrays if isinstance(arrays, ArrayRecord) else pack(arrays),
+                **content,
+            }
+        ),
+        reply_to=message,
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"scalars": {"more": 1}}, "fields that none has"),
+        ({"more": ConfigRecord({"a": 1})}, "fields that none has"),
+        ({"scalars": {"peak_memory_mb": math.inf}}, "peak_memory_mb is not between 0 and 10000000"),
+        ({"scalars": {"peak_memory_mb": math.nan}}, "peak_memory_mb is not between"),
+        ({"scalars": {"peak_memory_mb": -1.0}}, "peak_memory_mb is not between"),
+        ({"scalars": {"exchange": -1}}, "exchange is not between 0"),
+        ({"scalars": {"surrogates": "x" * 129}}, "surrogates is too long"),
+        ({"arrays": {f"{n}": np.zeros(1) for n in range(1025)}}, "more arrays, or longer names"),
+        ({"arrays": {"x" * 129: np.zeros(1)}}, "more arrays, or longer names"),
+        (
+            {"arrays": {"a": np.zeros(20_000)}},
+            r"a Upload of 160,128 bytes, where 150,000 are the m",
+        ),
+        (
+            {"arrays": ArrayRecord({"a": Array("int8", (1,) * 9, "numpy.ndarray", b"")})},
+            "'a' whose bytes do not decode",
+        ),
+    ],
+    ids=[
+        *("field", "record", "infinite", "not a number", "negative", "exchange", "long digest"),
+        *("many arrays", "long name", "too large", "many axes"),
+    ],
+)
+def test_what_no_upload_has_is_refused(content: dict[str, Any], said: str) -> None:
+    with pytest.raises(VflError, match=said) as error:
+        read_reply(answer_of(content), Upload, 150_000)
+    assert "\n" not in str(error.value)
+
+
+def test_an_order_with_an_array_of_another_name_is_refused() -> None:
+    begin_task()
+    message = to_message(DescribeOrder(outputs=1, arrays={"more": np.zeros(3)}), 2, 60)
+    with pytest.raises(
+        VflError, match=r"^was sent a DescribeOrder with an array 'more', which none"
+    ):
+        read_order(message, DescribeOrder)
+
+
+def test_an_order_with_an_array_that_nobody_uses_changes_nothing(tmp_path: Path) -> None:
+    context = described(tmp_path)
+    before = context.state["scalars"]
+    order = EvaluateOrder(exchange=1, arrays={"more": np.zeros(3)})
+    reply = client_app.app(to_message(order, 2, 60), context)
+    with pytest.raises(VflError, match=r"^failed: was sent an array 'more', for which there is no"):
+        read_reply(reply, Upload)
+    assert context.state["scalars"] is before
+
+
+# --- texts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("two\n lines\tand\r more", "two lines and more"),
+        ("\x1b[31mred\x1b[0m \x9b2Jgone \x1b]0;title\x07 \x1bc", "red gone"),
+        ("a\u202eb\u200bc\x00d\x7f", "a b c d"),
+        ("é 漢字 🙂", "é 漢字 🙂"),
+        ("x" * 1000, "x" * 300 + " ..."),
+        (7, ""),
+        (None, ""),
+        (b"bytes", ""),
+    ],
+    ids=repr,
+)
+def test_what_a_party_says_is_one_line_that_can_be_shown(text: Any, shown: str) -> None:
+    assert said(text) == shown
+
+
+def failure_of(cause: Any) -> Message:
+    begin_task()
+    message = to_message(EvaluateOrder(exchange=1), 2, 60)
+    return Message(RecordDict({"failure": ConfigRecord({"cause": cause})}), reply_to=message)
+
+
+@pytest.mark.parametrize(
+    ("cause", "shown"),
+    [
+        ("broke.\n\x1b[2Jall is well", "failed: broke. all is well"),
+        (17, "failed: it did not say why"),
+        ([1, 2], "failed: it did not say why"),
+        ("", "failed: it did not say why"),
+    ],
+)
+def test_a_party_s_cause_is_shown_so(cause: Any, shown: str) -> None:
+    with pytest.raises(VflError) as error:
+        read_reply(failure_of(cause), Upload)
+    assert str(error.value) == shown
+
+
+def test_flower_s_reason_is_shown_so_too() -> None:
+    begin_task()
+    message = to_message(EvaluateOrder(exchange=1), 2, 60)
+    reply = Message(Error(code=3, reason="\x1b[31mgone" + "!" * 999), reply_to=message)
+    with pytest.raises(VflError, match=r"^failed: gone!{296} \.\.\.$"):
+        read_reply(reply, Upload)
+
+
+def test_a_party_s_cause_is_no_part_of_the_page_or_the_log(run: Start, tmp_path: Path) -> None:
+    hostile = "<script>alert('1')</script>\n\x1b[2J$\\frac$ " + "x" * 10_000
+
+    def fault(message: Message, context: Context) -> Message:
+        return to_failure(hostile, message)
+
+    finished, sentence = failing(run, tmp_path / "out", KEYS, Misbehaving(fault))
+    assert sentence.isprintable() and len(sentence) < 400
+    assert finished.summary["failure"] == sentence
+    html = report([finished.folder])
+    page = Page(html)
+    assert "<script" not in html and "\x1b" not in html and not page.all("script")
+    assert "<script>alert('1')</script> $\\frac$ xxx" in page.text
+
+
+def test_memory_of_no_size_is_not_told(run: Start, tmp_path: Path) -> None:
+    client = Misbehaving(changed(peak_memory_mb=math.inf), kind="evaluate", number=1)
+    finished, sentence = failing(run, tmp_path / "out", KEYS, client)
+    assert sentence == (
+        "Party 1 sent a Upload whose peak_memory_mb is not between 0 and 1000000000."
+    )
+    assert math.isfinite(finished.summary["peak_memory_mb"])
+
+
+def test_replies_that_are_as_they_should_be_pass() -> None:
+    upload = Upload(party=1, exchange=1, peak_memory_mb=5e3, arrays={"embedding": np.ones((2, 3))})
+    begin_task()
+    found = read_reply(to_reply(upload, to_message(EvaluateOrder(exchange=1), 2, 60)), Upload, 200)
+    assert found.peak_memory_mb == 5e3 and found.nbytes == 48
