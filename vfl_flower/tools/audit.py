@@ -26,6 +26,7 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.errors import ConfigError
 from vfl_flower.figures import aligned
+from vfl_flower.files import whole, write_whole
 from vfl_flower.holder.results import results_folder
 from vfl_flower.provenance import code_digest, versions
 from vfl_flower.registry import SYSTEMS
@@ -207,7 +208,7 @@ def audit(
         "versions": versions(),
         "code": code_digest(),
     }
-    (folder / "audit.json").write_text(json.dumps(report, indent=2) + "\n")
+    write_whole(folder / "audit.json", (json.dumps(report, indent=2) + "\n").encode())
     return findings, folder
 
 
@@ -369,4 +370,5 @@ def draw_images(originals: Rows, decoded: Rows, path: Path) -> None:
             axes[row, column].imshow(scaled, cmap="gray", vmin=0, vmax=1)
             axes[row, column].set(xticks=[], yticks=[])
         axes[row, 0].set_ylabel(title)
-    figure.savefig(path, dpi=120)
+    with whole(path) as file:
+        figure.savefig(file, format="png", dpi=120)
