@@ -12,8 +12,6 @@ from vfl_flower.messages import CheckpointOrder
 
 log = logging.getLogger("flwr")
 
-_EXCHANGES = 1000  # between two checkpoints, on SuperNodes
-
 
 class Checkpoints:
     """Keeps a run's checkpoints, from the one on that was found, if there is one.
@@ -37,17 +35,20 @@ class Checkpoints:
         self.run = run
         self._drain = drain
         self._wait_for = wait_for
-        every = run.config.running.checkpoint_every
-        self.every = every if every is not None else 0 if run.carrier.simulated else _EXCHANGES
+        self.every = run.config.running.exchanges_apart(run.carrier.simulated)
         if keeper.found:
             self._go_on_from(keeper.found)
         self._kept_at = self._exchanges  # at the last
-        if keeper.found or self.every:
-            run.ledger.keep_journal(keeper.journal)
+        if keeper.found:
+            mark = keeper.found.strategy["journal"]
+            run.ledger.keep_journal(keeper.journal, keeper.run, mark)
             again = run.ledger.released_steps() - run.plan.answered
-            if keeper.found and again > 0:  # else the run would release more than its budget
+            if again > 0:  # else the run would release more than its budget
                 run.plan.allowed = run.plan.budget - again
                 log.warning("%d steps were answered after the checkpoint, and count.", again)
+        elif self.every:  # before anything is released; parties have kept theirs of this number
+            run.ledger.keep_journal(keeper.journal, keeper.run)
+            self._save()
 
     @property
     def _exchanges(self) -> int:
@@ -89,6 +90,11 @@ class Checkpoints:
         )
         self._wait_for(alive)
         self._kept_at = self._exchanges
+        self._save(finished)
+
+    def _save(self, finished: bool = False) -> None:
+        """Write the label holder's half."""
+        run = self.run
         of_holder, arrays = run.holder.state()
         state = {
             "seats": [seat.kept() for seat in run.seats],
@@ -96,6 +102,8 @@ class Checkpoints:
             "plan": run.plan.kept(),
             "party_memory_mb": run.mailbox.party_memory_mb,
             "uploads": run.ledger.uploads(),
+            "journal": run.ledger.journal_mark(),
+            "figures": run.figures() if finished else None,
             "timing": run.carrier.timing,
             "holder": of_holder,
         }

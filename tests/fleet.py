@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from vfl_flower.flower_internals import state_from_bytes
+from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
 from vfl_flower.runtimes.processes import SuperLink
 from vfl_flower.start import Finished as Run
@@ -99,7 +99,7 @@ class Fleet:
 
     def served(self) -> list[int]:
         """Of each party that has kept a state, how many messages it had served by then."""
-        states = [state_from_bytes(file.read_bytes()) for file in self.states()]
+        states = [state_file.read(file) for file in self.states()]
         return [int(load_scalars(state).get("exchange", 0)) for state in states]
 
     def submit(self, keys: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], Run]:

@@ -20,14 +20,16 @@ from tests.organisations import change, contents, cut, small
 from vfl_flower import client_app
 from vfl_flower.axes import estimators
 from vfl_flower.axes.privacy.embeddings import EmbeddingLedger
-from vfl_flower.axes.privacy.ledger import Ledger, events
+from vfl_flower.axes.privacy.journal import Event, Journal
+from vfl_flower.axes.privacy.ledger import Ledger
 from vfl_flower.axes.privacy.scalars import ScalarLedger
 from vfl_flower.config import KEYS
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.flower_internals import state_from_bytes
+from vfl_flower.files import whole
 from vfl_flower.holder import checkpoint, results
 from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.holder.results import Results
+from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import run_local
@@ -328,8 +330,8 @@ def ledger(kind: type[L], keys: Mapping[str, Any]) -> L:
     return kind(config, 455, estimators.choose(config)(config))
 
 
-def released(folder: Path) -> list[Any]:
-    return list(events((folder / "releases.journal").read_bytes()))
+def released(folder: Path) -> list[Event]:
+    return list(Journal(folder / "releases.journal").read())
 
 
 DPZV = {**CANCER, "strategy": "dpzv", "epochs": 3, "window": 4, "noise-multiplier": 1.5}
@@ -367,23 +369,47 @@ def test_a_journal_counts_through_several_interruptions(tmp_path: Path, cuts: in
     assert run.summary["epsilon_known_batches"] == pytest.approx(known)
 
 
-@pytest.mark.parametrize("torn", [1, 4, 23, 30])
-def test_the_last_event_of_a_journal_may_be_torn(tmp_path: Path, torn: int) -> None:
-    """It was written before what it counts was sent, so that was not sent."""
+@pytest.mark.parametrize("torn", [1, 4, 23, 30, 120])
+def test_an_event_of_a_journal_may_be_torn_while_it_is_written(tmp_path: Path, torn: int) -> None:
+    """It is written before what it counts is sent, so that was not sent."""
     folder = interrupted(tmp_path / "cut", {**DPZV, "checkpoint-every": 5}, 2, 2)
     journal = folder / "releases.journal"
-    whole = journal.read_bytes()
-    events = released(folder)
-    *_, ids = events[-1]
-    assert len(ids) > 8
-    journal.write_bytes(whole[:-torn])
-    assert len(released(folder)) == len(events) - 1
+    whole, events = journal.read_bytes(), released(folder)
+    next_one = Journal(Path(shutil.copy(journal, tmp_path)))
+    assert len(list(next_one.read())) == len(events)
+    next_one.write((4, 0, 4, 0, 0), np.arange(30, dtype=np.int32))
+    journal.write_bytes(whole + next_one.path.read_bytes()[len(whole) : -torn])
     accountant = ledger(ScalarLedger, DPZV)
     accountant.keep_journal(journal)
-    assert journal.read_bytes() == whole[: -4 * (6 + len(ids))]
-    assert accountant.released == sum(event[2] for event in events[:-1])
+    assert journal.read_bytes() == whole
+    assert accountant.released == sum(event[2] for event in events)
     resumed(folder, 2)
     assert sum(event[2] for event in released(folder)) == 3 * 8 * 2
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "empty", "older", "flipped", "of another run"])
+def test_a_run_whose_journal_is_not_as_it_was_is_not_gone_on_with(tmp_path: Path, how: str) -> None:
+    keys = {**DPZV, "checkpoint-every": 5}
+    folder = interrupted(tmp_path / "cut", keys, 2, 2)
+    journal = folder / "releases.journal"
+    whole = journal.read_bytes()
+    if how == "gone":
+        journal.unlink()
+    elif how == "older":  # than the checkpoint
+        of_old = checkpoint.load(folder).strategy["journal"][0] - 1
+        old = Journal(tmp_path / "old", checkpoint.load(folder).run)
+        assert list(old.read()) == []
+        for event in released(folder)[:of_old]:
+            old.write(event[:5], event[5])
+        journal.write_bytes(old.path.read_bytes())
+    elif how == "of another run":
+        another = interrupted(tmp_path / "another", keys, 2, 2) / journal.name
+        journal.write_bytes(another.read_bytes())
+    else:
+        journal.write_bytes(
+            {"cut": whole[:-200], "empty": b"", "flipped": whole[:99] + b"x" + whole[100:]}[how]
+        )
+    fails(folder, r"releases.journal is .*, and without it nobody knows what this run has released")
 
 
 @pytest.mark.parametrize("keys", [{}, {"sampling": "poisson"}, {"estimator": "zeroth-order"}])
@@ -419,7 +445,7 @@ def test_secrets_are_drawn_anew_unless_noise_is_to_be_repeatable(
             found = checkpoint.load(folder)
             name = f"run-{found.run}-party-{{}}-checkpoint-{found.number}.state"
             paths = [folder / name.format(each) for each in (0, 1)]
-            states = [state_from_bytes(path.read_bytes()) for path in paths]
+            states = [state_file.read(path) for path in paths]
             return [load_scalars(state)["secret"] for state in states]
 
         before = secrets()
@@ -508,16 +534,20 @@ def test_a_damaged_checkpoint(
     monkeypatch.chdir(tmp_path)
     if kind == "cut":
         path.write_bytes(path.read_bytes()[:-1000])
-    elif kind == "pickle":
-        path.write_bytes(pickle.dumps(Shell()))
-    elif kind == "object array":
-        np.savez(path, text=np.array([Shell()], object), rows=np.zeros(0, np.int64))
-    elif kind == "other":
-        np.savez(path, weights=np.zeros(3))
-    elif kind == "json":
-        np.savez(path, text=np.frombuffer(b'{"config": {"epochs": 3}}', np.uint8))
+    elif kind == "empty":
+        path.write_bytes(b"")
     else:
-        path.write_bytes(b"" if kind == "empty" else b"no checkpoint")
+        with whole(path, sealed=True) as file:  # so that what is in it is looked at
+            if kind == "pickle":
+                file.write(pickle.dumps(Shell()))
+            elif kind == "object array":
+                np.savez(file, text=np.array([Shell()], object), rows=np.zeros(0, np.int64))
+            elif kind == "other":
+                np.savez(file, weights=np.zeros(3))
+            elif kind == "json":
+                np.savez(file, text=np.frombuffer(b'{"config": {"epochs": 3}}', np.uint8))
+            else:
+                file.write(b"no checkpoint")
     fails(folder, r"checkpoint.npz cannot be read as a checkpoint of this version: it is damaged")
     assert not (tmp_path / "was-unpickled").exists()
 

@@ -81,6 +81,9 @@ def test_a_synchronous_run_is_the_same_as_in_process(
     assert on_flower.summary["code"] == in_process.summary["code"]
     assert on_flower.summary["engine"] == engine.__name__.removeprefix("run_")
     assert (on_flower.folder / "curves.png").stat().st_size > 0
+    modes = {path.name: path.stat().st_mode & 0o777 for path in on_flower.folder.iterdir()}
+    assert modes["flower.log"] == 0o600 and set(modes.values()) == {0o600}
+    assert not any(name.endswith(".lock") for name in modes)
     assert len(homes) == 1 and processes_of(homes[0]) == []
 
 

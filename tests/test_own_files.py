@@ -36,9 +36,9 @@ from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.psi import Blinding
 from vfl_flower.data.source import Preparation
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.flower_internals import state_from_bytes
 from vfl_flower.holder import checkpoint, results
 from vfl_flower.messages import Aligned, AlignOrder, CommonOrder, DescribeOrder, Introduction, Order
+from vfl_flower.party import state_file
 from vfl_flower.party.state import load_arrays, load_scalars
 from vfl_flower.wire import read_reply, to_message, to_reply
 
@@ -165,7 +165,7 @@ def test_both_sides_know_the_common_rows_and_no_more(tmp_path: Path) -> None:
     run = checkpoint.load(organisations.folder / "run").run
     for number in range(3):
         kept = organisations.folder / "run" / f"run-{run}-party-{number}-checkpoint-1.state"
-        state = state_from_bytes(kept.read_bytes())
+        state = state_file.read(kept)
         aligned = load_arrays(state, "aligned")
         assert list(aligned) == ["rows"]  # no secret is left
         assert read(organisations.files[number])[ID].iloc[aligned["rows"]].tolist() == expected

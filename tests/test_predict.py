@@ -27,12 +27,12 @@ from tests.organisations import (
 )
 from vfl_flower.config import KEYS
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.flower_internals import state_from_bytes
 from vfl_flower.holder import checkpoint, results
 from vfl_flower.holder.results import Results
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import load_model
+from vfl_flower.party import state_file
 from vfl_flower.party.state import load_about
 from vfl_flower.start import predict_local, run_local
 from vfl_flower.tools.cli import main
@@ -72,7 +72,7 @@ def by_hand(organisations: Organisations, out: str, labels: Path) -> tuple[list[
     with torch.no_grad():
         for number in range(parties):
             kept = folder / f"run-{found.run}-party-{number}-checkpoint-{found.number}.state"
-            about = json.loads(load_about(state_from_bytes(kept.read_bytes())))
+            about = json.loads(load_about(state_file.read(kept)))
             x = columns(organisations.files[number], about["preparation"])
             bottom = build_bottom(config, number, tuple(x.shape[1:]), 4)
             with np.load(folder / f"party-{number}.npz") as file:
@@ -292,8 +292,7 @@ def test_columns_are_prepared_as_training_taught(tmp_path: Path) -> None:
     organisations.run("run", SHORT)
     found = checkpoint.load(tmp_path / "run")
     name = f"run-{found.run}-party-0-checkpoint-{found.number}.state"
-    kept = (tmp_path / "run" / name).read_bytes()
-    about = json.loads(load_about(state_from_bytes(kept)))
+    about = json.loads(load_about(state_file.read(tmp_path / "run" / name)))
     median = about["preparation"]["numbers"]["f3"]
     assert about["preparation"]["texts"] == {"f4": ["blue", "red"]}
 
@@ -426,7 +425,7 @@ def test_a_file_of_another_kind(organisations: Organisations, out: str) -> None:
 def test_a_folder_that_cannot_be_written(organisations: Organisations) -> None:
     (organisations.folder / "file").write_text("")
     out = str(organisations.folder / "file" / "scores.csv")
-    refused(organisations, "Predictions cannot be written to .*: ", out=out)
+    refused(organisations, r"scores.csv cannot be written \(File exists\): mend that", out=out)
 
 
 def test_a_party_that_has_lost_its_state(organisations: Organisations) -> None:

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from vfl_flower.figures import METRICS, main_metric
+from vfl_flower.files import whole
 
 if TYPE_CHECKING:  # matplotlib takes long to import, and most processes of a run draw nothing
     from matplotlib.axes import Axes
@@ -194,7 +195,8 @@ def _save(figure: Figure, drawn: Mapping[str, Line2D], path: Path) -> None:
     for text, name in zip(legend.get_texts(), drawn, strict=True):
         text.set_parse_math(False)
         text.set_text(fill(name.encode(errors="replace").decode(), 30))
-    figure.savefig(path, dpi=120)
+    with whole(path) as file:
+        figure.savefig(file, format="png", dpi=120)
 
 
 # --- SVG ----------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from typing import Any
 
 from vfl_flower import registry
 
+_EXCHANGES_APART = 1000  # checkpoints, on SuperNodes
+
 
 def key(default: Any, help: str, **more: Any) -> Any:
     """A configuration key; its name is that of the field, unless ``name`` is given.
@@ -361,3 +363,9 @@ class RunningConfig:
     resume: str = key("", "results folder of a run that was cut short, to go on with")
     device: str = key("auto", "cpu, cuda, or auto: a GPU where there is one")
     out: str = key("", "results folder; empty: runs/STRATEGY-DATASET-TIME")
+
+    def exchanges_apart(self, simulated: bool) -> int:
+        """Exchanges between two checkpoints; 0 where there is one at the end only."""
+        if self.checkpoint_every is not None:
+            return self.checkpoint_every
+        return 0 if simulated else _EXCHANGES_APART

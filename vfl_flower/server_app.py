@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,9 +19,10 @@ from vfl_flower.data.tables import Table
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Keeper
+from vfl_flower.holder.label_holder import of_group
 from vfl_flower.holder.observers import ProgressBar
 from vfl_flower.holder.predict import predict
-from vfl_flower.holder.results import Results
+from vfl_flower.holder.results import Results, in_use, results_folder
 from vfl_flower.provenance import code_digest, versions
 from vfl_flower.registry import OBSERVERS
 from vfl_flower.runtimes.carrier import Carrier, carrier_of
@@ -58,15 +60,28 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _train(carrier: Carrier, config: RunConfig, run: str) -> None:
-    """Train the configured system; whatever happens, save it."""
-    found = checkpoint.load(config.running.resume) if config.running.resume else None
+    """Train the configured system in its results folder, if no other run is there."""
     own = own_table(config.data) if config.data.own_data else None
     if own:
         own.check()
     else:
         load_labels(config)
-    results = Results(config, found.strategy["history"]["entries"] if found else None)
-    keeper = Keeper(results.folder, run, found)
+    folder = results_folder(config)
+    with in_use(folder):
+        found = checkpoint.to_go_on_from(folder) if config.running.resume else None
+        results = Results(folder, found.strategy["history"]["entries"] if found else None)
+        if found and found.finished:  # it was cut short before it had written what it reached
+            figures, top = found.strategy["figures"], of_group("top", found.arrays)
+            results.finish(summarise(config, carrier, figures, None), top)
+        else:
+            _train_in(results, carrier, config, own, Keeper(folder, run, found))
+
+
+def _train_in(
+    results: Results, carrier: Carrier, config: RunConfig, own: Table | None, keeper: Keeper
+) -> None:
+    """Train; whatever happens, save what came of it."""
+    found = keeper.found
     strategy: Vertical | None = None
     failure = None
     try:
@@ -85,8 +100,13 @@ def _train(carrier: Carrier, config: RunConfig, run: str) -> None:
         raise
     finally:
         if not found or (strategy and strategy.ready):  # else the run that was is as it was
-            top = strategy.top_arrays() if strategy else {}
-            results.finish(summarise(config, carrier, strategy, failure), top)
+            figures, top = (strategy.figures(), strategy.top_arrays()) if strategy else ({}, {})
+            try:
+                results.finish(summarise(config, carrier, figures, failure), top)
+            except VflError as error:
+                if failure is None:
+                    raise
+                log.warning("%s", error)  # and what ended the run is told
 
 
 def _streams(carrier: Carrier, config: RunConfig) -> AbstractContextManager[Carrier]:
@@ -107,15 +127,18 @@ def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper)
 
 
 def summarise(
-    config: RunConfig, carrier: Carrier, strategy: Vertical | None, failure: str | None
+    config: RunConfig, carrier: Carrier, figures: Mapping[str, Any], failure: str | None
 ) -> dict[str, Any]:
-    """``summary.json``: what ran, what it reached, and what it took."""
+    """``summary.json``: what ran, what it reached, and what it took.
+
+    ``figures`` are the strategy's part; none if the parties did not agree.
+    """
     return {
         "strategy": config.strategy,
         "engine": carrier.engine,
         "transport": carrier.transport,
         "dataset": config.data.dataset,
-        **(strategy.figures() if strategy else {}),
+        **figures,
         "seed": config.training.seed,
         "failure": failure,
         "config": config.values(),

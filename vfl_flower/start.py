@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from vfl_flower import client_app, server_app
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.files import whole
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.predict import predictions_file
-from vfl_flower.holder.results import results_folder
+from vfl_flower.holder.results import in_use, results_folder
 from vfl_flower.party import context as between
-from vfl_flower.party import state
+from vfl_flower.party import state, state_file
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.runtimes.processes import SuperLink
 from vfl_flower.runtimes.submission import from_anywhere, of_node_from_anywhere, run_on
@@ -81,16 +82,29 @@ def run_local(
     config, run_config = prepare(parties, run_config, node_configs)
     finished = Finished(Path(run_config["out"]))
     grid = _in_process(parties, run_config, config, client, node_configs, finished.folder)
+    found = checkpoint.load(finished.folder) if config.running.resume else None
+    if found and found.finished:  # only to be saved
+        for node in grid.contexts.values():
+            node.state = state_file.load(node, found.run, found.number)
     try:
         server_app.app(grid, of_server(run_config, grid.run_id))
+    except BaseException:
+        with suppress(VflError):  # of a full disk; what ended the run is told
+            _save_models(grid, config, finished.folder)
+        raise
     finally:
         between.forget(grid.run_id)
-        trained = strategy_of(config).trains_parties
-        for party, node in enumerate(grid.contexts.values()):
-            if trained and "model" in node.state:
-                model: dict[str, Any] = state.load_arrays(node.state, "model")
-                np.savez(finished.folder / f"party-{party}.npz", **model)
+    _save_models(grid, config, finished.folder)
     return finished
+
+
+def _save_models(grid: LocalGrid, config: RunConfig, folder: Path) -> None:
+    """Write the bottom models that parties have."""
+    for party, node in enumerate(grid.contexts.values()):
+        if strategy_of(config).trains_parties and "model" in node.state:
+            model: dict[str, Any] = state.load_arrays(node.state, "model")
+            with whole(folder / f"party-{party}.npz") as file:
+                np.savez(file, **model)
 
 
 def run_ray(
@@ -105,7 +119,7 @@ def run_ray(
             "files of their own in process, or by --engine supernodes."
         )
     config, run_config = prepare(parties, from_anywhere(run_config), ())
-    with SuperLink(simulation=True) as superlink:
+    with _submitting(run_config), SuperLink(simulation=True) as superlink:
         return _run_on(superlink, parties, config.training.epochs, run_config)
 
 
@@ -123,6 +137,7 @@ def run_supernodes(
     if ":" in config.data.dataset and not config.data.own_data:
         permitted["dataset"] = config.data.dataset
     with ExitStack() as stack:
+        stack.enter_context(_submitting(run_config))
         superlink = stack.enter_context(SuperLink(simulation=False))
         for party in range(parties):
             node_config = {**permitted, **(node_configs[party] if node_configs else {})}
@@ -214,6 +229,16 @@ def _check_files(
             f"{len(node_configs)} node configurations are given for {parties} parties: give one "
             "for each, or none."
         )
+
+
+@contextmanager
+def _submitting(run_config: Mapping[str, Any]) -> Iterator[None]:
+    """Have the results folder of a run to oneself, while another process is its ServerApp."""
+    folder = Path(run_config["out"])
+    with in_use(folder, "flower.lock"):
+        with in_use(folder):  # for once, to say early if a run is going on that was not submitted
+            pass
+        yield
 
 
 def _run_on(

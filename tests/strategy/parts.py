@@ -17,6 +17,7 @@ from strategies.plan import Plan
 from strategies.recovery import Recovery
 from strategies.seats import Seat, State
 from vfl_flower.axes.estimators.first_order import FirstOrder
+from vfl_flower.axes.privacy.journal import Mark
 from vfl_flower.axes.privacy.ledger import Ledger
 from vfl_flower.data.labels import Labels
 from vfl_flower.errors import VflError
@@ -102,14 +103,17 @@ class Told(Ledger):
         super().__init__(resolve({}), 6, FirstOrder(resolve({})))
         self.post = post
         self.orders: list[tuple[int, Order, int]] = []
-        self.journals: list[Path] = []
+        self.journals: list[tuple[Path, str, Mark | None]] = []
         self.released = 0
 
     def _ordered(self, party: int, order: Order) -> None:
         self.orders.append((party, order, len(self.post.sent)))
 
-    def keep_journal(self, path: Path) -> None:
-        self.journals.append(path)
+    def keep_journal(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
+        self.journals.append((path, run, mark))
+
+    def journal_mark(self) -> Mark:
+        return [3, "abc"]
 
     def released_steps(self) -> int:
         return self.released

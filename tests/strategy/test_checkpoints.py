@@ -34,6 +34,7 @@ class Paused:
             history=parts.history,
             mailbox=parts.mailbox,
             holder=parts.holder,
+            figures=lambda: {"steps": 40},
         )
         self.waits: list[tuple[Any, int]] = []
 
@@ -117,6 +118,8 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
         "plan": {"planned": 120, "ordered": 42, "answered": 37},
         "party_memory_mb": 9.0,
         "uploads": 7,
+        "journal": [3, "abc"],
+        "figures": None,
         "timing": [1.5],
         "holder": {"steps": 40},
     }
@@ -125,6 +128,22 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
     checkpoints.keep(finished=True)
     found = checkpoint.load(tmp_path)
     assert (found.number, found.finished) == (2, True)
+    assert found.strategy["figures"] == {"steps": 40}  # for a summary that is not written yet
+
+
+@pytest.mark.parametrize("every", [0, 5])
+def test_there_is_one_before_anything_is_released_and_parties_are_not_asked_for_it(
+    tmp_path: Path, every: int
+) -> None:
+    checkpoints, parts, strategy = paused(tmp_path, {"checkpoint-every": every})
+    assert (tmp_path / checkpoint.FILE).exists() == (every > 0)
+    assert parts.post.sent == [] and strategy.waits == []
+    if every:
+        found = checkpoint.load(tmp_path)
+        assert (found.run, found.number, found.finished) == ("12", 0, False)
+        assert [seat["exchange"] for seat in found.strategy["seats"]] == [0, 0, 0]
+    checkpoints.keep()
+    assert checkpoint.load(tmp_path).number == 1
 
 
 def kept_run(folder: Path) -> Checkpoint:
@@ -172,10 +191,11 @@ def test_releases_are_kept_on_disk_where_a_run_can_be_cut_short(
 ) -> None:
     keys = {"checkpoint-every": every}
     _, parts, _ = paused(tmp_path, keys)
-    assert parts.ledger.journals == [tmp_path / "releases.journal"] * journals
+    file = tmp_path / "releases.journal"
+    assert parts.ledger.journals == [(file, "12", None)] * journals
     assert parts.plan.budget == 120
     _, parts, _ = paused(tmp_path, keys, kept_run(tmp_path))
-    assert parts.ledger.journals == [tmp_path / "releases.journal"]
+    assert parts.ledger.journals == [(file, "12", [3, "abc"])]
 
 
 @pytest.mark.parametrize("allowed", [100, 1000])

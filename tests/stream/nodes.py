@@ -33,6 +33,7 @@ from vfl_flower.wire import read_order, to_message
 
 RUN, SERVER, FIRST = 7, 1, 2  # ids of the run, of the ServerApp, and of the first party's node
 KEYS = {"dataset": "breast-cancer", "window": 5, "epochs": 4, "strategy": "split-nn"}
+KEYS |= {"checkpoint-every": 0}  # so that no party keeps a state but at the end of a session
 EF_VFL = {
     **KEYS,
     "strategy": "ef-vfl",

@@ -23,6 +23,7 @@ from tests.stream.nodes import (
     eventually,
 )
 from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.files import unsealed
 from vfl_flower.flower_internals import state_to_bytes
 from vfl_flower.messages import SessionOrder
 from vfl_flower.party import state_file
@@ -207,5 +208,5 @@ def test_a_run_that_fails_ends_its_sessions(streamed: Streamed) -> None:
         streamed.train(nodes)
     nodes.close()  # which waits for the sessions
     for context in nodes.contexts.values():
-        assert state_file.place(context).read_bytes() == state_to_bytes(context.state)
+        assert unsealed(state_file.place(context)) == state_to_bytes(context.state)
     assert load_scalars(nodes.contexts[FIRST].state)["exchange"] >= 2

@@ -1,30 +1,31 @@
 """The label holder's checkpoint: all that it needs to go on with a run, or to use its model.
 
 One file in the results folder, ``checkpoint.npz``: arrays, and a text in JSON; nothing is pickled.
-It is replaced whole, and only its owner can read it, since it holds the embedding table
-of all rows. Each party keeps its own half (`vfl_flower.party.state_file`), under the Flower
-run and the number that are named here.
+A checksum follows them. It is replaced whole, and only its owner can read it, since it holds the
+embedding table of all rows. Each party keeps its own half (`vfl_flower.party.state_file`), under
+the Flower run and the number that are named here.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config import KEYS, RunConfig, parse
 from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.files import unsealed, whole
 from vfl_flower.messages import Arrays
 from vfl_flower.systems import resolve
 
 FILE = "checkpoint.npz"
+JOURNAL = "releases.journal"
 
 _TEXT = "text"
 
@@ -69,20 +70,8 @@ class Checkpoint:
         encoded = np.frombuffer(json.dumps(text).encode(), np.uint8)
         arrays: dict[str, Any] = {f"array.{name}": array for name, array in self.arrays.items()}
         arrays |= {_TEXT: encoded, "rows": self.rows}
-        new = folder / f"{FILE}.new"
-        try:
-            new.unlink(missing_ok=True)
-            new.touch(mode=0o600)
-            with new.open("wb") as file:
-                np.savez(file, **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, folder / FILE)
-        except OSError as error:
-            raise VflError(
-                f"Checkpoint {self.number} cannot be written to {folder}: {error.strerror}. The "
-                "last is still there: mend that, and resume."
-            ) from error
+        with whole(folder / FILE, sealed=True) as file:
+            np.savez(file, **arrays)
 
 
 class Keeper:
@@ -100,7 +89,7 @@ class Keeper:
         self.found = found
         self.rows: NDArray[np.int64] = found.rows if found else np.zeros(0, np.int64)
         self.number = found.number if found else 0
-        self.journal = folder / "releases.journal"
+        self.journal = folder / JOURNAL
 
 
 def load(folder: str | Path) -> Checkpoint:
@@ -117,15 +106,37 @@ def load(folder: str | Path) -> Checkpoint:
             f"{folder} has no {FILE}: name the results folder of a run that has kept one."
         )
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(BytesIO(unsealed(path)), allow_pickle=False) as file:
             text = json.loads(file[_TEXT].tobytes())
             arrays = {name[6:]: file[name] for name in file.files if name.startswith("array.")}
             config = RunConfig.of(text.pop("config"))
             return Checkpoint(config=config, rows=file["rows"], arrays=arrays, **text)
-    except (KeyError, TypeError, ValueError, OSError, EOFError, BadZipFile) as error:
+    except (KeyError, TypeError, ValueError, OSError, VflError) as error:
         raise ConfigError(
             f"{path} cannot be read as a checkpoint of this version: it is damaged, or another's."
         ) from error
+
+
+def to_go_on_from(folder: str | Path) -> Checkpoint:
+    """The checkpoint of a run that was cut short; perhaps just before it wrote what it reached.
+
+    Raises
+    ------
+    ConfigError
+        As `load`; or if that run has finished.
+    """
+    found = load(folder)
+    if found.finished and _has_results(Path(folder).expanduser()):
+        raise ConfigError(f"The run in {folder} has finished: there is nothing to resume.")
+    return found
+
+
+def _has_results(folder: Path) -> bool:
+    try:
+        failure = json.loads((folder / "summary.json").read_text())["failure"]
+        return failure is None
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 _MAY_DIFFER = (  # where given, from the run that is gone on with: not what it computes, but how
@@ -146,9 +157,7 @@ def configured(raw: Mapping[str, Any]) -> RunConfig:
     folder = given.get("resume")
     if not folder:
         return resolve(raw)
-    found = load(folder)
-    if found.finished:
-        raise ConfigError(f"The run in {folder} has finished: there is nothing to resume.")
+    found = to_go_on_from(folder)
     anew = {}
     for name, now in given.items():
         then = KEYS[name].of(found.config)

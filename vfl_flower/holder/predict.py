@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from vfl_flower.data.blocks import load_labels, own_table, prepared
 from vfl_flower.data.source import Preparation
 from vfl_flower.data.tables import is_missing
 from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.files import append, locked, make_folder, told, whole, write_whole
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Checkpoint, check_states
 from vfl_flower.holder.label_holder import of_group
@@ -82,7 +82,7 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any]) -> No
     """
     if not config.model:
         raise ConfigError("There is no model to predict by: name a run's results folder by model.")
-    path = predictions_file(config)
+    predictions_file(config)  # before anybody is asked
     found = checkpoint.load(config.model)
     rows = _rows(carrier, config, given, found)
     epsilon = _count_uploads(config, found)
@@ -110,7 +110,7 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any]) -> No
     figures = {"model": str(config.model), "rows": len(rows.ids)}
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
     figures |= asdict(reached) if reached else {}
-    _write(path, _table(rows.ids, said, found).iloc[rows.order], figures)
+    _write(config, _table(rows.ids, said, found).iloc[rows.order], figures)
     spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
     notice.info("%d predictions%s%s", len(rows.ids), _in_words(reached), spent)
 
@@ -174,12 +174,9 @@ def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
     trained = found.config
     if trained.privacy.mechanism != "perturbed-embedding" or trained.privacy.noise_seed >= 0:
         return None
-    with (Path(config.model) / "predictions.journal").open("ab+") as journal:
-        journal.write(b"1")
-        journal.flush()
-        os.fsync(journal.fileno())
-        journal.seek(0)
-        times = len(journal.read())
+    journal = Path(config.model).expanduser() / "predictions.journal"
+    append(journal, b"1")
+    times = journal.stat().st_size
     return epsilon_of_uploads(trained, found.strategy["uploads"] + times)
 
 
@@ -254,15 +251,17 @@ def _in_words(reached: Metrics | None) -> str:
     return f": {', '.join(said)}" if said else ""
 
 
-def _write(path: Path, frame: Any, figures: dict[str, Any]) -> None:
-    new = path.with_suffix(f".new{path.suffix}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".csv":
-            frame.to_csv(new, index=False)
-        else:
-            frame.to_parquet(new, index=False)
-        new.rename(path)
-        path.with_suffix(".json").write_text(json.dumps(figures, indent=2) + "\n")
-    except OSError as error:
-        raise ConfigError(f"Predictions cannot be written to {path}: {error.strerror}.") from error
+def _write(config: RunConfig, frame: Any, figures: dict[str, Any]) -> None:
+    path = predictions_file(config)
+    of_figures, lock = path.with_suffix(".json"), path.with_name(f"{path.name}.lock")
+    with told(path):
+        make_folder(path.parent)
+    with locked(lock, f"Others write {path} just now: name another file."), told(path):
+        predictions_file(config)  # which others may have written by now
+        write_whole(of_figures, (json.dumps(figures, indent=2) + "\n").encode())
+        try:
+            with whole(path) as file:
+                (frame.to_csv if path.suffix == ".csv" else frame.to_parquet)(file, index=False)
+        except BaseException:
+            of_figures.unlink()
+            raise

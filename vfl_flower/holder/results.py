@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from vfl_flower.charts import draw_curves
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
 from vfl_flower.figures import headline
+from vfl_flower.files import append, locked, make_folder, told, whole, write_whole
+from vfl_flower.holder import checkpoint
 from vfl_flower.holder.observers import Observer
 from vfl_flower.messages import Arrays
 
@@ -23,49 +26,84 @@ log = logging.getLogger("flwr")
 
 
 class Results(Observer):
-    """One folder a run; an existing run's is never written over, unless it is gone on with.
+    """A folder that is `in_use`; an earlier run's is never written over, unless it is gone on with.
 
     Parameters
     ----------
     history : of a run that is resumed, up to its last checkpoint; what came later comes again.
     """
 
-    def __init__(self, config: RunConfig, history: Sequence[dict[str, Any]] | None = None) -> None:
-        self.folder = results_folder(config)
+    def __init__(self, folder: Path, history: Sequence[dict[str, Any]] | None = None) -> None:
+        self.folder = folder
         self.history: list[dict[str, Any]] = list(history or ())
         self._outdated = history is not None  # the file is to be written anew
-        if history is None and any(
-            (self.folder / name).exists() for name in ("summary.json", "history.jsonl")
-        ):
+        if history is None and any((folder / name).exists() for name in _OF_A_RUN):
             raise ConfigError(
-                f"out = {config.running.out!r} already holds a run: name another folder, or move "
-                "it away."
+                f"{folder} already holds a run: name another folder, or move it away."
             )
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / "history.jsonl").touch()
-        except OSError as error:
-            raise ConfigError(f"The results folder {self.folder} cannot be written.") from error
+        with told(self._file):
+            self._file.touch(0o600)  # which says that it has begun
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "history.jsonl"
 
     def evaluated(self, entry: dict[str, Any]) -> None:
         """Append a history entry, at once, so that a run that ends early has left it."""
         self.history.append(entry)
-        new = self.history if self._outdated else [entry]
-        with (self.folder / "history.jsonl").open("w" if self._outdated else "a") as file:
-            file.writelines(json.dumps(each) + "\n" for each in new)
-        self._outdated = False
+        if self._outdated:
+            self._write_anew()
+        else:
+            append(self._file, _lines([entry]))
 
     def finish(self, summary: dict[str, Any], top: Arrays) -> None:
         """Write the summary, the curves, and the top model's parameters."""
+        if self._outdated:
+            self._write_anew()
         if top:
             parameters: dict[str, Any] = top
-            np.savez(self.folder / "top.npz", **parameters)
+            with whole(self.folder / "top.npz") as file:
+                np.savez(file, **parameters)
         if len(self.history) > 1:
             draw_curves({summary["strategy"]: self.history}, self.folder / "curves.png")
-        (self.folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        write_whole(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
         if summary["failure"] is None:
             log.info("%s", headline(summary))
         log.info("Results are in %s", self.folder)
+
+    def _write_anew(self) -> None:
+        write_whole(self._file, _lines(self.history))
+        self._outdated = False
+
+
+_OF_A_RUN = ("summary.json", "history.jsonl", checkpoint.FILE, checkpoint.JOURNAL)
+
+
+def _lines(entries: Sequence[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(each) + "\n" for each in entries).encode()
+
+
+@contextmanager
+def in_use(folder: Path, lock: str = "run.lock") -> Iterator[None]:
+    """Make a results folder, and have it for one run alone.
+
+    Parameters
+    ----------
+    lock : the file that is locked: that of the run, which its ServerApp writes, unless another is
+        named.
+
+    Raises
+    ------
+    ConfigError
+        If a run is going on there.
+    VflError
+        If the folder cannot be written.
+    """
+    with told(folder):
+        make_folder(folder)
+    sentence = f"A run is going on in {folder}: let it end, or name another folder."
+    with locked(folder / lock, sentence):
+        yield
 
 
 def results_folder(config: RunConfig) -> Path:

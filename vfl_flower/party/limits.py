@@ -14,19 +14,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
 from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.files import make_folder, unsealed, whole
 from vfl_flower.party import state_file
 from vfl_flower.party.rules import Rules, refused
 
 log = logging.getLogger("flwr")
-
-Counts = NDArray[np.int32]
 
 
 class Limits:
@@ -112,18 +110,18 @@ def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
         If the file is damaged, or the disk refuses.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent)
         with _locked(path.parent):
-            counts = np.zeros(1 + int(things.max(initial=0)), np.int64)
-            kept = _read(path) if path.exists() else np.zeros(0, np.int32)
-            counts = np.pad(counts, (0, max(0, len(kept) - len(counts))))
-            counts[: len(kept)] += kept
+            kept = unsealed(path) if path.exists() else b""
+            counts = np.frombuffer(kept, "<i4").astype(np.int64)
+            counts = np.pad(counts, (0, max(0, 1 + int(things.max(initial=0)) - len(counts))))
             np.add.at(counts, things, times)
             if counts.max() > min(most, 2**31 - 1):
                 return False
-            _write(path, counts.astype("<i4"))
-    except OSError as error:
-        log.warning("The party's counts cannot be kept in %s: %s.", path, error.strerror)
+            with whole(path, sealed=True) as file:
+                file.write(counts.astype("<i4").tobytes())
+    except (OSError, ValueError, VflError) as error:
+        log.warning("The party's counts in %s cannot be kept: %s", path, error)
         raise VflError("cannot keep count of what it gives away: its own log says why.") from None
     return True
 
@@ -135,23 +133,5 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-        os.fsync(handle)  # a new name in it is on the disk, too
     finally:
         os.close(handle)
-
-
-def _read(path: Path) -> Counts:
-    content = path.read_bytes()
-    if len(content) % 4 or content[:4] != crc32(content[4:]).to_bytes(4, "little"):
-        log.warning("%s is damaged, in which the party counts what it gives away.", path)
-        raise VflError("has lost count of what it gives away: its own log says why.")
-    return np.frombuffer(content, "<i4", offset=4)
-
-
-def _write(path: Path, counts: Counts) -> None:
-    new, content = path.with_name(f"{path.name}.new"), counts.tobytes()
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(crc32(content).to_bytes(4, "little") + content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)

@@ -5,7 +5,7 @@ has lost its state, since its SuperNode was killed and started again, or since t
 model is read from it, to predict. Only its owner can read it. It holds all that the state does, in
 Flower's protobuf: the bottom model and how its columns are prepared, the secret that decides noise
 and directions, surrogates, and with shared labels also the labels and the other parties'
-surrogates.
+surrogates. A checksum follows, and a file that is damaged is not used.
 
 The folder is FLWR_HOME/vfl-flower, or the one that ``states`` in the node configuration names.
 """
@@ -13,12 +13,12 @@ The folder is FLWR_HOME/vfl-flower, or the one that ``states`` in the node confi
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 from flwr.app import Context, RecordDict
 
 from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.files import make_folder, told, unsealed, whole
 from vfl_flower.flower_internals import flower_home, state_from_bytes, state_to_bytes
 
 log = logging.getLogger("flwr")
@@ -38,7 +38,7 @@ def place(context: Context, number: int | None = None, run: str = "") -> Path:
 def save(context: Context, number: int | None = None) -> None:
     """Write the state as it is now, as checkpoint ``number`` or as the end of a session.
 
-    The last two checkpoints of a run are kept.
+    Besides it, the last other checkpoint of that run is kept.
 
     Raises
     ------
@@ -46,38 +46,36 @@ def save(context: Context, number: int | None = None) -> None:
         If the disk refuses a checkpoint.
     """
     path = place(context, number)
-    new = path.with_suffix(".new")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        new.touch(mode=0o600)
-        with new.open("wb") as file:
-            file.write(state_to_bytes(context.state))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-        if number is not None:
-            place(context, number - 2).unlink(missing_ok=True)
-    except OSError as error:
-        log.warning("The party's state cannot be kept in %s: %s.", path, error.strerror)
+        with told(path):
+            make_folder(path.parent)
+            with whole(path, sealed=True) as file:
+                file.write(state_to_bytes(context.state))
+            if number is not None:
+                kept = _checkpoints(context).items()
+                others = {each: file for each, file in kept if file != path}
+                for each in sorted(others)[:-1]:
+                    others[each].unlink(missing_ok=True)
+    except VflError as error:
+        log.warning("The party's state cannot be kept: %s", error)
         if number is not None:
             raise VflError("cannot keep its state: its own log says why.") from None
 
 
 def restore(context: Context) -> None:
-    """Read the latest state of this run into a Context that has none, if it is there and sound."""
+    """Read the latest sound state of this run into a Context that has none, if there is one."""
     if context.state:
         return
-    kept = [*_checkpoints(context).values(), place(context)]
-    try:
-        path = max((each for each in kept if each.exists()), key=lambda each: each.stat().st_mtime)
-        state = state_from_bytes(path.read_bytes())
-    except ValueError:  # there is none
+    kept = [each for each in (*_checkpoints(context).values(), place(context)) if each.exists()]
+    for path in sorted(kept, key=lambda each: each.stat().st_mtime_ns, reverse=True):
+        try:
+            state = read(path)
+        except (OSError, VflError):
+            log.warning("The party's state in %s cannot be read: it is left out.", path)
+            continue
+        for name, record in state.items():
+            context.state[name] = record
         return
-    except (OSError, VflError):
-        log.warning("The party's state cannot be read: it begins without.")
-        return
-    for name, record in state.items():
-        context.state[name] = record
 
 
 def load(context: Context, run: str, number: int) -> RecordDict:
@@ -92,10 +90,7 @@ def load(context: Context, run: str, number: int) -> RecordDict:
     """
     kept = _checkpoints(context, run if run.isdecimal() else "0")
     try:
-        state = state_from_bytes(kept[max(each for each in kept if each <= number)].read_bytes())
-        if not state:  # which an empty file is, too
-            raise VflError("is empty.")
-        return state
+        return read(kept[max(each for each in kept if each <= number)])
     except (ValueError, OSError, VflError):
         log.warning("There is no sound %s.", place(context, number, run))
         party = context.node_config.get("partition-id")
@@ -103,6 +98,11 @@ def load(context: Context, run: str, number: int) -> RecordDict:
             f"Party {party} does not have checkpoint {number} of that run: start its SuperNode "
             "with the `states` folder, or the FLWR_HOME, that it had then."
         ) from None
+
+
+def read(path: Path) -> RecordDict:
+    """The state in a file; raises `OSError` if that cannot be read, `VflError` if it is damaged."""
+    return state_from_bytes(unsealed(path))
 
 
 def _checkpoints(context: Context, run: str = "") -> dict[int, Path]:

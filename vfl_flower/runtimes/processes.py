@@ -29,6 +29,7 @@ import psutil
 import tomli_w
 
 from vfl_flower.errors import VflError
+from vfl_flower.files import opened_to_append
 from vfl_flower.flower_internals import app_of_this_package
 from vfl_flower.runtimes.certificates import self_signed, supernode_keys
 
@@ -154,7 +155,7 @@ class SuperLink:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
         }
-        with log.open("ab") as output:
+        with opened_to_append(log) as output:
             return subprocess.Popen(
                 [str(Path(scripts, command[0])), *command[1:]],
                 cwd=self.home,

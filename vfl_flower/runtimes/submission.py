@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from vfl_flower.config import KEYS
 from vfl_flower.errors import VflError
+from vfl_flower.files import make_folder
 from vfl_flower.runtimes.processes import SuperLink
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -83,7 +84,7 @@ def run_on(superlink: SuperLink, parties: int, epochs: int, run_config: Mapping[
         If there is no summary of it: by our own sentence, or what Flower's log gives as the cause.
     """
     folder = Path(run_config["out"])
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     # Parties keep their states beside the results, since their FLWR_HOME ends with the run.
     (superlink.home / "vfl-flower").symlink_to(folder)
     log, summary = folder / "flower.log", folder / "summary.json"
@@ -97,11 +98,11 @@ def run_on(superlink: SuperLink, parties: int, epochs: int, run_config: Mapping[
                 time.sleep(0.2)
                 if history.exists() and (lines := history.read_text().splitlines()):
                     bar.update(json.loads(lines[-1])["epoch"] - bar.n)
-            if _touched(summary) != before[1]:
-                break
             said = _COLOURS.sub("", log.read_bytes()[read:].decode(errors="replace"))
             if sentence := _sentence(said):
                 raise VflError(sentence)
+            if _touched(summary) != before[1]:
+                break
             # The ServerApp touches it before it sends anything, beside a Ray that still starts.
             if _touched(history) != before[0]:
                 if _NO_RAY not in said:

@@ -25,6 +25,7 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.errors import ConfigError
 from vfl_flower.figures import aligned
+from vfl_flower.files import write_whole
 from vfl_flower.holder.results import results_folder
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.provenance import code_digest, versions
@@ -190,7 +191,7 @@ def audit(
         "versions": versions(),
         "code": code_digest(),
     }
-    (folder / "audit.json").write_text(json.dumps(report, indent=2) + "\n")
+    write_whole(folder / "audit.json", (json.dumps(report, indent=2) + "\n").encode())
     return findings, folder
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vfl_flower.config import RunConfig
+from vfl_flower.files import whole
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.tools.audit_clients import Ids, Rows
 
@@ -82,7 +83,8 @@ def draw_images(originals: Rows, decoded: Rows, path: Path) -> None:
             axes[row, column].imshow(scaled, cmap="gray", vmin=0, vmax=1)
             axes[row, column].set(xticks=[], yticks=[])
         axes[row, 0].set_ylabel(title)
-    figure.savefig(path, dpi=120)
+    with whole(path) as file:
+        figure.savefig(file, format="png", dpi=120)
 
 
 # --- by the model -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import signal
@@ -118,6 +119,12 @@ class _Command(TyperCommand):
             return super().invoke(ctx)
         except VflError as error:
             print(f"vfl: {error}", file=sys.stderr)
+            raise typer.Exit(1) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            where = error.filename or "The disk"  # perhaps that of temporary files
+            print(f"vfl: {where} is out of space: make some, and try again.", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
             print("vfl: stopped.", file=sys.stderr)
@@ -261,6 +268,7 @@ def _report(
     and settings. It is one file that loads nothing; an earlier report is
     replaced.
     """
+    from vfl_flower.files import write_whole
     from vfl_flower.tools.report import report
 
     folders = [each.expanduser() for each in runs]
@@ -269,9 +277,9 @@ def _report(
         raise VflError(f"{page} would be a page: let --out end in .html.")
     text = report(folders)
     try:
-        page.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
-    except OSError as error:
-        raise VflError(f"{page} cannot be written: name another file by --out.") from error
+        write_whole(page, text.encode("utf-8", errors="xmlcharrefreplace"))
+    except VflError as error:
+        raise VflError(f"{error} Or name another file by --out.") from error
     print(f"report: {page}")
 
 

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from vfl_flower.charts import draw_curves, draw_frontier
 from vfl_flower.errors import ConfigError
 from vfl_flower.figures import METRICS, aligned, main_metric
+from vfl_flower.files import write_whole
 from vfl_flower.holder.results import results_folder
 from vfl_flower.models.bottoms import BLACK_BOXES
 from vfl_flower.start import Finished, run_local
@@ -123,7 +124,7 @@ def _write(folder: Path, finished: Mapping[str, Finished], target: float) -> Non
     if not finished:
         return
     figures = {name: {**run.summary, **_reached(run, target)} for name, run in finished.items()}
-    (folder / "compare.json").write_text(json.dumps(figures, indent=2) + "\n")
+    write_whole(folder / "compare.json", (json.dumps(figures, indent=2) + "\n").encode())
     levels = {
         name: each[main_metric(each)]
         for name, each in figures.items()

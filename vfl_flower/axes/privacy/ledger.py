@@ -6,18 +6,17 @@ is assumed. This one is for runs without noise; `embeddings` and `scalars` have 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.axes.batches import Window
+from vfl_flower.axes.privacy.journal import Journal, Mark, refused
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.errors import ConfigError
 from vfl_flower.messages import EmbedOrder, EvaluateOrder, Order, TrainOrder
 from vfl_flower.registry import LEDGERS
 
@@ -95,16 +94,28 @@ class Ledger:
     def _answered(self, party: int, window: Window) -> None:
         pass
 
-    def keep_journal(self, path: Path) -> None:
+    def keep_journal(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
         """From now on write to disk what is about to be released, before it is counted.
 
         What stands there already is counted first: all that a run has released before it was cut
         short, also what came after its last checkpoint and will be released again.
+
+        Parameters
+        ----------
+        run : the Flower run that begins the file.
+        mark : `journal_mark` at the checkpoint that a run goes on from.
+
+        Raises
+        ------
+        ConfigError
+            If it is not what the run has written, at least until that checkpoint.
         """
         if not self.journaled:
             return
-        self._journal = Journal(path)
-        for kind, party, first, second, third, ids in self._journal.read():
+        if mark is not None and not path.exists():
+            raise refused(path, "not there")
+        self._journal = Journal(path, run)
+        for kind, party, first, second, third, ids in self._journal.read(mark):
             if kind == TRAIN:
                 order = TrainOrder(
                     exchange=0, epoch=first, first=second, steps=third, coordinated=False
@@ -117,6 +128,10 @@ class Ledger:
             else:
                 count = self._received if kind == RECEIVED else self._answered
                 count(party, Window(ids, np.zeros(first, np.int32)))
+
+    def journal_mark(self) -> Mark | None:
+        """How far the journal is, for a checkpoint; none where nothing is kept or counted."""
+        return self._journal.mark if self._journal else None
 
     def _write(
         self,
@@ -147,44 +162,3 @@ def ledger_of(config: RunConfig) -> type[Ledger]:
     """What counts the releases of the configured mechanism."""
     found: type[Ledger] = LEDGERS.load(config.privacy.mechanism)
     return found
-
-
-Event = tuple[int, int, int, int, int, NDArray[np.int32]]
-
-
-class Journal:
-    """Events of a ledger in a file: five numbers and rows each, as int32."""
-
-    def __init__(self, path: Path) -> None:
-        path.touch(mode=0o600)
-        self._file: BinaryIO = path.open("r+b")
-
-    def read(self) -> list[Event]:
-        """What it holds; an event that was cut short was not released, and is cut off."""
-        found = list(events(self._file.read()))
-        self._file.seek(sum(4 * (6 + len(event[5])) for event in found))
-        self._file.truncate()
-        return found
-
-    def write(self, numbers: tuple[int, int, int, int, int], ids: NDArray[np.int32]) -> None:
-        """Append an event; it is on the disk when this returns, or `VflError` says why not."""
-        event = np.array([*numbers, len(ids)], "<i4")
-        try:
-            self._file.write(event.tobytes() + ids.astype("<i4").tobytes())
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise VflError(
-                f"What is released cannot be written to {self._file.name}, and so is not "
-                f"released: {error.strerror}."
-            ) from error
-
-
-def events(text: bytes) -> Iterator[Event]:
-    """What the bytes of a journal hold, up to the first event that was cut short."""
-    numbers = np.frombuffer(text[: len(text) // 4 * 4], "<i4")
-    at = 0
-    while at + 6 <= len(numbers) and at + 6 + numbers[at + 5] <= len(numbers):
-        kind, party, first, second, third, rows = numbers[at : at + 6].tolist()
-        yield kind, party, first, second, third, numbers[at + 6 : at + 6 + rows]
-        at += 6 + rows

@@ -1,0 +1,182 @@
+"""Files that are on the disk whole or not at all, and that only their owner can read.
+
+All that a run leaves follows from data, so that whatever the umask, files are made with mode 0600
+and folders with 0700.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from vfl_flower.errors import ConfigError, VflError
+
+_SEAL = hashlib.sha256().digest_size
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are not there."""
+    for each in (*reversed(folder.parents), folder):
+        if not each.is_dir():
+            each.mkdir(0o700, exist_ok=True)
+
+
+@contextmanager
+def whole(path: Path, sealed: bool = False) -> Iterator[BinaryIO]:
+    """A file to write, which comes to stand at ``path`` when all of it is on the disk.
+
+    Until then what stood there is as it was; where writing fails, nothing new is left.
+
+    Parameters
+    ----------
+    sealed : whether a checksum is added, for `unsealed` to find any damage by.
+
+    Raises
+    ------
+    VflError
+        If the disk refuses.
+    """
+    new = path.with_name(f"{path.name}.new")
+    with told(path):
+        try:
+            new.unlink(missing_ok=True)
+            opened = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(opened, "w+b") as file:
+                yield file
+                if sealed:
+                    file.seek(0)
+                    seal = hashlib.file_digest(file, "sha256").digest()
+                    file.seek(0, os.SEEK_END)
+                    file.write(seal)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, path)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file by `whole`."""
+    with whole(path) as file:
+        file.write(content)
+
+
+def unsealed(path: Path) -> bytes:
+    """The content of a file that `whole` has sealed.
+
+    Raises
+    ------
+    VflError
+        If it is not as it was written.
+    OSError
+        If it cannot be read.
+    """
+    content = path.read_bytes()
+    if len(content) < _SEAL or hashlib.sha256(content[:-_SEAL]).digest() != content[-_SEAL:]:
+        raise VflError(f"{path} is damaged, or another version's: put back the file of then.")
+    return content[:-_SEAL]
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to the end of a file, all of it or nothing; it is on the disk when this returns.
+
+    Raises
+    ------
+    VflError
+        If the disk refuses.
+    """
+    with opened_to_append(path) as file, told(path):
+        before = os.fstat(file.fileno()).st_size
+        try:
+            write_all(file.fileno(), content)
+            os.fsync(file.fileno())
+        except BaseException:
+            os.ftruncate(file.fileno(), before)
+            raise
+
+
+def opened_to_append(path: Path) -> BinaryIO:
+    """A file to write to the end of, which is made if it is not there; as `append`, if refused."""
+    with told(path):
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write all of it to an open file, which the system may take in parts."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+@contextmanager
+def locked(path: Path, sentence: str) -> Iterator[None]:
+    """Hold a file that nobody else holds meanwhile, in this process or another; then remove it.
+
+    The kernel lets go of it when the process ends, however it does.
+
+    Raises
+    ------
+    ConfigError
+        With this sentence, if somebody holds it.
+    VflError
+        If the disk refuses.
+    """
+    with told(path):
+        while (held := _hold(path)) is None:
+            pass
+    if held < 0:
+        raise ConfigError(sentence)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        os.close(held)
+
+
+def _hold(path: Path) -> int | None:
+    """The file, opened and locked; -1 if somebody holds it, none if it was removed meanwhile."""
+    opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(opened).st_nlink:
+            return opened
+    except BlockingIOError:
+        os.close(opened)
+        return -1
+    except OSError:
+        os.close(opened)
+        raise
+    os.close(opened)
+    return None
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Say in a sentence, by `VflError`, that a file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise VflError(
+            f"{path} cannot be written ({error.strerror or error}): mend that, and try again."
+        ) from error
+
+
+def _sync(folder: Path) -> None:
+    """Have a folder on the disk as it is now, with the file that was just put there."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some file systems do not do that to folders
+            raise
+    finally:
+        os.close(opened)
