@@ -117,6 +117,8 @@ def run_supernodes(
     """Run the application on real SuperNodes, which like their SuperLink end with the run."""
     node_configs = [of_node_from_anywhere(each) for each in node_configs]
     config, run_config = prepare(parties, from_anywhere(run_config), node_configs)
+    if config.data.own_data:  # one owner starts all, and so may fix the method for all
+        node_configs = [{"align": config.data.align, **each} for each in node_configs]
     with ExitStack() as stack:
         superlink = stack.enter_context(SuperLink(simulation=False))
         for party in range(parties):
