@@ -85,7 +85,7 @@ def check(description: Description, config: RunConfig, labels: Labels, parties: 
             f"{who} has {description.train_rows} training and {description.test_rows} test rows, "
             f"the label holder {rows[0]} and {rows[1]}: align them first."
         )
-    if description.ids_digest != labels.ids_digest:
+    if description.alignment != labels.alignment:
         raise ConfigError(
             f"{who} has other sample ids than the label holder, or in another order: align them "
             "first."

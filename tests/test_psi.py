@@ -1,8 +1,10 @@
-"""Private set intersection: ids as bytes, the curve, both sides' steps, and worker processes."""
+"""Private set intersection: ids as bytes, the group, both sides' steps, and threads."""
 
 from __future__ import annotations
 
-import shutil
+import ctypes
+import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import rbcl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,54 +88,137 @@ def test_the_shuffled_order_is_a_permutation_that_follows_from_the_secret() -> N
     assert (order != shuffled(1000, b"Secret")).mean() > 0.98
 
 
-# --- the curve ----------------------------------------------------------------------------------
+# --- the group ----------------------------------------------------------------------------------
 
-RFC_9380 = [  # u and Q.x of curve25519_XMD:SHA-512_ELL2_NU_
+HASHED = [  # RFC 9496, A.3: labels, whose SHA-512 is given, and the elements
     (
-        0x608D892B641F0328523802A6603427C26E55E6F27E71A91A478148D45B5093CD,
-        0x51125222DA5E763D97F3C10FCC92EA6860B9CCBBD2EB1285728F566721C1E65B,
+        "Ristretto is traditionally a short shot of espresso coffee",
+        "3066f82a1a747d45120d1740f14358531a8f04bbffe6a819f86dfe50f44a0a46",
     ),
     (
-        0x46F5B22494BFEAA7F232CC8D054BE68561AF50230234D7D1D63D1D9ABECA8DA5,
-        0x7D56D1E08CB0CCB92BAF069C18C49BB5A0DCD927EFF8DCF75CA921EF7F3E6EEB,
+        "made with the normal amount of ground coffee but extracted with",
+        "f26e5b6f7d362d2d2a94c5d0e7602cb4773c95a2e5c31a64f133189fa76ed61b",
     ),
     (
-        0x235FE40C443766CE7E18111C33862D66C3B33267EFA50D50F9E8E5D252A40AAA,
-        0x3FBE66B9C9883D79E8407150E7C2A1C8680BEE496C62FABE4619A72B3CABE90F,
+        "about half the amount of water in the same amount of time",
+        "006ccd2a9e6867e6a2c5cea83d3302cc9de128dd2a9a57dd8ee7b9d7ffe02826",
     ),
     (
-        0x001E92A544463BDA9BD04DDBE3D6EED248F82DE32F522669EFC5DDCE95F46F5B,
-        0x227E0BB89DE700385D19EC40E857DB6E6A3E634B1C32962F370D26F84FF19683,
+        "by using a finer grind.",
+        "f8f0c87cf237953c5890aec3998169005dae3eca1fbb04548c635953c817f92a",
     ),
+    (
+        "This produces a concentrated shot of coffee per volume.",
+        "ae81e7dedf20a497e10c304a765c1767a42d6e06029758d2d7e8ef7cc4c41179",
+    ),
+    (
+        "Just pulling a normal shot short will produce a weaker shot",
+        "e2705652ff9f5e44d3e841bf1c251cf7dddb77d140870d1ab2ed64f1a9ce8628",
+    ),
+    (
+        "and is not a Ristretto as some believe.",
+        "80bd07262511cdde4863f8a7434cef696750681cb9510eea557088f76d9e5065",
+    ),
+]
+MULTIPLES = [  # RFC 9496, A.1: of the generator, from the first
+    "e2f2ae0a6abc4e71a884a961c500515f58e30b6aa582dd8db6a65945e08d2d76",
+    "6a493210f7499cd17fecb510ae0cea23a110e8d5b901f8acadd3095c73a3b919",
+    "94741f5d5d52755ece4f23f044ee27d5d1ea1e2bd196b462166b16152a9d0259",
+    "da80862773358b466ffadfe0b3293ab3d9fd53c5ea6c955358f568322daf6a57",
+]
+NONE = [  # RFC 9496, A.2: encodings of no element
+    "00ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff",
+    "ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "f3ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "0100000000000000000000000000000000000000000000000000000000000000",
+    "01ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "ed57ffd8c914fb201471d1c3d245ce3c746fcbe63a3679d51b6a516ebebe0e20",
+    "c34c4e1826e5d403b78e246e88aa051c36ccf0aafebffe137d148a2bf9104562",
+    "c940e5a4404157cfb1628b108db051a8d439e1a421394ec4ebccb9ec92a8ac78",
+    "47cfc5497c53dc8e61c91d17fd626ffb1c49e2bca94eed052281b510b1117a24",
+    "f1c6165d33367351b0da8f6e4511010c68174a03b6581212c71c0e1d026c3c72",
+    "87260f7a2f12495118360f02c26a470f450dadf34a413d21042b43b9d93e1309",
+    "26948d35ca62e643e26a83177332e6b6afeb9d08e4268b650f1f5bbd8d81d371",
+    "4eac077a713c57b4f4397629a4145982c661f48044dd3f96427d40b147d9742f",
+    "de6a7b00deadc788eb6b6c8d20c0ae96c2f2019078fa604fee5b87d6e989ad7b",
+    "bcab477be20861e01e4a0e295284146a510150d9817763caf1a6f4b422d67042",
+    "2a292df7e32cababbd9de088d1d1abec9fc0440f637ed2fba145094dc14bea08",
+    "f4a9e534fc0d216c44b218fa0c42d99635a0127ee2e53c712f70609649fdff22",
+    "8268436f8c4126196cf64b3c7ddbda90746a378625f9813dd9b8457077256731",
+    "2810e5cbc2cc4d4eece54f61c6f69758e289aa7ab440b3cbeaa21995c2f4232b",
+    "3eb858e78f5a7254d8c9731174a94f76755fd3941c0ac93735c07ba14579630e",
+    "a45fdc55c76448c049a1ab33f17023edfb2be3581e9c7aade8a6125215e04220",
+    "d483fe813c6ba647ebbfd3ec41adca1c6130c2beeee9d9bf065c8d151c5f396e",
+    "8a2e1d30050198c65a54483123960ccc38aef6848e1ec8f5f780e8523769ba32",
+    "32888462f8b486c68ad7dd9610be5192bbeaf3b443951ac1a8118419d9fa097b",
+    "227142501b9d4355ccba290404bde41575b037693cef1f438c47f8fbf35d1165",
+    "5c37cc491da847cfeb9281d407efc41e15144c876e0170b499a96a22ed31e01e",
+    "445425117cb8c90edcbc7c1cc0e74f747f2c1efa5630a967c64f287792a48a4b",
+    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
 ]
 
 
-@pytest.mark.parametrize(("element", "u"), RFC_9380)
-def test_the_map_to_the_curve_is_that_of_rfc_9380(element: int, u: int) -> None:
-    assert psi._on_curve(element) == u
+@pytest.mark.parametrize(("label", "element"), HASHED)
+def test_hashing_to_the_group_is_that_of_rfc_9496(label: str, element: str) -> None:
+    point = ctypes.create_string_buffer(32)
+    hash_to_group, _, _ = psi._libsodium()
+    hash_to_group(point, hashlib.sha512(label.encode()).digest())
+    assert point.raw.hex() == element
 
 
-def test_every_id_lands_on_the_curve_and_not_on_its_twist() -> None:
-    seen = set()
-    for number in range(1000):
-        element = int.from_bytes(psi._field_element(b"i:%d" % number), "little")
-        u = psi._on_curve(element)
-        seen.add(u)
-        squared = u**3 + 486662 * u**2 + u
-        assert pow(squared, (psi._P - 1) // 2, psi._P) == 1
-    assert len(seen) == 1000
+def test_multiplying_is_that_of_rfc_9496() -> None:
+    generator = points_of(MULTIPLES[0])
+    for number, element in enumerate(MULTIPLES, 1):
+        by = Blinding(number.to_bytes(32, "little"))
+        assert by.again(generator).tobytes().hex() == element
+
+
+def points_of(*encodings: str) -> Points:
+    return np.frombuffer(bytes.fromhex("".join(encodings)), np.uint8).reshape(-1, 32)
+
+
+@pytest.mark.parametrize("encoding", [*NONE, "00" * 32], ids=[*range(len(NONE)), "identity"])
+def test_what_is_no_element_and_the_identity_are_refused(encoding: str) -> None:
+    good = Blinding().of_ids([b"i:1", b"i:2"])
+    Blinding().again(good)
+    with pytest.raises(VflError, match="cannot be used: one is no element of ristretto255, or"):
+        Blinding().again(np.concatenate([good, points_of(encoding)]))
 
 
 def test_a_blinded_id_is_the_same_in_every_version() -> None:
-    """Sides of different versions compare ids. The point is that of an independent ladder."""
-    point = Blinding(bytes(range(32))).of_ids([b"i:1"]).tobytes()
-    assert point.hex() == "04fd84a333e1ba9f3d53fd46daebbd9bbacb42fe6ba9dd2335a9cabad7c2f208"
+    """Sides of different versions compare ids; by rbcl's own functions, and its own order."""
+    digest = hashlib.sha512(b"vfl-flower psi id|" + b"i:1").digest()
+    secret = bytes(range(32))
+    point = rbcl.crypto_core_ristretto255_from_hash(digest)
+    blinded = rbcl.crypto_scalarmult_ristretto255(secret, point)
+    assert Blinding(secret).of_ids([b"i:1"]).tobytes() == blinded
+    assert blinded.hex() == "22bc23cb39fd208f8423d0ca0239e78e273a7f03d8cfda8c14f2a9cd443fcc28"
 
 
-@given(st.integers(0, 2**255 - 20))
-def test_squares_are_told_by_eulers_criterion(number: int) -> None:
-    power = pow(number, (psi._P - 1) // 2, psi._P)
-    assert psi._is_square(number) is (power in (0, 1))
+def test_libsodium_leaves_no_file_behind(tmp_path: Path) -> None:
+    script = "from vfl_flower.data.psi import Blinding; Blinding().of_ids([b'i:1'])"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_temporary_folder_that_cannot_be_used_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "rbcl", None)
+    psi._libsodium.cache_clear()
+
+    def refuse(*arguments: Any) -> Any:
+        raise OSError("failed to map segment from shared object")
+
+    monkeypatch.setattr("builtins.__import__", refuse)
+    try:
+        with pytest.raises(ConfigError, match=r"^libsodium cannot be loaded .*: name another by"):
+            psi._libsodium()
+    finally:
+        monkeypatch.undo()
+        psi._libsodium.cache_clear()
 
 
 # --- both sides ---------------------------------------------------------------------------------
@@ -182,14 +268,6 @@ def test_points_that_end_in_zeros_are_told_apart() -> None:
     assert sorted(zip(in_mine, in_theirs, strict=True)) == [(0, 1), (1, 0)]
 
 
-@pytest.mark.parametrize("u", [0, 1, psi._P - 1, psi._P])
-def test_a_point_of_small_order_is_refused(u: int) -> None:
-    points = Blinding().of_ids([b"i:1", b"i:2"]).copy()
-    points[1] = np.frombuffer(u.to_bytes(32, "little"), np.uint8)
-    with pytest.raises(VflError, match="sent blinded ids that cannot be used"):
-        Blinding().again(points)
-
-
 @pytest.mark.parametrize(
     "points",
     [
@@ -202,7 +280,7 @@ def test_a_point_of_small_order_is_refused(u: int) -> None:
 def test_arrays_that_are_no_points_are_refused(points: Any) -> None:
     good = Blinding().of_ids([b"i:1"])
     for use in (Blinding().again, lambda p: match(p, good), lambda p: match(good, p)):
-        with pytest.raises(VflError, match="sent blinded ids that cannot be used"):
+        with pytest.raises(VflError, match=r"^blinded ids that cannot be used"):
             use(points)
 
 
@@ -215,15 +293,16 @@ def test_a_point_that_is_sent_twice_is_refused() -> None:
             match(mine, theirs)
 
 
-def test_the_high_bit_makes_no_second_point() -> None:
+def test_an_element_has_no_second_encoding() -> None:
     points = Blinding().of_ids([b"i:1"])
-    again = points | np.array([0] * 31 + [128], np.uint8)
-    blinding = Blinding()
-    with pytest.raises(VflError, match="more than once"):
-        match(points, blinding.again(np.concatenate([points, again])))
+    high, odd = np.zeros((2, 32), np.uint8)
+    high[31], odd[0] = 128, 1
+    for change in (high, odd):
+        with pytest.raises(VflError, match="cannot be used: one is no element"):
+            Blinding().again(points | change)
 
 
-# --- worker processes ---------------------------------------------------------------------------
+# --- threads ------------------------------------------------------------------------------------
 
 
 def blind(ids: list[bytes]) -> tuple[Points, Points]:
@@ -231,50 +310,52 @@ def blind(ids: list[bytes]) -> tuple[Points, Points]:
     return first, Blinding(bytes(range(1, 33))).again(first)
 
 
-def test_workers_give_what_one_process_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_give_what_one_call_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [b"i:%d" % number for number in range(23)]
     alone = blind(ids)
-    monkeypatch.setattr(psi, "_ALONE", 22)
     monkeypatch.setattr(psi, "_CHUNK", 9)
-    for by_workers, expected in zip(blind(ids), alone, strict=True):
-        assert (by_workers == expected).all()
+    for by_chunks, expected in zip(blind(ids), alone, strict=True):
+        assert (by_chunks == expected).all()
 
 
-def test_workers_find_a_point_of_small_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psi, "_ALONE", 1)
-    points = Blinding(bytes(32)).of_ids([b"i:1"]).repeat(2, axis=0)
-    points[1] = 0
-    with pytest.raises(VflError, match="sent blinded ids that cannot be used"):
+def test_ids_are_blinded_in_the_order_that_is_given() -> None:
+    ids = [b"i:%d" % number for number in range(23)]
+    order = shuffled(23, b"secret")
+    blinding = Blinding()
+    assert (blinding.of_ids(ids, order) == blinding.of_ids(ids)[order]).all()
+
+
+def test_arrays_of_any_layout_are_blinded_alike() -> None:
+    points = Blinding().of_ids([b"i:1", b"i:2", b"i:3"])
+    spread = np.zeros((6, 64), np.uint8)
+    spread[::2, ::2] = points
+    blinding = Blinding()
+    for same in (spread[::2, ::2], np.asfortranarray(points), points[::-1][::-1]):
+        assert (blinding.again(same) == blinding.again(points)).all()
+    read_only = points.copy()
+    read_only.setflags(write=False)
+    assert (blinding.again(read_only) == blinding.again(points)).all()
+
+
+def test_no_points_are_none() -> None:
+    assert Blinding().of_ids([]).shape == (0, 32)
+    assert Blinding().again(np.zeros((0, 32), np.uint8)).shape == (0, 32)
+
+
+def test_one_of_many_that_is_no_element_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psi, "_CHUNK", 3)
+    points = Blinding().of_ids([b"i:%d" % number for number in range(10)])
+    Blinding().again(points)
+    points[7] = 0
+    with pytest.raises(VflError, match="cannot be used: one is no element"):
         Blinding().again(points)
 
 
-def test_a_worker_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psi, "_ALONE", 1)
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    with pytest.raises(VflError, match="ended with exit code 1") as raised:
-        Blinding().of_ids([b"i:4711", b"i:4712"])
-    assert "471" not in str(raised.value)
-
-
-def test_workers_start_from_a_script_anywhere_and_import_neither_it_nor_torch(
-    tmp_path: Path,
-) -> None:
-    """As from Flower's console scripts: the main module is not importable, and has no guard."""
-    (tmp_path / "codecs.py").write_text("raise SystemExit('imported from the working directory')")
-    (tmp_path / "flwr-clientapp").write_text(
-        "import sys\n"
-        f"sys.path[:] = [{str(Path.cwd())!r}] + sys.path[1:]\n"
-        "from vfl_flower.data import psi\n"
-        "assert not {'torch', 'flwr', 'pandas'} & set(sys.modules), 'heavy imports'\n"
-        "psi._ALONE = 1\n"
-        "print('main', psi.Blinding(bytes(range(32))).of_ids([b'i:1', b'i:2']).tobytes().hex())\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "flwr-clientapp"],
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    expected = Blinding(bytes(range(32))).of_ids([b"i:1", b"i:2"])
-    assert done.stdout == f"main {expected.tobytes().hex()}\n"
+def test_matching_by_blocks_misses_no_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = Blinding().of_ids([b"i:%d" % number for number in range(50)])
+    expected = match(points[:40], points[10:])
+    for block in (1, 2, 7):
+        monkeypatch.setattr(psi, "_BLOCK", block)
+        for found, known in zip(match(points[:40], points[10:]), expected, strict=True):
+            assert (found == known).all()
+    assert len(expected[0]) == 30

@@ -55,7 +55,7 @@ ANSWERS = [
         test_rows=10,
         columns=5,
         embedding_size=4,
-        ids_digest="a",
+        alignment="a",
         code_digest="b",
         exchange=0,
     ),

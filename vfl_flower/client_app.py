@@ -21,6 +21,7 @@ from vfl_flower.messages import (
     AlignOrder,
     CheckpointOrder,
     CommonOrder,
+    ConfirmOrder,
     DescribeOrder,
     EmbedOrder,
     EvaluateOrder,
@@ -68,6 +69,17 @@ def common(message: Message, context: Context) -> Message:
         return alignment.take_common(context, own_source(context), parties, order)
 
     return _serve(message, context, CommonOrder, take)
+
+
+@app.query("confirm")
+def confirm(message: Message, context: Context) -> Message:
+    """These rows are to be used."""
+
+    def confirm(context: Context, order: ConfirmOrder) -> Payload:
+        party, parties = seat(context)
+        return alignment.confirm(context, party, parties, order)
+
+    return _serve(message, context, ConfirmOrder, confirm)
 
 
 @app.query("describe")

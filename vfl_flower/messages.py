@@ -139,7 +139,8 @@ class CheckpointOrder(Turn):
 class AlignOrder(Order):
     """Say which ids you have, by a ``method`` that does not tell them (`data.alignment`).
 
-    ``id_kind`` is what the label holder's ids are; ``arrays["ids"]`` are these, blinded.
+    ``id_kind`` is what the label holder's ids are; ``arrays["ids"]`` are these, blinded, or by
+    method "ids" one digest of them all, blinded: uint8 [n, 32].
     """
 
     kind: ClassVar[str] = "query.align"
@@ -150,10 +151,27 @@ class AlignOrder(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOrder(Order):
-    """The rows that all have, by their ``places`` in the party's secret order, int32 [N]."""
+    """The rows that all have, by their ``places`` in the party's secret order, int32 [N].
+
+    ``arrays["sent"]``, int32 [N], is where their ids were in `AlignOrder`. Answered by
+    ``arrays["question"]``, uint8 [1, 32].
+    """
 
     kind: ClassVar[str] = "query.common"
-    names: ClassVar = ("places",)
+    names: ClassVar = ("places", "sent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfirmOrder(Order):
+    """Use the rows that all have, since the label holder knows their ids.
+
+    That is shown by ``arrays["answer"]``, the party's question blinded by the label holder too,
+    uint8 [1, 32]. ``alignment`` is a name for all this, drawn at random: 32 characters.
+    """
+
+    kind: ClassVar[str] = "query.confirm"
+    names: ClassVar = ("answer",)
+    alignment: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,34 +214,36 @@ class SessionOrder(Order):
 class Introduction(Payload):
     """Which party answers, of how many; with what arrays is said by the order."""
 
+    names: ClassVar = ("question",)
     party: int
     parties: int = _number(1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aligned(Introduction):
-    """A party's answer to `AlignOrder`: ``digest`` of its ids; or blinded ids, "again" and "own".
+    """A party's answer to `AlignOrder`: blinded ids, "again" and "own", uint8 [n, 32].
 
-    Both arrays are uint8 [n, 32]: the label holder's ids, in their order, blinded by the party too;
-    and the party's, in a secret order.
+    These are the label holder's ids, in their order, blinded by the party too; and the party's, in
+    a secret order. By method "ids" there is "question" alone, as in the answer to `CommonOrder`.
     """
 
-    names: ClassVar = ("again", "own")
-    digest: str
+    names: ClassVar = ("again", "own", "question")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description(Introduction):
     """A party's answer to orders that begin or go on with a run: what must agree before it trains.
 
-    ``ids_digest`` is of the numbers of its rows, in their order, or with files of ids.
+    ``alignment`` says which rows it has, in which order: with own data the name of the alignment
+    that told it of them, else a digest of their numbers.
     """
 
+    names: ClassVar = ()
     train_rows: int
     test_rows: int
     columns: int
     embedding_size: int
-    ids_digest: str
+    alignment: str
     code_digest: str
     exchange: int  # messages that it has served
 
@@ -232,12 +252,13 @@ class Description(Introduction):
 class Predicted(Introduction):
     """A party's answer to `PredictOrder`: ``arrays["embedding"]``, float32 [N, E], of which rows.
 
-    ``exchange`` is the number of messages that the model had seen.
+    ``alignment`` is as in `Description`; ``exchange`` is the number of messages that the model had
+    seen.
     """
 
     names: ClassVar = ("embedding",)
     exchange: int
-    ids_digest: str
+    alignment: str
     code_digest: str
 
 

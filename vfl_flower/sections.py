@@ -61,7 +61,7 @@ class DataConfig:
     align: str = key(
         "psi",
         "with files: rows that all have are found by private set intersection; or ids: all must "
-        "have the same ids, and compare digests",
+        "have the same ids, which parties must allow in their node configurations",
         choices=("psi", "ids"),
     )
     test_fraction: float = key(

@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower.config import RunConfig, parse
-from vfl_flower.data.alignment import align
+from vfl_flower.data.alignment import Alignment, align
 from vfl_flower.data.blocks import load_labels, load_own_labels, own_table
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.tables import Table
@@ -118,12 +118,15 @@ def _streams(carrier: Carrier, config: RunConfig) -> AbstractContextManager[Carr
 def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper) -> Labels:
     """The labels of the rows that all have."""
     if not keeper.found:
-        keeper.rows = align(carrier, config, own)
+        common = align(carrier, config, own)
+        keeper.rows = common.rows
     elif len(own.ids) <= keeper.rows.max():
         raise ConfigError(
             f"{own.path} has lost rows since the run in {config.running.resume} began."
         )
-    return load_own_labels(config.data, own, keeper.rows)
+    else:
+        common = Alignment(keeper.found.about_labels["alignment"], keeper.rows)
+    return load_own_labels(config.data, own, common)
 
 
 def summarise(

@@ -42,7 +42,9 @@ from vfl_flower.systems import resolve
 from vfl_flower.wire import to_failure, to_reply
 
 ROWS = np.zeros(3, np.float32)  # 12 bytes
-LABELS = Labels(np.zeros(6, np.int64), np.zeros(2, np.int64), ("no", "yes"), "ids")
+LABELS = Labels(
+    np.zeros(6, np.int64), np.zeros(2, np.int64), ("no", "yes"), "ids", alignment="rows"
+)
 
 
 class Post(Carrier):
@@ -237,7 +239,7 @@ FITS = Description(
     test_rows=2,
     columns=5,
     embedding_size=32,
-    ids_digest="ids",
+    alignment="rows",
     code_digest=code_digest(),
     exchange=0,
 )

@@ -35,7 +35,7 @@ def test_a_party_that_fits_takes_part() -> None:
             "Party 1 has 6 training and 0 test rows, the label holder 6 and 2: align them first.",
         ),
         (
-            {"ids_digest": "others"},
+            {"alignment": "another"},
             "Party 1 has other sample ids than the label holder, or in another order: align them "
             "first.",
         ),

@@ -1,4 +1,4 @@
-"""Which rows all have: private set intersection of ids, or a comparison of their digests.
+"""Which rows all have: private set intersection of ids, or whether all have the same.
 
 ``align = "psi"``, the messages of `vfl_flower.data.psi`, one round for all parties:
 
@@ -6,13 +6,21 @@
 2. A party blinds them again, and its own, in a secret order, and answers both (`Aligned`).
 3. The label holder blinds the party's again, and sees which of its own ids the party has.
 4. It tells each party which of its rows, by their places in that order, all have (`CommonOrder`).
+5. The party asks it to show that it knows their ids, or of many a sample, and then uses them
+   (`ConfirmOrder`).
 
 So the label holder learns its intersection with each party, and how many rows the party has. A
 party learns which of its ids all have, and how many the label holder has.
 
-``align = "ids"``: all must have the same ids, in any order; parties answer a digest of theirs.
+``align = "ids"``: all must have the same ids, in any order. The party asks the label holder to show
+that it knows a digest of them all, and else gives no rows. So each learns whether the other has the
+same ids, and of others nothing.
 
-Either way rows are then in the order of their encoded ids, at every party and the label holder.
+Either way rows are then in the order of their encoded ids, at every party and the label holder. No
+digest of ids leaves a party, since whoever guesses ids would find them by it: parties name the
+alignment instead (`Description`), and each sees to it itself that its ids stay as they were.
+
+A party's node configuration fixes the method, the fewest rows to align and the most ids to be sent.
 """
 
 from __future__ import annotations
@@ -20,7 +28,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +38,20 @@ from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 
 from vfl_flower.config import RunConfig
-from vfl_flower.data.psi import Blinding, match, shuffled
+from vfl_flower.data.psi import Blinding, Places, Points, challenge, check_points, match, shuffled
 from vfl_flower.data.source import Source
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.messages import SMALL, Aligned, AlignOrder, Arrays, CommonOrder, Introduction
-from vfl_flower.party.rules import Rules
+from vfl_flower.messages import (
+    SMALL,
+    Aligned,
+    AlignOrder,
+    Arrays,
+    CommonOrder,
+    ConfirmOrder,
+    Introduction,
+    checked,
+)
+from vfl_flower.party.rules import Rules, simulated
 from vfl_flower.runtimes.carrier import Carrier, ask, ask_all
 from vfl_flower.wire import pack, record_of, unpack
 
@@ -40,38 +59,73 @@ log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _KEPT = "aligned"  # the record of a party's state
+_SAMPLE = 10_000  # rows whose ids a party asks about: of more, one in a thousand is found out
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Rows of one's own data that all have, in common order, and the name of their alignment.
+
+    The label holder draws the name; it says nothing of the rows.
+    """
+
+    name: str
+    rows: Places
 
 
 # --- the label holder ---------------------------------------------------------------------------
 
 
-def align(carrier: Carrier, config: RunConfig, own: Source) -> NDArray[np.int64]:
-    """The label holder's rows that every party has too, in common order; parties know theirs.
+def align(carrier: Carrier, config: RunConfig, own: Source) -> Alignment:
+    """The label holder's rows that every party has too; parties know theirs.
 
     Raises
     ------
     ConfigError, PartyError
-        If ids cannot be used or compared, or if no row is common to all.
+        If ids cannot be used or compared, if no row is common to all, or if a party refuses.
     """
-    rows = _sorted(own.ids)
-    if config.data.align == "ids":
-        question = AlignOrder(method="ids", id_kind=own.id_kind)
-        for answer in ask_all(carrier, question, Aligned, config.running).values():
-            if answer.digest != _digest(own.ids):
-                raise ConfigError(
-                    f"Party {answer.party} has other ids than {own.whose}, and align = 'ids' "
-                    "demands the same: use align = 'psi', which finds those that all have."
-                )
-        return rows
-    blinding, order = Blinding(), shuffled(len(own.ids), secrets.token_bytes(16))
-    blinded = blinding.of_ids([own.ids[row] for row in order.tolist()])
-    question = AlignOrder(method="psi", id_kind=own.id_kind, arrays={"ids": blinded})
-    carrier.expect({AlignOrder.kind: SMALL + blinded.nbytes + 32 * Rules.max_ids})
+    blinding, name = Blinding(), secrets.token_hex(16)
+    find = _all_rows if config.data.align == "ids" else _common_rows
+    rows, asked = find(carrier, config, own, blinding)
+    orders = {}
+    for node, question in asked.items():
+        try:
+            point = checked(question.arrays, "question", "uint8", (1, 32))
+            answer = {"answer": blinding.again(point)}
+        except VflError as error:
+            raise ConfigError(
+                f"Party {question.party} asked nothing that can be answered: {error}"
+            ) from None
+        orders[node] = ConfirmOrder(alignment=name, arrays=answer)
+    ask(carrier, orders, Introduction, config.running.party_timeout)
+    return Alignment(name, rows)
+
+
+def _all_rows(
+    carrier: Carrier, config: RunConfig, own: Source, blinding: Blinding
+) -> tuple[Places, Mapping[int, Introduction]]:
+    """All rows, and what the parties ask to see whether theirs are the same."""
+    arrays = {"ids": blinding.of_ids([_of_all(own.ids)])}
+    order = AlignOrder(method="ids", id_kind=own.id_kind, arrays=arrays)
+    return _sorted(own.ids), ask_all(carrier, order, Aligned, config.running)
+
+
+def _common_rows(
+    carrier: Carrier, config: RunConfig, own: Source, blinding: Blinding
+) -> tuple[Places, Mapping[int, Introduction]]:
+    """The rows that all have, and what the parties ask about theirs."""
+    order = shuffled(len(own.ids), secrets.token_bytes(16))
+    arrays = {"ids": blinding.of_ids(own.ids, order)}
+    question = AlignOrder(method="psi", id_kind=own.id_kind, arrays=arrays)
+    carrier.expect({AlignOrder.kind: SMALL + arrays["ids"].nbytes + 32 * Rules.max_ids})
+    log.info("%d blinded ids are sent; parties blind them again, and their own", len(own.ids))
     answers = ask_all(carrier, question, Aligned, config.running)
-    # By party: where in its own order each of the label holder's rows is, -1 for nowhere.
-    places = {node: np.full(len(own.ids), -1, np.int64) for node in answers}
-    for node, answer in answers.items():
+    del arrays, question  # here and below: large
+    places = {}  # by node: where in the party's order each of the label holder's rows is, or -1
+    for node in list(answers):
+        answer = answers.pop(node)
         here, there = _matched(blinding, answer, len(own.ids))
+        places[node] = np.full(len(own.ids), -1, np.int32)
         places[node][order[here]] = there
         notice.info(
             "Party %d has %d of the label holder's %d ids.", answer.party, len(here), len(own.ids)
@@ -81,95 +135,214 @@ def align(carrier: Carrier, config: RunConfig, own: Source) -> NDArray[np.int64]
                 f"Party {answer.party} has none of the {len(own.ids)} ids of {own.whose}: are they "
                 "the same kind of id, written alike?"
             )
+    rows = _sorted(own.ids)
     common = rows[np.all([each[rows] >= 0 for each in places.values()], axis=0)]
     if not len(common):
-        raise ConfigError(f"No id of {own.whose} is at all {len(answers)} parties: nothing to do.")
-    if len(answers) > 1:
+        raise ConfigError(f"No id of {own.whose} is at all {len(places)} parties: nothing to do.")
+    if len(places) > 1:
         notice.info("All parties together have %d of them.", len(common))
-    orders = {
-        node: CommonOrder(arrays={"places": each[common].astype(np.int32)})
+    sent = np.argsort(order)[common].astype(np.int32)
+    told = {
+        node: CommonOrder(arrays={"places": each[common], "sent": sent})
         for node, each in places.items()
     }
-    ask(carrier, orders, Introduction, config.running.party_timeout)
-    return common
+    return common, ask(carrier, told, Introduction, config.running.party_timeout)
 
 
-def _matched(
-    blinding: Blinding, answer: Aligned, rows: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _matched(blinding: Blinding, answer: Aligned, rows: int) -> tuple[Places, Places]:
     """Places of common ids in the order of the label holder's, and of the party's."""
+    again = answer.arrays.get("again", np.zeros(0))
+    if again.shape[:1] != (rows,):
+        raise ConfigError(
+            f"Party {answer.party} did not blind again the {rows} ids that it was sent, and only "
+            "these."
+        )
+    theirs = answer.arrays.get("own", again[:0])
     try:
-        again = answer.arrays.get("again", np.zeros(0))
-        if again.shape[:1] != (rows,):
-            raise VflError(f"did not blind again the {rows} ids that it was sent, and only these.")
-        theirs = answer.arrays.get("own", again[:0])
+        check_points(theirs)
+        if len(theirs) > Rules.max_ids:
+            raise VflError(f"{len(theirs)} blinded ids, and at most {Rules.max_ids} may be.")
         return match(again, blinding.again(theirs))
     except VflError as error:
-        raise ConfigError(f"Party {answer.party} {error}") from None
+        raise ConfigError(f"Party {answer.party} sent {error}") from None
 
 
 # --- a party ------------------------------------------------------------------------------------
 
 
 def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Aligned:
-    """A party's answer: digest, or blinded ids; the secret order stays in its state.
+    """A party's answer: blinded ids, or a question; what it needs next stays in its state.
 
     Raises
     ------
-    ConfigError
-        If its ids cannot be used, or are of another kind than the label holder's.
+    ConfigError, VflError
+        If its rules forbid it; or if its ids cannot be used, or are of another kind than the label
+        holder's.
     """
     assert own.party is not None
+    rules = _rules(context, order.method)
+    if order.method != rules.align or order.method not in ("psi", "ids"):
+        raise VflError(
+            f"aligns by {rules.align!r} alone, as its node configuration has it, and was asked to "
+            f"by {order.method!r}: give align = {rules.align!r}, or have it changed there."
+        )
     if own.id_kind != order.id_kind:
         raise ConfigError(
             f"Party {own.party}'s ids are {own.id_kind}, the label holder's {order.id_kind}: "
             "write both alike."
         )
-    if order.method == "ids":
-        _keep(context, rows=_sorted(own.ids))
-        return Aligned(party=own.party, parties=parties, digest=_digest(own.ids))
-    secret = secrets.token_bytes(16)
-    _keep(context, secret=np.frombuffer(secret, np.uint8))
-    blinding, rows = Blinding(), shuffled(len(own.ids), secret)
-    arrays = {
-        "again": blinding.again(order.arrays.get("ids", np.zeros(0))),
-        "own": blinding.of_ids([own.ids[row] for row in rows.tolist()]),
-    }
-    return Aligned(party=own.party, parties=parties, digest="", arrays=arrays)
+    theirs = order.arrays.get("ids", np.zeros(0))
+    with _subject("was sent"):
+        check_points(theirs)
+    _check_fewest(rules, len(own.ids) if order.method == "ids" else len(theirs))
+    with _subject("was sent"):
+        by = _ask_about_all if order.method == "ids" else _blind_all
+        return Aligned(party=own.party, parties=parties, arrays=by(context, own, rules, theirs))
+
+
+def _ask_about_all(context: Context, own: Source, rules: Rules, theirs: Points) -> Arrays:
+    """A question about all ids of the party at once."""
+    if len(theirs) != 1:
+        raise VflError(f"{len(theirs)} blinded digests, where one is due.")
+    question, answer = challenge([_of_all(own.ids)], theirs)
+    rows = _sorted(own.ids)
+    _keep(context, told=rows, digest=_digest(own, rows), answer=answer)
+    return {"question": question}
+
+
+def _blind_all(context: Context, own: Source, rules: Rules, theirs: Points) -> Arrays:
+    """The label holder's ids blinded again, and the party's, in a secret order."""
+    if len(theirs) > rules.max_ids:
+        raise VflError(
+            f"{len(theirs)} ids, and takes at most {rules.max_ids}: max-ids in its node "
+            "configuration."
+        )
+    blinding, secret = Blinding(), secrets.token_bytes(16)
+    again = blinding.again(theirs)
+    mine = blinding.of_ids(own.ids, shuffled(len(own.ids), secret))
+    file = _digest(own, np.arange(len(own.ids)))
+    _keep(context, sent=theirs, secret=np.frombuffer(secret, np.uint8), file=file)
+    return {"again": again, "own": mine}
 
 
 def take_common(context: Context, own: Source, parties: int, order: CommonOrder) -> Introduction:
-    """Keep which rows are common, and their order."""
-    assert own.party is not None
-    secret = _kept(context).get("secret")
-    places = order.arrays.get("places", np.zeros(0))
-    if secret is None or places.dtype != np.int32 or places.ndim != 1:
-        raise VflError("was told rows that it was not asked about.")
-    if not len(places) or places.min() < 0 or places.max() >= len(own.ids):
-        raise VflError("was told rows that it does not have.")
-    if len(np.unique(places)) < len(places):
-        raise VflError("was told a row more than once.")
-    _keep(context, rows=shuffled(len(own.ids), secret.tobytes())[places])
-    return Introduction(party=own.party, parties=parties)
-
-
-def common_rows(context: Context) -> NDArray[np.int64]:
-    """The rows of a party's file that all have, in common order.
+    """A party's question about the rows that it is told; it forgets what would serve for others.
 
     Raises
     ------
     VflError
-        If it has not been told.
+        If its rules forbid it; or if all cannot have these rows in common, by what it knows.
+    """
+    assert own.party is not None
+    kept = _kept(context)
+    places, sent = (order.arrays.get(name, np.zeros(0)) for name in ("places", "sent"))
+    if "secret" not in kept or places.dtype != np.int32 or places.ndim != 1:
+        raise VflError("was told rows that it was not asked about.")
+    if not np.array_equal(kept["file"], _digest(own, np.arange(len(own.ids)))):
+        raise VflError("has other ids than a moment ago: its file has changed.")
+    _check_distinct(places, len(own.ids), "rows that it does not have", "a row")
+    if len(places) > len(kept["sent"]):
+        raise VflError(f"was told {len(places)} rows, and had been sent {len(kept['sent'])} ids.")
+    if sent.dtype != np.int32 or sent.shape != places.shape:
+        raise VflError("was not told which ids the rows are to have.")
+    _check_distinct(sent, len(kept["sent"]), "ids that it had not been sent", "an id")
+    _check_fewest(_rules(context, "psi"), len(places))
+    rows = shuffled(len(own.ids), kept["secret"].tobytes())[places]
+    some = np.arange(len(rows))
+    if len(rows) > _SAMPLE:
+        some = shuffled(len(rows), secrets.token_bytes(16))[:_SAMPLE]
+    with _subject("was sent"):
+        ids = [own.ids[row] for row in rows[some].tolist()]
+        question, answer = challenge(ids, kept["sent"][sent[some]])
+    _keep(context, told=rows, digest=_digest(own, rows), answer=answer)
+    return Introduction(party=own.party, parties=parties, arrays={"question": question})
+
+
+def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> Introduction:
+    """Keep which rows are common, if the label holder has shown that it knows their ids.
+
+    Raises
+    ------
+    ConfigError, VflError
+        If it has not; it is then to begin anew.
+    """
+    kept = _kept(context)
+    if "answer" not in kept:
+        raise VflError("was told to use rows that it was not told.")
+    _keep(context)
+    if not np.array_equal(order.arrays.get("answer", np.zeros(0)), kept["answer"]):
+        raise ConfigError(
+            f"Party {party} has other ids than the label holder has shown to know: align = 'ids' "
+            "demands the same ids, and align = 'psi' finds those that all have."
+        )
+    if len(order.alignment) != 32:
+        raise VflError("was told rows by an alignment without a name.")
+    name = np.frombuffer(order.alignment.encode(), np.uint8)
+    _keep(context, rows=kept["told"], digest=kept["digest"], name=name)
+    return Introduction(party=party, parties=parties)
+
+
+def common_rows(context: Context, own: Source) -> Alignment:
+    """The rows of a party's own data that all have.
+
+    Raises
+    ------
+    VflError
+        If it has not been told, or its ids are not what they were then.
     """
     if not is_aligned(context):
         raise VflError("was not told which of its rows are common to all.")
-    rows: NDArray[np.int64] = _kept(context)["rows"]
-    return rows
+    kept = _kept(context)
+    rows: Places = kept["rows"]
+    if rows.max() >= len(own.ids) or not np.array_equal(kept["digest"], _digest(own, rows)):
+        raise VflError("has lost rows of its file, or has others, since they were aligned.")
+    return Alignment(kept["name"].tobytes().decode(), rows)
 
 
 def is_aligned(context: Context) -> bool:
     """Whether a party has been told."""
     return "rows" in _kept(context)
+
+
+@contextmanager
+def _subject(words: str) -> Iterator[None]:
+    """Put these words before what is raised within."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except VflError as error:
+        raise VflError(f"{words} {error}") from None
+
+
+def _rules(context: Context, method: str) -> Rules:
+    """The party's rules; in a simulation of one owner those that it names."""
+    named = context.node_config
+    rules = Rules.of(named)
+    if simulated(context):
+        rules = replace(rules, align=rules.align if "align" in named else method)
+        rules = replace(rules, min_rows=rules.min_rows if "min-rows" in named else 1)
+    return rules
+
+
+def _check_fewest(rules: Rules, rows: int) -> None:
+    if rows < rules.min_rows:
+        raise VflError(
+            f"was asked to align {rows} rows, and aligns no fewer than {rules.min_rows}: min-rows "
+            "in its node configuration."
+        )
+
+
+def _check_distinct(numbers: NDArray[np.int32], end: int, beyond: str, one: str) -> None:
+    if not len(numbers) or numbers.min() < 0 or numbers.max() >= end:
+        raise VflError(f"was told {beyond}.")
+    if len(np.unique(numbers)) < len(numbers):
+        raise VflError(f"was told {one} more than once.")
+
+
+def _digest(own: Source, rows: Places) -> NDArray[np.uint8]:
+    """Of these rows' ids, for the party's own state alone."""
+    return np.frombuffer(bytes.fromhex(own.digest(rows)), np.uint8)
 
 
 def _keep(context: Context, **arrays: NDArray[Any]) -> None:
@@ -182,9 +355,13 @@ def _kept(context: Context) -> Arrays:
     return unpack(record_of(context.state, _KEPT, ArrayRecord))
 
 
-def _sorted(ids: Sequence[bytes]) -> NDArray[np.int64]:
+# --- both ---------------------------------------------------------------------------------------
+
+
+def _sorted(ids: Sequence[bytes]) -> Places:
     return np.array(sorted(range(len(ids)), key=ids.__getitem__), np.int64)
 
 
-def _digest(ids: Sequence[bytes]) -> str:
-    return hashlib.sha256(b"\n".join(sorted(ids))).hexdigest()
+def _of_all(ids: Sequence[bytes]) -> bytes:
+    """A digest of all ids, in any order; it is never sent but blinded."""
+    return b"all:" + hashlib.sha256(b"\n".join(sorted(ids))).digest()

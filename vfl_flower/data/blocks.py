@@ -3,7 +3,7 @@
 Either each participant has data of its own (`source`, `own_files`), or every party reads one named
 data set and keeps its own block of columns (`divided`); labels never reach a party and features
 never reach the label holder. Both sides derive the same train/test split from the number of rows
-alone, and compare digests of the sample ids before training.
+alone, and before training see that they speak of the same rows.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 
 from vfl_flower.config import RunConfig
 from vfl_flower.data import memory
-from vfl_flower.data.alignment import common_rows
+from vfl_flower.data.alignment import Alignment, common_rows
 from vfl_flower.data.divided import open_dataset
 from vfl_flower.data.labels import Labels, class_weights, encode_labels
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.source import Preparation, Rows, Source, scaled, scaling
 from vfl_flower.data.tables import Table
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.errors import ConfigError
 from vfl_flower.registry import SOURCES
 from vfl_flower.sections import DataConfig
 
@@ -39,14 +39,17 @@ Array = NDArray[Any]
 class FeatureBlock:
     """One party's features. ``train`` and ``test`` are float32, [rows, ...sample shape].
 
-    ``preparation`` is what made them of the party's own data, if it has some. ``train_rows`` and
-    ``test_rows`` are which rows of all its data they are, by number.
+    ``ids_digest`` is of its rows' ids, and of own data known to the party alone; ``alignment`` is
+    what it says of its rows to the label holder (`messages.Description`). ``preparation`` is what
+    made the features of the party's own data, if it has some. ``train_rows`` and ``test_rows`` are
+    which rows of all its data they are, by number.
     """
 
     train: Array | Rows
     test: Array | Rows
     ids_digest: str
     preparation: Preparation | None = None
+    alignment: str = ""
     train_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     test_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -101,24 +104,23 @@ def load_block(context: Context, config: RunConfig) -> FeatureBlock:
                 "with dataset = 'files:PATH'."
             )
         return load_features(config, index, parties)
-    own, rows = own_source(context), common_rows(context)
-    if rows.max() >= len(own.ids):
-        raise VflError("has lost rows of its file since they were aligned.")
-    return load_own_features(config.data, own, rows)
+    own = own_source(context)
+    return load_own_features(config.data, own, common_rows(context, own))
 
 
-def load_own_features(data: DataConfig, own: Source, rows: Array) -> FeatureBlock:
-    """A participant's own features; ``rows`` are the common ones, in common order.
+def load_own_features(data: DataConfig, own: Source, common: Alignment) -> FeatureBlock:
+    """A participant's own features of the common rows.
 
     Raises
     ------
     ConfigError
         If they cannot be read, or are not what ``own`` says of them.
     """
-    train, test = (rows[places] for places in _divide(data, len(rows)))
+    train, test = (common.rows[places] for places in _divide(data, len(common.rows)))
     preparation = own.learn(train)
     samples = [prepared(own, part, preparation) for part in (train, test)]
-    return FeatureBlock(samples[0], samples[1], own.digest(rows), preparation, train, test)
+    digest = own.digest(common.rows)
+    return FeatureBlock(samples[0], samples[1], digest, preparation, common.name, train, test)
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows:
@@ -153,7 +155,8 @@ def _load_features(
             f"The columns of party {party} in {data.called} have missing or infinite values: "
             "fill them in, or drop those rows, at every party."
         )
-    return ArrayBlock(train, test, _digest(train_rows, test_rows), None, train_rows, test_rows)
+    digest = _digest(train_rows, test_rows)
+    return ArrayBlock(train, test, digest, None, digest, train_rows, test_rows)
 
 
 # --- the label holder ---------------------------------------------------------------------------
@@ -181,24 +184,26 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
             f"The labels of {data.called} have shape {parts[0].shape}: one a row is needed."
         )
     train, test, rows = _split(data, parts)
-    return encode_labels(data, train, test, _digest(*rows))
+    digest = _digest(*rows)
+    return replace(encode_labels(data, train, test, digest), alignment=digest)
 
 
-def load_own_labels(data: DataConfig, own: Table, rows: Array) -> Labels:
-    """The labels, and the label holder's own columns, of the common rows in common order.
+def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
+    """The labels, and the label holder's own columns, of the common rows.
 
     Raises
     ------
     ConfigError
         As `encode_labels` and `load_own_features`.
     """
-    train, test = _divide(data, len(rows))
-    values = own.labels(rows)
-    labels = encode_labels(data, values[train], values[test], own.digest(rows))
+    train, test = _divide(data, len(common.rows))
+    values, digest = own.labels(common.rows), own.digest(common.rows)
+    labels = encode_labels(data, values[train], values[test], digest)
+    labels = replace(labels, alignment=common.name)
     class_weights(data, labels.train, len(labels.classes))  # to find what is wrong
     if not own.feature_names:
         return labels
-    block = load_own_features(data, own, rows)
+    block = load_own_features(data, own, common)
     features = np.asarray(block.train), np.asarray(block.test)
     return replace(labels, features=features, preparation=block.preparation)
 

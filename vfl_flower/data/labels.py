@@ -24,6 +24,7 @@ class Labels:
     under regression float32 [rows], the labels less the training labels' ``mean`` over their
     ``deviation``, and there are no classes. ``features`` are columns of its own, if it has any:
     training rows float32 [rows, F] and test rows, as ``preparation`` has made them of its file.
+    ``alignment`` is what parties must say of their rows (`messages.Description`).
     """
 
     train: Array
@@ -34,6 +35,7 @@ class Labels:
     deviation: float = 1.0
     features: tuple[Array, Array] | None = None
     preparation: Preparation | None = None
+    alignment: str = ""
 
     @property
     def about(self) -> dict[str, Any]:
@@ -41,6 +43,7 @@ class Labels:
         labels = hashlib.sha256(self.train.tobytes() + self.test.tobytes())
         return {
             "ids": self.ids_digest,
+            "alignment": self.alignment,
             "labels": labels.hexdigest(),
             "classes": list(self.classes),
             "mean": self.mean,

@@ -1,8 +1,9 @@
 """Private set intersection: which ids the label holder and a party have in common.
 
-Diffie-Hellman on X25519. An id is hashed to a point H(id) of the curve, and blinded by a secret
-scalar of each side; blinding twice gives the same point in either order, and so ids can be compared
-by those who cannot read them. Secrets and orders are drawn afresh for every run.
+Diffie-Hellman in ristretto255 (RFC 9496), a group of prime order; libsodium computes in it, in
+constant time. An id is hashed to an element H(id) of the group, and blinded by a secret scalar of
+each side; blinding twice gives the same element in either order, and so ids can be compared by
+those who cannot read them. Secrets and orders are drawn afresh for every alignment.
 
 1. The label holder sends its ids blinded by its secret a, in a secret order: ``a.of_ids``, H(id)^a.
 2. A party sends these blinded again, H(id)^ab in the order in which they came, ``b.again``; and its
@@ -10,6 +11,8 @@ by those who cannot read them. Secrets and orders are drawn afresh for every run
 3. The label holder blinds the party's again, ``a.again``, H(id)^ba, and compares: ``match``.
 4. It sends every party the places in that party's order which are common to all parties, in one
    order for all; a party maps them back to its rows.
+5. The party asks whether the label holder knows the ids of these rows: ``challenge``. By step 3
+   alone it could name rows of strangers.
 
 The label holder learns how many ids the party has, which of its own are among them, and their
 places in an order that says nothing. The party learns how many ids the label holder has and, by
@@ -17,29 +20,30 @@ step 4, which of its own are common to all. Of an id that it lacks, neither lear
 reads the messages learns sizes.
 
 That holds if both sides keep to the protocol, SHA-512 is as good as a random function, and the
-decisional Diffie-Hellman problem is hard on curve25519. No such protocol can stop a side from
+decisional Diffie-Hellman problem is hard in ristretto255. No such protocol can stop a side from
 making up ids and learning which of them the other has.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import secrets
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from numpy.typing import NDArray
 
 from vfl_flower.errors import ConfigError, VflError
 
 Points = NDArray[np.uint8]
-"""u coordinates of points of curve25519, [n, 32], in X25519's byte order."""
+"""Encoded elements of ristretto255, [n, 32]."""
 
 Places = NDArray[np.int64]
 
@@ -99,12 +103,15 @@ def encode_ids(column: Any, whose: str) -> list[bytes]:
 
 
 def shuffled(n: int, secret: bytes) -> Places:
-    """A permutation [n] that follows from a secret; `Blinding.secret` will do."""
+    """A permutation [n] that follows from a secret."""
     stream = hashlib.shake_256(b"vfl-flower psi order|" + secret).digest(8 * n)
     return np.argsort(np.frombuffer(stream, np.uint64), kind="stable")
 
 
 # --- blinding -----------------------------------------------------------------------------------
+
+_CHUNK = 10_000  # rows that a thread blinds at a time
+_MANY = 20_000  # rows from which on progress is shown
 
 
 class Blinding:
@@ -113,40 +120,116 @@ class Blinding:
     def __init__(self, secret: bytes | None = None) -> None:
         self.secret = secrets.token_bytes(32) if secret is None else secret
 
-    def of_ids(self, encoded: list[bytes]) -> Points:
-        """H(id)^secret of each id, [n, 32]."""
+    def of_ids(self, encoded: Sequence[bytes], order: Places | None = None) -> Points:
+        """H(id)^secret of the ids, [n, 32]; in another order, if one is given."""
+        order = np.arange(len(encoded)) if order is None else order
+        hash_to_group, multiply, _ = _libsodium()
 
-        def elements(rows: slice) -> bytes:
-            return b"".join(_field_element(one) for one in encoded[rows])
+        def blind(rows: slice, to: int) -> None:
+            point = ctypes.create_string_buffer(32)
+            for row in order[rows].tolist():
+                hash_to_group(point, _digest(encoded[row]))
+                multiply(to, self.secret, point)
+                to += 32
 
-        return _blinded_rows("elements", self.secret, elements, len(encoded))
+        return _blinded_rows(blind, len(order))
 
     def again(self, points: Points) -> Points:
-        """Each point of the other side blinded by this secret too, [n, 32].
+        """Each element of the other side blinded by this secret too, [n, 32].
 
         Raises
         ------
         VflError
-            As the end of a sentence, if they are no points or one of them is of small order.
+            As the end of a sentence that says who sent them, if they are no elements of the group,
+            or one is the identity.
         """
-        _check(points)
-        blinded = _blinded_rows(
-            "points", self.secret, lambda rows: points[rows].tobytes(), len(points)
-        )
-        if not blinded.any(axis=1).all():
-            raise VflError("sent blinded ids that cannot be used: one is of small order.")
-        return blinded
+        check_points(points)
+        points = np.ascontiguousarray(points)
+        first, (_, multiply) = points.ctypes.data, _libsodium()[:2]
+
+        def blind(rows: slice, to: int) -> None:
+            refused = int(points[rows, 31].max() > 127)  # which libsodium 1.0.18 passes over
+            for point in range(first + 32 * rows.start, first + 32 * rows.stop, 32):
+                refused |= multiply(to, self.secret, point)
+                to += 32
+            if refused:
+                raise VflError(
+                    "blinded ids that cannot be used: one is no element of ristretto255, or the "
+                    "identity."
+                )
+
+        return _blinded_rows(blind, len(points))
 
 
-def _check(points: Points) -> None:
+def challenge(ids: Sequence[bytes], points: Points) -> tuple[Points, Points]:
+    """A question, and the answer of who knows these ids: one point each, [1, 32].
+
+    ``points`` are what the other side has sent for the ids. The question is the sum of H(id),
+    blinded by a secret that is used once, and the answer that of the points; a side that has sent
+    H(id)^a for each makes one of the other by a. One that does not know all ids would have to
+    know the logarithm of one sum by the other.
+
+    Raises
+    ------
+    VflError
+        As the end of a sentence that says who sent the points, if their sum is the identity.
+    """
+    hash_to_group, _, add = _libsodium()
+    sums = np.zeros((2, 1, 32), np.uint8)  # the identity, twice
+    of_ids, of_points = (each.ctypes.data for each in sums)
+    hashed = ctypes.create_string_buffer(32)
+    for one, point in zip(ids, points, strict=True):
+        hash_to_group(hashed, _digest(one))
+        add(of_ids, of_ids, hashed)
+        add(of_points, of_points, point.tobytes())
+    blinding = Blinding()
+    return blinding.again(sums[0]), blinding.again(sums[1])
+
+
+def check_points(points: NDArray[Any]) -> None:
+    """Refuse what cannot be points by its dtype or shape, as `Blinding.again`."""
     if points.dtype != np.uint8 or points.ndim != 2 or points.shape[1] != 32:
         raise VflError(
-            f"sent blinded ids that cannot be used: they are {points.dtype} of shape "
-            f"{points.shape}, not uint8 of shape (n, 32)."
+            f"blinded ids that cannot be used: they are {points.dtype} of shape {points.shape}, "
+            "not uint8 of shape (n, 32)."
         )
+
+
+def _digest(encoded: bytes) -> bytes:
+    return hashlib.sha512(b"vfl-flower psi id|" + encoded).digest()
+
+
+def _blinded_rows(blind: Callable[[slice, int], None], n: int) -> Points:
+    """Points [n, 32], of which ``blind`` writes a slice of rows to a place in memory.
+
+    A thread for each core: libsodium is called without Python's lock.
+    """
+    from tqdm import tqdm
+
+    blinded = np.empty((n, 32), np.uint8)
+    first = blinded.ctypes.data
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    chunks = [slice(start, min(start + _CHUNK, n)) for start in range(0, n, _CHUNK)]
+    with (
+        ThreadPoolExecutor(cores) as pool,
+        tqdm(
+            total=n,
+            unit="id",
+            unit_scale=True,
+            desc="blinding",
+            disable=None if n >= _MANY else True,
+            leave=False,
+        ) as bar,
+    ):
+        done = pool.map(lambda rows: blind(rows, first + 32 * rows.start), chunks)
+        for rows, _ in zip(chunks, done, strict=True):
+            bar.update(rows.stop - rows.start)
+    return blinded
 
 
 # --- matching -----------------------------------------------------------------------------------
+
+_BLOCK = 100_000  # points that are compared at a time
 
 
 def match(mine: Points, theirs: Points) -> tuple[Places, Places]:
@@ -155,116 +238,49 @@ def match(mine: Points, theirs: Points) -> tuple[Places, Places]:
     Raises
     ------
     VflError
-        As the end of a sentence, if they are no points or one is there twice.
+        As the end of a sentence that says who sent them, if they are no points or one is there
+        twice.
     """
-    _check(mine)
-    _check(theirs)
+    check_points(mine)
+    check_points(theirs)
     points = np.concatenate([mine, theirs]).view("S32")[:, 0]
     order = np.argsort(points, kind="stable")
-    points = points[order]
-    same = points[1:] == points[:-1]
+    same = np.zeros(max(len(order) - 1, 0), bool)
+    for start in range(0, len(same), _BLOCK):
+        near = points[order[start : start + _BLOCK + 1]]
+        same[start : start + _BLOCK] = near[1:] == near[:-1]
     in_mine, in_theirs = order[:-1][same], order[1:][same] - len(mine)
     if (in_mine >= len(mine)).any() or (in_theirs < 0).any():
-        raise VflError("sent a blinded id more than once.")
+        raise VflError("a blinded id more than once.")
     return in_mine, in_theirs
 
 
-# --- the curve ----------------------------------------------------------------------------------
-
-_P = 2**255 - 19
-_A = 486662  # curve25519 is v^2 = u^3 + A u^2 + u
+# --- the group ----------------------------------------------------------------------------------
 
 
-def _field_element(encoded: bytes) -> bytes:
-    digest = hashlib.sha512(b"vfl-flower psi id|" + encoded).digest()
-    return (int.from_bytes(digest) % _P).to_bytes(32, "little")
+@lru_cache(maxsize=1)
+def _libsodium() -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
+    """Hashing 64 bytes to the group, multiplying by a scalar, adding; results come first.
 
+    Multiplying gives -1, if what it is given is no element or the result is the identity.
 
-def _on_curve(element: int) -> int:
-    """The u coordinate of Elligator 2 (RFC 9380, section 6.7.1; encode_to_curve).
-
-    It is always on the curve. A hash that is taken for a coordinate as it is may be on the twist,
-    X25519 leaves it there, and so a blinded id would show one bit of the id. That only about half
-    of the curve is reached does no harm, since blinding spreads points over all of the group.
+    Raises
+    ------
+    ConfigError
+        If it cannot be loaded.
     """
-    u = -_A * pow(1 + 2 * element * element, -1, _P) % _P  # not 1 / 0, since -1 / 2 is no square
-    return u if _is_square(u * (u * (u + _A) + 1) % _P) else (-u - _A) % _P
-
-
-def _is_square(number: int) -> bool:
-    """By the Jacobi symbol of number and p, which takes a third of Euler's power or less."""
-    below, square = _P, True
-    while number:
-        twos = (number & -number).bit_length() - 1
-        number >>= twos
-        if twos % 2 and below % 8 in (3, 5):
-            square = not square
-        if number % 4 == below % 4 == 3:
-            square = not square
-        number, below = below % number, number
-    return square
-
-
-def _blinded(task: str, secret: bytes, items: bytes) -> bytes:
-    """Blinded ``points``, or ``elements`` that `_on_curve` makes points first; 32 bytes each."""
-    key = X25519PrivateKey.from_private_bytes(secret)
-    blinded = []
-    for start in range(0, len(items), 32):
-        point = items[start : start + 32]
-        if task == "elements":
-            point = _on_curve(int.from_bytes(point, "little")).to_bytes(32, "little")
-        try:
-            blinded.append(key.exchange(X25519PublicKey.from_public_bytes(point)))
-        except ValueError:
-            blinded.append(bytes(32))  # what X25519 gives for a point of small order
-    return b"".join(blinded)
-
-
-# --- worker processes ---------------------------------------------------------------------------
-
-_ALONE = 20_000  # rows that this process blinds itself
-_CHUNK = 100_000
-
-
-def _blinded_rows(task: str, secret: bytes, items: Callable[[slice], bytes], n: int) -> Points:
-    """`_blinded` of n items [n, 32]; if they are many, by a process for each core.
-
-    A worker is this module as a program, which gets a chunk by its standard input. Processes of
-    `multiprocessing` would import the caller's main module too, and with it often torch.
-    """
-    if n <= _ALONE:
-        done = _blinded(task, secret, items(slice(0, n)))
-        return np.frombuffer(done, np.uint8).reshape(n, 32)
-
-    from tqdm import tqdm
-
-    def work(rows: slice) -> bytes:
-        command = [sys.executable, "-P", "-m", "vfl_flower.data.psi", task]
-        done = subprocess.run(
-            command, input=secret + items(rows), stdout=subprocess.PIPE, env=environment
-        )
-        if done.returncode:
-            raise VflError(
-                f"A process that blinds ids ended with exit code {done.returncode}: "
-                "its error output says why."
-            )
-        return done.stdout
-
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    workers = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    size = min(_CHUNK, -(-n // workers))
-    chunks = [slice(start, min(start + size, n)) for start in range(0, n, size)]
-    blinded = np.empty((n, 32), np.uint8)
-    with (
-        ThreadPoolExecutor(workers) as pool,
-        tqdm(total=n, unit="id", desc="blinding", disable=None, leave=False) as bar,
-    ):
-        for rows, done in zip(chunks, pool.map(work, chunks), strict=True):
-            blinded[rows] = np.frombuffer(done, np.uint8).reshape(-1, 32)
-            bar.update(rows.stop - rows.start)
-    return blinded
-
-
-if __name__ == "__main__":
-    key_of_caller, chunk = sys.stdin.buffer.read(32), sys.stdin.buffer.read()
-    sys.stdout.buffer.write(_blinded(sys.argv[1], key_of_caller, chunk))
+    try:
+        import rbcl
+    except OSError as error:
+        raise ConfigError(
+            "libsodium cannot be loaded from this machine's temporary folder, into which rbcl "
+            f"writes it ({error.strerror or 'it may hold no programs'}): name another by TMPDIR."
+        ) from None
+    with suppress(OSError):  # what is loaded stays; Windows keeps the file
+        os.unlink(sys.modules["rbcl._sodium"].lib_path)
+    hash_to_group = rbcl._sodium["crypto_core_ristretto255_from_hash"]  # not rbcl's own object
+    multiply = rbcl._sodium["crypto_scalarmult_ristretto255"]
+    add = rbcl._sodium["crypto_core_ristretto255_add"]
+    hash_to_group.argtypes = [ctypes.c_void_p] * 2
+    multiply.argtypes = add.argtypes = [ctypes.c_void_p] * 3
+    return hash_to_group, multiply, add

@@ -96,7 +96,7 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any]) -> No
     blocks = []
     for answer in answers.values():
         try:
-            if (answer.ids_digest, answer.code_digest) != (rows.digest, code_digest()):
+            if (answer.alignment, answer.code_digest) != (rows.alignment, code_digest()):
                 raise VflError("embeddings of other rows, or by another version of the code.")
             block = checked(answer.arrays, "embedding", "float32", (len(rows.ids), size))
             bounded("embedding", block)
@@ -123,7 +123,7 @@ class _Rows:
     """
 
     ids: Array
-    digest: str
+    alignment: str
     own: NDArray[np.float32]
     order: Array
     labels: Array | None = None
@@ -146,7 +146,7 @@ def _rows(
             raise ConfigError(f"{trained.data.dataset} has changed since the model was trained.")
         own = np.zeros((len(labels.test), 0), np.float32)
         ids = np.arange(len(own))
-        return _Rows(ids, labels.ids_digest, own, ids, labels.test)
+        return _Rows(ids, labels.alignment, own, ids, labels.test)
     if not config.data.own_data:
         raise ConfigError(
             f"The model in {config.model} is of files: name that of the new rows by "
@@ -155,12 +155,13 @@ def _rows(
     words = trained.with_values({name: given[name] for name in _OF_FILE if name in given})
     file = own_table(words.data)
     preparation = found.about_labels["preparation"]
-    rows = align(carrier, words, file)
+    common = align(carrier, words, file)
+    rows = common.rows
     own = np.zeros((len(rows), 0), np.float32)
     if preparation:
         own = np.asarray(prepared(file, rows, Preparation(**preparation)))
     said = file.labels_with_gaps(rows) if file.has_labels else None
-    return _Rows(file.id_values(rows), file.digest(rows), own, np.argsort(rows), said)
+    return _Rows(file.id_values(rows), common.name, own, np.argsort(rows), said)
 
 
 _OF_FILE = ("dataset", "id", "label", "columns", "missing", "text", "align", "party-timeout")

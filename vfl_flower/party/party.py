@@ -110,7 +110,7 @@ class Party:
             test_rows=len(self.block.test),
             columns=int(np.prod(self.block.train.shape[1:])),
             embedding_size=self.size,
-            ids_digest=self.block.ids_digest,
+            alignment=self.block.alignment,
             code_digest=code_digest(),
             exchange=self.exchange,
         )

@@ -37,9 +37,10 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
         if block.ids_digest != json.loads(about)["ids"]:
             raise ConfigError(f"Party {index} has other rows than its model was trained with.")
     else:
-        own, places = own_source(context), common_rows(context)
-        rows = prepared(own, places, preparation)
-        block = FeatureBlock(rows[:0], rows, own.digest(places), preparation)
+        own = own_source(context)
+        common = common_rows(context, own)
+        rows = prepared(own, common.rows, preparation)
+        block = FeatureBlock(rows[:0], rows, "", preparation, common.name)
     count_predictions(context, rules, len(block.test))
     party = Party(config, index, parties, outputs, block)
     load_model(party.model, state.load_arrays(saved, "model"))
@@ -47,7 +48,7 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
         party=index,
         parties=parties,
         exchange=state.load_scalars(saved)["exchange"],
-        ids_digest=block.ids_digest,
+        alignment=block.alignment,
         code_digest=code_digest(),
         arrays={"embedding": party.embeddings(block.test[:]).cpu().numpy()},
     )

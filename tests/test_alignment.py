@@ -1,0 +1,562 @@
+"""Alignment with a label holder that does not keep to the protocol, and what follows from ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from flwr.app import Context, RecordDict
+from numpy.typing import NDArray
+
+from tests.organisations import ID, Recorder, change, common, cut, read, small, write
+from vfl_flower import client_app, start
+from vfl_flower.data import alignment, psi
+from vfl_flower.data.blocks import own_source
+from vfl_flower.data.psi import Blinding, encode_ids, match
+from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.flower_internals import begin_task
+from vfl_flower.holder import checkpoint
+from vfl_flower.messages import (
+    Aligned,
+    AlignOrder,
+    CommonOrder,
+    ConfirmOrder,
+    DescribeOrder,
+    Description,
+    Introduction,
+    Order,
+)
+from vfl_flower.party.rules import Rules
+from vfl_flower.party.state import load_about, load_arrays, load_scalars
+from vfl_flower.wire import pack, read_reply, to_message
+
+SHORT = {"epochs": 1, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
+IDS = [b"i:%d" % (1000 + row) for row in range(60)]  # of `small`
+STRANGE = [b"i:%d" % (5000 + row) for row in range(60)]
+NAME = "0" * 32
+ROWS = np.arange(60, dtype=np.int32)
+
+
+def asked(context: Context, order: Order, kind: Any = Introduction) -> Any:
+    """A party's answer to an order."""
+    return read_reply(client_app.app(to_message(order, 2, 60), context), kind)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Context:
+    """A node that is not simulated, with a file of 60 rows, before any message."""
+    begin_task()
+    write(small(), tmp_path / "a.csv")
+    return Context(
+        run_id=1,
+        node_id=2,
+        node_config={
+            **{"partition-id": 0, "num-partitions": 1},
+            **{"file": str(tmp_path / "a.csv"), "id": ID, "states": str(tmp_path)},
+        },
+        state=RecordDict(),
+        run_config={"dataset": "files:elsewhere.csv"},
+    )
+
+
+class LabelHolder:
+    """A label holder that sends what it is told to, to one node."""
+
+    def __init__(self, node: Context, ids: list[bytes]) -> None:
+        self.node, self.ids, self.a = node, ids, Blinding()
+        self.answer: Any = None
+        self.question: Any = None
+
+    def align(self) -> None:
+        blinded = {"ids": self.a.of_ids(self.ids)}
+        order = AlignOrder(method="psi", id_kind="whole numbers", arrays=blinded)
+        self.answer = asked(self.node, order, Aligned)
+        own = self.a.again(self.answer.arrays["own"])
+        self.sent, self.places = match(self.answer.arrays["again"], own)
+
+    def tell(self, places: NDArray[Any], sent: NDArray[Any]) -> None:
+        both = {"places": places.astype(np.int32), "sent": sent.astype(np.int32)}
+        self.question = asked(self.node, CommonOrder(arrays=both)).arrays["question"]
+
+    def confirm(self, answer: NDArray[Any] | None = None) -> None:
+        answer = self.a.again(self.question) if answer is None else answer
+        asked(self.node, ConfirmOrder(alignment=NAME, arrays={"answer": answer}))
+
+    def all(self) -> None:
+        """Keep to the protocol."""
+        self.align()
+        self.tell(self.places, self.sent)
+        self.confirm()
+
+
+def served(node: Context) -> Description:
+    """What the party says when the run begins, as it does once it is aligned."""
+    description: Description = asked(node, DescribeOrder(outputs=1), Description)
+    return description
+
+
+def assert_gives_no_rows(node: Context) -> None:
+    assert "rows" not in load_arrays(node.state, "aligned")
+    with pytest.raises(VflError, match="was not told which of its rows are common"):
+        served(node)
+    assert not load_scalars(node.state)  # it has begun no run
+
+
+# --- which rows a party gives -------------------------------------------------------------------
+
+
+def test_a_label_holder_that_keeps_to_the_protocol_is_served(node: Context) -> None:
+    LabelHolder(node, IDS[:55] + STRANGE[:5]).all()
+    description = served(node)
+    assert description.train_rows + description.test_rows == 55
+    assert description.alignment == NAME
+    assert set(load_arrays(node.state, "aligned")["rows"]) == set(range(55))
+
+
+def test_more_rows_than_ids_are_refused(node: Context) -> None:
+    node.node_config["min-rows"] = 1
+    holder = LabelHolder(node, IDS[:1])
+    holder.align()
+    with pytest.raises(VflError, match="was told 60 rows, and had been sent 1 ids"):
+        holder.tell(ROWS, np.zeros(60))
+    assert_gives_no_rows(node)
+    holder.tell(holder.places, holder.sent)  # the one that it knows
+    holder.confirm()
+    assert load_arrays(node.state, "aligned")["rows"].tolist() == [0]
+
+
+@pytest.mark.parametrize("known", [0, 1, 59])
+def test_rows_of_strangers_are_refused_however_many_ids_were_made_up(
+    node: Context, known: int
+) -> None:
+    holder = LabelHolder(node, IDS[:known] + STRANGE[known:])
+    holder.align()
+    places, sent = holder.places, holder.sent
+    assert len(places) == known  # it names the others too, by ids that it has made up
+    places = np.concatenate([places, np.setdiff1d(ROWS, places)])
+    sent = np.concatenate([sent, np.setdiff1d(ROWS, sent)])
+    holder.tell(places, sent)
+    with pytest.raises(VflError, match="other ids than the label holder has shown to know"):
+        holder.confirm()
+    assert_gives_no_rows(node)
+    with pytest.raises(VflError, match="was told to use rows that it was not told"):
+        holder.confirm()  # nor may it try again
+
+
+def test_rows_of_strangers_are_found_among_more_than_a_party_asks_about(
+    node: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alignment, "_SAMPLE", 20)
+    LabelHolder(node, IDS).all()
+    assert "rows" in load_arrays(node.state, "aligned")
+    holder = LabelHolder(node, IDS[:20] + STRANGE[:40])
+    holder.align()
+    holder.tell(ROWS[np.argsort(~np.isin(ROWS, holder.places))], ROWS)
+    with pytest.raises(VflError, match="has shown to know"):
+        holder.confirm()
+    assert_gives_no_rows(node)
+
+
+@pytest.mark.parametrize("guess", ["own", "again", "question", "of the first", "of another"])
+def test_no_point_that_the_label_holder_has_seen_answers_a_question_about_strangers(
+    node: Context, guess: str
+) -> None:
+    holder = LabelHolder(node, STRANGE)
+    holder.align()
+    holder.tell(ROWS, ROWS)
+    arrays = holder.answer.arrays
+    guesses = {
+        "own": arrays["own"][:1],
+        "again": arrays["again"][:1],
+        "question": holder.question,
+        "of the first": holder.a.again(arrays["again"][:1]),
+        "of another": Blinding().again(holder.question),
+    }
+    with pytest.raises(VflError, match="has shown to know"):
+        holder.confirm(guesses[guess])
+    assert_gives_no_rows(node)
+
+
+def test_rows_are_told_once_by_alignment(node: Context) -> None:
+    holder = LabelHolder(node, IDS)
+    with pytest.raises(VflError, match="was not asked about"):
+        holder.tell(ROWS, ROWS)
+    with pytest.raises(VflError, match="was told to use rows that it was not told"):
+        holder.confirm(np.zeros((1, 32), np.uint8))
+    holder.align()
+    holder.tell(holder.places, holder.sent)
+    with pytest.raises(VflError, match="was not asked about"):
+        holder.tell(holder.places[1:], holder.sent[1:])
+    holder.confirm()
+    served(node)
+    with pytest.raises(VflError, match="was not asked about"):
+        holder.tell(holder.places[1:], holder.sent[1:])
+
+
+@pytest.mark.parametrize(
+    ("places", "sent", "sentence"),
+    [
+        (ROWS + 1, ROWS, "was told rows that it does not have"),
+        (ROWS - 1, ROWS, "was told rows that it does not have"),
+        (ROWS[:0], ROWS[:0], "was told rows that it does not have"),
+        (ROWS // 2, ROWS, "was told a row more than once"),
+        (ROWS.astype(np.int64), ROWS, "was told rows that it was not asked about"),
+        (ROWS.astype(np.float64), ROWS, "was told rows that it was not asked about"),
+        (ROWS[:, None], ROWS, "was told rows that it was not asked about"),
+        (None, ROWS, "was told rows that it was not asked about"),
+        (ROWS, ROWS + 1, "was told ids that it had not been sent"),
+        (ROWS, ROWS - 1, "was told ids that it had not been sent"),
+        (ROWS, ROWS // 2, "was told an id more than once"),
+        (ROWS, ROWS[1:], "was not told which ids the rows are to have"),
+        (ROWS, ROWS.astype(np.int64), "was not told which ids the rows are to have"),
+        (ROWS, None, "was not told which ids the rows are to have"),
+    ],
+)
+def test_a_party_refuses_rows_that_cannot_be(
+    node: Context, places: Any, sent: Any, sentence: str
+) -> None:
+    holder = LabelHolder(node, IDS)
+    holder.align()
+    given = {"places": places, "sent": sent}
+    given = {name: array for name, array in given.items() if array is not None}
+    with pytest.raises(VflError, match=sentence):
+        asked(node, CommonOrder(arrays=given))
+    assert_gives_no_rows(node)
+
+
+@pytest.mark.parametrize("name", ["", "0" * 31, "0" * 10_000])
+def test_an_alignment_has_a_name_of_32_characters(node: Context, name: str) -> None:
+    holder = LabelHolder(node, IDS)
+    holder.align()
+    holder.tell(holder.places, holder.sent)
+    answer = {"answer": holder.a.again(holder.question)}
+    with pytest.raises(VflError, match="by an alignment without a name"):
+        asked(node, ConfirmOrder(alignment=name, arrays=answer))
+    assert_gives_no_rows(node)
+
+
+# --- a party's own rules ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("own", "fewest"), [({}, 50), ({"min-rows": 7}, 7)])
+def test_fewer_rows_than_the_party_allows_are_refused(
+    node: Context, own: dict[str, int], fewest: int
+) -> None:
+    node.node_config.update(own)
+    sentence = rf"was asked to align {fewest - 1} rows, and aligns no fewer than {fewest}: min-rows"
+    with pytest.raises(VflError, match=sentence):
+        LabelHolder(node, IDS[: fewest - 1]).align()
+    assert not node.state
+    holder = LabelHolder(node, IDS)
+    holder.align()
+    with pytest.raises(VflError, match=sentence):
+        holder.tell(holder.places[1 - fewest :], holder.sent[1 - fewest :])
+    assert_gives_no_rows(node)
+    LabelHolder(node, IDS[:fewest]).all()
+    assert served(node).train_rows < fewest
+
+
+def test_a_party_that_compares_ids_has_as_many_rows_as_it_allows(node: Context) -> None:
+    node.node_config.update({"align": "ids", "min-rows": 61})
+    with pytest.raises(VflError, match="was asked to align 60 rows, and aligns no fewer than 61"):
+        asked(node, of_all(Blinding(), IDS), Aligned)
+    node.node_config["min-rows"] = 60
+    asked(node, of_all(Blinding(), IDS), Aligned)
+
+
+def of_all(blinding: Blinding, ids: list[bytes]) -> AlignOrder:
+    """The order by which ids are compared."""
+    arrays = {"ids": blinding.of_ids([alignment._of_all(ids)])}
+    return AlignOrder(method="ids", id_kind="whole numbers", arrays=arrays)
+
+
+def by(method: str) -> AlignOrder:
+    order = of_all(Blinding(), IDS)
+    return order if method == "ids" else replace(order, method=method, arrays=blinded())
+
+
+def blinded() -> dict[str, Any]:
+    return {"ids": Blinding().of_ids(IDS)}
+
+
+@pytest.mark.parametrize(("own", "method"), [({}, "psi"), ({"align": "ids"}, "ids")])
+def test_a_party_aligns_by_the_method_of_its_node_configuration_alone(
+    node: Context, own: dict[str, str], method: str
+) -> None:
+    node.node_config.update(own)
+    node.run_config["align"] = "ids"  # which the label holder writes
+    for other in {"psi", "ids", "none"} - {method}:
+        with pytest.raises(VflError, match=f"aligns by '{method}' alone, .* by '{other}': give"):
+            asked(node, by(other), Aligned)
+    assert not node.state
+    asked(node, by(method), Aligned)
+
+
+def test_in_a_simulation_the_run_decides_unless_a_node_configuration_does(node: Context) -> None:
+    node.node_config["simulated"] = True
+    for method in ("psi", "ids"):
+        asked(node, by(method), Aligned)
+    with pytest.raises(VflError, match="was asked to by 'none'"):
+        asked(node, by("none"), Aligned)
+    node.node_config["align"] = "psi"
+    with pytest.raises(VflError, match="was asked to by 'ids'"):
+        asked(node, by("ids"), Aligned)
+    LabelHolder(node, IDS[:1]).all()
+    node.node_config["min-rows"] = 2
+    with pytest.raises(VflError, match="aligns no fewer than 2"):
+        LabelHolder(node, IDS[:1]).align()
+
+
+def test_who_starts_all_parties_itself_fixes_the_method_by_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    class Nowhere:
+        def __init__(self, simulation: bool) -> None:
+            pass
+
+        def __enter__(self) -> Nowhere:
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            pass
+
+        @contextmanager
+        def supernode(self, party: int, parties: int, node_config: Any) -> Iterator[None]:
+            given.append(node_config.get("align"))
+            yield
+
+    monkeypatch.setattr(start, "SuperLink", Nowhere)
+    monkeypatch.setattr(start, "_run_on", lambda *arguments: None)
+    organisations = cut(tmp_path, small())
+    keys = {**organisations.keys, "out": str(tmp_path / "run"), "align": "ids"}
+    start.run_supernodes(2, keys, organisations.node_configs)
+    organisations.words = [{"align": "psi"}, {}]
+    start.run_supernodes(2, keys, organisations.node_configs)
+    start.run_supernodes(2, {"dataset": "breast-cancer", "out": str(tmp_path / "other")})
+    assert given == ["ids", "ids", "psi", "ids", None, None]
+
+
+def test_a_party_takes_no_more_ids_than_it_allows(
+    node: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.node_config["max-ids"] = 60
+    LabelHolder(node, IDS).all()
+    node.node_config["max-ids"] = 59
+    order = by("psi")
+    monkeypatch.setattr(psi, "_libsodium", None)  # it computes nothing
+    with pytest.raises(VflError, match="was sent 60 ids, and takes at most 59: max-ids in its no"):
+        asked(node, order, Aligned)
+
+
+def test_the_label_holder_takes_no_more_ids_than_it_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    organisations = cut(tmp_path, small())
+    monkeypatch.setattr(Rules, "max_ids", 54)
+    organisations.run("run", SHORT)
+    monkeypatch.setattr(Rules, "max_ids", 53)
+    with pytest.raises(ConfigError, match=r"^Party 0 sent 54 blinded ids, and at most 53 may be"):
+        organisations.run("other", SHORT)
+
+
+@pytest.mark.parametrize(
+    ("points", "sentence"),
+    [
+        (blinded()["ids"].astype(np.int64), "they are int64"),
+        (blinded()["ids"][:, :31], r"they are uint8 of shape \(60, 31\)"),
+        (blinded()["ids"].ravel(), "they are uint8 of shape"),
+        (np.zeros((60, 32), np.uint8), "one is no element of ristretto255, or the identity"),
+        (blinded()["ids"] | 1, "one is no element of ristretto255, or the identity"),
+        (None, "they are float64"),
+    ],
+)
+def test_a_party_refuses_points_that_are_none(node: Context, points: Any, sentence: str) -> None:
+    given = {} if points is None else {"ids": points}
+    order = AlignOrder(method="psi", id_kind="whole numbers", arrays=given)
+    with pytest.raises(VflError, match=f"was sent blinded ids .*{sentence}"):
+        asked(node, order, Aligned)
+    node.node_config["align"] = "ids"
+    given = {name: array[:1] for name, array in given.items()}
+    with pytest.raises(VflError, match="was sent blinded ids that cannot be used"):
+        asked(node, replace(order, method="ids", arrays=given), Aligned)
+
+
+# --- whether all have the same ids --------------------------------------------------------------
+
+
+def test_who_has_other_ids_gets_no_rows_where_all_are_to_have_the_same(node: Context) -> None:
+    node.node_config["align"] = "ids"
+    for ids in (IDS[1:], IDS + STRANGE[:1], [*IDS[1:], STRANGE[0]], STRANGE):
+        a = Blinding()
+        question = asked(node, of_all(a, ids), Aligned).arrays["question"]
+        with pytest.raises(VflError, match="Party 0 has other ids than the label holder has shown"):
+            answer = {"answer": a.again(question)}
+            asked(node, ConfirmOrder(alignment=NAME, arrays=answer))
+        assert_gives_no_rows(node)
+    a = Blinding()
+    question = asked(node, of_all(a, IDS[::-1]), Aligned).arrays["question"]
+    asked(node, ConfirmOrder(alignment=NAME, arrays={"answer": a.again(question)}))
+    assert served(node).alignment == NAME
+
+
+def test_one_digest_is_compared_at_a_time(node: Context) -> None:
+    node.node_config["align"] = "ids"
+    with pytest.raises(VflError, match="was sent 60 blinded digests, where one is due"):
+        asked(node, replace(by("psi"), method="ids"), Aligned)
+
+
+@pytest.mark.parametrize("method", ["psi", "ids"])
+def test_a_party_that_asks_nonsense_is_refused(tmp_path: Path, method: str) -> None:
+    organisations = cut(tmp_path, small(), known=1)
+
+    class Asking:
+        def __init__(self, question: Any) -> None:
+            self.question = question
+
+        def __call__(self, message: Any, context: Context) -> Any:
+            reply = client_app.app(message, context)
+            if "arrays" in reply.content and "question" in reply.content["arrays"]:
+                found = {} if self.question is None else {"question": self.question}
+                reply.content["arrays"] = pack(found)
+            return reply
+
+    questions = None, np.zeros((1, 32), np.uint8), np.zeros((2, 32), np.uint8)
+    for number, question in enumerate(questions):
+        client: Any = Asking(question)
+        with pytest.raises(ConfigError, match=r"^Party 0 asked nothing that can be answered: "):
+            organisations.run(f"run-{number}", {**SHORT, "align": method}, client)
+
+
+# --- that ids stay as they were -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda frame: frame[::-1],
+        lambda frame: frame.assign(**{ID: frame[ID] + 1}),
+        lambda frame: frame[1:],
+        lambda frame: frame.assign(**{ID: frame[ID].where(frame.index != 3, 4)}),
+    ],
+    ids=["another order", "other ids", "one fewer", "another"],
+)
+def test_a_file_that_changes_while_or_after_it_is_aligned_is_refused(
+    node: Context, how: Any
+) -> None:
+    path = Path(str(node.node_config["file"]))
+    holder = LabelHolder(node, IDS)
+    holder.align()
+    change(path, how)
+    with pytest.raises(VflError, match="has other ids than a moment ago: its file has changed"):
+        holder.tell(holder.places, holder.sent)
+    write(small(), path)
+    holder.tell(holder.places, holder.sent)
+    holder.confirm()
+    served(node)
+    change(path, how)
+    with pytest.raises(VflError, match="has lost rows of its file, or has others, since they we"):
+        served(node)
+
+
+def test_another_alignment_has_another_name(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, small())
+    names = set()
+    for out in ("one", "two"):
+        organisations.run(out, SHORT)
+        names.add(checkpoint.load(tmp_path / out).about_labels["alignment"])
+    assert len(names) == 2 and all(len(bytes.fromhex(name)) == 16 for name in names)
+
+
+# --- what follows from ids ----------------------------------------------------------------------
+
+SIX_DIGITS = [482_113, 733_951, 905_277]  # that the label holder would like to know
+
+
+def digests(ids: list[bytes]) -> Iterator[bytes]:
+    """What a digest of these ids may look like, in a message."""
+    texts = [b"\n".join(ids), b"".join(one + b"\n" for one in ids), b"".join(ids)]
+    texts += [b"vfl-flower psi id|" + texts[0], b"all:" + hashlib.sha256(texts[0]).digest()]
+    for text in texts:
+        for algorithm in (hashlib.sha256, hashlib.sha512, hashlib.sha1, hashlib.md5):
+            yield algorithm(text).digest()
+            yield algorithm(text).hexdigest().encode()
+        yield Blinding((1).to_bytes(32, "little")).of_ids([text]).tobytes()  # H(id) itself
+
+
+def sets_of(ids: list[bytes]) -> Iterator[list[bytes]]:
+    """All, in two orders, and each alone."""
+    yield ids
+    yield sorted(ids)
+    yield from ([one] for one in ids)
+
+
+@pytest.mark.parametrize("method", ["psi", "ids"])
+def test_nothing_that_a_party_sends_follows_from_ids_alone(tmp_path: Path, method: str) -> None:
+    table = small()
+    table.loc[: len(SIX_DIGITS) - 1, ID] = SIX_DIGITS
+    organisations = cut(tmp_path, table, known=1 if method == "ids" else 0.95)
+    recorder = Recorder()
+    organisations.run("run", {**SHORT, "align": method}, recorder)  # type: ignore[arg-type]
+    organisations.predict("run")
+    sent = b"".join(recorder.sent)
+    known = [encode_ids(read(file)[ID], "It") for file in organisations.files]
+    known.append(encode_ids(np.array(common(organisations)), "It"))
+    assert not [
+        one for ids in known for some in sets_of(ids) for one in digests(some) if one in sent
+    ]
+    of_old = hashlib.sha256(b"".join(one + b"\n" for one in known[-1])).hexdigest().encode()
+    assert [one for some in sets_of(known[-1]) for one in digests(some) if one in of_old]
+
+
+def test_guesses_find_an_id_by_a_digest_and_not_by_what_is_sent_now(node: Context) -> None:
+    frame = small()
+    frame.loc[0, ID] = SIX_DIGITS[0]
+    write(frame, Path(str(node.node_config["file"])))
+    node.node_config["align"] = "ids"
+    known, secret = IDS[1:], b"i:%d" % SIX_DIGITS[0]
+    answer = asked(node, of_all(Blinding(), known), Aligned)
+    sent = b"".join(array.tobytes() for array in answer.arrays.values()) + str(answer).encode()
+
+    def guessed(message: bytes) -> list[bytes]:
+        found = []
+        for number in range(SIX_DIGITS[0] - 500, SIX_DIGITS[0] + 500):
+            ids = sorted([*known, b"i:%d" % number])
+            digest = hashlib.sha256(b"\n".join(ids))
+            if digest.digest() in message or digest.hexdigest().encode() in message:
+                found.append(b"i:%d" % number)
+        return found
+
+    old = hashlib.sha256(b"\n".join(sorted([*known, secret]))).hexdigest()
+    assert guessed(old.encode()) == [secret]
+    assert guessed(sent) == []
+
+
+def test_a_partys_digest_of_its_ids_stays_in_its_own_state(node: Context) -> None:
+    LabelHolder(node, IDS).all()
+    description = served(node)
+    digest = own_source(node).digest(load_arrays(node.state, "aligned")["rows"])
+    assert digest in load_about(node.state)
+    assert digest not in str(description)
+
+
+def test_predictions_are_for_as_many_rows_as_a_party_allows(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, small(), known=1)
+    organisations.run("run", SHORT)
+    organisations.words = [{"min-rows": 30}, {}]  # type: ignore[dict-item]
+    for rows in (30, 29):
+        write(pd.DataFrame({ID: 1000 + np.arange(rows)}), tmp_path / f"{rows}.csv")
+    assert (
+        len(organisations.predict("run", tmp_path / "30.csv", out=str(tmp_path / "30-out.csv")))
+        == 30
+    )
+    with pytest.raises(PartyError, match="was asked to align 29 rows, and aligns no fewer than 30"):
+        organisations.predict("run", tmp_path / "29.csv", out=str(tmp_path / "29-out.csv"))
