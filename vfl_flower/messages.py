@@ -214,7 +214,7 @@ class SessionOrder(Order):
 class Introduction(Payload):
     """Which party answers, of how many; with what arrays is said by the order."""
 
-    names: ClassVar = ("question",)
+    names: ClassVar[tuple[str, ...] | None] = ("question",)
     party: int
     parties: int = _number(1)
 
