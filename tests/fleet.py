@@ -98,8 +98,8 @@ class Fleet:
         return [path for path in self.states() if "checkpoint" not in path.name]
 
     def served(self) -> list[int]:
-        """Of each party that has kept a state, how many messages it had served by then."""
-        states = [state_file.read(file) for file in self.states()]
+        """Of each party whose session has ended, how many messages it had served by then."""
+        states = [state_file.read(file) for file in self.ends_of_sessions()]
         return [int(load_scalars(state).get("exchange", 0)) for state in states]
 
     def submit(self, keys: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], Run]:

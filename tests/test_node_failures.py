@@ -80,11 +80,11 @@ def test_parties_whose_server_app_is_killed_end_by_themselves(tmp_path: Path) ->
         process, unfinished = nodes.submit({**LONG, "epochs": 1000})
         until(lambda: evaluations(unfinished) >= 3)
         connected = [*nodes.client_apps(0), *nodes.client_apps(1)]
-        assert len(connected) == 2 and nodes.states() == []
+        assert len(connected) == 2 and nodes.ends_of_sessions() == []
         for app in nodes.server_apps():
             app.kill()
         until(lambda: not any(is_running(app) for app in connected))  # they try for 60 seconds
-        assert len(nodes.states()) == 2
+        assert len(nodes.ends_of_sessions()) == 2
         for file in nodes.states():
             assert file.stat().st_mode & 0o777 == 0o600
         assert min(nodes.served()) >= 3 * 46  # 45 windows and an evaluation an epoch
