@@ -242,6 +242,20 @@ def test_an_alignment_has_a_name_of_32_characters(node: Context, name: str) -> N
     assert_gives_no_rows(node)
 
 
+def test_it_is_said_when_parties_have_much_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(alignment.notice, "info", lambda text, *words: lines.append(text % words))
+    organisations = cut(tmp_path, small())
+    for many in (61, 60):
+        monkeypatch.setattr(alignment, "MANY", many)
+        organisations.run(str(many), SHORT)
+    assert [line for line in lines if "sent" in line] == [
+        "60 ids are sent blinded; parties now blind them and their own."
+    ]
+
+
 # --- a party's own rules ------------------------------------------------------------------------
 
 

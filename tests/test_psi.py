@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vfl_flower.data import psi
-from vfl_flower.data.psi import Blinding, Points, encode_ids, id_kind, match, shuffled
+from vfl_flower.data.psi import Blinding, Points, challenge, encode_ids, id_kind, match, shuffled
 from vfl_flower.errors import ConfigError, VflError
 
 # --- ids ----------------------------------------------------------------------------------------
@@ -300,6 +300,36 @@ def test_an_element_has_no_second_encoding() -> None:
     for change in (high, odd):
         with pytest.raises(VflError, match="cannot be used: one is no element"):
             Blinding().again(points | change)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(0, 30), min_size=1, unique=True),
+    st.lists(st.integers(0, 30), min_size=1, unique=True),
+)
+def test_who_knows_all_ids_answers_and_nobody_else(asked: list[int], known: list[int]) -> None:
+    a = Blinding()
+    ids = encode_ids(np.array(asked), "It")
+    mine = [one if number in known else b"i:-1" for one, number in zip(ids, asked, strict=True)]
+    question, answer = challenge(ids, a.of_ids(mine))
+    assert (a.again(question) == answer).all() == (set(asked) <= set(known))
+    assert question.shape == answer.shape == (1, 32)
+
+
+def test_a_question_is_never_asked_twice() -> None:
+    points = Blinding().of_ids([b"i:1", b"i:2"])
+    first, second = (challenge([b"i:1", b"i:2"], points) for _ in range(2))
+    assert (first[0] != second[0]).any() and (first[1] != second[1]).any()
+
+
+def test_points_whose_sum_is_nothing_are_refused() -> None:
+    point = Blinding((1).to_bytes(32, "little")).of_ids([b"i:1"])
+    order = 2**252 + 27742317777372353535851937790883648493
+    opposite = Blinding((order - 1).to_bytes(32, "little")).of_ids([b"i:1"])
+    both = np.concatenate([point, opposite])
+    challenge([b"i:1", b"i:2"], np.concatenate([point, point]))
+    with pytest.raises(VflError, match=r"blinded ids that cannot be used: .* or the identity"):
+        challenge([b"i:1", b"i:2"], both)
 
 
 # --- threads ------------------------------------------------------------------------------------

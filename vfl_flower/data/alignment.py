@@ -38,7 +38,16 @@ from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 
 from vfl_flower.config import RunConfig
-from vfl_flower.data.psi import Blinding, Places, Points, challenge, check_points, match, shuffled
+from vfl_flower.data.psi import (
+    MANY,
+    Blinding,
+    Places,
+    Points,
+    challenge,
+    check_points,
+    match,
+    shuffled,
+)
 from vfl_flower.data.source import Source
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.messages import (
@@ -55,11 +64,10 @@ from vfl_flower.party.rules import Rules, simulated
 from vfl_flower.runtimes.carrier import Carrier, ask, ask_all
 from vfl_flower.wire import pack, record_of, unpack
 
-log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _KEPT = "aligned"  # the record of a party's state
-_SAMPLE = 10_000  # rows whose ids a party asks about: of more, one in a thousand is found out
+_SAMPLE = 10_000  # rows whose ids a party asks about; of more, it finds one stranger in a thousand
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,8 @@ def _common_rows(
     arrays = {"ids": blinding.of_ids(own.ids, order)}
     question = AlignOrder(method="psi", id_kind=own.id_kind, arrays=arrays)
     carrier.expect({AlignOrder.kind: SMALL + arrays["ids"].nbytes + 32 * Rules.max_ids})
-    log.info("%d blinded ids are sent; parties blind them again, and their own", len(own.ids))
+    if len(own.ids) >= MANY:  # no bar shows what parties do
+        notice.info("%d ids are sent blinded; parties now blind them and their own.", len(own.ids))
     answers = ask_all(carrier, question, Aligned, config.running)
     del arrays, question  # here and below: large
     places = {}  # by node: where in the party's order each of the label holder's rows is, or -1
@@ -317,11 +326,11 @@ def _subject(words: str) -> Iterator[None]:
 
 def _rules(context: Context, method: str) -> Rules:
     """The party's rules; in a simulation of one owner those that it names."""
-    named = context.node_config
-    rules = Rules.of(named)
-    if simulated(context):
-        rules = replace(rules, align=rules.align if "align" in named else method)
-        rules = replace(rules, min_rows=rules.min_rows if "min-rows" in named else 1)
+    rules = Rules.of(context.node_config)
+    if simulated(context) and "align" not in context.node_config:
+        rules = replace(rules, align=method)
+    if simulated(context) and "min-rows" not in context.node_config:
+        rules = replace(rules, min_rows=1)
     return rules
 
 

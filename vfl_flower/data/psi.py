@@ -111,7 +111,8 @@ def shuffled(n: int, secret: bytes) -> Places:
 # --- blinding -----------------------------------------------------------------------------------
 
 _CHUNK = 10_000  # rows that a thread blinds at a time
-_MANY = 20_000  # rows from which on progress is shown
+MANY = 20_000
+"""Ids from which on progress is shown."""
 
 
 class Blinding:
@@ -217,7 +218,7 @@ def _blinded_rows(blind: Callable[[slice, int], None], n: int) -> Points:
             unit="id",
             unit_scale=True,
             desc="blinding",
-            disable=None if n >= _MANY else True,
+            disable=None if n >= MANY else True,
             leave=False,
         ) as bar,
     ):
