@@ -430,10 +430,11 @@ def test_parties_that_a_run_starts_itself_permit_what_it_names(
 
 
 def counted(tmp_path: Path) -> Array:
-    """Uploads of each row of the party's file."""
+    """Uploads of each row that the party has uploaded."""
     (path,) = tmp_path.glob("*.uploads")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    return limits._read(path)
+    counts: Array = limits._read(path)[1]
+    return counts
 
 
 TOO_OFTEN = "^failed: Party 0 refuses to upload a row once more than it allows: .* max-uploads = 2"
@@ -448,6 +449,8 @@ def test_uploads_of_a_row_end_whatever_asks_for_them(node: Node, tmp_path: Path)
     asked(context, EvaluateOrder(exchange=3))
     counts = counted(tmp_path)
     assert counts.sum() == 48 + 2 + 12 and len(counts) == ROWS and counts.max() == 2
+    (path,) = tmp_path.glob("*.uploads")
+    assert not any(str(who).encode() in path.read_bytes() for who in range(1000, 1000 + ROWS))
     before = state_to_bytes(context.state)
 
     def computes_nothing(*_: Any) -> Any:
@@ -480,9 +483,21 @@ def again_in_another_order(context: Context, kept: bytes) -> None:
     asked(context, DESCRIBE, Description)
 
 
+def again_from_another_file(context: Context, kept: bytes) -> None:
+    """Of the same people and some more, in another order."""
+    path = Path(str(context.node_config["file"])).with_name("b.csv")
+    write(small(ROWS + 20)[::-1], path)
+    context.node_config["file"] = str(path)
+    align(context, np.arange(20, 20 + ROWS))
+    asked(context, DESCRIBE, Description)
+
+
 @pytest.mark.parametrize(
     "again",
-    [again_from_an_older_state, again_from_the_start, again_in_another_order],
+    [
+        *(again_from_an_older_state, again_from_the_start),
+        *(again_in_another_order, again_from_another_file),
+    ],
 )
 def test_no_restart_makes_the_count_of_uploads_less(
     node: Node, again: Callable[[Context, bytes], None], tmp_path: Path
@@ -626,7 +641,22 @@ def test_predictions_are_counted_over_runs_and_restarts(
     assert served == (80 if most is None else most)
     if most:
         file = tmp_path / "party-0.predictions"
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600 and limits._read(file).tolist() == [most]
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600 and limits._read(file).tolist() == [
+            [0],
+            [most],
+        ]
+
+
+def test_predictions_by_a_model_are_uploads_of_its_run(node: Node) -> None:
+    context = node({"max-uploads": 2})
+    asked(context, DESCRIBE, Description)
+    asked(context, train(1))
+    state_file.save(context, 1)
+    order = PredictOrder(run="1", number=1)
+    asked(context, order, Predicted)
+    for run in (1, 2):
+        with pytest.raises(VflError, match=TOO_OFTEN):
+            asked(node({"max-uploads": 2}, run_id=run), order, Predicted)
 
 
 # --- a state that is older than what was served -------------------------------------------------

@@ -40,7 +40,7 @@ class FeatureBlock:
     """One party's features. ``train`` and ``test`` are float32, [rows, ...sample shape].
 
     ``preparation`` is what made them of the party's own data, if it has some. ``train_rows`` and
-    ``test_rows`` are which rows of all its data they are, by number.
+    ``test_rows`` are numbers by which the party knows the rows again, whatever their order.
     """
 
     train: Array | Rows
@@ -118,7 +118,8 @@ def load_own_features(data: DataConfig, own: Source, rows: Array) -> FeatureBloc
     train, test = (rows[places] for places in _divide(data, len(rows)))
     preparation = own.learn(train)
     samples = [prepared(own, part, preparation) for part in (train, test)]
-    return FeatureBlock(samples[0], samples[1], own.digest(rows), preparation, train, test)
+    names = own.names(train), own.names(test)
+    return FeatureBlock(samples[0], samples[1], own.digest(rows), preparation, *names)
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows:

@@ -26,7 +26,8 @@ from vfl_flower.party.rules import Rules, refused
 
 log = logging.getLogger("flwr")
 
-Counts = NDArray[np.int32]
+Counts = NDArray[np.uint64]
+"""Things [n], by numbers that rise, and how often each was counted: [2, n]."""
 
 
 class Limits:
@@ -35,8 +36,8 @@ class Limits:
     Parameters
     ----------
     refuse : makes the error of what is refused, and why.
-    path : where the party counts uploads of each row of its data, through a run and all that go on
-        from it.
+    path : where the party counts uploads of each of its rows, through a run, all that go on from
+        it, and predictions by their models.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Limits:
     def begin(self) -> None:
         """Count from none, unless uploads of this run have been counted."""
         if self.uploads is not None and not self._path.exists():
-            add(self._path, np.zeros(0, np.int64), 0, self.uploads)
+            add(self._path, np.zeros(0, np.uint64), 0, self.uploads)
 
     def go_on(self) -> None:
         """Raise `ConfigError` if what was uploaded until now has not been counted."""
@@ -94,7 +95,7 @@ def count_predictions(context: Context, rules: Rules, rows: int) -> None:
     """
     most, party = rules.max_predictions, context.node_config.get("partition-id")
     path = state_file.place(context).with_name(f"party-{party}.predictions")
-    if most is not None and not add(path, np.zeros(1, np.int64), rows, most):
+    if most is not None and not add(path, np.zeros(1, np.uint64), rows, most):
         raise refused(context, f"to predict {rows} rows: its rule is max-predictions = {most}")
 
 
@@ -102,9 +103,9 @@ def count_predictions(context: Context, rules: Rules, rows: int) -> None:
 
 
 def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
-    """Add to the counts of things, which are numbers from 0, unless one would pass ``most``.
+    """Add to the counts of things, unless one would pass ``most``; whether they were added.
 
-    The file holds a checksum, and int32 counts. A thing may be given several times.
+    A thing is a number of 64 bits, and may be given several times.
 
     Raises
     ------
@@ -114,14 +115,18 @@ def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(path.parent):
-            counts = np.zeros(1 + int(things.max(initial=0)), np.int64)
-            kept = _read(path) if path.exists() else np.zeros(0, np.int32)
-            counts = np.pad(counts, (0, max(0, len(kept) - len(counts))))
-            counts[: len(kept)] += kept
-            np.add.at(counts, things, times)
-            if counts.max() > min(most, 2**31 - 1):
+            counts = _read(path) if path.exists() else np.zeros((2, 0), np.uint64)
+            new, often = np.unique(things.astype(np.uint64), return_counts=True)
+            places = np.searchsorted(counts[0], new)
+            there = places < counts.shape[1]
+            there[there] = counts[0, places[there]] == new[there]
+            if not there.all():
+                first = np.stack([new[~there], np.zeros_like(new[~there])])
+                counts = np.insert(counts, places[~there], first, axis=1)
+            counts[1, np.searchsorted(counts[0], new)] += (often * times).astype(np.uint64)
+            if counts[1].max(initial=0) > most:
                 return False
-            _write(path, counts.astype("<i4"))
+            _write(path, counts)
     except OSError as error:
         log.warning("The party's counts cannot be kept in %s: %s.", path, error.strerror)
         raise VflError("cannot keep count of what it gives away: its own log says why.") from None
@@ -142,14 +147,14 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _read(path: Path) -> Counts:
     content = path.read_bytes()
-    if len(content) % 4 or content[:4] != crc32(content[4:]).to_bytes(4, "little"):
+    if len(content) % 16 != 4 or content[:4] != crc32(content[4:]).to_bytes(4, "little"):
         log.warning("%s is damaged, in which the party counts what it gives away.", path)
         raise VflError("has lost count of what it gives away: its own log says why.")
-    return np.frombuffer(content, "<i4", offset=4)
+    return np.frombuffer(content, "<u8", offset=4).reshape(2, -1).astype(np.uint64)
 
 
 def _write(path: Path, counts: Counts) -> None:
-    new, content = path.with_name(f"{path.name}.new"), counts.tobytes()
+    new, content = path.with_name(f"{path.name}.new"), counts.astype("<u8").tobytes()
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(crc32(content).to_bytes(4, "little") + content)
         file.flush()

@@ -53,7 +53,7 @@ class Rules:
     max_epochs: int | None = None
     """Most passes over its rows that a model of its is trained for."""
     max_uploads: int | None = None
-    """Most embeddings of one row that it uploads in a run, with all that go on from it."""
+    """Most embeddings of one row that it uploads in a run, with all that go on or predict by it."""
     max_predictions: int | None = None
     """Most rows that it embeds for predictions, by all models that it keeps."""
     noise_seed: int | None = None
