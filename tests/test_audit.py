@@ -84,6 +84,8 @@ def test_command_prints_a_row_for_each_attack_and_never_writes_over_results(
     assert found["gradient directions"]["success"] > 0.8
     assert found["gradient norms"]["success"] < 0.2
     assert found["feature reconstruction"]["success"] > 0.7
+    assert found["inversion, the seed's model"]["success"] > 0.6
+    assert found["inversion, a secret's model"]["success"] < 0.1
     assert 0.10 < found["gradient norms"]["guessing"] < 0.11
     assert (folder / "reconstruction.png").stat().st_size > 1000
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
@@ -107,6 +109,8 @@ def test_two_classes_are_measured_by_auc(tmp_path: Path) -> None:
     found = audited(tmp_path, 3, strategy="vafl", dataset="breast-cancer")
     assert found["direct, designed queries*"].success == 1
     assert found["gradient directions"].success > 0.99
+    assert found["inversion, the seed's model"].success > 0.95
+    assert found["inversion, a secret's model"].success < 0.1
     assert {each.measure for each in found.values()} == {"AUC", "R2"}
     assert found["gradient norms"].guessing == 0.5
     assert not (tmp_path / "out" / "reconstruction.png").exists()

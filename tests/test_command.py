@@ -58,6 +58,15 @@ def tables(tmp_path: Path) -> Path:
         ("epochs=1", 0, "0 parties cannot train"),
         ("strategy='vafl-t' quorum=3", 2, "quorum = 3 can never be met by 2 parties"),
         ("dataset='breast-cancer' server-lr=1e30 window=1", 2, "no longer finite"),
+        ("dataset='breast-cancer' server-lr=1e308", 2, "server-lr is out of range: give a number"),
+        ("dataset='breast-cancer' top-hidden=2147483647", 2, "choose a smaller top-hidden or"),
+        ("dataset='breast-cancer' device='meta'", 2, "device = 'meta' is not to be had here"),
+        (
+            "dataset='breast-cancer' strategy='cascaded' server-update='zeroth-order' "
+            "server-lr=9e37 party-lr=9e37 window=1",
+            2,
+            "finite",
+        ),
         ("strategy='cascaded' party-lr=1e30 dataset='breast-cancer'", 2, "not finite; lower the"),
         ("strategy='cascaded' mu=0", 2, "mu = 0.0 must be above 0."),
         ("strategy='dpzv' clip=0", 2, "clip = 0.0 must be above 0."),

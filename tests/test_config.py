@@ -100,6 +100,10 @@ def test_wrong_type_is_refused_after_an_equal_value_of_the_right_type(same_hash:
 def test_number_too_large_for_a_float_is_refused() -> None:
     with pytest.raises(ConfigError, match="party-lr"):
         resolve({"party-lr": 10**400})
+    for value in (1e308, -1e308, 1e38):
+        sentence = r"^server-lr is out of range: give a number below 1e38\.$"
+        with pytest.raises(ConfigError, match=sentence):
+            resolve({"server-lr": value})
 
 
 @pytest.mark.parametrize(

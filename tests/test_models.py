@@ -229,8 +229,22 @@ def test_size_of_embeddings() -> None:
 
 def test_device_that_is_not_there() -> None:
     assert choose_device(config_of(device="cpu")).type == "cpu"
-    with pytest.raises(ConfigError, match="device = 'cuda:99' is not to be had here"):
-        choose_device(config_of(device="cuda:99"))
+    for name in ("cuda:99", "meta", "hpu", "vulkan"):
+        with pytest.raises(ConfigError, match=f"device = '{name}' is not to be had here"):
+            choose_device(config_of(device=name))
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm", "binarised", "scorecard"])
+def test_a_model_that_no_memory_holds_is_a_sentence_and_takes_none(kind: str) -> None:
+    most = 2**31 - 1
+    config = config_of(bottom_model=kind, bottom_hidden=most, embedding_size=most)
+    with pytest.raises(ConfigError, match=r"^A model needs .* GB, .*: choose a smaller bottom-h"):
+        build_bottom(config, 0, (8, 8), most)
+
+
+def test_a_top_model_that_no_memory_holds_is_a_sentence() -> None:
+    with pytest.raises(ConfigError, match=r"^A model needs .* GB, .*: choose a smaller top-hidden"):
+        build_top(config_of(top_hidden=2**31 - 1), [32, 32], 10)
 
 
 # --- the top model ------------------------------------------------------------------------------

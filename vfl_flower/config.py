@@ -191,8 +191,8 @@ def _typed(key: str, value: Any, wanted: type) -> Any:
         raise ConfigError(f"{key} is out of range: give a number below {2**31}.")
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value) if abs(value) < 10**300 else math.inf
-    if wanted is float and isinstance(value, float) and 1e30 <= abs(value) < math.inf:
-        raise ConfigError(f"{key} is out of range: give a number below 1e30.")  # of 32 bits
+    if wanted is float and isinstance(value, float) and 1e38 <= abs(value) < math.inf:
+        raise ConfigError(f"{key} is out of range: give a number below 1e38.")  # of 32 bits
     if (
         not isinstance(value, wanted)
         or isinstance(value, bool) != (wanted is bool)

@@ -42,7 +42,7 @@ class FeatureBlock:
     ``ids_digest`` is of its rows' ids, and of own data known to the party alone; ``alignment`` is
     what it says of its rows to the label holder (`messages.Description`). ``preparation`` is what
     made the features of the party's own data, if it has some. ``train_rows`` and ``test_rows`` are
-    which rows of all its data they are, by number.
+    numbers by which the party knows the rows again, whatever their order.
     """
 
     train: Array | Rows
@@ -120,7 +120,8 @@ def load_own_features(data: DataConfig, own: Source, common: Alignment) -> Featu
     preparation = own.learn(train)
     samples = [prepared(own, part, preparation) for part in (train, test)]
     digest = own.digest(common.rows)
-    return FeatureBlock(samples[0], samples[1], digest, preparation, common.name, train, test)
+    names = own.names(train), own.names(test)
+    return FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names)
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows:

@@ -51,7 +51,7 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     rules = check(context, config)
     party = Party(config, index, parties, order.outputs, load_block(context, config))
     party.origin = str(context.run_id)
-    party.limits = _limits(context, rules, party.origin)
+    party.limits = limits_of(context, rules, party.origin)
     if isinstance(order, DescribeOrder):
         party.limits.begin()
     else:  # it has served messages of this run, and remembers none
@@ -123,7 +123,7 @@ def resume(context: Context) -> Party:
         _skeletons[place] = context.run_id, party
     scalars = state.load_scalars(context.state)
     party.origin = scalars["origin"]
-    party.limits = _limits(context, rules, party.origin)
+    party.limits = limits_of(context, rules, party.origin)
     party.limits.go_on()
     party.arrays = state.load_large(context.state)
     for name, link in party.links.items():
@@ -162,7 +162,8 @@ def renew(context: Context) -> None:
         state.save_scalars(context.state, {**scalars, "secret": new_secret()})
 
 
-def _limits(context: Context, rules: Rules, origin: str) -> Limits:
+def limits_of(context: Context, rules: Rules, origin: str) -> Limits:
+    """What the party's rules leave of a run that began in that Flower run."""
     path = state_file.place(context, run=origin).with_suffix(".uploads")
     return Limits(rules, partial(refused, context), path)
 

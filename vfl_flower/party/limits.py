@@ -26,6 +26,9 @@ from vfl_flower.party.rules import Rules, refused
 
 log = logging.getLogger("flwr")
 
+Counts = NDArray[np.uint64]
+"""Things [n], by numbers that rise, and how often each was counted: [2, n]."""
+
 
 class Limits:
     """What a party still does in a run, by its rules ``max-epochs`` and ``max-uploads``.
@@ -33,8 +36,8 @@ class Limits:
     Parameters
     ----------
     refuse : makes the error of what is refused, and why.
-    path : where the party counts uploads of each row of its data, through a run and all that go on
-        from it.
+    path : where the party counts uploads of each of its rows, through a run, all that go on from
+        it, and predictions by their models.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Limits:
     def begin(self) -> None:
         """Count from none, unless uploads of this run have been counted."""
         if self.uploads is not None and not self._path.exists():
-            add(self._path, np.zeros(0, np.int64), 0, self.uploads)
+            add(self._path, np.zeros(0, np.uint64), 0, self.uploads)
 
     def go_on(self) -> None:
         """Raise `ConfigError` if what was uploaded until now has not been counted."""
@@ -92,7 +95,7 @@ def count_predictions(context: Context, rules: Rules, rows: int) -> None:
     """
     most, party = rules.max_predictions, context.node_config.get("partition-id")
     path = state_file.place(context).with_name(f"party-{party}.predictions")
-    if most is not None and not add(path, np.zeros(1, np.int64), rows, most):
+    if most is not None and not add(path, np.zeros(1, np.uint64), rows, most):
         raise refused(context, f"to predict {rows} rows: its rule is max-predictions = {most}")
 
 
@@ -100,9 +103,9 @@ def count_predictions(context: Context, rules: Rules, rows: int) -> None:
 
 
 def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
-    """Add to the counts of things, which are numbers from 0, unless one would pass ``most``.
+    """Add to the counts of things, unless one would pass ``most``; whether they were added.
 
-    The file holds a checksum, and int32 counts. A thing may be given several times.
+    A thing is a number of 64 bits, and may be given several times.
 
     Raises
     ------
@@ -112,14 +115,20 @@ def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
     try:
         make_folder(path.parent)
         with _locked(path.parent):
-            kept = unsealed(path) if path.exists() else b""
-            counts = np.frombuffer(kept, "<i4").astype(np.int64)
-            counts = np.pad(counts, (0, max(0, 1 + int(things.max(initial=0)) - len(counts))))
-            np.add.at(counts, things, times)
-            if counts.max() > min(most, 2**31 - 1):
+            kept = np.frombuffer(unsealed(path) if path.exists() else b"", "<u8")
+            counts: Counts = kept.reshape(2, -1).astype(np.uint64)
+            new, often = np.unique(things.astype(np.uint64), return_counts=True)
+            places = np.searchsorted(counts[0], new)
+            there = places < counts.shape[1]
+            there[there] = counts[0, places[there]] == new[there]
+            if not there.all():
+                first = np.stack([new[~there], np.zeros_like(new[~there])])
+                counts = np.insert(counts, places[~there], first, axis=1)
+            counts[1, np.searchsorted(counts[0], new)] += (often * times).astype(np.uint64)
+            if counts[1].max(initial=0) > most:
                 return False
             with whole(path, sealed=True) as file:
-                file.write(counts.astype("<i4").tobytes())
+                file.write(counts.astype("<u8").tobytes())
     except (OSError, ValueError, VflError) as error:
         log.warning("The party's counts in %s cannot be kept: %s", path, error)
         raise VflError("cannot keep count of what it gives away: its own log says why.") from None

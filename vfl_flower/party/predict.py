@@ -12,7 +12,7 @@ from vfl_flower.errors import ConfigError
 from vfl_flower.messages import Predicted, PredictOrder
 from vfl_flower.models.training import load_model
 from vfl_flower.party import state
-from vfl_flower.party.context import check_number, read_about
+from vfl_flower.party.context import check_number, limits_of, read_about
 from vfl_flower.party.limits import count_predictions
 from vfl_flower.party.party import Party
 from vfl_flower.party.rules import check
@@ -39,15 +39,19 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
     else:
         own = own_source(context)
         common = common_rows(context, own)
-        rows = prepared(own, common.rows, preparation)
-        block = FeatureBlock(rows[:0], rows, "", preparation, common.name)
+        rows, names = prepared(own, common.rows, preparation), own.names(common.rows)
+        block = FeatureBlock(rows[:0], rows, "", preparation, common.name, names[:0], names)
+    scalars = state.load_scalars(saved)
+    limits = limits_of(context, rules, scalars["origin"])
+    limits.go_on()
+    limits.count(block.test_rows)
     count_predictions(context, rules, len(block.test))
     party = Party(config, index, parties, outputs, block)
     load_model(party.model, state.load_arrays(saved, "model"))
     return Predicted(
         party=index,
         parties=parties,
-        exchange=state.load_scalars(saved)["exchange"],
+        exchange=scalars["exchange"],
         alignment=block.alignment,
         code_digest=code_digest(),
         arrays={"embedding": party.embeddings(block.test[:]).cpu().numpy()},

@@ -29,7 +29,11 @@ _OTHERS = (  # keys of a node configuration that are no rules
     *("partition-id", "num-partitions", "simulated", "states"),
     *("file", "source", "held", "id", "columns", "missing", "text"),
 )
-_KINDS = {"str": "a text in quotes", "int": "a whole number", "float": "a number"}
+_DUE = {
+    "str": "a text in quotes",
+    "int": "a whole number, at least 0,",
+    "float": "a number, at least 0,",
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Rules:
     max_epochs: int | None = None
     """Most passes over its rows that a model of its is trained for."""
     max_uploads: int | None = None
-    """Most embeddings of one row that it uploads in a run, with all that go on from it."""
+    """Most embeddings of one row that it uploads in a run, with all that go on or predict by it."""
     max_predictions: int | None = None
     """Most rows that it embeds for predictions, by all models that it keeps."""
     noise_seed: int | None = None
@@ -69,30 +73,30 @@ class Rules:
             If a value is of another type than its rule, or a key is none that is known.
         """
         whose = f"Party {node_config.get('partition-id')}'s node configuration"
-        types = {
-            spec.name.replace("_", "-"): str(spec.type).removesuffix(" | None")
-            for spec in fields(cls)
-        }
-        given = {}
+        given: dict[str, Any] = {}
         for key, value in node_config.items():
-            if key not in types:
-                _check_known(key, types, whose, "source" in node_config)
-                continue
-            name = "float" if types[key] == "float" and type(value) is int else type(value).__name__
-            if name != types[key] or (name != "str" and not 0 <= value < math.inf):
-                of_what = _KINDS[types[key]] + (", at least 0," if types[key] != "str" else "")
-                raise ConfigError(f"{whose} gives {key} = {value!r}, where {of_what} is due.")
-            given[key.replace("-", "_")] = value
+            if key in _TYPES:
+                due = _TYPES[key]
+                name = "float" if due == "float" and type(value) is int else type(value).__name__
+                if name != due or (due != "str" and not 0 <= value < math.inf):
+                    raise ConfigError(f"{whose} gives {key} = {value!r}, where {_DUE[due]} is due.")
+                given[key.replace("-", "_")] = value
+            elif key not in _OTHERS:
+                _check_own_key(key, whose, "source" in node_config)
         return cls(**given)
 
 
-def _check_known(key: str, rules: Mapping[str, str], whose: str, has_source: bool) -> None:
-    """Refuse a key that nobody reads; a source has keys of its own, unless they are like a rule."""
-    close = get_close_matches(key, [*rules, *_OTHERS], 1, 0.85 if has_source else 0.6)
-    if key in _OTHERS or (has_source and not close):
-        return
-    hint = f"did you mean {close[0]}?" if close else f"rules are {', '.join(rules)}."
-    raise ConfigError(f"{whose} has a key {key!r} that there is not: {hint}")
+_TYPES = {
+    spec.name.replace("_", "-"): str(spec.type).removesuffix(" | None") for spec in fields(Rules)
+}
+
+
+def _check_own_key(key: str, whose: str, has_source: bool) -> None:
+    """Refuse a key that nobody reads: a source has keys of its own, unless they are like a rule."""
+    close = get_close_matches(key, [*_TYPES, *_OTHERS], 1, 0.85 if has_source else 0.6)
+    if close or not has_source:
+        hint = f"did you mean {close[0]}?" if close else f"rules are {', '.join(_TYPES)}."
+        raise ConfigError(f"{whose} has a key {key!r} that there is not: {hint}")
 
 
 def simulated(context: Context) -> bool:
