@@ -319,6 +319,7 @@ def answer_of(content: dict[str, Any]) -> Message:
         ({"scalars": {"peak_memory_mb": -1.0}}, "peak_memory_mb is not between"),
         ({"scalars": {"exchange": -1}}, "exchange is not between 0"),
         ({"scalars": {"surrogates": "x" * 129}}, "surrogates is too long"),
+        ({"scalars": {"surrogates": "a\nb"}}, "surrogates is not plain text in one line"),
         ({"arrays": {f"{n}": np.zeros(1) for n in range(1025)}}, "more arrays, or longer names"),
         ({"arrays": {"x" * 129: np.zeros(1)}}, "more arrays, or longer names"),
         (
@@ -331,7 +332,16 @@ def answer_of(content: dict[str, Any]) -> Message:
         ),
     ],
     ids=[
-        *("field", "record", "infinite", "not a number", "negative", "exchange", "long digest"),
+        *(
+            "field",
+            "record",
+            "infinite",
+            "not a number",
+            "negative",
+            "exchange",
+            "long digest",
+            "lines",
+        ),
         *("many arrays", "long name", "too large", "many axes"),
     ],
 )
