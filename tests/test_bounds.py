@@ -274,6 +274,17 @@ def test_steps_beyond_all_epochs_would_else_be_drawn(tmp_path: Path) -> None:
         read_reply(reply, Upload)
 
 
+def test_want_of_memory_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def embeddings(*given: Any) -> Any:
+        return np.zeros(2**62, np.int8)  # more than any address
+
+    context = described(tmp_path)
+    monkeypatch.setattr("vfl_flower.party.party.Party.embeddings", embeddings)
+    reply = client_app.app(to_message(EvaluateOrder(exchange=1), 2, 60), context)
+    with pytest.raises(VflError, match=r"^failed: has not enough memory for what it was asked\.$"):
+        read_reply(reply, Upload)
+
+
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 20), st.integers(1, 60))
 def test_every_window_of_a_plan_is_a_possible_order(
     epochs: int, parties: int, longest: int, batch: int
@@ -319,6 +330,7 @@ def answer_of(content: dict[str, Any]) -> Message:
         ({"scalars": {"peak_memory_mb": -1.0}}, "peak_memory_mb is not between"),
         ({"scalars": {"exchange": -1}}, "exchange is not between 0"),
         ({"scalars": {"surrogates": "x" * 129}}, "surrogates is too long"),
+        ({"scalars": {"surrogates": "a\nb"}}, "surrogates is not plain text in one line"),
         ({"arrays": {f"{n}": np.zeros(1) for n in range(1025)}}, "more arrays, or longer names"),
         ({"arrays": {"x" * 129: np.zeros(1)}}, "more arrays, or longer names"),
         (
@@ -331,7 +343,16 @@ def answer_of(content: dict[str, Any]) -> Message:
         ),
     ],
     ids=[
-        *("field", "record", "infinite", "not a number", "negative", "exchange", "long digest"),
+        *(
+            "field",
+            "record",
+            "infinite",
+            "not a number",
+            "negative",
+            "exchange",
+            "long digest",
+            "lines",
+        ),
         *("many arrays", "long name", "too large", "many axes"),
     ],
 )

@@ -280,9 +280,21 @@ def test_nothing_from_a_file_becomes_part_of_the_page_s_code(tmp_path: Path) -> 
         assert not [key for each in page.root.iter() for key in each.attrib if key[:2] == "on"]
 
 
+def test_characters_that_are_no_text_are_not_on_the_page(tmp_path: Path) -> None:
+    hostile = "a\x00b\x1b[2Jc\ud800d"
+    texts: dict[str, Any] = {
+        "strategy": hostile,
+        "failure": hostile,
+        "versions": {hostile: hostile},
+    }
+    page = Page(report([left(tmp_path / "a", **texts)]))
+    assert page.text.count("a\ufffdb\ufffd[2Jc\ufffdd") >= 4
+
+
 def test_a_run_s_name_is_no_formula_in_pictures(tmp_path: Path) -> None:
     history = read([left(tmp_path / "a")])[0].history
     histories = {HOSTILE: history, "_$\\frac{": history, "\ud800": history}
+    histories |= dict.fromkeys(("$\\frac$", "$x_$", "a$b$c$", "\\$\\$", "$" * 99), history)
     draw_curves(histories, tmp_path / "curves.png", {"$^$": 0.9})
     draw_frontier(histories, tmp_path / "frontier.png", 0.9)
     assert all((tmp_path / name).stat().st_size > 10_000 for name in ("curves.png", "frontier.png"))

@@ -211,6 +211,8 @@ def _serve(
         return to_reply(serve(context, order), message)
     except VflError as error:
         return to_failure(str(error), message, isinstance(error, OutOfStepError))
+    except MemoryError:
+        return to_failure("has not enough memory for what it was asked.", message)
     except Exception as error:  # told to the label holder without its text, which may quote data
         log(ERROR, "%s", "".join(traceback.format_tb(error.__traceback__)))
         place = traceback.extract_tb(error.__traceback__)[-1]

@@ -34,9 +34,12 @@ def _number(least: int = 0, most: float = MOST) -> Any:
     return field(metadata={"least": least, "most": most})
 
 
-def _text(longest: int) -> Any:
-    """A field that is a text of so many letters at most; others have 128."""
-    return field(metadata={"longest": longest})
+def _text(longest: float, lines: bool = False) -> Any:
+    """A field that is a text of so many letters at most, and perhaps of more than one line.
+
+    Others have 128 letters in one line.
+    """
+    return field(metadata={"longest": longest, "lines": lines})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +208,7 @@ class SessionOrder(Order):
 
     kind: ClassVar[str] = "query.session"
     address: str = _text(300)
-    certificate: str = _text(10_000)
+    certificate: str = _text(10_000, lines=True)
     token: str
     keep: bool
 
@@ -282,7 +285,7 @@ class SessionEnd(Payload):
 
     connected: bool  # whether it ever was
     served: int
-    cause: str = _text(MOST)  # of which `wire` shows the beginning
+    cause: str = _text(MOST, lines=True)  # to be shown as `wire.said` has it
 
 
 class Received(Arrays):

@@ -127,6 +127,8 @@ def _checked(kind: type[Payload], spec: Field[Any], value: Any) -> Any:
         raise VflError(f"sent a {kind.__name__} whose {spec.name} is no {spec.type}.")
     if isinstance(value, str) and len(value) > spec.metadata.get("longest", _LONGEST):
         raise VflError(f"sent a {kind.__name__} whose {spec.name} is too long.")
+    if isinstance(value, str) and not (value.isprintable() or spec.metadata.get("lines")):
+        raise VflError(f"sent a {kind.__name__} whose {spec.name} is not plain text in one line.")
     if isinstance(value, int | float) and not isinstance(value, bool):
         least, most = spec.metadata.get("least", 0), spec.metadata.get("most", MOST)
         if not least <= value <= most:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 from vfl_flower.errors import VflError
 from vfl_flower.registry import SYSTEMS
@@ -151,12 +152,23 @@ def _content(path: Path) -> bytes:
 
 def _parsed(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        parsed = json.loads(text)
+        parsed = _plain(json.loads(text))
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
         raise VflError(f"{path} cannot be read: it is not as a run leaves it, so move it away.")
     return parsed
+
+
+def _plain(value: Any) -> Any:
+    """The same without characters that are no text, and could not stand on a page."""
+    if isinstance(value, str):
+        return "".join("\ufffd" if category(c) in ("Cc", "Cs", "Cn") else c for c in value)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    return value
 
 
 def mapping(value: Any) -> dict[str, Any]:
