@@ -20,6 +20,7 @@ from tests.organisations import ID, cut, kept_state, small, write
 from vfl_flower import client_app, start
 from vfl_flower.axes.batches import steps_per_epoch
 from vfl_flower.errors import ConfigError, OutOfStepError, PartyError, VflError
+from vfl_flower.files import unsealed
 from vfl_flower.flower_internals import begin_task, state_from_bytes, state_to_bytes
 from vfl_flower.holder import checkpoint, results
 from vfl_flower.messages import (
@@ -433,7 +434,7 @@ def counted(tmp_path: Path) -> Array:
     """Uploads of each row that the party has uploaded."""
     (path,) = tmp_path.glob("*.uploads")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    counts: Array = limits._read(path)[1]
+    counts: Array = np.frombuffer(unsealed(path), "<u8").reshape(2, -1)[1]
     return counts
 
 
@@ -641,10 +642,8 @@ def test_predictions_are_counted_over_runs_and_restarts(
     assert served == (80 if most is None else most)
     if most:
         file = tmp_path / "party-0.predictions"
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600 and limits._read(file).tolist() == [
-            [0],
-            [most],
-        ]
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert np.frombuffer(unsealed(file), "<u8").tolist() == [0, most]
 
 
 def test_predictions_by_a_model_are_uploads_of_its_run(node: Node) -> None:
