@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from tests.organisations import ID, cut, kept_state, small, write
 from vfl_flower import client_app, start
 from vfl_flower.axes.batches import steps_per_epoch
+from vfl_flower.data import alignment
+from vfl_flower.data.blocks import own_source
 from vfl_flower.errors import ConfigError, OutOfStepError, PartyError, VflError
 from vfl_flower.files import unsealed
 from vfl_flower.flower_internals import begin_task, state_from_bytes, state_to_bytes
@@ -100,7 +102,10 @@ def node(tmp_path: Path) -> Node:
 
 def align(context: Context, rows: Array | None = None) -> None:
     """Tell a party which of its rows all have."""
-    context.state["aligned"] = pack({"rows": np.arange(ROWS) if rows is None else rows})
+    rows = np.arange(ROWS) if rows is None else rows
+    digest = alignment._digest(own_source(context), rows)
+    name = np.full(32, ord("a"), np.uint8)
+    context.state["aligned"] = pack({"rows": rows, "digest": digest, "name": name})
 
 
 def asked(context: Context, order: Order, kind: type[Payload] = Upload) -> Any:
@@ -424,7 +429,7 @@ def test_parties_that_a_run_starts_itself_permit_what_it_names(
     own = {"file": f"{tmp_path}/f.csv", "noise-seed": 7}
     keys = {"dataset": "files:l.csv", "noise-seed": 4, "out": "c"}
     start.run_supernodes(1, keys, [own])
-    assert given == [{}, own]  # what a party says itself stays
+    assert given == [{}, {"align": "psi", **own}]  # what a party says itself stays
 
 
 # --- how often, how long ------------------------------------------------------------------------
@@ -563,7 +568,7 @@ def test_a_count_that_is_lost_or_damaged_or_was_never_made_ends_the_run(
     whole = path.read_bytes()
     for content in (b"", whole[:-4], whole[:-1], bytes(len(whole)), whole[:-1] + b"\7"):
         path.write_bytes(content)
-        with pytest.raises(VflError, match="has lost count of what it gives away: its own log"):
+        with pytest.raises(VflError, match="cannot keep count of what it gives away: its own log"):
             asked(context, train(2, gradient=gradient()))
     path.unlink()
     unknown = "refuses to go on, since it has no count of its uploads until now: its rule is max-up"
@@ -597,10 +602,10 @@ def test_a_disk_that_keeps_no_count_ends_the_run(
     context = node({"max-uploads": 2})
     asked(context, DESCRIBE, Description)
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(limits, "_write", full)
+    monkeypatch.setattr(limits, "whole", full)
     with pytest.raises(VflError, match="cannot keep count of what it gives away: its own log says"):
         asked(context, train(1))
 
@@ -667,7 +672,7 @@ def in_session(context: Context, orders: list[Order], keep: bool = True) -> list
     """What a party answers to orders that come over one stream."""
     replies: list[Any] = []
 
-    def serve(app: Any, order: SessionOrder, context: Context) -> SessionEnd:
+    def serve(app: Any, order: SessionOrder, context: Context, largest: Any) -> SessionEnd:
         replies.extend(asked(context, each) for each in orders)
         return SessionEnd(connected=True, served=len(orders), cause="")
 
@@ -776,7 +781,7 @@ def test_a_run_on_files_goes_on_with_the_models_that_secrets_have_drawn(tmp_path
     run = organisations.run("run", {"epochs": 2, "embedding-size": 4, "party-lr": 0.0})
     config = checkpoint.load(run.folder).config
     for party in range(2):
-        kept = state_from_bytes(kept_state(run.folder, party).read_bytes())
+        kept = state_file.read(kept_state(run.folder, party))
         model, secret = state.load_arrays(kept, "model"), state.load_scalars(kept)["secret"]
         of_seed = build_bottom(config, party, (2,), 4).state_dict()
         of_secret = build_bottom(config, party, (2,), 4, secret).state_dict()
