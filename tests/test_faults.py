@@ -158,7 +158,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     ),
     "more than is due": (
         array("embedding", lambda h: np.zeros((10**5, 32), np.float32)),
-        r"a Upload of 12,800,128 bytes, where \d+,\d+ are the most that can be due",
+        r"a Upload of 12,80\d,\d+ bytes, where \d+,\d+ are the most that can be due",
     ),
     "an array more": (changed(arrays=lambda a: {**a, "more": a["embedding"]}), "array 'more', for"),
     "no embedding": (changed(arrays=lambda arrays: {}), "'embedding' is missing|'ids' is missing"),
