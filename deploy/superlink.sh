@@ -41,6 +41,7 @@ trap 'exit 143' TERM
 trap 'exit 130' INT
 
 export FLWR_HOME=$folder
+export GRPC_VERBOSITY=ERROR # else strangers' handshakes are told, each in a line
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 # the packages of this environment serve
 python -P -m vfl_flower.runtimes.closed superlink --host 127.0.0.1 --port "$inner" \
     --enable-supernode-auth --database "$folder/superlink.db" --ssl-keyfile "$folder/loopback.key" \

@@ -17,8 +17,12 @@ if [ ! -f "$folder/supernode.key" ]; then
     echo "made $folder/supernode.pub: start again when the label holder has registered it"
     exit
 fi
+# Where its ClientApp may connect to, if the owner says nothing else: the host of the SuperLink.
+config=$3
+case " $config" in *" stream-address="*) ;; *) config="$config stream-address='${2%:*}'" ;; esac
+
 export FLWR_HOME=$folder
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 # the packages of this environment serve
 exec python -P -m vfl_flower.runtimes.closed supernode --superlink "$2" --root-certificates "$folder/superlink.crt" \
     --auth-supernode-private-key "$folder/supernode.key" \
-    --host 127.0.0.1 --port "${PORT:-9094}" --node-config "$3"
+    --host 127.0.0.1 --port "${PORT:-9094}" --node-config "$config"

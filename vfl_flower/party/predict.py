@@ -42,7 +42,7 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
         rows, names = prepared(own, common.rows, preparation), own.names(common.rows)
         block = FeatureBlock(rows[:0], rows, "", preparation, common.name, names[:0], names)
     scalars = state.load_scalars(saved)
-    limits = limits_of(context, rules, scalars["origin"])
+    limits = limits_of(context, rules, scalars.get("origin", order.run))
     limits.go_on()
     limits.count(block.test_rows)
     count_predictions(context, rules, len(block.test))

@@ -1,0 +1,76 @@
+"""Nodes, in a process that has served nothing yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from tests.organisations import ID, small, write
+from tests.party.nodes import KEYS, ROWS, Node, align
+from vfl_flower.flower_internals import begin_task
+from vfl_flower.holder import results
+from vfl_flower.party import context as between
+
+
+@pytest.fixture(autouse=True)
+def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
+
+
+@pytest.fixture(autouse=True)
+def new_process() -> Iterator[None]:
+    begin_task()
+    between._skeletons.clear()
+    yield
+    between._skeletons.clear()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A real node with a file of its own, aligned; its rules, and the keys of its run."""
+    write(small(ROWS), tmp_path / "a.csv")
+
+    def build(own: Mapping[str, Any] | None = None, run_id: int = 1, **keys: Any) -> Context:
+        context = Context(
+            run_id=run_id,
+            node_id=2,
+            node_config={
+                **{"partition-id": 0, "num-partitions": 1, "states": str(tmp_path)},
+                **{"file": str(tmp_path / "a.csv"), "id": ID},
+                **(own or {}),
+            },
+            state=RecordDict(),
+            run_config={**KEYS, **{key.replace("_", "-"): value for key, value in keys.items()}},
+        )
+        align(context)
+        return context
+
+    return build
+
+
+@pytest.fixture
+def other_node(tmp_path: Path) -> Callable[..., Context]:
+    """A real node without a file, where others have one that is nobody else's business."""
+    table = small(ROWS)
+    values = table[["f0", "f1"]].to_numpy()
+    np.savez(tmp_path / "private.npz", X=values, y=table["label"].to_numpy())
+    table.drop(columns=ID).to_csv(tmp_path / "private.csv", index=False)
+
+    def build(dataset: str, own: Mapping[str, Any] | None = None) -> Context:
+        return Context(
+            run_id=1,
+            node_id=2,
+            node_config={
+                **{"partition-id": 0, "num-partitions": 1, "states": str(tmp_path)},
+                **(own or {}),
+            },
+            state=RecordDict(),
+            run_config={**KEYS, "dataset": dataset},
+        )
+
+    return build

@@ -1,0 +1,65 @@
+"""A real node with a file of its own, which tests send orders to in any sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, RecordDict
+from numpy.typing import NDArray
+
+from vfl_flower import client_app
+from vfl_flower.data import alignment
+from vfl_flower.data.blocks import own_source
+from vfl_flower.flower_internals import state_from_bytes
+from vfl_flower.messages import (
+    DescribeOrder,
+    Order,
+    Payload,
+    TrainOrder,
+    Upload,
+)
+from vfl_flower.party import context as between
+from vfl_flower.wire import pack, read_reply, to_message
+
+Array = NDArray[Any]
+
+ROWS, BATCH = 60, 8  # of the party's file; 48 of the rows are trained on, in 6 mini-batches
+KEYS: dict[str, Any] = {
+    **{"dataset": "files:elsewhere.csv", "bottom-model": "linear", "embedding-size": 8},
+    **{"embedding-activation": "none", "batch-size": BATCH, "party-lr": 0.0, "epochs": 4},
+}
+DESCRIBE = DescribeOrder(outputs=1)
+
+
+Node = Callable[..., Context]
+
+
+def align(context: Context, rows: Array | None = None) -> None:
+    """Tell a party which of its rows all have."""
+    rows = np.arange(ROWS) if rows is None else rows
+    digest = alignment._digest(own_source(context), rows)
+    name = np.full(32, ord("a"), np.uint8)
+    context.state["aligned"] = pack({"rows": rows, "digest": digest, "name": name})
+
+
+def asked(context: Context, order: Order, kind: type[Payload] = Upload) -> Any:
+    """A party's answer to an order, or the error that is told of it."""
+    return read_reply(client_app.app(to_message(order, 2, 60), context), kind)
+
+
+def train(exchange: int, steps: int = 6, epoch: int = 0, first: int = 0, **sent: Any) -> TrainOrder:
+    """An order for some mini-batches; without more, for a whole pass."""
+    place = {"epoch": epoch, "first": first, "steps": steps}
+    return TrainOrder(exchange=exchange, coordinated=True, arrays=sent, **place)
+
+
+def gradient(rows: int = 48) -> Array:
+    return np.zeros((rows, 8), np.float32)
+
+
+def restarted(context: Context, kept: bytes | None = None) -> None:
+    """The process has ended, and its SuperNode too, if nothing but a state is kept."""
+    between._skeletons.clear()
+    context.state = RecordDict() if kept is None else state_from_bytes(kept)

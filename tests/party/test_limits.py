@@ -1,0 +1,262 @@
+"""How much a party gives away: counts that no restart makes less."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context
+
+from tests.organisations import small, write
+from tests.party.nodes import DESCRIBE, ROWS, Array, Node, align, asked, gradient, restarted, train
+from vfl_flower.axes.batches import steps_per_epoch
+from vfl_flower.errors import VflError
+from vfl_flower.files import unsealed
+from vfl_flower.flower_internals import state_to_bytes
+from vfl_flower.messages import (
+    Description,
+    EmbedOrder,
+    EvaluateOrder,
+    Predicted,
+    PredictOrder,
+    RejoinOrder,
+    ResumeOrder,
+)
+from vfl_flower.party import context as between
+from vfl_flower.party import limits, state_file
+from vfl_flower.systems import resolve
+
+# --- how often, how long ------------------------------------------------------------------------
+
+
+def counted(tmp_path: Path) -> Array:
+    """Uploads of each row that the party has uploaded."""
+    (path,) = tmp_path.glob("*.uploads")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    counts: Array = np.frombuffer(unsealed(path), "<u8").reshape(2, -1)[1]
+    return counts
+
+
+TOO_OFTEN = "^failed: Party 0 refuses to upload a row once more than it allows: .* max-uploads = 2"
+
+
+def test_uploads_of_a_row_end_whatever_asks_for_them(node: Node, tmp_path: Path) -> None:
+    context = node({"max-uploads": 2})
+    asked(context, DESCRIBE, Description)
+    asked(context, train(1))
+    ids = np.array([3, 7], np.int32)
+    asked(context, EmbedOrder(exchange=2, arrays={"ids": ids, "gradient": gradient()}))
+    asked(context, EvaluateOrder(exchange=3))
+    counts = counted(tmp_path)
+    assert counts.sum() == 48 + 2 + 12 and len(counts) == ROWS and counts.max() == 2
+    (path,) = tmp_path.glob("*.uploads")
+    assert not any(str(who).encode() in path.read_bytes() for who in range(1000, 1000 + ROWS))
+    before = state_to_bytes(context.state)
+
+    def computes_nothing(*_: Any) -> Any:
+        raise AssertionError("it was computed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.Linear, "forward", computes_nothing)
+        for order in (train(4), EmbedOrder(exchange=4, arrays={"ids": ids[:1]})):
+            with pytest.raises(VflError, match=TOO_OFTEN):
+                asked(context, order)
+    assert (counted(tmp_path) == counts).all() and state_to_bytes(context.state) == before
+    asked(context, EvaluateOrder(exchange=4))
+    with pytest.raises(VflError, match=TOO_OFTEN):
+        asked(context, EvaluateOrder(exchange=5))
+    without = np.setdiff1d(np.arange(48), ids).astype(np.int32)
+    asked(context, EmbedOrder(exchange=5, arrays={"ids": without}))
+    assert counted(tmp_path).min() == counted(tmp_path).max() == 2
+
+
+def again_from_an_older_state(context: Context, kept: bytes) -> None:
+    restarted(context, kept)
+
+
+def again_from_the_start(context: Context, kept: bytes) -> None:
+    asked(context, DESCRIBE, Description)
+
+
+def again_in_another_order(context: Context, kept: bytes) -> None:
+    align(context, np.arange(ROWS)[::-1])
+    asked(context, DESCRIBE, Description)
+
+
+def again_from_another_file(context: Context, kept: bytes) -> None:
+    """Of the same people and some more, in another order."""
+    path = Path(str(context.node_config["file"])).with_name("b.csv")
+    write(small(ROWS + 20)[::-1], path)
+    context.node_config["file"] = str(path)
+    align(context, np.arange(20, 20 + ROWS))
+    asked(context, DESCRIBE, Description)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        *(again_from_an_older_state, again_from_the_start),
+        *(again_in_another_order, again_from_another_file),
+    ],
+)
+def test_no_restart_makes_the_count_of_uploads_less(
+    node: Node, again: Callable[[Context, bytes], None], tmp_path: Path
+) -> None:
+    context = node({"max-uploads": 2})
+    asked(context, DESCRIBE, Description)
+    kept = state_to_bytes(context.state)
+    asked(context, train(1))
+    asked(context, train(2, gradient=gradient()))
+    again(context, kept)
+    with pytest.raises(VflError, match=TOO_OFTEN):
+        asked(context, train(1))
+    context.node_config["max-uploads"] = 3
+    asked(context, train(1))  # but for the rule, it would have been served
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_party_without_a_state_goes_on_with_its_count_or_not_at_all(
+    other_node: Callable[..., Context], tmp_path: Path, lost: bool
+) -> None:
+    context = other_node("breast-cancer", {"max-uploads": 2})
+    asked(context, DESCRIBE, Description)
+    asked(context, train(1, steps=2))
+    asked(context, train(2, steps=2, gradient=gradient(16)))
+    restarted(context)
+    rejoin = RejoinOrder(exchange=9, outputs=1)
+    if lost:
+        next(tmp_path.glob("*.uploads")).unlink()
+        with pytest.raises(VflError, match="since it has no count of its uploads until now"):
+            asked(context, rejoin, Description)
+        return
+    asked(context, rejoin, Description)
+    with pytest.raises(VflError, match=TOO_OFTEN):
+        asked(context, train(10, steps=2))
+    asked(context, train(10, steps=2, first=2))  # other rows
+
+
+def test_runs_that_go_on_from_one_another_share_a_count(node: Node, tmp_path: Path) -> None:
+    context = node({"max-uploads": 2})
+    asked(context, DESCRIBE, Description)
+    asked(context, train(1))
+    state_file.save(context, 1)
+    for run, after in ((2, None), (3, TOO_OFTEN)):  # both from the same checkpoint
+        later = node({"max-uploads": 2}, run_id=run)
+        described = asked(later, ResumeOrder(run="1", number=1), Description)
+        assert described.exchange == 1
+        if after is None:
+            asked(later, train(2, gradient=gradient()))
+            continue
+        with pytest.raises(VflError, match=after):
+            asked(later, train(2, gradient=gradient()))
+    assert len(list(tmp_path.glob("*.uploads"))) == 1
+
+
+def test_a_count_that_is_lost_or_damaged_or_was_never_made_ends_the_run(
+    node: Node, tmp_path: Path
+) -> None:
+    context = node({"max-uploads": 2})
+    asked(context, DESCRIBE, Description)
+    asked(context, train(1))
+    (path,) = tmp_path.glob("*.uploads")
+    whole = path.read_bytes()
+    for content in (b"", whole[:-4], whole[:-1], bytes(len(whole)), whole[:-1] + b"\7"):
+        path.write_bytes(content)
+        with pytest.raises(VflError, match="cannot keep count of what it gives away: its own log"):
+            asked(context, train(2, gradient=gradient()))
+    path.unlink()
+    unknown = "refuses to go on, since it has no count of its uploads until now: its rule is max-up"
+    with pytest.raises(VflError, match=unknown):
+        asked(context, train(2, gradient=gradient()))
+    before_the_rule = node(run_id=5)
+    asked(before_the_rule, DESCRIBE, Description)
+    asked(before_the_rule, train(1))
+    before_the_rule.node_config["max-uploads"] = 100
+    with pytest.raises(VflError, match=unknown):
+        asked(before_the_rule, train(2, gradient=gradient()))
+
+
+def test_a_pair_is_two_uploads_and_without_test_rows_evaluations_add_up(
+    node: Node, tmp_path: Path
+) -> None:
+    context = node({"max-uploads": 3}, strategy="syn-zoo", **{"test-fraction": 0.0})
+    asked(context, DESCRIBE, Description)
+    asked(context, train(1, steps=8))
+    assert (counted(tmp_path) == 2).all()
+    difference = np.zeros(8, np.float32)
+    asked(context, EvaluateOrder(exchange=2, arrays={"difference": difference}))
+    assert (counted(tmp_path) == 3).all()
+    with pytest.raises(VflError, match="max-uploads = 3"):
+        asked(context, EvaluateOrder(exchange=3))
+
+
+def test_a_disk_that_keeps_no_count_ends_the_run(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = node({"max-uploads": 2})
+    asked(context, DESCRIBE, Description)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(limits, "whole", full)
+    with pytest.raises(VflError, match="cannot keep count of what it gives away: its own log says"):
+        asked(context, train(1))
+
+
+def test_epochs_end_whatever_the_orders_say(node: Node) -> None:
+    context = node({"max-epochs": 2}, epochs=2)
+    asked(context, DESCRIBE, Description)
+    of_epoch = steps_per_epoch(resolve(context.run_config), 48)
+    assert of_epoch == 6
+    asked(context, train(1))
+    asked(context, train(2, gradient=gradient()))  # the same epoch again
+    sentence = "refuses step 13, of 6 an epoch: its rule is max-epochs = 2"
+    for order in (train(3, 1, gradient=gradient()), train(3, 1, epoch=1, gradient=gradient())):
+        with pytest.raises(VflError, match=sentence):
+            asked(context, order)
+    asked(context, EvaluateOrder(exchange=3, arrays={"gradient": gradient()}))
+
+
+@pytest.mark.parametrize("most", [0, 20, 60, None])
+def test_predictions_are_counted_over_runs_and_restarts(
+    node: Node, tmp_path: Path, most: int | None
+) -> None:
+    context = node()
+    asked(context, DESCRIBE, Description)
+    state_file.save(context, 1)
+    own = {} if most is None else {"max-predictions": most}
+    served = 0
+    for run in range(2, 6):
+        between._skeletons.clear()
+        predicting = node(own, run_id=run)
+        align(predicting, np.arange(20))
+        try:
+            order = PredictOrder(run="1", number=1)
+            served += len(asked(predicting, order, Predicted).arrays["embedding"])
+        except VflError as error:
+            assert str(error) == (
+                f"failed: Party 0 refuses to predict 20 rows: its rule is max-predictions = {most}."
+            )
+    assert served == (80 if most is None else most)
+    if most:
+        file = tmp_path / "party-0.predictions"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert np.frombuffer(unsealed(file), "<u8").tolist() == [0, most]
+
+
+def test_predictions_by_a_model_are_uploads_of_its_run(node: Node) -> None:
+    context = node({"max-uploads": 2})
+    asked(context, DESCRIBE, Description)
+    asked(context, train(1))
+    state_file.save(context, 1)
+    order = PredictOrder(run="1", number=1)
+    asked(context, order, Predicted)
+    for run in (1, 2):
+        with pytest.raises(VflError, match=TOO_OFTEN):
+            asked(node({"max-uploads": 2}, run_id=run), order, Predicted)

@@ -1,0 +1,270 @@
+"""What a party insists on, whatever orders come in whatever sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from tests.organisations import cut, small
+from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, train
+from vfl_flower import start
+from vfl_flower.errors import ConfigError, OutOfStepError, PartyError, VflError
+from vfl_flower.flower_internals import state_to_bytes
+from vfl_flower.messages import (
+    Description,
+    EmbedOrder,
+    EvaluateOrder,
+    Predicted,
+    PredictOrder,
+    RejoinOrder,
+    ResumeOrder,
+    SessionOrder,
+    Upload,
+)
+from vfl_flower.party import context as between
+from vfl_flower.party import rules, state_file
+from vfl_flower.party.rules import Rules
+
+# --- what is refused ----------------------------------------------------------------------------
+
+NOISY = {"privacy": "perturbed-embedding", "embedding-noise": 2.0}
+
+BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    # the rule; keys that break it, and keys that keep to it; what is said
+    "systems": (
+        *({"systems": "vafl, ef-vfl"}, {}, {"strategy": "vafl"}),
+        "strategy = 'split-nn': its rule is systems = 'vafl, ef-vfl'.",
+    ),
+    "a system in name only": (
+        *({"systems": "cascaded"}, {"strategy": "cascaded", "estimator": "first-order"}),
+        *({"strategy": "cascaded"}, "strategy = 'cascaded' with another estimator or labels than"),
+    ),
+    "labels for all": (
+        *({"systems": "ef-vfl"}, {"strategy": "ef-vfl", "labels": "shared"}),
+        *({"strategy": "ef-vfl"}, "strategy = 'ef-vfl' with another estimator or labels than"),
+    ),
+    "epochs": (
+        *({"max-epochs": 3}, {"epochs": 4}, {"epochs": 3}),
+        "epochs = 4: its rule is max-epochs = 3.",
+    ),
+    "no noise": (
+        *({"min-embedding-noise": 2}, {"embedding-noise": 5.0}, NOISY),
+        "privacy = 'none': its rule is min-embedding-noise = 2.",
+    ),
+    "little noise": (
+        *({"min-embedding-noise": 2.0}, {**NOISY, "embedding-noise": 1.9}, NOISY),
+        "embedding-noise = 1.9 at embedding-bound = 1: its rule is min-embedding-noise = 2 times",
+    ),
+    "noise that a bound makes little": (
+        *({"min-embedding-noise": 2.0}, {**NOISY, "embedding-bound": 1e6}),
+        *({**NOISY, "embedding-bound": 0.5}, "embedding-noise = 2 at embedding-bound = 1e"),
+    ),
+    "known noise": (
+        *({}, {"noise-seed": 0}, {}),
+        "noise-seed = 0, by which others know its noise and its first model: its own node "
+        "configuration gives no noise-seed.",
+    ),
+    "another seed": (
+        *({"noise-seed": 3}, {"noise-seed": 0}, {"noise-seed": 3}),
+        "noise-seed = 0, .*: its own node configuration gives noise-seed = 3.",
+    ),
+    "data of no file": (
+        *({}, {"dataset": "memory:x"}, {}),
+        "dataset = 'memory:x', which others name: its own node configuration gives no dataset.",
+    ),
+}
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the party's own log says."""
+    lines: list[str] = []
+    monkeypatch.setattr(rules.log, "warning", lambda text, *words: lines.append(text % words))
+    return lines
+
+
+@pytest.mark.parametrize(("own", "breaks", "keeps", "what"), BROKEN.values(), ids=list(BROKEN))
+def test_a_run_that_breaks_a_rule_is_refused_at_both_ends_whatever_comes_first(
+    node: Node,
+    own: dict[str, Any],
+    breaks: dict[str, Any],
+    keeps: dict[str, Any],
+    what: str,
+    said: list[str],
+) -> None:
+    sentence = f"^failed: Party 0 refuses {what}"
+    for order in (DESCRIBE, RejoinOrder(exchange=9, outputs=1)):
+        context = node(own, **breaks)
+        if isinstance(order, RejoinOrder):  # from who has lost all
+            restarted(context)
+        before = list(context.state)
+        with pytest.raises(VflError, match=sentence) as raised:
+            asked(context, order, Description)
+        assert said.pop() == str(raised.value).removeprefix("failed: ") and not said
+        assert list(context.state) == before  # it has begun nothing
+        with pytest.raises(OutOfStepError, match="has no state of this run"):
+            asked(context, train(1))
+    served = node(own, **keeps)
+    asked(served, DESCRIBE, Description)
+    assert len(asked(served, train(1)).arrays) and not said
+
+
+SERVED = {name: case for name, case in BROKEN.items() if name != "data of no file"}
+
+
+@pytest.mark.parametrize(("own", "breaks", "keeps", "what"), SERVED.values(), ids=list(SERVED))
+def test_a_rule_holds_for_a_run_that_began_before_it(
+    node: Node, own: dict[str, Any], breaks: dict[str, Any], keeps: dict[str, Any], what: str
+) -> None:
+    seed = {key: breaks[key] for key in ("noise-seed",) if key in breaks}
+    context = node(seed, **breaks)
+    asked(context, DESCRIBE, Description)
+    asked(context, train(1))
+    state_file.save(context, 1)
+    for key in seed:
+        del context.node_config[key]
+    context.node_config.update(own)
+    context.run_config = {**KEYS, **keeps}  # what counts is the configuration that is used
+    before = state_to_bytes(context.state)
+    for order in (
+        *(train(2, gradient=gradient()), EvaluateOrder(exchange=2)),
+        *(EmbedOrder(exchange=2, arrays={"ids": np.zeros(1, np.int32)}),),
+        *(RejoinOrder(exchange=5, outputs=1), PredictOrder(run="1", number=1)),
+    ):
+        with pytest.raises(VflError, match=f"^failed: Party 0 refuses {what}"):
+            asked(context, order, Predicted if isinstance(order, PredictOrder) else Upload)
+        assert state_to_bytes(context.state) == before
+    later = node(own, run_id=2)
+    with pytest.raises(VflError, match=f"^failed: Party 0 refuses {what}"):
+        asked(later, ResumeOrder(run="1", number=1), Description)
+
+
+def test_one_owner_needs_no_permission_unless_a_party_says_so(node: Node) -> None:
+    one_owner = {"simulated": True}
+    asked(node(one_owner, **{"noise-seed": 0}), DESCRIBE, Description)
+    with pytest.raises(VflError, match=r"refuses noise-seed = 0, .* gives noise-seed = 3"):
+        asked(node({**one_owner, "noise-seed": 3}, **{"noise-seed": 0}), DESCRIBE, Description)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("max-epoch", 5, "has a key 'max-epoch' that there is not: did you mean max-epochs?"),
+        ("min-noise", 5, "has a key 'min-noise' that there is not: did you mean min-rows?"),
+        ("privacy", "x", "has a key 'privacy' that there is not: rules are align, min-rows"),
+        ("max-epochs", "5", "gives max-epochs = '5', where a whole number, at least 0, is due."),
+        ("max-epochs", True, "gives max-epochs = True, where a whole number, at least 0, is due."),
+        ("max-uploads", -1, "gives max-uploads = -1, where a whole number, at least 0, is due."),
+        ("min-embedding-noise", "1", "where a number, at least 0, is due."),
+        ("min-embedding-noise", float("nan"), "where a number, at least 0, is due."),
+        ("systems", 3, "gives systems = 3, where a text in quotes is due."),
+    ],
+)
+def test_a_rule_that_cannot_be_read_lets_nothing_pass(
+    node: Node, key: str, value: Any, sentence: str
+) -> None:
+    context = node({key: value})
+    session = SessionOrder(address="x", certificate="", token="", keep=False)
+    for order in (DESCRIBE, train(1), session):
+        with pytest.raises(VflError) as raised:
+            asked(context, order)
+        said = str(raised.value)
+        assert said.startswith("failed: Party 0's node configuration ") and sentence in said
+
+
+def test_a_source_has_keys_of_its_own_that_are_not_nearly_rules() -> None:
+    assert Rules.of({"source": "waves:Waves", "share": 0.5, "rows": 9}) == Rules()
+    with pytest.raises(ConfigError, match="did you mean max-epochs"):
+        Rules.of({"source": "waves:Waves", "max-epoch": 5})
+
+
+def test_the_label_holder_is_told_which_party_refuses_and_why(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, small(80))
+    own: Any = {"max-epochs": 2}
+    organisations.words = [{}, own]
+    keys = {"bottom-hidden": 4, "embedding-size": 2, "top-hidden": 4}
+    sentence = r"Party 1 refuses epochs = 3: its rule is max-epochs = 2\.$"
+    with pytest.raises(PartyError, match=sentence):
+        organisations.run("refused", {**keys, "epochs": 3})
+    assert organisations.run("served", {**keys, "epochs": 2}).summary["failure"] is None
+
+
+def test_before_rows_are_aligned_a_run_is_refused_that_would_be_afterwards(node: Node) -> None:
+    context = node({"max-epochs": 3})
+    with pytest.raises(ConfigError, match="Party 0 refuses epochs = 4: its rule is max-epochs = 3"):
+        between.check_before_alignment(context)
+    for keys in ({"epochs": 3}, {"task": "predict"}):
+        context.run_config = {**KEYS, **keys}
+        between.check_before_alignment(context)
+    assert replace(Rules(), max_epochs=3) == Rules.of(context.node_config)
+
+
+# --- paths --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["npz", "csv"])
+def test_a_node_reads_no_path_that_it_has_not_named_too(
+    other_node: Callable[..., Context], tmp_path: Path, kind: str
+) -> None:
+    dataset = f"{kind}:{tmp_path}/private.{kind}"
+    refused = {"no file": f"{kind}:/etc/none", "another": "npz:/etc/passwd", "text": f"{dataset} "}
+    for text in (dataset, *refused.values()):
+        with pytest.raises(
+            VflError, match=r"Party 0 refuses dataset = '.*', which others name: .*"
+        ):
+            asked(other_node(text), DESCRIBE, Description)
+    for text in refused.values():
+        context = other_node(text, {"dataset": dataset})
+        with pytest.raises(VflError, match="its own node configuration gives dataset = "):
+            asked(context, DESCRIBE, Description)
+    for own in ({"dataset": dataset}, {"simulated": True}):  # and these could be read
+        context = other_node(dataset, own)
+        assert asked(context, DESCRIBE, Description).train_rows == 48
+        assert asked(context, train(1)).arrays["embedding"].shape == (48, 8)
+    context.node_config["simulated"] = False
+    with pytest.raises(VflError, match="Party 0 refuses dataset"):
+        asked(context, train(2, gradient=gradient()))
+    for text in ("digits", "breast-cancer"):
+        asked(other_node(text), DESCRIBE, Description)
+
+
+def test_parties_that_a_run_starts_itself_permit_what_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    class Started:
+        def __init__(self, simulation: bool) -> None:
+            pass
+
+        @contextmanager
+        def supernode(self, party: int, parties: int, own: dict[str, Any]) -> Iterator[None]:
+            given.append(own)
+            yield
+
+        def __enter__(self) -> Started:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(start, "SuperLink", Started)
+    monkeypatch.setattr(start, "_run_on", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    np.savez("data.npz", X=np.eye(20), y=np.arange(20) % 2)
+    start.run_supernodes(2, {"dataset": "npz:data.npz", "noise-seed": 4, "out": "a"})
+    path = f"npz:{tmp_path}/data.npz"
+    assert given == [{"noise-seed": 4, "dataset": path}] * 2
+    given.clear()
+    start.run_supernodes(1, {"dataset": "digits", "out": "b"})
+    own = {"file": f"{tmp_path}/f.csv", "noise-seed": 7}
+    keys = {"dataset": "files:l.csv", "noise-seed": 4, "out": "c"}
+    start.run_supernodes(1, keys, [own])
+    assert given == [{}, {"align": "psi", **own}]  # what a party says itself stays

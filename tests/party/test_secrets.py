@@ -1,0 +1,215 @@
+"""What a party's secret hides: its first model, and noise that never comes twice."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from tests.organisations import cut, kept_state, small
+from tests.party.nodes import DESCRIBE, KEYS, Array, Node, asked, gradient, restarted, train
+from vfl_flower.errors import VflError
+from vfl_flower.flower_internals import state_to_bytes
+from vfl_flower.holder import checkpoint
+from vfl_flower.messages import (
+    Arrays,
+    Description,
+    EvaluateOrder,
+    Order,
+    RejoinOrder,
+    ResumeOrder,
+    SessionEnd,
+    SessionOrder,
+)
+from vfl_flower.models.bottoms import build_bottom, seeded
+from vfl_flower.party import context as between
+from vfl_flower.party import state, state_file
+from vfl_flower.party.party import Party
+from vfl_flower.runtimes.stream import session
+from vfl_flower.systems import resolve
+
+# --- the first upload ---------------------------------------------------------------------------
+
+
+def solved(embedding: Array, **keys: Any) -> Array:
+    """The features behind embeddings [R, 8], by the linear model that the public seed gives."""
+    model = build_bottom(resolve({**KEYS, **keys}), 0, (2,), 8)
+    (layer,) = (each for each in model.modules() if isinstance(each, torch.nn.Linear))
+    weight, bias = (each.detach().double().numpy() for each in (layer.weight, layer.bias))
+    found: Array = np.linalg.lstsq(weight, (embedding - bias).T, rcond=None)[0].T
+    return found
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_who_knows_the_seed_solves_a_first_upload_only_if_the_party_permits_it(
+    node: Node, permitted: bool
+) -> None:
+    seed = {"noise-seed": 3} if permitted else {}
+    context = node({**seed, "columns": "f0,f1"}, **seed)
+    asked(context, DESCRIBE, Description)
+    sent = asked(context, train(1)).arrays["embedding"]
+    party = between._skeletons[0, 1][1]
+    window = party._window(train(1))
+    features = party.block.train[window.ids].astype(np.float64)
+    found = solved(sent)
+    if permitted:
+        assert np.abs(found - features).max() < 1e-5
+    else:
+        assert 1 - np.square(features - found).sum() / np.square(features).sum() < 0.2
+
+
+def test_divided_data_and_permitted_seeds_give_the_models_that_the_seed_gives() -> None:
+    config = resolve({"dataset": "breast-cancer"})
+    first, second = (Party(config, 0, 2, 1).model.state_dict() for _ in range(2))
+    expected = build_bottom(config, 0, (15,), 32).state_dict()
+    for name, value in expected.items():
+        assert torch.equal(first[name], value) and torch.equal(second[name], value)
+
+
+def test_a_model_follows_from_every_word_of_its_secret() -> None:
+    """Torch's own seed has 32 bits: the state of its generator is NumPy's MT19937."""
+    config, drawn = resolve({}), []
+    for secret in (b"", b"one", b"one", b"other"):
+        with seeded(config, 0, secret):
+            words = torch.get_rng_state().view(torch.int64)[3:627].numpy().astype(np.uint32)
+            drawn.append(torch.empty(700, dtype=torch.int64).random_(0, 2**31).numpy())
+        same = np.random.RandomState()
+        same.set_state(("MT19937", words, 624, 0, 0.0))
+        expected = same.randint(0, 2**32, 1400, np.uint32)[1::2]  # two words for each number
+        np.testing.assert_array_equal(drawn[-1], expected & np.uint32(2**31 - 1))
+    assert (drawn[1] == drawn[2]).all()
+    assert not (drawn[1] == drawn[3]).any() and not (drawn[1] == drawn[0]).any()
+
+
+# --- a state that is older than what was served -------------------------------------------------
+
+PERTURBED = {"privacy": "perturbed-embedding", "embedding-noise": 3.0, "embedding-bound": 1.0}
+
+
+def in_session(context: Context, orders: list[Order], keep: bool = True) -> list[Any]:
+    """What a party answers to orders that come over one stream."""
+    replies: list[Any] = []
+
+    def serve(app: Any, order: SessionOrder, context: Context, largest: Any) -> SessionEnd:
+        replies.extend(asked(context, each) for each in orders)
+        return SessionEnd(connected=True, served=len(orders), cause="")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "serve", serve)
+        order = SessionOrder(address="x", certificate="", token="", keep=keep)
+        asked(context, order, SessionEnd)
+    return replies
+
+
+def by_a_session(context: Context) -> Arrays:
+    """The SuperNode has lost its state too, and the last file is read."""
+    restarted(context)
+    return in_session(context, [train(3, gradient=gradient())])[0].arrays  # type: ignore[no-any-return]
+
+
+def by_a_session_of_the_same_supernode(context: Context) -> Arrays:
+    """The process alone was killed, in whose SuperNode the state is that of its beginning."""
+    restarted(context, state_to_bytes(context.state))
+    return in_session(context, [train(3, gradient=gradient())])[0].arrays  # type: ignore[no-any-return]
+
+
+def by_a_rejoin(context: Context) -> Arrays:
+    restarted(context)
+    # By who says that less was served than has been.
+    with pytest.raises(VflError, match="was asked to go back"):
+        asked(context, RejoinOrder(exchange=2, outputs=1), Description)
+    restarted(context)
+    state_file.place(context, 1).write_bytes(state_file.place(context, 0).read_bytes())
+    asked(context, RejoinOrder(exchange=2, outputs=1), Description)
+    arrays: Arrays = asked(context, train(3)).arrays
+    return arrays
+
+
+def by_a_resume(context: Context) -> Arrays:
+    context.state, context.run_id = RecordDict(), 2
+    between._skeletons.clear()
+    asked(context, ResumeOrder(run="1", number=1), Description)
+    arrays: Arrays = asked(context, train(3, gradient=gradient())).arrays
+    return arrays
+
+
+def as_it_was(context: Context) -> Arrays:
+    """The control: the same state, as if nothing had happened."""
+    arrays: Arrays = asked(context, train(3, gradient=gradient())).arrays
+    return arrays
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        *(by_a_session, by_a_session_of_the_same_supernode, by_a_rejoin, by_a_resume),
+        as_it_was,
+    ],
+)
+def test_noise_comes_never_twice_when_a_message_is_served_again(
+    node: Node, back: Callable[[Context], Arrays]
+) -> None:
+    context = node({"columns": "f0,f1"}, **PERTURBED)
+    asked(context, DESCRIBE, Description)
+    asked(context, train(1))
+    asked(context, train(2, gradient=gradient()))
+    state_file.save(context, 1)
+    saved = copy.deepcopy(context.state)
+    first = asked(context, train(3, gradient=gradient())).arrays["embedding"]
+    context.state = saved  # of the message before
+    between._skeletons.clear()
+    second = back(context)["embedding"]
+    difference = (second - first).std()
+    if back is as_it_was:
+        assert difference == 0
+    else:  # learning rate 0: nothing but the noise is another
+        assert difference == pytest.approx(3 * 2**0.5, rel=0.2)
+
+
+def test_a_window_that_awaits_feedback_keeps_the_secret_of_its_upload(node: Node) -> None:
+    """Else it would be learnt from directions that nobody has gone along."""
+    keys = {"strategy": "syn-zoo", "party-lr": 0.1, "optimizer": "sgd", "columns": "f0,f1"}
+    context = node({"columns": keys.pop("columns")}, **keys)
+    asked(context, DESCRIBE, Description)
+    asked(context, train(1))
+    feedback = {"difference": np.arange(1.0, 7, dtype=np.float32)}
+    untouched = copy.deepcopy(context)
+    expected = asked(untouched, EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
+    state_file.save(context)
+    before = state.load_scalars(context.state)["secret"]
+    restarted(context)
+    (answer,) = in_session(context, [EvaluateOrder(exchange=2, arrays=feedback)])
+    np.testing.assert_array_equal(answer.arrays["embedding"], expected)
+    assert state.load_scalars(context.state)["secret"] != before
+
+
+def test_a_permitted_seed_stays(node: Node) -> None:
+    context = node({"noise-seed": 5}, **PERTURBED, **{"noise-seed": 5})
+    asked(context, DESCRIBE, Description)
+    asked(context, train(1))
+    state_file.save(context, 1)
+    first = asked(context, train(2, gradient=gradient())).arrays["embedding"]
+    restarted(context)
+    second = in_session(context, [train(2, gradient=gradient())])[0].arrays["embedding"]
+    np.testing.assert_array_equal(first, second)
+
+
+def test_a_run_on_files_goes_on_with_the_models_that_secrets_have_drawn(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, small(80))
+    run = organisations.run("run", {"epochs": 2, "embedding-size": 4, "party-lr": 0.0})
+    config = checkpoint.load(run.folder).config
+    for party in range(2):
+        kept = state_file.read(kept_state(run.folder, party))
+        model, secret = state.load_arrays(kept, "model"), state.load_scalars(kept)["secret"]
+        of_seed = build_bottom(config, party, (2,), 4).state_dict()
+        of_secret = build_bottom(config, party, (2,), 4, secret).state_dict()
+        for name, parameters in model.items():
+            assert not np.allclose(parameters, of_seed[name])
+            np.testing.assert_array_equal(parameters, of_secret[name])
+    assert len(organisations.predict("run")) == 64
