@@ -21,7 +21,7 @@ reads the messages learns sizes.
 
 That holds if both sides keep to the protocol, SHA-512 is as good as a random function, and the
 decisional Diffie-Hellman problem is hard in ristretto255. No such protocol can stop a side from
-making up ids and learning which of them the other has.
+making up ids and learning which of them the other has; a party's question may be about one more.
 """
 
 from __future__ import annotations
