@@ -348,6 +348,25 @@ def test_embeddings_are_perturbed_when_it_predicts_too(tmp_path: Path, noise_see
     assert np.abs(one - outputs[:, 0].sigmoid().numpy()).max() > 1e-3
 
 
+def test_predictions_are_counted_and_none_is_made_where_the_count_is_damaged(
+    tmp_path: Path,
+) -> None:
+    organisations = cut(tmp_path, small())
+    keys = {"privacy": "perturbed-embedding", "embedding-noise": 2.0}
+    organisations.run("run", {**SHORT, **keys})
+    epsilons = []
+    for name in ("one", "two"):
+        organisations.predict("run", out=str(tmp_path / f"{name}.csv"))
+        epsilons.append(json.loads((tmp_path / f"{name}.json").read_text())["epsilon"])
+    assert 0 < epsilons[0] < epsilons[1]
+    path = tmp_path / "run" / "predictions.journal"
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[:-40], whole[:-1] + b"x", b"", whole + whole[-40:]):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="nobody knows what this run has released"):
+            organisations.predict("run")
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 

@@ -20,13 +20,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.axes.privacy.embeddings import epsilon as epsilon_of_uploads
+from vfl_flower.axes.privacy.journal import Journal
+from vfl_flower.axes.privacy.ledger import EVALUATE
 from vfl_flower.config import RunConfig
 from vfl_flower.data.alignment import align
 from vfl_flower.data.blocks import load_labels, own_table, prepared
 from vfl_flower.data.source import Preparation
 from vfl_flower.data.tables import is_missing
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.files import append, locked, make_folder, told, whole, write_whole
+from vfl_flower.files import locked, make_folder, told, whole, write_whole
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Checkpoint, check_states
 from vfl_flower.holder.label_holder import of_group
@@ -175,9 +177,11 @@ def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
     trained = found.config
     if trained.privacy.mechanism != "perturbed-embedding" or trained.privacy.noise_seed >= 0:
         return None
-    journal = Path(config.model).expanduser() / "predictions.journal"
-    append(journal, b"1")
-    times = journal.stat().st_size
+    path = Path(config.model).expanduser() / "predictions.journal"
+    with locked(path.with_suffix(".lock"), f"Another prediction is counted in {path}: try again."):
+        journal = Journal(path, found.run)
+        times = 1 + sum(1 for _ in journal.read())
+        journal.write((EVALUATE, 0, 0, 0, 0), np.zeros(0, np.int32))
     return epsilon_of_uploads(trained, found.strategy["uploads"] + times)
 
 
