@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.conftest import Start
-from tests.fleet import EF_VFL, Fleet, assert_equals, evaluations, fleet
+from tests.fleet import EF_VFL, Fleet, assert_equals, evaluations, fleet, until
 from vfl_flower.holder import checkpoint
 from vfl_flower.start import Finished as Run
 
@@ -49,8 +49,7 @@ def test_a_run_that_is_killed_twenty_times_ends_as_if_it_had_not_been(
     moments = random.Random(0)
     folder = tmp_path / "nodes-0"
     states = {"states": str(tmp_path / "states")}
-    cut = 0  # kills of a run that had begun and not ended
-    while True:
+    for number in range(KILLS + 1):
         with fleet(PARTIES, tmp_path, states) as nodes:
             keys = {"resume": str(folder)}
             if not (folder / checkpoint.FILE).exists():  # it was killed before it began
@@ -58,14 +57,16 @@ def test_a_run_that_is_killed_twenty_times_ends_as_if_it_had_not_been(
                 keys = {**KEYS, "out": str(folder)}
             process = nodes.superlink.submit(keys, PARTIES, tmp_path / "flower.log")
             began = evaluations(Run(folder))
-            if cut < KILLS:
-                time.sleep(moments.uniform(5, 20))  # a moment like any other
-                cut += process.poll() is None and evaluations(Run(folder)) > began
-                assert process.poll() is None, "the run is too short to be killed so often"
-                kill(nodes)
-            else:
+            if number == KILLS:
                 assert process.wait(600) == 0
                 break
+            if number % 2:  # in the middle of training; else at a moment like any other
+                until(lambda began=began: evaluations(Run(folder)) > began)  # type: ignore[misc]
+                time.sleep(moments.uniform(0, 3))
+            else:
+                time.sleep(moments.uniform(3, 20))
+            assert process.poll() is None, "the run is too short to be killed so often"
+            kill(nodes)
     finished = Run(folder)
     assert finished.summary["failure"] is None
     assert_equals(finished, run(PARTIES, KEYS))
