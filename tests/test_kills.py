@@ -26,6 +26,7 @@ KEYS: dict[str, Any] = {
     "epochs": 400,
     "eval-every": 4,
     "checkpoint-every": 50,
+    "transport": "stream",
 }
 
 
