@@ -9,6 +9,10 @@
 set -euo pipefail
 umask 077
 folder=$(mkdir -p -m 700 "$1" && CDPATH= cd -- "$1" && pwd)
+case "$folder" in *[!A-Za-z0-9/._-]*)
+    echo "superlink.sh: name a folder of letters, digits, '.', '_' and '-': nginx reads its path" >&2
+    exit 1 ;;
+esac
 here=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 host=${2:-127.0.0.1}
 port=${PORT:-8000}

@@ -32,6 +32,7 @@ from vfl_flower.flower_internals import (
     demand_token,
     flower_home,
     from_bytes,
+    hide_tokens,
     in_ray,
     run_installed_code_only,
     set_message_id,
@@ -172,3 +173,35 @@ def test_nobody_can_guess_the_id_of_a_message_and_answer_it_in_anothers_place() 
     assert len({each.object_id for each in [original, *copies]}) == 1
     FlowerCarrier(grid).push_messages(copies)
     assert len({each.object_id for each in [original, *pushed]}) == 3
+
+
+def test_no_argument_of_a_process_has_the_token_of_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = import_module("flwr.supercore.superexec.executor.subprocess_executor")
+    types = import_module("flwr.supercore.superexec.executor.types")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setattr(executor, "subprocess", executor.subprocess)
+    started: list[list[str]] = []
+    read: list[tuple[str, int]] = []
+
+    class Process:
+        def __init__(self, arguments: list[str], **_: Any) -> None:
+            started.append(arguments)
+            file = Path(arguments[arguments.index("--token-file") + 1])
+            read.append((file.read_text(), file.stat().st_mode & 0o777))
+
+        def wait(self) -> None:
+            pass
+
+    monkeypatch.setattr("subprocess.Popen", Process)
+    hide_tokens()
+    given: dict[str, Any] = dict.fromkeys(types.ExecutionSpec.__dataclass_fields__)
+    given |= {
+        "task_type": "flwr-clientapp",
+        "token": "secret",
+        "runtime_api_address": "here:1",
+        "task_id": 1,
+    }
+    executor.SubprocessExecutor().launch(types.ExecutionSpec(**given))
+    assert read == [("secret", 0o600)] and "secret" not in str(started)

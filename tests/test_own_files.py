@@ -166,7 +166,7 @@ def test_both_sides_know_the_common_rows_and_no_more(tmp_path: Path) -> None:
         kept = organisations.folder / "run" / f"run-{run}-party-{number}-checkpoint-1.state"
         state = state_file.read(kept)
         aligned = load_arrays(state, "aligned")
-        assert list(aligned) == ["rows", "digest", "name"]  # no secret is left
+        assert list(aligned) == ["rows", "name", "digest", "method"]  # no secret is left
         assert read(organisations.files[number])[ID].iloc[aligned["rows"]].tolist() == expected
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +15,9 @@ from hashlib import sha256
 from hmac import compare_digest
 from importlib import import_module
 from pathlib import Path
+from tempfile import mkstemp
+from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import tomli_w
@@ -153,6 +158,30 @@ def demand_token(token: str) -> None:
             return None, None
 
     superlink.load_control_authn_plugin = ByToken
+
+
+def hide_tokens() -> None:
+    """Have a SuperExec that starts in this process give tasks their tokens by files.
+
+    Who has a task's token has its messages and state, and everybody reads a process's arguments.
+    """
+    executor: Any = import_module("flwr.supercore.superexec.executor.subprocess_executor")
+
+    def start(arguments: list[str], **more: Any) -> None:
+        at = arguments.index("--token")
+        descriptor, name = mkstemp(dir=flower_home())  # which makes it its owner's alone
+        with os.fdopen(descriptor, "w") as file:
+            file.write(arguments[at + 1])
+        hidden = [*arguments[:at], "--token-file", name, *arguments[at + 2 :]]
+        process = subprocess.Popen(hidden, **more)
+
+        def remove() -> None:
+            process.wait()
+            Path(name).unlink(missing_ok=True)
+
+        Thread(target=remove, daemon=True).start()
+
+    executor.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
 
 
 def run_installed_code_only() -> None:

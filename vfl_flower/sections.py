@@ -266,13 +266,13 @@ class PrivacyConfig:
         registry=registry.LEDGERS,
     )
     embedding_noise: float = key(
-        1.0, "standard deviation c of the last layer's Gaussian noise", above=0
+        1.0, "standard deviation c of the last layer's Gaussian noise", least=1e-6
     )
     inner_noise: float = key(0.0, "standard deviation of the inner layers' uniform noise", least=0)
     embedding_bound: float = key(
         1.0,
         "norm R to which the last layer's output is clipped before its noise is added",
-        above=0,
+        least=1e-6,  # far from where numbers of 32 bits, and noise with them, become zero
     )
     clip: float = key(
         1.0,

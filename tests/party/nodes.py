@@ -41,7 +41,9 @@ def align(context: Context, rows: Array | None = None) -> None:
     rows = np.arange(ROWS) if rows is None else rows
     digest = alignment._digest(own_source(context), rows)
     name = np.full(32, ord("a"), np.uint8)
-    context.state["aligned"] = pack({"rows": rows, "digest": digest, "name": name})
+    context.state["aligned"] = pack(
+        {"rows": rows, "digest": digest, "name": name, "method": alignment._PSI}
+    )
 
 
 def asked(context: Context, order: Order, kind: type[Payload] = Upload) -> Any:

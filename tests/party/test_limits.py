@@ -230,7 +230,7 @@ def test_predictions_are_counted_over_runs_and_restarts(
     context = node()
     asked(context, DESCRIBE, Description)
     state_file.save(context, 1)
-    own = {} if most is None else {"max-predictions": most}
+    own = {"min-rows": 20, **({} if most is None else {"max-predictions": most})}
     served = 0
     for run in range(2, 6):
         between._skeletons.clear()

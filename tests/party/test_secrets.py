@@ -51,17 +51,18 @@ def test_who_knows_the_seed_solves_a_first_upload_only_if_the_party_permits_it(
     node: Node, permitted: bool
 ) -> None:
     seed = {"noise-seed": 3} if permitted else {}
-    context = node({**seed, "columns": "f0,f1"}, **seed)
-    asked(context, DESCRIBE, Description)
-    sent = asked(context, train(1)).arrays["embedding"]
-    party = between._skeletons[0, 1][1]
-    window = party._window(train(1))
-    features = party.block.train[window.ids].astype(np.float64)
-    found = solved(sent)
-    if permitted:
-        assert np.abs(found - features).max() < 1e-5
-    else:
-        assert 1 - np.square(features - found).sum() / np.square(features).sum() < 0.2
+    explained = []
+    for run in range(1, 16):  # a model of some secret is not far from that of the seed
+        context = node({**seed, "columns": "f0,f1"}, run_id=run, **seed)
+        asked(context, DESCRIBE, Description)
+        sent = asked(context, train(1)).arrays["embedding"]
+        party = between._skeletons[0, 1][1]
+        features = party.block.train[party._window(train(1)).ids].astype(np.float64)
+        found = solved(sent)
+        if permitted:
+            assert np.abs(found - features).max() < 1e-5
+        explained.append(1 - np.square(features - found).sum() / np.square(features).sum())
+    assert permitted or np.median(explained) < 0.5
 
 
 def test_divided_data_and_permitted_seeds_give_the_models_that_the_seed_gives() -> None:
@@ -140,7 +141,7 @@ def by_a_resume(context: Context) -> Arrays:
 
 
 def as_it_was(context: Context) -> Arrays:
-    """The control: the same state, as if nothing had happened."""
+    """The same state, as if nothing had happened: another process may serve it at once."""
     arrays: Arrays = asked(context, train(3, gradient=gradient())).arrays
     return arrays
 
@@ -165,11 +166,8 @@ def test_noise_comes_never_twice_when_a_message_is_served_again(
     context.state = saved  # of the message before
     between._skeletons.clear()
     second = back(context)["embedding"]
-    difference = (second - first).std()
-    if back is as_it_was:
-        assert difference == 0
-    else:  # learning rate 0: nothing but the noise is another
-        assert difference == pytest.approx(3 * 2**0.5, rel=0.2)
+    # Learning rate 0: nothing but the noise is another.
+    assert (second - first).std() == pytest.approx(3 * 2**0.5, rel=0.2)
 
 
 def test_a_window_that_awaits_feedback_keeps_the_secret_of_its_upload(node: Node) -> None:
@@ -206,10 +204,19 @@ def test_a_run_on_files_goes_on_with_the_models_that_secrets_have_drawn(tmp_path
     config = checkpoint.load(run.folder).config
     for party in range(2):
         kept = state_file.read(kept_state(run.folder, party))
-        model, secret = state.load_arrays(kept, "model"), state.load_scalars(kept)["secret"]
+        model = state.load_arrays(kept, "model")
         of_seed = build_bottom(config, party, (2,), 4).state_dict()
-        of_secret = build_bottom(config, party, (2,), 4, secret).state_dict()
         for name, parameters in model.items():
             assert not np.allclose(parameters, of_seed[name])
-            np.testing.assert_array_equal(parameters, of_secret[name])
     assert len(organisations.predict("run")) == 64
+
+
+@pytest.mark.parametrize("own", [{"min-rows": 1000}, {"align": "ids"}])
+def test_a_rule_about_rows_holds_for_an_alignment_of_before(node: Node, own: Any) -> None:
+    context = node()
+    asked(context, DESCRIBE, Description)
+    later = node(own)
+    later.state = context.state
+    between._skeletons.clear()
+    with pytest.raises(VflError, match=r"min-rows|aligns by .ids. alone"):
+        asked(later, train(1))

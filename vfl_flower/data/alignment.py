@@ -67,6 +67,7 @@ from vfl_flower.wire import pack, record_of, unpack
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _KEPT = "aligned"  # the record of a party's state
+_IDS, _PSI = np.zeros(1, np.uint8), np.ones(1, np.uint8)  # methods, in that record
 _SAMPLE = 10_000  # rows whose ids a party asks about; of more, it finds one stranger in a thousand
 
 
@@ -190,11 +191,7 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
     """
     assert own.party is not None
     rules = _rules(context, order.method)
-    if order.method != rules.align or order.method not in ("psi", "ids"):
-        raise VflError(
-            f"aligns by {rules.align!r} alone, as its node configuration has it, and was asked to "
-            f"by {order.method!r}: give align = {rules.align!r}, or have it changed there."
-        )
+    _check_method(rules, order.method)
     if own.id_kind != order.id_kind:
         raise ConfigError(
             f"Party {own.party}'s ids are {own.id_kind}, the label holder's {order.id_kind}: "
@@ -215,7 +212,7 @@ def _ask_about_all(context: Context, own: Source, rules: Rules, theirs: Points) 
         raise VflError(f"{len(theirs)} blinded digests, where one is due.")
     question, answer = challenge([_of_all(own.ids)], theirs)
     rows = _sorted(own.ids)
-    _keep(context, told=rows, digest=_digest(own, rows), answer=answer)
+    _keep(context, told=rows, digest=_digest(own, rows), answer=answer, method=_IDS)
     return {"question": question}
 
 
@@ -263,7 +260,7 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
     with _subject("was sent"):
         ids = [own.ids[row] for row in rows[some].tolist()]
         question, answer = challenge(ids, kept["sent"][sent[some]])
-    _keep(context, told=rows, digest=_digest(own, rows), answer=answer)
+    _keep(context, told=rows, digest=_digest(own, rows), answer=answer, method=_PSI)
     return Introduction(party=own.party, parties=parties, arrays={"question": question})
 
 
@@ -287,7 +284,8 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
     if len(order.alignment) != 32:
         raise VflError("was told rows by an alignment without a name.")
     name = np.frombuffer(order.alignment.encode(), np.uint8)
-    _keep(context, rows=kept["told"], digest=kept["digest"], name=name)
+    which = {"digest": kept["digest"], "method": kept["method"]}
+    _keep(context, rows=kept["told"], name=name, **which)
     return Introduction(party=party, parties=parties)
 
 
@@ -303,6 +301,10 @@ def common_rows(context: Context, own: Source) -> Alignment:
         raise VflError("was not told which of its rows are common to all.")
     kept = _kept(context)
     rows: Places = kept["rows"]
+    method = "psi" if kept["method"].any() else "ids"
+    rules = _rules(context, method)  # which may be stricter than they were when it was told
+    _check_method(rules, method)
+    _check_fewest(rules, len(rows))
     if rows.max() >= len(own.ids) or not np.array_equal(kept["digest"], _digest(own, rows)):
         raise VflError("has lost rows of its file, or has others, since they were aligned.")
     return Alignment(kept["name"].tobytes().decode(), rows)
@@ -332,6 +334,14 @@ def _rules(context: Context, method: str) -> Rules:
     if simulated(context) and "min-rows" not in context.node_config:
         rules = replace(rules, min_rows=1)
     return rules
+
+
+def _check_method(rules: Rules, method: str) -> None:
+    if method != rules.align or method not in ("psi", "ids"):
+        raise VflError(
+            f"aligns by {rules.align!r} alone, as its node configuration has it, and was asked to "
+            f"by {method!r}: give align = {rules.align!r}, or have it changed there."
+        )
 
 
 def _check_fewest(rules: Rules, rows: int) -> None:

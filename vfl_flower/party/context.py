@@ -53,6 +53,8 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     party.origin = str(context.run_id)
     party.limits = limits_of(context, rules, party.origin)
     if isinstance(order, DescribeOrder):
+        if state.load_about(context.state) or state_file.is_there(context):
+            party.limits.go_on()  # described again: what was counted until now stays
         party.limits.begin()
     else:  # it has served messages of this run, and remembers none
         party.limits.go_on()

@@ -217,6 +217,8 @@ class Party:
         if exchange != self.exchange + 1:
             raise OutOfStepError(f"got message {exchange} after message {self.exchange}.")
         self.exchange = exchange
+        if self.config.privacy.noise_seed < 0:
+            self.secret = new_secret()  # whatever is served twice, or at once, has noise of its own
 
     def _learn(self, arrays: Arrays) -> None:
         """Apply the feedback for the pending window, by the parameters that made its upload."""

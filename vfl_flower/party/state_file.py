@@ -78,6 +78,11 @@ def restore(context: Context) -> None:
         return
 
 
+def is_there(context: Context) -> bool:
+    """Whether a state of this run was kept."""
+    return bool(_checkpoints(context)) or place(context).exists()
+
+
 def load(context: Context, run: str, number: int) -> RecordDict:
     """The state that this party kept as a checkpoint of a Flower run.
 

@@ -10,6 +10,7 @@ and state and answer it (Runtime API); and a SuperNode runs the code that a Supe
 - the Control API asks for a token, fresh at each start, which `flwr` commands with the same
   FLWR_HOME find in its credentials.yaml;
 - the Runtime API has Flower's SuperExec secret, fresh too, for which the SuperExec starts apart;
+  and that gives tasks their tokens by files;
 - a SuperNode runs the ClientApp of this package as it is installed beside it, whatever is sent.
 
 The Fleet API asks for registered keys by Flower's own ``--enable-supernode-auth``.
@@ -22,12 +23,13 @@ import os
 import secrets
 import subprocess
 import sys
+import traceback
 from importlib.metadata import entry_points
-from pathlib import Path
 
 from vfl_flower.flower_internals import (
     demand_token,
     flower_home,
+    hide_tokens,
     keep_token,
     run_installed_code_only,
 )
@@ -45,7 +47,17 @@ def superlink(options: list[str]) -> None:
 def supernode(options: list[str]) -> None:
     """Start a SuperNode in this process."""
     run_installed_code_only()
-    _be("flower-supernode", [*options, *_with_secret(options, _address(options, 9094))])
+    try:
+        _be("flower-supernode", [*options, *_with_secret(options, _address(options, 9094))])
+    except Exception:  # a thread that still serves would keep a node that has given up
+        traceback.print_exc()
+        os._exit(1)
+
+
+def superexec(options: list[str]) -> None:
+    """Start a SuperExec in this process."""
+    hide_tokens()
+    _be("flower-superexec", options)
 
 
 def _be(command: str, options: list[str]) -> None:
@@ -75,11 +87,11 @@ def _with_secret(options: list[str], address: str) -> list[str]:
     tls = ["--insecure"]
     if "--ssl-ca-certfile" in options:
         tls = ["--root-certificates", options[options.index("--ssl-ca-certfile") + 1]]
-    beside = Path(sys.executable).parent / "flower-superexec"
-    command = [str(beside), *tls, "--runtime-api-address", address]
+    command = [sys.executable, "-P", "-m", "vfl_flower.runtimes.closed", "superexec"]
+    command += [*tls, "--runtime-api-address", address]
     subprocess.Popen([*command, "--parent-pid", str(os.getpid()), *secret])
     return ["--isolation", "process", *secret]
 
 
 if __name__ == "__main__":
-    {"superlink": superlink, "supernode": supernode}[sys.argv[1]](sys.argv[2:])
+    {each.__name__: each for each in (superlink, supernode, superexec)}[sys.argv[1]](sys.argv[2:])
