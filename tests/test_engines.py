@@ -15,6 +15,7 @@ import tomli_w
 
 from tests.conftest import Start
 from tests.fleet import EF_VFL, processes_of, until
+from tests.relay import Relay
 from tests.stranger import call
 from vfl_flower.errors import VflError
 from vfl_flower.runtimes import processes as flower_processes
@@ -160,6 +161,23 @@ def test_a_node_runs_what_is_installed_beside_it_whatever_its_label_holder_sends
     assert (tmp_path / "ran-party").exists() is not closed
     if closed:
         assert "sent a message without" in (tmp_path / "ran-server").read_text()
+
+
+@pytest.mark.nightly
+def test_a_node_that_is_kept_out_ends_so_that_it_can_be_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with SuperLink(simulation=False) as superlink:
+        port = superlink.port
+        with Relay(lambda _: port) as relay, monkeypatch.context() as patch:
+            patch.setattr(superlink, "port", relay.port)
+            with superlink.supernode(0, 1) as node:
+                log = superlink.home / "supernode-0.log"
+                until(lambda: "SuperNode ID" in log.read_text(), 60)
+                relay.blocked = True
+                relay.cut()
+                until(lambda: node.poll() is not None, 60)
+        assert "handshake" in log.read_text()
 
 
 @pytest.mark.nightly

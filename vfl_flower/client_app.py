@@ -121,9 +121,7 @@ def rejoin(message: Message, context: Context) -> Message:
     """Go on after a failure, by what the label holder knows."""
 
     def resume_or_begin(context: Context, order: RejoinOrder) -> Party:
-        if not context.state:
-            state_file.restore(context)
-            between.renew(context)
+        state_file.restore(context)
         return between.resume(context) if context.state else between.begin(context, order)
 
     return _serve(message, context, RejoinOrder, _by(Party.rejoin, resume_or_begin))
@@ -148,7 +146,6 @@ def resume(message: Message, context: Context) -> Message:
     def go_on(context: Context, order: ResumeOrder) -> Payload:
         for name, record in state_file.load(context, order.run, order.number).items():
             context.state[name] = record
-        between.renew(context)
         payload = _by(Party.describe)(context, order)
         state_file.save(context, order.number)  # this run's first, should it lose its state
         return payload
@@ -173,7 +170,6 @@ def session(message: Message, context: Context) -> Message:
     def serve(context: Context, order: SessionOrder) -> Payload:
         if order.keep:
             state_file.restore(context)
-        between.renew(context)  # the SuperNode has the state of the last session's end, at best
         end = stream.serve(app, order, context, lambda: between.largest_order(context))
         if order.keep:
             state_file.save(context)

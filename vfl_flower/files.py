@@ -160,6 +160,17 @@ def _hold(path: Path) -> int | None:
 
 
 @contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process is so in this folder, and keep others waiting meanwhile."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+@contextmanager
 def told(path: Path) -> Iterator[None]:
     """Say in a sentence, by `VflError`, that a file cannot be written."""
     try:

@@ -342,7 +342,10 @@ def bounded(name: str, rows: Any) -> Any:
     VflError
         If one is not, or is no number at all, as the end of a sentence.
     """
-    if 0 not in rows.shape and not (rows.min() >= -LARGEST and rows.max() <= LARGEST):
+    if 0 in rows.shape:
+        return rows
+    least, most = rows.aminmax() if hasattr(rows, "aminmax") else (rows.min(), rows.max())
+    if not (least >= -LARGEST and most <= LARGEST):
         raise VflError(
             f"{name!r} has values beyond {LARGEST:,.0f}, by which no model can learn; lower the "
             "learning rates."

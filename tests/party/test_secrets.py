@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
 
 from tests.organisations import cut, kept_state, small
 from tests.party.nodes import DESCRIBE, KEYS, Array, Node, asked, gradient, restarted, train
@@ -177,14 +177,18 @@ def test_a_window_that_awaits_feedback_keeps_the_secret_of_its_upload(node: Node
     asked(context, DESCRIBE, Description)
     asked(context, train(1))
     feedback = {"difference": np.arange(1.0, 7, dtype=np.float32)}
-    untouched = copy.deepcopy(context)
+    untouched, another = copy.deepcopy(context), copy.deepcopy(context)
     expected = asked(untouched, EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
     state_file.save(context)
-    before = state.load_scalars(context.state)["secret"]
     restarted(context)
     (answer,) = in_session(context, [EvaluateOrder(exchange=2, arrays=feedback)])
     np.testing.assert_array_equal(answer.arrays["embedding"], expected)
-    assert state.load_scalars(context.state)["secret"] != before
+    scalars = another.state["scalars"]  # the control: by another secret it learns something else
+    assert isinstance(scalars, ConfigRecord)
+    scalars["pending-secret"] = bytes(16)
+    between._skeletons.clear()
+    other = asked(another, EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
+    assert np.abs(other - expected).max() > 1e-4
 
 
 def test_a_permitted_seed_stays(node: Node) -> None:

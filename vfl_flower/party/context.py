@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache, partial
+from pathlib import Path
 
 import torch
 from flwr.app import Context
@@ -25,7 +26,7 @@ from vfl_flower.models.training import (
 )
 from vfl_flower.party import state, state_file
 from vfl_flower.party.limits import Limits
-from vfl_flower.party.party import Party, new_secret
+from vfl_flower.party.party import Party
 from vfl_flower.party.rules import Rules, check, refused, simulated
 from vfl_flower.systems import refuse_places, resolve
 
@@ -87,7 +88,6 @@ def keep(party: Party, context: Context) -> None:
         "exchange": party.exchange,
         "steps": party.steps,
         "origin": party.origin,
-        "secret": party.secret,
         "pending-secret": party.pending_secret if p else b"",
         "largest": party.largest_order,
         "pending": [p.exchange, p.epoch, p.first, p.steps, int(p.coordinated)] if p else [],
@@ -133,7 +133,6 @@ def resume(context: Context) -> Party:
             link.surrogate = torch.from_numpy(party.arrays.pop(name))
     party.exchange = scalars["exchange"]
     party.steps = scalars["steps"]
-    party.secret = scalars["secret"]
     party.pending_secret = scalars["pending-secret"]
     party.pending = None
     if scalars["pending"]:
@@ -153,20 +152,11 @@ def resume(context: Context) -> Party:
     return party
 
 
-def renew(context: Context) -> None:
-    """Draw a new secret for a state that may be older than the last message that was served.
-
-    Else a message of the same number would have the same noise and directions again. The window
-    that awaits feedback keeps those of its upload.
-    """
-    scalars = state.load_scalars(context.state)
-    if scalars and read_about(state.load_about(context.state))[0].privacy.noise_seed < 0:
-        state.save_scalars(context.state, {**scalars, "secret": new_secret()})
-
-
 def limits_of(context: Context, rules: Rules, origin: str) -> Limits:
     """What the party's rules leave of a run that began in that Flower run."""
-    path = state_file.place(context, run=origin).with_suffix(".uploads")
+    path = Path()  # without that rule nothing is counted, and messages are many
+    if rules.max_uploads is not None:
+        path = state_file.place(context, run=origin).with_suffix(".uploads")
     return Limits(rules, partial(refused, context), path)
 
 

@@ -7,11 +7,8 @@ state the party goes on from. Only a folder that its owner loses takes them alon
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import make_folder, unsealed, whole
+from vfl_flower.files import alone_in, make_folder, unsealed, whole
 from vfl_flower.party import state_file
 from vfl_flower.party.rules import Rules, refused
 
@@ -114,7 +111,7 @@ def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
     """
     try:
         make_folder(path.parent)
-        with _locked(path.parent):
+        with alone_in(path.parent):
             kept = np.frombuffer(unsealed(path) if path.exists() else b"", "<u8")
             counts: Counts = kept.reshape(2, -1).astype(np.uint64)
             new, often = np.unique(things.astype(np.uint64), return_counts=True)
@@ -133,14 +130,3 @@ def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
         log.warning("The party's counts in %s cannot be kept: %s", path, error)
         raise VflError("cannot keep count of what it gives away: its own log says why.") from None
     return True
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Alone, of all processes that count in this folder."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -74,8 +74,9 @@ class Party:
         self.about = json.dumps({**about, "preparation": preparation})
         self.rows = len(block.train)
         self.size = embedding_size(config, outputs)
-        # Decides noise, directions and Poisson mini-batches; known to this party alone.
-        self.secret = new_secret()
+        # Decides noise, directions and Poisson mini-batches; known to this party alone, and fresh
+        # for each message, unless the run has a seed of noise.
+        self.secret = secrets.token_bytes(16)
         if config.privacy.noise_seed >= 0:
             self.secret = f"{config.privacy.noise_seed} {index}".encode()
         # With a file of its own also its first model: who knows that could solve for the features.
@@ -167,7 +168,7 @@ class Party:
 
     def rejoin(self, order: RejoinOrder) -> Description:
         """Go on after a failure, with the label holder's count and copy of the surrogate."""
-        if order.exchange <= self.exchange:  # its number decides noise and directions
+        if order.exchange <= self.exchange:  # with a seed, its number decides noise and directions
             raise VflError(f"was asked to go back to message {order.exchange}: it has served it.")
         self.exchange = order.exchange
         self.pending = self.trace = None
@@ -218,7 +219,9 @@ class Party:
             raise OutOfStepError(f"got message {exchange} after message {self.exchange}.")
         self.exchange = exchange
         if self.config.privacy.noise_seed < 0:
-            self.secret = new_secret()  # whatever is served twice, or at once, has noise of its own
+            # So that what is served twice, by an older state or by two processes at once, has other
+            # noise and directions each time.
+            self.secret = secrets.token_bytes(16)
 
     def _learn(self, arrays: Arrays) -> None:
         """Apply the feedback for the pending window, by the parameters that made its upload."""
@@ -256,11 +259,6 @@ class Party:
 
     def _upload(self, arrays: Arrays) -> Upload:
         return Upload(party=self.index, exchange=self.exchange, arrays=arrays)
-
-
-def new_secret() -> bytes:
-    """A secret, fresh."""
-    return secrets.token_bytes(16)
 
 
 def _within(ids: NDArray[np.int32], rows: int) -> bool:

@@ -43,7 +43,7 @@ class Rules:
     align: str = "psi"
     """How ids may be compared: ``ids`` permits that method, and no other."""
     min_rows: int = 50
-    """Fewest rows that all must have in common."""
+    """Fewest rows that all must have in common; in a simulation only if it is named."""
     max_ids: int = 10_000_000
     """Most ids that the other side may send."""
     systems: str = ""

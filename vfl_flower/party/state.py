@@ -28,7 +28,7 @@ def save_state(
     """
     if load_about(state) != about:
         state[_ABOUT] = ConfigRecord({_ABOUT: about})
-    save_scalars(state, scalars)
+    state[_SCALARS] = ConfigRecord(scalars)
     for name, arrays in groups.items():
         state[name] = pack(arrays)
     if large:
@@ -36,11 +36,6 @@ def save_state(
         for name, array in large.items():
             record[name] = _LiveArray(array)
         state[_LARGE] = record
-
-
-def save_scalars(state: RecordDict, scalars: dict[str, Any]) -> None:
-    """Keep scalars, in the place of all that were."""
-    state[_SCALARS] = ConfigRecord(scalars)
 
 
 def load_large(state: RecordDict) -> Arrays:

@@ -26,6 +26,7 @@ import sys
 import traceback
 from importlib.metadata import entry_points
 
+from vfl_flower.files import make_folder, write_whole
 from vfl_flower.flower_internals import (
     demand_token,
     flower_home,
@@ -49,8 +50,9 @@ def supernode(options: list[str]) -> None:
     run_installed_code_only()
     try:
         _be("flower-supernode", [*options, *_with_secret(options, _address(options, 9094))])
-    except Exception:  # a thread that still serves would keep a node that has given up
+    except Exception:
         traceback.print_exc()
+    finally:  # the thread that serves the Runtime API would keep a node that has given up
         os._exit(1)
 
 
@@ -79,10 +81,8 @@ def _address(options: list[str], port: int) -> str:
 def _with_secret(options: list[str], address: str) -> list[str]:
     """Start the SuperExec with a secret; the options by which the process asks for it."""
     file = flower_home() / f"superexec-{address.rpartition(':')[2]}.secret"
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-        opened.write(secrets.token_bytes(32))
+    make_folder(file.parent)
+    write_whole(file, secrets.token_bytes(32))
     secret = ["--superexec-auth-secret-file", str(file)]
     tls = ["--insecure"]
     if "--ssl-ca-certfile" in options:
