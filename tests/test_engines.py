@@ -60,6 +60,7 @@ def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             2,
             {"strategy": "syn-zoo", "epochs": 2, "batch-size": 128, "window": 12, "noise-seed": 0},
             id="supernodes, zeroth order",
+            marks=pytest.mark.nightly,
         ),
     ],
 )
