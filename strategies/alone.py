@@ -14,6 +14,7 @@ from strategies.checkpoints import Checkpoints
 from strategies.frozen import Frozen
 from strategies.run import Run
 from strategies.vertical import Vertical
+from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.errors import ConfigError
 from vfl_flower.figures import main_metric
 from vfl_flower.messages import Arrays
@@ -26,7 +27,7 @@ class Alone(Vertical):
 
     def train(self, checkpoints: Checkpoints | None = None) -> None:
         """Run each, and tell of the best."""
-        if self.config.privacy.mechanism == "scalar":
+        if ledger_of(self.config).noise_on == "scalars":
             raise ConfigError(
                 "strategy = 'alone' is a baseline without scalar noise: leave `privacy` out."
             )

@@ -6,9 +6,9 @@ adds one Gaussian number (line 6, Eq. 7-8); the party steps along u (line 9, Eq.
 steps by its own gradient, or with ``server-update = "zeroth-order"`` along directions of its own.
 
 Differences are divided by 2 mu, as Eq. (3) has it, and clipped on both sides, which its sensitivity
-needs. Mini-batches are Poisson samples, drawn in secret, and the noise is calibrated to ``epsilon``
-and ``delta`` over the scalars of all parties by dp-accounting; the paper's own formula is
-``calibration = "paper"``.
+needs. The noise is calibrated to ``epsilon`` over the scalars of all parties and the steps of the
+top model, by how often a row is in one: the paper takes mini-batches for secret Poisson samples,
+and lets the top model learn without noise, which is ``calibration = "paper"``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ DPZV = System(
         "estimator": "zeroth-order",
         "differences": "two-sided",
         "directions": "scaled-sphere",
-        "sampling": "poisson",
         "privacy": "scalar",
         "epsilon": 1.0,
-        "delta": 1e-3,
         "party-lr": 0.01,
         "server-lr": 0.1,
         "clip": 0.2,

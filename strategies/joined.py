@@ -10,10 +10,11 @@ import torch
 from strategies.checkpoints import Checkpoints
 from strategies.vertical import Vertical
 from vfl_flower.axes.batches import divisors, draw_window
+from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.data.blocks import FeatureBlock, load_block, load_features
 from vfl_flower.errors import ConfigError
 from vfl_flower.models.bottoms import build_bottom
-from vfl_flower.models.losses import loss_per_row, penalty
+from vfl_flower.models.losses import penalty
 from vfl_flower.models.training import build_optimizer
 
 
@@ -25,7 +26,7 @@ class Joined(Vertical):
 
     def train(self, checkpoints: Checkpoints | None = None) -> None:
         """Train bottom models and top model together, without messages."""
-        if self.config.privacy.mechanism != "none":
+        if ledger_of(self.config).noise_on not in ("nothing", "labels"):
             raise ConfigError(
                 "strategy = 'joined' sends nothing that noise could protect: leave `privacy` out."
             )
@@ -48,7 +49,7 @@ class Joined(Vertical):
                 embeddings = [bottom(x[rows]) for bottom, x in zip(bottoms, inputs, strict=True)]
                 own = holder.table.rows[rows, holder.table.received :]
                 outputs = holder.top(torch.cat([*embeddings, own], dim=1))
-                losses = loss_per_row(outputs, holder.labels[rows], holder.class_weights)
+                losses = holder.loss.per_row(outputs, holder.labels[rows])
                 loss = losses.sum() / divisor
                 weights = loss.new_zeros(())
                 if training.regulariser_weight:

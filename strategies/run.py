@@ -62,10 +62,14 @@ class Run:
         self.seats = [Seat(party, nodes[party]) for party in sorted(nodes)]
         estimator, system = estimators.choose(config)(config), load_system(config.strategy)
         self.ledger = ledger_of(config)(config, rows, estimator)
+        labels = self.ledger.labels(labels)
         secret = self.ledger.secret_batches
         self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, carrier.cost)
         self.plan = Plan(config.training.epochs, steps_per_epoch(config, rows), parties)
-        self.plan.allowed = self.ledger.steps_allowed(self.plan.planned)
+        top_learns = config.models.top != "sum" or labels.features is not None
+        self.plan.allowed = self.ledger.steps_allowed(
+            self.plan.planned, parties, self.schedule.quorum, top_learns
+        )
         self.history = history
         sizes = dict.fromkeys(sorted(nodes), embedding_size(config, labels.outputs))
         self.holder = LabelHolder(config, labels, sizes, self.ledger.noise())

@@ -164,11 +164,12 @@ class Vertical(Strategy):
         run = self.run
         self._receive(replies)
         for group in run.waiting.groups(partial(refresh, run, self.wait_for)):
+            allowed = run.ledger.answered([(each.party, each.window) for each in group])
             for arrival in group:
-                run.ledger.answered(arrival.party, arrival.window)
                 seat = run.seat_of(arrival.party)
                 seat.staleness.add(run.holder.steps - seat.ordered_at_step)
-            for party, feedback in run.recovery.answer(group).items():
+            answers = run.recovery.answer(group) if allowed else run.holder.silent(group)
+            for party, feedback in answers.items():
                 run.seat_of(party).take_feedback(feedback)
             run.plan.answered += sum(len(arrival.window.lengths) for arrival in group)
         return None, None

@@ -37,7 +37,7 @@ from vfl_flower.errors import ConfigError
 from vfl_flower.figures import headline
 from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.models.bottoms import build_bottom, embedding_size
-from vfl_flower.models.losses import loss_gradient, loss_per_row, targets
+from vfl_flower.models.losses import Loss, loss_gradient, loss_per_row, targets
 from vfl_flower.models.tops import TopModel, build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.systems import resolve
@@ -316,9 +316,7 @@ def test_a_weight_is_a_number_of_copies(outputs: int, own: int) -> None:
     tops = [build_top(config, [SIZE] * PARTIES, outputs, own) for _ in range(2)]
     steps = [build_optimizer(config, top, 0.1) for top in tops]
     divisors = [4, 1, 5, 2]
-    rows, losses = by_gradient(
-        tops[0], steps[0], h, labels, LENGTHS, divisors, class_weights=weights
-    )
+    rows, losses = by_gradient(tops[0], steps[0], h, labels, LENGTHS, divisors, loss=Loss(weights))
     many, many_losses = by_gradient(
         tops[1],
         steps[1],
@@ -369,7 +367,7 @@ def test_scalars_and_zeroth_order_steps_of_weighted_rows(combine: str, own: int)
     divisors = [4, 1, 5, 2]
     before = copy.deepcopy(top)
     optimizer, rest = build_optimizer(config, top, 0.01), (labels, LENGTHS, divisors)
-    losses = by_differences(config.estimator, top, optimizer, h, *rest, b"key", weights)
+    losses = by_differences(config.estimator, top, optimizer, h, *rest, b"key", Loss(weights))
     torch.testing.assert_close(losses, f(before, h, divisors).detach())
     parameters = dict(before.named_parameters())
     movement = {name: torch.zeros_like(p) for name, p in parameters.items()}

@@ -69,6 +69,12 @@ def write_whole(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def write_sealed(path: Path, content: bytes) -> None:
+    """Write a file by `whole`, with a checksum for `unsealed`."""
+    with whole(path, sealed=True) as file:
+        file.write(content)
+
+
 def unsealed(path: Path) -> bytes:
     """The content of a file that `whole` has sealed.
 

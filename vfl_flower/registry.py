@@ -194,6 +194,7 @@ LEDGERS = Registry(
     "ledgers",
     {
         "none": "vfl_flower.axes.privacy.ledger:Ledger",
+        "labels": "vfl_flower.axes.privacy.labels:LabelLedger",
         "perturbed-embedding": "vfl_flower.axes.privacy.embeddings:EmbeddingLedger",
         "scalar": "vfl_flower.axes.privacy.scalars:ScalarLedger",
     },

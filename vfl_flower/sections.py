@@ -44,6 +44,11 @@ class DataConfig:
         "weights of the classes in the loss, in order of the classes, as in '1,5'; or "
         "balanced: inverse to their frequency; empty: all 1",
     )
+    label_range: str = key(
+        "",
+        "lowest and highest label of regression, as in '0,120', which labels are clipped to; noise "
+        "on labels or scalars needs it",
+    )
     id: str = key("id", "id column of the label holder's file, with files:")
     columns: str = key(
         "", "feature columns of the label holder's file, with commas; empty: all others; none"
@@ -185,6 +190,12 @@ class EstimatorConfig:
         choices=("gaussian", "sphere", "scaled-sphere"),
     )
     mu: float = key(1e-3, "smoothing parameter mu of zeroth-order differences", above=0)
+    perturbs: str = key(
+        "each",
+        "what a zeroth-order difference is along: each party's direction, for a scalar of its own; "
+        "or the directions of all at once, for one scalar (SPSA), in a synchronous system",
+        choices=("each", "all"),
+    )
     labels: str = key(
         "private",
         "who knows the labels: the label holder alone, which sends gradient rows (EF-VFL Alg. 2), "
@@ -260,8 +271,9 @@ class PrivacyConfig:
 
     mechanism: str = key(
         "none",
-        "perturbed-embedding: noise on all that leaves a party (VAFL sec. 4); scalar: clipped "
-        "differences and noise on the scalars that parties receive (DPZV)",
+        "labels: labels are randomised once, before anything is learned from them; scalar: clipped "
+        "differences, and noise on the scalars that parties receive and on the top model (DPZV); "
+        "perturbed-embedding: noise on all that leaves a party (VAFL sec. 4)",
         name="privacy",
         registry=registry.LEDGERS,
     )
@@ -281,27 +293,34 @@ class PrivacyConfig:
     )
     epsilon: float | None = key(
         None,
-        "privacy budget of a run with scalar noise, at `delta`",
+        "privacy budget of a run with noise on labels, or on scalars at `delta`",
         auto="the system's, or none",
         above=0,
     )
     delta: float | None = key(
         None,
         "delta at which epsilon is meant",
-        auto="1e-5, where no budget is given",
+        auto="1e-5, or 0.1 over the training rows where that is less",
         above=0,
         below=1,
     )
+    top_clip: float = key(
+        0.5,
+        "bound of the norm of a row's gradient with respect to the top model, with scalar noise",
+        above=0,
+    )
     noise_multiplier: float | None = key(
         None,
-        "deviation of the scalar noise over C / batch-size, what one row can change",
+        "deviation of the scalar noise on a mean over U rows, over C / U",
         auto="calibrated to epsilon, delta and the length of the run",
         least=0,
     )
     calibration: str = key(
-        "pld",
-        "noise for a budget by dp-accounting's PLD accountant, or by DPZV's own formula",
-        choices=("pld", "paper"),
+        "known",
+        "noise for a budget where mini-batches are known, as they are to parties; or as if they "
+        "were secret, by dp-accounting's PLD accountant, or by DPZV's formula with a top model "
+        "without noise: these two with sampling = 'poisson', and what then holds is said beside it",
+        choices=("known", "secret", "paper"),
     )
     noise_seed: int = key(
         -1,

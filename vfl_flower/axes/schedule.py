@@ -78,6 +78,11 @@ class Schedule:
                 "labels = 'shared' sends every upload on to all parties, which then step together: "
                 f"it needs a synchronous system, with a quorum of all {parties}."
             )
+        if config.estimator.perturbs == "all" and not coordinated:
+            raise ConfigError(
+                "perturbs = 'all' has one difference for the directions of all parties, which then "
+                f"step together: it needs a synchronous system, with a quorum of all {parties}."
+            )
         if coordinated and config.running.on_party_failure == "continue":
             raise ConfigError(
                 "on-party-failure = 'continue' needs a quorum below the number of parties, "

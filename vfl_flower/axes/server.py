@@ -5,7 +5,9 @@ Either way the S steps of a window run in order, each on rows of its own: those 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,10 +19,10 @@ from vfl_flower.axes.estimators.directions import (
     step_means,
     values_of_pairs,
 )
-from vfl_flower.models.losses import loss_per_row, targets
+from vfl_flower.axes.privacy.noise import ScalarNoise
+from vfl_flower.models.losses import Loss, targets
 from vfl_flower.models.tops import TopModel
 from vfl_flower.models.training import step_along
-from vfl_flower.sections import EstimatorConfig
 
 
 @torch.no_grad()
@@ -32,7 +34,8 @@ def by_gradient(
     lengths: Sequence[int],
     divisors: Sequence[int],
     rows_wanted: bool = True,
-    class_weights: Tensor | None = None,
+    loss: Loss = Loss(),  # noqa: B008  (it is frozen)
+    noise: ScalarNoise | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """Step along the gradient of each step's loss; gradient rows of embeddings, and the losses.
 
@@ -47,7 +50,8 @@ def by_gradient(
     labels : [R].
     lengths : rows of each step; they add up to R.
     divisors : what each step's sum of row losses is divided by.
-    class_weights : what a row's loss is multiplied by, by its class, [classes].
+    loss : of a row.
+    noise : what is added to the mean of rows' gradients, whose norms are clipped then (DP-SGD).
 
     Returns
     -------
@@ -55,17 +59,18 @@ def by_gradient(
     """
     counts = torch.tensor(lengths, device=h.device)
     weights = (1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)).repeat_interleave(counts)
-    if class_weights is not None:
-        weights = weights * class_weights[labels]
+    if loss.class_weights is not None:
+        weights = weights * loss.class_weights[labels]
     weights = weights[:, None]
     own = top.own if optimizer else None  # which changes with each step
     x = h if own else top.combined(top.embedded(h))
     y = targets(labels, top.outputs)
-    squared = labels.is_floating_point()
+    gradient = partial(loss.gradient, squared=labels.is_floating_point())
     parts = list(lengths) if optimizer else [len(h)]
     all_outputs, all_rows = [], []
-    for x_step, y_step, weights_step in zip(
-        x.split(parts), y.split(parts), weights.split(parts), strict=True
+    bounds = [noise.top_clip / each for each in divisors] if noise else [math.inf] * len(parts)
+    for step, (x_step, y_step, weights_step) in enumerate(
+        zip(x.split(parts), y.split(parts), weights.split(parts), strict=True)
     ):
         if own:
             with torch.enable_grad():
@@ -76,9 +81,10 @@ def by_gradient(
             x_step,
             y_step,
             weights_step,
-            squared,
+            gradient,
             rows=rows_wanted or own is not None,
             parameters=optimizer is not None,
+            bound=bounds[step],
         )
         if own:
             signal = top.spread_to(slice(top.received, None), rows)
@@ -86,35 +92,50 @@ def by_gradient(
         all_outputs.append(outputs)
         all_rows.append(rows)
         if optimizer:
+            if noise:
+                gradients = noise.added_to_gradients(gradients, divisors[step])
             step_along(optimizer, gradients)
-    losses = loss_per_row(torch.cat(all_outputs), labels) * weights[:, 0]  # by class, too
-    of_steps = torch.stack([each.sum() for each in losses.split(list(lengths))])
+    of_rows = loss.per_row(torch.cat(all_outputs), labels)
+    of_steps = step_means(of_rows, lengths, divisors)
     return top.spread(torch.cat(all_rows)) if rows_wanted else None, of_steps
 
 
 @torch.no_grad()
 def by_differences(
-    config: EstimatorConfig,
+    directions: Directions,
     top: TopModel,
     optimizer: torch.optim.Optimizer | None,
     h: Tensor,
     labels: Tensor,
     lengths: Sequence[int],
     divisors: Sequence[int],
-    key: bytes,
-    class_weights: Tensor | None = None,
+    loss: Loss = Loss(),  # noqa: B008  (it is frozen)
+    noise: ScalarNoise | None = None,
 ) -> Tensor:
     """Step along directions of its own (AsyREVEL Eq. 17); the losses [S].
 
     Parameters
     ----------
-    key : what the directions follow from; who knows them knows the gradient along them.
+    directions : of the top model; who knows them knows the gradient along them.
+    noise : what is added to each difference, of which a row's is clipped then.
     """
     if optimizer is None:  # a top model without parameters
-        return step_means(loss_per_row(top(h), labels, class_weights), lengths, divisors)
-    directions = Directions(config, key, top)
+        return step_means(loss.per_row(top(h), labels), lengths, divisors)
     pair, u = values_of_pairs(top, h, lengths, directions)
-    values = [loss_per_row(outputs, labels, class_weights) for outputs in pair]
-    of_rows, losses = differences(config, values)
-    descend(optimizer, directions, u, step_means(of_rows, lengths, divisors))
+    values = [loss.per_row(outputs, labels) for outputs in pair]
+    of_rows, losses = differences(directions.config, values)
+    descend(optimizer, directions, u, noisy_means(of_rows, lengths, divisors, noise))
     return step_means(losses, lengths, divisors)
+
+
+def noisy_means(
+    of_rows: Tensor, lengths: Sequence[int], divisors: Sequence[int], noise: ScalarNoise | None
+) -> Tensor:
+    """Means of rows' differences [R] over each step, [S]; with noise, of clipped ones (DPZV Eq. 8).
+
+    What is not a number counts as no difference, or it would pass the clip.
+    """
+    if noise is None:
+        return step_means(of_rows, lengths, divisors)
+    clipped = of_rows.nan_to_num(nan=0.0).clamp(-noise.clip, noise.clip)
+    return noise.added_to(step_means(clipped, lengths, divisors), divisors)

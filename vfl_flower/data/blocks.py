@@ -24,7 +24,7 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data import memory
 from vfl_flower.data.alignment import Alignment, common_rows
 from vfl_flower.data.divided import open_dataset
-from vfl_flower.data.labels import Labels, class_weights, encode_labels
+from vfl_flower.data.labels import Labels, class_weights, digest_of_labels, encode_labels
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.source import Preparation, Rows, Source, scaled, scaling
 from vfl_flower.data.tables import Table
@@ -186,7 +186,9 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
         )
     train, test, rows = _split(data, parts)
     digest = _digest(*rows)
-    return replace(encode_labels(data, train, test, digest), alignment=digest)
+    whole = digest_of_labels(data.label, *parts)
+    labels = encode_labels(data, train, test, digest)
+    return replace(labels, alignment=digest, places=rows[0], whole=whole)
 
 
 def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
@@ -200,7 +202,9 @@ def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
     train, test = _divide(data, len(common.rows))
     values, digest = own.labels(common.rows), own.digest(common.rows)
     labels = encode_labels(data, values[train], values[test], digest)
-    labels = replace(labels, alignment=common.name)
+    every = np.arange(len(own.ids))
+    whole = digest_of_labels(own.digest(every), own.labels_with_gaps(every))
+    labels = replace(labels, alignment=common.name, places=common.rows[train], whole=whole)
     class_weights(data, labels.train, len(labels.classes))  # to find what is wrong
     if not own.feature_names:
         return labels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.data.source import Preparation
 from vfl_flower.errors import ConfigError
-from vfl_flower.sections import DataConfig
+from vfl_flower.sections import DataConfig, PrivacyConfig
 
 Array = NDArray[Any]
 
@@ -24,7 +25,9 @@ class Labels:
     under regression float32 [rows], the labels less the training labels' ``mean`` over their
     ``deviation``, and there are no classes. ``features`` are columns of its own, if it has any:
     training rows float32 [rows, F] and test rows, as ``preparation`` has made them of its file.
-    ``alignment`` is what parties must say of their rows (`messages.Description`).
+    ``alignment`` is what parties must say of their rows (`messages.Description`). ``places`` are
+    the numbers of the training rows among all that the label holder has, and ``whole`` is a digest
+    of the ids and labels of all those. ``bounds`` are those of regression's labels, if named.
     """
 
     train: Array
@@ -36,6 +39,9 @@ class Labels:
     features: tuple[Array, Array] | None = None
     preparation: Preparation | None = None
     alignment: str = ""
+    places: Array | None = None
+    whole: str = ""
+    bounds: tuple[float, float] | None = None
 
     @property
     def about(self) -> dict[str, Any]:
@@ -64,6 +70,44 @@ def check(data: DataConfig) -> None:
             "class-weights is for classes, and target = 'regression' has none: leave one of them "
             "out."
         )
+    bounds(data)
+
+
+def bounds(data: DataConfig) -> tuple[float, float] | None:
+    """The lowest and the highest label, if ``label-range`` names them; `ConfigError` if wrongly."""
+    if not data.label_range:
+        return None
+    if data.target != "regression":
+        raise ConfigError("label-range is for target = 'regression': add it, or leave both out.")
+    try:
+        low, high = (float(each) for each in data.label_range.split(","))
+    except ValueError:
+        low = high = math.nan
+    if not -1e38 < low < high < 1e38:
+        raise ConfigError(
+            f"label-range = {data.label_range!r} must be two numbers, the lower one first, with a "
+            "comma between them, such as '0,120'."
+        )
+    return low, high
+
+
+def digest_of_labels(of: str, *parts: Array) -> str:
+    """A digest of all labels of a data set, and what says whose they are."""
+    digest = hashlib.sha256(of.encode())
+    for part in parts:
+        numbers = part.dtype.kind in "biuf"
+        digest.update(b"|" + np.ascontiguousarray(part if numbers else part.astype(str)).tobytes())
+    return digest.hexdigest()
+
+
+def kept_share(privacy: PrivacyConfig, classes: int) -> float:
+    """The chance by which a label of so many classes is kept, p = e^eps / (e^eps + K - 1).
+
+    It is 1 but with ``privacy='labels'``: randomised response (Warner, 1965), which spends eps.
+    """
+    if privacy.mechanism != "labels" or privacy.epsilon is None or not classes:
+        return 1.0
+    return 1 / (1 + (classes - 1) * math.exp(-privacy.epsilon))
 
 
 def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) -> Labels:
@@ -103,7 +147,12 @@ def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) 
             "name another label column, or leave target out."
         )
     train, test = train.astype(np.float64), test.astype(np.float64)
-    mean, deviation = float(train.mean()), float(train.std())
+    named = bounds(data)
+    if named:  # what they are scaled by follows from no label
+        train = np.clip(train, *named)
+        mean, deviation = (named[0] + named[1]) / 2, (named[1] - named[0]) / math.sqrt(12)
+    else:
+        mean, deviation = float(train.mean()), float(train.std())
     if deviation > 1e-9 * abs(mean):  # else they are constant up to rounding
         train, test = (((part - mean) / deviation).astype(np.float32) for part in (train, test))
     if train.min() == train.max() or test.min() == test.max():
@@ -111,7 +160,7 @@ def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) 
             f"The labels of {data.called} are all the same in the training rows or in the test "
             "rows: regression needs labels that differ in both."
         )
-    return Labels(train, test, (), ids_digest, mean, deviation)
+    return Labels(train, test, (), ids_digest, mean, deviation, bounds=named)
 
 
 def class_weights(data: DataConfig, labels: Array, classes: int) -> Array | None:

@@ -19,13 +19,15 @@ from vfl_flower.axes import estimators, server
 from vfl_flower.axes.batches import Window, join, take, uploaded
 from vfl_flower.axes.codecs.channel import Channel, digest
 from vfl_flower.axes.estimators.base import Arrival
+from vfl_flower.axes.estimators.directions import Directions
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.config import RunConfig
-from vfl_flower.data.labels import Labels, class_weights
+from vfl_flower.data.labels import Labels
 from vfl_flower.errors import DivergedError, PoisonError, VflError
 from vfl_flower.holder.metrics import Metrics, check_finite, metrics
 from vfl_flower.holder.table import USUAL, Table, own_features
 from vfl_flower.messages import LARGEST, Arrays, TrainOrder, Upload, bounded, checked
+from vfl_flower.models.losses import loss_of
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import (
     as_tensor,
@@ -65,8 +67,7 @@ class LabelHolder:
         self.labels = torch.from_numpy(labels.train).to(self.device)  # of the training rows
         self.test_labels = torch.from_numpy(labels.test).to(self.device)
         self.deviation = labels.deviation  # a unit of the outputs, under regression
-        weights = class_weights(config.data, labels.train, len(labels.classes))
-        self.class_weights = None if weights is None else torch.from_numpy(weights).to(self.device)
+        self.loss = loss_of(config, labels.train, len(labels.classes), self.device)
         train, test = own_features(config, labels)
         self.table = Table(sizes, train, self.device, config.schedule.max_delay)
         self.test_table = Table(sizes, test, self.device)
@@ -165,6 +166,10 @@ class LabelHolder:
             self._refuse_largest(arrivals)
             raise
 
+    def silent(self, arrivals: Sequence[Arrival]) -> dict[int, Arrays]:
+        """Answers that say nothing, and nothing is learned from."""
+        return {arrival.party: self.estimator.silence(arrival) for arrival in arrivals}
+
     def _refuse_largest(self, arrivals: Sequence[Arrival] = ()) -> None:
         """Raise `PoisonError` of the party with the largest embeddings, if they are unusual."""
         party, peak = self.table.largest({m.party: m.reading.embeddings for m in arrivals})
@@ -205,19 +210,28 @@ class LabelHolder:
         batches = h, labels, lengths, divisors
         if self.config.estimator.server_update == "first-order":
             rows, losses = server.by_gradient(
-                self.top, self.optimizer, *batches, gradients, self.class_weights
+                self.top, self.optimizer, *batches, gradients, self.loss, self.noise_of_top
             )
         else:
             if gradients:
-                rows, _ = server.by_gradient(self.top, None, *batches, True, self.class_weights)
-            self.drawn += 1
-            key = self.secret + f"|{self.drawn}".encode()
+                rows, _ = server.by_gradient(self.top, None, *batches, True, self.loss)
             losses = server.by_differences(
-                self.config.estimator, self.top, self.optimizer, *batches, key, self.class_weights
+                self.directions(), self.top, self.optimizer, *batches, self.loss, self.noise_of_top
             )
         if rows is not None and not (rows.abs() <= LARGEST).all():
             raise DivergedError
         return rows, losses
+
+    def directions(self) -> Directions:
+        """New directions of the top model."""
+        self.drawn += 1
+        key = self.secret + f"|{self.drawn}".encode()
+        return Directions(self.config.estimator, key, self.top)
+
+    @property
+    def noise_of_top(self) -> ScalarNoise | None:
+        """What is done to the steps of the top model, if anything."""
+        return self.noise if self.noise and self.noise.of_top else None
 
     def count(self, losses: Tensor) -> None:
         """Count steps of the top model, whose losses are to be finite."""
@@ -288,7 +302,7 @@ class LabelHolder:
         scalars = {
             "steps": self.steps,
             "drawn": self.drawn,
-            "noises": self.noise.sent if self.noise else 0,
+            "noises": self.noise.drawn if self.noise else 0,
         }
         losses = torch.cat([torch.zeros(0), *(each.cpu() for each in self.losses)])
         groups = {
@@ -310,7 +324,7 @@ class LabelHolder:
         """Take over what `state` gave."""
         self.steps, self.drawn = scalars["steps"], scalars["drawn"]
         if self.noise:
-            self.noise.sent = scalars["noises"]
+            self.noise.drawn = scalars["noises"]
         self.table.go_on_from(of_group("table", arrays))
         self.test_table.go_on_from(of_group("test_table", arrays))
         self.losses = [as_tensor(arrays["losses"]).to(self.device)]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vfl_flower.axes.privacy.embeddings import epsilon as epsilon_of_uploads
 from vfl_flower.axes.privacy.journal import Journal
-from vfl_flower.axes.privacy.ledger import EVALUATE
+from vfl_flower.axes.privacy.ledger import EVALUATE, ledger_of
 from vfl_flower.config import RunConfig
 from vfl_flower.data.alignment import align
 from vfl_flower.data.blocks import load_labels, own_table, prepared
@@ -175,14 +175,15 @@ def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
     They are counted beside the run first, as if the rows were those that it uploaded most.
     """
     trained = found.config
-    if trained.privacy.mechanism != "perturbed-embedding" or trained.privacy.noise_seed >= 0:
+    if ledger_of(trained).noise_on != "embeddings" or trained.privacy.noise_seed >= 0:
         return None
     path = Path(config.model).expanduser() / "predictions.journal"
     with locked(path.with_suffix(".lock"), f"Another prediction is counted in {path}: try again."):
         journal = Journal(path, found.run)
         times = 1 + sum(1 for _ in journal.read())
         journal.write((EVALUATE, 0, 0, 0, 0), np.zeros(0, np.int32))
-    return epsilon_of_uploads(trained, found.strategy["uploads"] + times)
+    rows = len(found.arrays["table.rows"])
+    return epsilon_of_uploads(trained, rows, found.strategy["uploads"] + times)
 
 
 def _table(ids: Array, outputs: Tensor, found: Checkpoint) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vfl_flower.axes import estimators
 from vfl_flower.axes.batches import Window, put, take
+from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.errors import ConfigError, VflError
@@ -154,5 +155,11 @@ def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArr
             f"bottom-model = {config.models.bottom!r} has no gradient, which server-update = "
             "'first-order' needs of the label holder's own columns: set server-update = "
             "'zeroth-order', or columns = 'none'."
+        )
+    noisy = ledger_of(config).noise_on == "scalars"
+    if noisy and config.estimator.server_update == "first-order":
+        raise ConfigError(
+            "privacy = 'scalar' clips gradients of the top model's layers alone: set server-update "
+            "= 'zeroth-order' for the label holder's own columns, or columns = 'none'."
         )
     return labels.features

@@ -2,21 +2,89 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from vfl_flower.config import RunConfig
+from vfl_flower.data.labels import class_weights, kept_share
 from vfl_flower.sections import TrainingConfig
 
 
-def loss_per_row(outputs: Tensor, labels: Tensor, class_weights: Tensor | None = None) -> Tensor:
-    """Loss of each row, [R], times the weight of its class where classes have weights.
+@dataclass(frozen=True)
+class Loss:
+    """What training minimises, by class and with regard to noise on the labels.
+
+    Where labels are noisy it is the forward-corrected loss of Patrini et al. (2017): -log s for
+    s = sum_j T[j, y] q_j, of the classes' probabilities q and the chances T that class j is noted
+    as y. Its minimum is where that of the loss on the true labels is.
+
+    Parameters
+    ----------
+    class_weights : what a row's loss is multiplied by, by its class, [classes]; none: by 1.
+    kept : chance p by which a label is the true one, else evenly one of the others.
+    """
+
+    class_weights: Tensor | None = None
+    kept: float = 1.0
+
+    def per_row(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Loss of each row, [R], times the weight of its class where classes have weights."""
+        if self.kept < 1 and not labels.is_floating_point():
+            q = _probability(outputs, targets(labels, outputs.shape[1]))
+            other = self._other(outputs)
+            losses = -(other + (self.kept - other) * q[:, 0]).log()
+        else:
+            losses = loss_per_row(outputs, labels)
+        return losses if self.class_weights is None else losses * self.class_weights[labels]
+
+    def gradient(self, outputs: Tensor, targets: Tensor, squared: bool = False) -> Tensor:
+        """The gradient [R, C] of the sum of `per_row`, unweighted, with respect to the outputs.
+
+        ``squared`` : whether targets are numbers, so that it is the squared error's.
+        """
+        plain = loss_gradient(outputs, targets, squared)
+        if squared or self.kept == 1:
+            return plain
+        q, other = _probability(outputs, targets), self._other(outputs)
+        return plain * ((self.kept - other) * q / (other + (self.kept - other) * q))
+
+    def _other(self, outputs: Tensor) -> float:
+        """The chance of each class that is not the true one."""
+        return (1 - self.kept) / max(1, outputs.shape[1] - 1)
+
+
+def loss_of(config: RunConfig, labels: NDArray[Any], classes: int, device: torch.device) -> Loss:
+    """The loss of a run, from the labels of its training rows, [N], of so many classes.
+
+    Raises
+    ------
+    ConfigError
+        If the configured class weights are not one positive number for each class.
+    """
+    weights = class_weights(config.data, labels, classes)
+    of_classes = None if weights is None else torch.from_numpy(weights).to(device)
+    return Loss(of_classes, kept_share(config.privacy, classes))
+
+
+def _probability(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The probability of each row's own class, [R, 1]."""
+    if outputs.shape[1] == 1:
+        return (outputs * (2 * targets - 1)).sigmoid()
+    return (outputs.softmax(1) * targets).sum(1, keepdim=True)
+
+
+def loss_per_row(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Loss of each row, [R].
 
     Logistic for class indices: one output is the logit of class 1, else one a class. For labels
     that are floating-point numbers, half the squared error.
     """
-    losses = _loss(outputs, labels, "none")
-    return losses if class_weights is None else losses * class_weights[labels]
+    return _loss(outputs, labels, "none")
 
 
 def targets(labels: Tensor, outputs: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -13,7 +14,6 @@ from torch.nn import functional
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
 from vfl_flower.models.bottoms import BottomModel, build_bottom, embedding_size, seeded
-from vfl_flower.models.losses import loss_gradient
 from vfl_flower.models.training import check_size
 from vfl_flower.sections import ModelConfig
 
@@ -100,9 +100,10 @@ class TopModel(nn.Module):
         x: Tensor,
         targets: Tensor,
         weights: Tensor | float,
-        squared: bool,
+        loss_gradient: Callable[[Tensor, Tensor], Tensor],
         rows: bool,
         parameters: bool,
+        bound: float = math.inf,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Forward and backward, written out, since autograd would take several times as long.
 
@@ -111,8 +112,10 @@ class TopModel(nn.Module):
         x : what the first layer reads, [R, width].
         targets : `losses.targets` of the rows.
         weights : what each row's loss is multiplied by, [R, 1] or one number.
-        squared : whether the loss is the squared error.
+        loss_gradient : from outputs and targets, as `losses.Loss.gradient`.
         rows, parameters : whether gradients of x, and of the layers, are wanted.
+        bound : of the norm of what each row adds to the gradients of the layers' parameters, which
+            is found from norms of its inputs and signals alone (Goodfellow, 2015).
 
         Returns
         -------
@@ -123,15 +126,25 @@ class TopModel(nn.Module):
         for layer in layers[:-1]:
             inputs.append(layer(inputs[-1]).relu_())
         outputs = layers[-1](inputs[-1]) if layers else x
-        signal = loss_gradient(outputs, targets, squared) * weights
-        gradients: list[Tensor] = []
+        signal = loss_gradient(outputs, targets) * weights
+        signals: list[Tensor] = []  # of the layers' outputs, from the first
         for depth in reversed(range(len(layers))):
-            if parameters:
-                gradients = [signal.T @ inputs[depth], signal.sum(0), *gradients]
+            signals.insert(0, signal)
             if depth or rows:
                 signal = signal @ layers[depth].weight
             if depth:
                 signal *= inputs[depth] > 0
+        if bound < math.inf and layers:
+            squares = [
+                each.square().sum(1) * (x.square().sum(1) + 1)
+                for each, x in zip(signals, inputs, strict=True)
+            ]
+            norms = torch.stack(squares).sum(0).sqrt().clamp_min(1e-30)
+            kept = (bound / norms).clamp_max(1.0).nan_to_num(nan=0.0)[:, None]
+            signals = [torch.where(kept > 0, each * kept, 0.0) for each in signals]
+        gradients: list[Tensor] = []
+        for each, x in zip(signals, inputs, strict=False) if parameters else ():
+            gradients += [each.T @ x, each.sum(0)]
         return outputs, signal, gradients
 
 

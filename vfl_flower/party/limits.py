@@ -17,7 +17,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import alone_in, make_folder, unsealed, whole
+from vfl_flower.files import alone_in, make_folder, unsealed, write_sealed
 from vfl_flower.party import state_file
 from vfl_flower.party.rules import Rules, refused
 
@@ -124,8 +124,7 @@ def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
             counts[1, np.searchsorted(counts[0], new)] += (often * times).astype(np.uint64)
             if counts[1].max(initial=0) > most:
                 return False
-            with whole(path, sealed=True) as file:
-                file.write(counts.astype("<u8").tobytes())
+            write_sealed(path, counts.astype("<u8").tobytes())
     except (OSError, ValueError, VflError) as error:
         log.warning("The party's counts in %s cannot be kept: %s", path, error)
         raise VflError("cannot keep count of what it gives away: its own log says why.") from None

@@ -26,6 +26,7 @@ from vfl_flower.axes.batches import (
     take,
 )
 from vfl_flower.axes.codecs.channel import check_memory, digest
+from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import FeatureBlock, load_features
@@ -194,7 +195,7 @@ class Party:
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
         """The noise of the upload that answers this message, if there is any."""
-        if self.config.privacy.mechanism != "perturbed-embedding":
+        if ledger_of(self.config).noise_on != "embeddings":
             return None
         last, lengths = len(self.model.layers) - 1, tuple(window.lengths.tolist())
         return Perturbation(self.config.privacy, self.secret, exchange, lengths, last)

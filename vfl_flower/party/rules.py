@@ -17,10 +17,10 @@ from typing import Any
 from flwr.app import Context
 
 from vfl_flower.axes import estimators
+from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
 from vfl_flower.flower_internals import in_ray
-from vfl_flower.sections import PrivacyConfig
 from vfl_flower.systems import load_system, refuse_places
 
 log = logging.getLogger("flwr")
@@ -130,7 +130,7 @@ def check(context: Context, config: RunConfig) -> Rules:
     if rules.max_epochs is not None and epochs > rules.max_epochs:
         raise refused(context, f"epochs = {epochs}: its rule is max-epochs = {rules.max_epochs}")
     if rules.min_embedding_noise:
-        _check_noise(context, config.privacy, rules.min_embedding_noise)
+        _check_noise(context, config, rules.min_embedding_noise)
     of_its_own = config.data.own_data or rules.min_embedding_noise
     if of_its_own and not (one_owner and rules.noise_seed is None):
         _check_seed(context, config.privacy.noise_seed, rules.noise_seed)
@@ -168,9 +168,10 @@ def _check_system(context: Context, config: RunConfig, systems: str) -> None:
         )
 
 
-def _check_noise(context: Context, privacy: PrivacyConfig, least: float) -> None:
+def _check_noise(context: Context, config: RunConfig, least: float) -> None:
     rule = f"its rule is min-embedding-noise = {least:g}"
-    if privacy.mechanism != "perturbed-embedding":
+    privacy = config.privacy
+    if ledger_of(config).noise_on != "embeddings":
         raise refused(context, f"privacy = {privacy.mechanism!r}: {rule}")
     noise, bound = privacy.embedding_noise, privacy.embedding_bound
     if not noise / bound >= least:  # which is what an epsilon follows from

@@ -26,4 +26,9 @@ def check(config: RunConfig) -> None:
             "labels = 'shared' is for first-order parties, which then differentiate the loss "
             "themselves: leave it out, or choose estimator = 'first-order'."
         )
+    if config.estimator.perturbs == "all" and not choose(config).answers_by_scalars:
+        raise ConfigError(
+            "perturbs = 'all' is for differences: leave it out, or choose estimator = "
+            "'zeroth-order'."
+        )
     choose(config).check(config)

@@ -17,11 +17,14 @@ from torch import Tensor
 
 from vfl_flower.axes.batches import Joint, Window
 from vfl_flower.axes.codecs.channel import Channel, zeros
+from vfl_flower.axes.estimators.directions import Directions
+from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
 from vfl_flower.messages import Arrays, TrainOrder
 from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.losses import Loss
 from vfl_flower.models.tops import TopModel
 
 Links = dict[str, Channel]
@@ -62,7 +65,7 @@ class HolderEnd(Protocol):
     top: TopModel
     optimizer: torch.optim.Optimizer | None  # none for a top model without parameters
     labels: Tensor  # of the training rows, [N]
-    class_weights: Tensor | None
+    loss: Loss
     columns: dict[int, slice]  # of each party's embeddings in the table
     links: dict[int, Links]  # by party
     noise: ScalarNoise | None
@@ -75,6 +78,9 @@ class HolderEnd(Protocol):
         self, h: Tensor, labels: Tensor, lengths: list[int], divisors: list[int], gradients: bool
     ) -> tuple[Tensor | None, Tensor]:
         """Step the top model once a mini-batch; gradient rows, if wanted, and losses [S]."""
+
+    def directions(self) -> Directions:
+        """New directions of the top model."""
 
     def count(self, losses: Tensor) -> None:
         """Count steps of the top model, whose losses are to be finite."""
@@ -181,7 +187,7 @@ class Estimator(ABC):
 
     @property
     def _by_row(self) -> bool:
-        return self.config.privacy.mechanism == "scalar"
+        return ledger_of(self.config).noise_on == "scalars"
 
     # --- the protocol ---------------------------------------------------------------------------
 
@@ -202,6 +208,10 @@ class Estimator(ABC):
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
     ) -> dict[int, Arrays]:
         """Label holder: step the top model; party -> the answer to its window."""
+
+    def silence(self, arrival: Arrival) -> Arrays:
+        """Label holder: an answer to an upload that says nothing, for scalars that are spent."""
+        raise NotImplementedError
 
     @abstractmethod
     def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:

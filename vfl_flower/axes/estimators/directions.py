@@ -120,23 +120,29 @@ def values_of_pairs(
     lengths: Sequence[int],
     directions: Directions,
     perturb: Perturbation | None = None,
+    second: Tensor | None = None,
 ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
     """Outputs [R, ...] of rows at w + mu u and at w, or if two-sided at w - mu u.
 
     Step s has rows of its own, ``lengths[s]`` of them, and a direction of its own. Returns the
     pair, and the directions [S, d] where they were stacked.
+
+    Parameters
+    ----------
+    second : the rows for the other of the pair, where they are not ``x`` too.
     """
     mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
-    at_w = None if two_sided else _call(model, x, perturb)
+    second = x if second is None else second
+    at_w = None if two_sided else _call(model, second, perturb)
     if model.stackable and perturb is None and directions.can_be_stacked(len(lengths)):
         u = directions.stack(len(lengths))
         plus = _at_many(model, x, lengths, u, mu)
-        return (plus, _at_many(model, x, lengths, u, -mu) if at_w is None else at_w), u
-    by_step = x.split(list(lengths))
+        return (plus, _at_many(model, second, lengths, u, -mu) if at_w is None else at_w), u
+    by_step = second.split(list(lengths)), x.split(list(lengths))
 
     def evaluate(step: int, first: bool) -> Tensor:
         noise = perturb.of_step(step) if perturb else None
-        return _call(model, by_step[step], noise.of_pair() if noise and first else noise)
+        return _call(model, by_step[first][step], noise.of_pair() if noise and first else noise)
 
     firsts, seconds = in_place(directions, len(lengths), evaluate)
     return (torch.cat(firsts), torch.cat(seconds) if at_w is None else at_w), None

@@ -21,10 +21,9 @@ from vfl_flower.axes.codecs.channel import Channel, zeros
 from vfl_flower.axes.estimators.base import Arrival, HolderEnd, Links, PartyEnd, Reading
 from vfl_flower.axes.estimators.first_order import FirstOrder
 from vfl_flower.config import RunConfig
-from vfl_flower.data.labels import class_weights
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.messages import Arrays, TrainOrder
-from vfl_flower.models.losses import penalty_gradient, targets
+from vfl_flower.models.losses import loss_of, penalty_gradient, targets
 from vfl_flower.models.tops import TopModel, build_top
 from vfl_flower.models.training import count, flat, load_flat
 
@@ -171,7 +170,7 @@ class SharedLabels(FirstOrder):
         labels = torch.from_numpy(known[window.ids].astype(np.int64)).to(end.device)
         lengths, noise = window.lengths.tolist(), end.noise(order.exchange, window)
         divided = divisors(self.config, end.rows, window.lengths).tolist()
-        of_classes = class_weights(self.config.data, known, max(2, end.outputs))
+        loss = loss_of(self.config, known, max(2, end.outputs), end.device)
         columns = slice(end.index * end.size, (end.index + 1) * end.size)
         parameters = end.optimizer.param_groups[0]["params"]
         training, y, start = self.config.training, targets(labels, top.outputs), 0
@@ -180,9 +179,8 @@ class SharedLabels(FirstOrder):
             start += length
             of_step = noise.of_step(step) if noise else None
             weights: Tensor | float = 1 / divisor
-            if of_classes is not None:
-                of_rows = torch.from_numpy(of_classes).to(end.device)[labels[rows], None]
-                weights = weights * of_rows
+            if loss.class_weights is not None:
+                weights = weights * loss.class_weights[labels[rows], None]
             load_flat(top, tops[step])
             for local_step in range(self.config.estimator.local_steps):
                 if h is None or len(lengths) > 1 or local_step:  # else it is the upload's own
@@ -190,7 +188,7 @@ class SharedLabels(FirstOrder):
                 embeddings[rows, columns] = h.detach()
                 with torch.no_grad():
                     met = top.combined(embeddings[rows])
-                    _, signal, _ = top.passes(met, y[rows], weights, False, True, False)
+                    _, signal, _ = top.passes(met, y[rows], weights, loss.gradient, True, False)
                 gradients = torch.autograd.grad(h, parameters, top.spread_to(columns, signal))
                 for p, gradient in zip(parameters, gradients, strict=True):
                     own = training.regulariser_weight * penalty_gradient(training, p.detach())

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,10 +34,11 @@ from vfl_flower.axes.estimators.directions import (
     step_means,
     values_of_pairs,
 )
+from vfl_flower.axes.server import noisy_means
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError, DivergedError
 from vfl_flower.messages import LARGEST, Arrays, TrainOrder, bounded, checked
-from vfl_flower.models.losses import loss_per_row, penalty
+from vfl_flower.models.losses import penalty
 from vfl_flower.models.training import as_tensor
 from vfl_flower.sections import EstimatorConfig, TrainingConfig
 
@@ -158,6 +160,8 @@ class ZerothOrder(Estimator):
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
     ) -> dict[int, Arrays]:
         """Scalar differences, at the top model that the windows met."""
+        if self.config.estimator.perturbs == "all":
+            return self._joint_answer(end, arrivals, joint)
         feedback: dict[int, Arrays] = {}
         for arrival in arrivals:
             scalars = self._scalars(end, arrival).cpu().numpy()
@@ -171,8 +175,7 @@ class ZerothOrder(Estimator):
     def _scalars(self, end: HolderEnd, arrival: Arrival) -> Tensor:
         """One difference for each step of a party's window, [S].
 
-        Every row's difference is taken before rows are averaged; with noise, it is clipped to
-        [-C, C], and the average gets one Gaussian number (DPZV Eq. 8).
+        Every row's difference is taken before rows are averaged.
         """
         assert isinstance(arrival.reading, PairReading)
         first, second = (each.to(end.device) for each in arrival.reading.pair)
@@ -181,17 +184,52 @@ class ZerothOrder(Estimator):
         h = torch.cat([h[:, : columns.start], second, h[:, columns.stop :]], dim=1)
         z = top.first(h)
         change = top.first_change(columns, first - second)  # the other parties' part is the same
-        values = [
-            loss_per_row(top.rest(each), labels, end.class_weights) for each in (z + change, z)
-        ]
+        values = [end.loss.per_row(top.rest(each), labels) for each in (z + change, z)]
         of_rows, _ = differences(self.config.estimator, values)
-        if end.noise:  # not a number counts as no difference, or it would pass the clip
-            of_rows = of_rows.nan_to_num(nan=0.0).clamp(-end.noise.clip, end.noise.clip)
-        elif not (of_rows.abs() <= LARGEST).all():
-            raise DivergedError
         divided = divisors(self.config, len(end.labels), window.lengths).tolist()
-        means = step_means(of_rows, window.lengths.tolist(), divided)
-        return end.noise.added_to(means) if end.noise else means
+        return self._means(end, of_rows, window.lengths.tolist(), divided)
+
+    @torch.no_grad()
+    def _joint_answer(
+        self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
+    ) -> dict[int, Arrays]:
+        """One difference for each step along the directions of all (Spall, 1992).
+
+        The top model is of them, where it learns by differences too: it then steps by this scalar.
+        """
+        h, labels = end.gather(joint.window)
+        pair = h.clone(), h.clone()
+        for arrival in arrivals:
+            assert isinstance(arrival.reading, PairReading)
+            for rows, sent in zip(pair, arrival.reading.pair, strict=True):
+                rows[:, end.columns[arrival.party]] = sent.to(end.device)
+        lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
+        own = end.optimizer if self.config.estimator.server_update == "zeroth-order" else None
+        if own:
+            directions, u = end.directions(), None
+            outputs, u = values_of_pairs(end.top, pair[0], lengths, directions, second=pair[1])
+        else:
+            outputs = end.top(pair[0]), end.top(pair[1])
+        values = [end.loss.per_row(each, labels) for each in outputs]
+        of_rows, at_centre = differences(self.config.estimator, values)
+        scalars = self._means(end, of_rows, lengths, divided)
+        if own:
+            descend(own, directions, u, scalars)
+            end.count(step_means(at_centre, lengths, divided))
+        else:
+            end.count(end.step(h, labels, lengths, divided, gradients=False)[1])
+        return {each.party: {"difference": scalars.cpu().numpy()} for each in arrivals}
+
+    def _means(
+        self, end: HolderEnd, of_rows: Tensor, lengths: Sequence[int], divided: Sequence[int]
+    ) -> Tensor:
+        if end.noise is None and not (of_rows.abs() <= LARGEST).all():
+            raise DivergedError
+        return noisy_means(of_rows, lengths, divided, end.noise)
+
+    def silence(self, arrival: Arrival) -> Arrays:
+        """Differences of zero."""
+        return {"difference": np.zeros(len(arrival.window.lengths), np.float32)}
 
     # --- the party again ------------------------------------------------------------------------
 

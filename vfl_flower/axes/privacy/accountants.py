@@ -183,7 +183,11 @@ def sampled(delta: float, rows: int, budget: float | None = None) -> PldAccounta
 
 
 def known(delta: float, rows: int) -> GdpAccountant:
-    """An accountant of releases of which it is known what rows are in them."""
+    """An accountant of releases of which it is known what rows are in them.
+
+    Whatever is changed: a noise multiplier is the deviation over what that changes in a release.
+    Flower has this accounting for one relation by name only.
+    """
     return GdpAccountant(
         PrivacyConfig(
             target_delta=delta,

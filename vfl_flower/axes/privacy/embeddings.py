@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 
 from vfl_flower.axes.batches import Window, expected_rows
 from vfl_flower.axes.privacy.accountants import known
-from vfl_flower.axes.privacy.ledger import EMBED, EVALUATE, RECEIVED, TRAIN, Ledger, Released
+from vfl_flower.axes.privacy.ledger import (
+    EMBED,
+    EVALUATE,
+    RECEIVED,
+    TRAIN,
+    Guarantee,
+    Ledger,
+    Released,
+)
 from vfl_flower.axes.privacy.paper import delta_of, epsilon_of_theorem_6
 from vfl_flower.config import RunConfig
 from vfl_flower.messages import EmbedOrder, EvaluateOrder, Order, TrainOrder
@@ -30,6 +38,7 @@ class EmbeddingLedger(Ledger):
     test rows as it does training rows. A zeroth-order pair counts as two.
     """
 
+    noise_on = "embeddings"
     journaled = (TRAIN, EMBED, EVALUATE, RECEIVED)
 
     def __init__(self, config: RunConfig, rows: int, estimator: Released) -> None:
@@ -88,23 +97,33 @@ class EmbeddingLedger(Ledger):
             return super().figures()
         samples = max(self.steps.values(), default=0) * expected_rows(self.config, self.rows)
         return {
-            "epsilon": epsilon(self.config, self.uploads()),
-            "delta": delta_of(self.config),
+            "epsilon": epsilon(self.config, self.rows, self.uploads()),
+            "delta": delta_of(self.config, self.rows),
             "epsilon_of_paper": epsilon_of_theorem_6(self.config, self.rows, samples),
-            "epsilon_protects": "features of a party's record, from "
-            f"{self.estimator.uploads_reach} view of that record's uploads",
+            **guarantee(self.estimator).figures(),
         }
 
 
-def epsilon(config: RunConfig, uploads: int) -> float:
-    """Epsilon at delta of a record that one party has uploaded this many times.
+def guarantee(estimator: Released) -> Guarantee:
+    """What is protected, from whom."""
+    return Guarantee(
+        "features of one record at one party, in all uploads of that record; not what the party's "
+        "model learns from it",
+        "these features are changed; which records there are is public",
+        f"who has {estimator.uploads_reach} view of those uploads",
+    )
 
-    Each upload is a Gaussian mechanism of sensitivity R and deviation c (a record's embedding
-    against none, in its place). Sub-sampling gives nothing, since the label holder sees which rows
-    are sent.
+
+def epsilon(config: RunConfig, rows: int, uploads: int) -> float:
+    """Epsilon at delta of a record, among N, that one party has uploaded this many times.
+
+    Each upload is a Gaussian mechanism of deviation c and sensitivity 2 R, the distance of two
+    embeddings of norm R. Sub-sampling gives nothing, since the label holder sees which rows are
+    sent.
     """
-    accountant = known(delta_of(config), rows=1)
+    delta = delta_of(config, rows)
+    accountant = known(delta, rows=1)
     if uploads:
-        multiplier = config.privacy.embedding_noise / config.privacy.embedding_bound
+        multiplier = config.privacy.embedding_noise / (2 * config.privacy.embedding_bound)
         accountant.compose(GaussianPrivacyEvent(multiplier, 1, 1), uploads)
-    return accountant.get_epsilon(delta_of(config))
+    return accountant.get_epsilon(delta)

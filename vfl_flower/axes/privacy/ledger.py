@@ -6,6 +6,8 @@ is assumed. This one is for runs without noise; `embeddings` and `scalars` have 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -16,6 +18,7 @@ from vfl_flower.axes.batches import Window
 from vfl_flower.axes.privacy.journal import Journal, Mark, refused
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.config import RunConfig
+from vfl_flower.data.labels import Labels
 from vfl_flower.errors import ConfigError
 from vfl_flower.messages import EmbedOrder, EvaluateOrder, Order, TrainOrder
 from vfl_flower.registry import LEDGERS
@@ -24,6 +27,31 @@ TRAIN, EMBED, EVALUATE, RECEIVED, ANSWERED = range(5)
 """Kinds of a journal's events."""
 
 _NO_ROWS = np.zeros(0, np.int32)
+
+
+EVERYONE = "all parties together, the network, and whoever gets the model"
+LABEL_CHANGED = (
+    "one person's label is changed; how many persons there are, and who is in which mini-batch, is "
+    "public"
+)
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What an epsilon is of, in words that stand beside it wherever it is shown.
+
+    protects : what.
+    relation : what is the difference that nobody can tell.
+    adversary : who cannot, whatever they do.
+    """
+
+    protects: str
+    relation: str
+    adversary: str
+
+    def figures(self) -> dict[str, str]:
+        """For ``summary.json``."""
+        return {f"epsilon_{name}": value for name, value in asdict(self).items()}
 
 
 class Released(Protocol):
@@ -37,8 +65,8 @@ class Released(Protocol):
 class Ledger:
     """What a run has released, and what that is worth; here nothing is claimed."""
 
-    secret_batches: ClassVar[bool] = False
-    """Whether mini-batches must be secret, which those of a synchronous system are not."""
+    noise_on: ClassVar[str] = "nothing"
+    """What its mechanism adds noise to: nothing, labels, scalars or embeddings."""
 
     journaled: ClassVar[tuple[int, ...]] = ()  # kinds of events that it counts
 
@@ -53,13 +81,23 @@ class Ledger:
         """Raise `ConfigError` if keys of privacy contradict each other, or the estimator."""
         if config.privacy.epsilon is not None or config.privacy.noise_multiplier is not None:
             raise ConfigError(
-                "epsilon and noise-multiplier are for privacy = 'scalar': add it, or leave them "
-                "out (a perturbed embedding's epsilon follows from embedding-noise)."
+                "epsilon is the budget of privacy = 'labels' or 'scalar', and noise-multiplier is "
+                "for the latter: add it, or leave them out (a perturbed embedding's epsilon "
+                "follows from embedding-noise)."
             )
 
-    def steps_allowed(self, planned: int) -> int:
+    @property
+    def secret_batches(self) -> bool:
+        """Whether mini-batches must be secret, which those of a synchronous system are not."""
+        return False
+
+    def steps_allowed(self, planned: int, parties: int, quorum: int, top_learns: bool) -> int:
         """How many of the planned steps, over all parties, the budget allows."""
         return planned
+
+    def labels(self, labels: Labels) -> Labels:
+        """The labels that the label holder learns from."""
+        return labels
 
     def noise(self) -> ScalarNoise | None:
         """What the label holder does to scalars before it sends them."""
@@ -80,10 +118,12 @@ class Ledger:
         self._write(RECEIVED, party, len(window.lengths), ids=window.ids)
         self._received(party, window)
 
-    def answered(self, party: int, window: Window) -> None:
-        """Count the answers to a window, before they are sent."""
-        self._write(ANSWERED, party, len(window.lengths), ids=window.ids)
-        self._answered(party, window)
+    def answered(self, group: Sequence[tuple[int, Window]]) -> bool:
+        """Count the answers to the windows of a quorum, by party, before they are sent.
+
+        False if they are not to be sent: parties then get answers that say nothing.
+        """
+        return True
 
     def _ordered(self, party: int, order: Order) -> None:
         pass
@@ -91,7 +131,7 @@ class Ledger:
     def _received(self, party: int, window: Window) -> None:
         pass
 
-    def _answered(self, party: int, window: Window) -> None:
+    def _answered(self, party: int, window: Window, weight: int) -> None:
         pass
 
     def keep_journal(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
@@ -125,9 +165,10 @@ class Ledger:
                 self._ordered(party, EmbedOrder(exchange=0, arrays={"ids": ids}))
             elif kind == EVALUATE:
                 self._ordered(party, EvaluateOrder(exchange=0))
+            elif kind == RECEIVED:
+                self._received(party, Window(ids, np.zeros(first, np.int32)))
             else:
-                count = self._received if kind == RECEIVED else self._answered
-                count(party, Window(ids, np.zeros(first, np.int32)))
+                self._answered(party, Window(ids, np.zeros(first, np.int32)), second)
 
     def journal_mark(self) -> Mark | None:
         """How far the journal is, for a checkpoint; none where nothing is kept or counted."""
@@ -156,6 +197,15 @@ class Ledger:
     def figures(self) -> dict[str, Any]:
         """The privacy part of ``summary.json``; empty epsilons where noise can be repeated."""
         return {"epsilon": None, "delta": None, "epsilon_of_paper": None}
+
+
+def check_range(config: RunConfig) -> None:
+    """Raise `ConfigError` if what noise on numbers is measured by would follow from them."""
+    if config.data.target == "regression" and not config.data.label_range:
+        raise ConfigError(
+            f"privacy = {config.privacy.mechanism!r} with target = 'regression' needs the lowest "
+            "and the highest label that can be, which is public: give label-range, such as '0,120'."
+        )
 
 
 def ledger_of(config: RunConfig) -> type[Ledger]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.axes.batches import expected_rows, secret_generator
+from vfl_flower.axes.batches import secret_generator
 from vfl_flower.config import RunConfig
 from vfl_flower.sections import PrivacyConfig
 
@@ -68,28 +70,48 @@ class Perturbation:
 
 
 class ScalarNoise:
-    """The label holder's half of scalar privacy: clipping, and noise on each scalar (DPZV Eq. 8).
+    """The label holder's half of scalar privacy: clipping, and noise on what labels have a part in.
+
+    That is on each scalar (DPZV Eq. 8), and on each step of the top model, by its gradient (DP-SGD,
+    Abadi et al., 2016) or by a scalar of its own; but with ``calibration='paper'``, as DPZV has it.
 
     Parameters
     ----------
-    multiplier : deviation of the noise over C / B, which is what adding or removing a row can
-        change in a step's average over the B rows that are expected.
-    rows : training rows, N.
+    multiplier : deviation of the noise on a mean over U rows, over C / U; C is the bound of a row's
+        difference, or of its gradient's norm.
     """
 
-    def __init__(self, config: RunConfig, multiplier: float, rows: int) -> None:
+    def __init__(self, config: RunConfig, multiplier: float) -> None:
         self.clip = config.privacy.clip
-        self.deviation = multiplier * config.privacy.clip / expected_rows(config, rows)
+        self.top_clip = config.privacy.top_clip
+        self.of_top = config.privacy.calibration != "paper"
+        self.multiplier = multiplier
         self._secret = secrets.token_bytes(16)
         if config.privacy.noise_seed >= 0:
             self._secret = f"{config.privacy.noise_seed} label holder".encode()
-        self.sent = 0  # scalars so far
+        self.drawn = 0  # how often, so far
 
-    def added_to(self, scalars: Tensor) -> Tensor:
-        """The scalars [S], each with noise of its own, from which that of others cannot follow."""
-        drawn = []
-        for _ in range(len(scalars)):
-            self.sent += 1
-            generator = secret_generator(f"scalar|{self.sent}|".encode() + self._secret)
-            drawn.append(self.deviation * generator.standard_normal())
+    def added_to(self, scalars: Tensor, divisors: Sequence[int]) -> Tensor:
+        """Means of clipped differences [S], each with noise of its own.
+
+        Parameters
+        ----------
+        divisors : what each is a mean over.
+        """
+        drawn = [self.multiplier * self.clip / divisor * self._normal(1)[0] for divisor in divisors]
         return scalars + torch.tensor(drawn).to(scalars)
+
+    def added_to_gradients(self, gradients: Sequence[Tensor], divisor: int) -> list[Tensor]:
+        """Means over so many rows of gradients of clipped norm, all with noise."""
+        deviation = self.multiplier * self.top_clip / divisor
+        drawn = torch.from_numpy(deviation * self._normal(sum(each.numel() for each in gradients)))
+        parts = drawn.split([each.numel() for each in gradients])
+        return [
+            each + part.view_as(each).to(each) for each, part in zip(gradients, parts, strict=True)
+        ]
+
+    def _normal(self, numbers: int) -> NDArray[np.float64]:
+        """Standard normal draws, from which those before and after do not follow."""
+        self.drawn += 1
+        generator = secret_generator(f"scalar|{self.drawn}|".encode() + self._secret)
+        return generator.standard_normal(numbers)

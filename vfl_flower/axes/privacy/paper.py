@@ -8,19 +8,21 @@ from vfl_flower.axes.batches import expected_rows
 from vfl_flower.config import RunConfig
 
 
-def delta_of(config: RunConfig) -> float:
-    """The delta at which epsilons are meant."""
-    return 1e-5 if config.privacy.delta is None else config.privacy.delta
+def delta_of(config: RunConfig, rows: int) -> float:
+    """The delta at which epsilons are meant: well below one over the N training rows."""
+    return min(1e-5, 0.1 / rows) if config.privacy.delta is None else config.privacy.delta
 
 
 def epsilon_of_theorem_6(config: RunConfig, rows: int, samples: int) -> float:
     """What VAFL's Theorem 6 would claim, with its unstated constant taken as 1.
 
-    Eq. (15): mu = N_m sqrt(K) / (c N) for batch size N_m, N rows and K samples processed; a mu-GDP
-    mechanism is as private as a Gaussian one of deviation 1 / mu.
+    Eq. (15): mu = N_m sqrt(K) / (c N) for batch size N_m, N rows and K samples processed, and
+    embeddings of norm 1, in place of which the bound R stands here; a mu-GDP mechanism is as
+    private as a Gaussian one of deviation 1 / mu.
     """
-    noise = config.privacy.embedding_noise
-    return _epsilon(config, expected_rows(config, rows) * math.sqrt(samples) / (noise * rows))
+    noise = config.privacy.embedding_noise / config.privacy.embedding_bound
+    mu = expected_rows(config, rows) * math.sqrt(samples) / (noise * rows)
+    return _epsilon(config, rows, mu)
 
 
 def epsilon_of_theorem_vi5(config: RunConfig, rows: int, multiplier: float, steps: int) -> float:
@@ -28,20 +30,19 @@ def epsilon_of_theorem_vi5(config: RunConfig, rows: int, multiplier: float, step
 
     Its sigma = 2 C sqrt(T) / (D mu) treats sub-sampling as if it scaled the mechanism's mu.
     """
-    return _epsilon(
-        config, 2 * expected_rows(config, rows) * math.sqrt(steps) / (rows * multiplier)
-    )
+    mu = 2 * expected_rows(config, rows) * math.sqrt(steps) / (rows * multiplier)
+    return _epsilon(config, rows, mu)
 
 
 def calibrated_by_theorem_vi5(config: RunConfig, rows: int, steps: int) -> float:
     """The multiplier that DPZV's Theorem VI.5 gives for epsilon, which can be far too small."""
     from dp_accounting import get_sigma_gaussian
 
-    mu = 1 / float(get_sigma_gaussian(config.privacy.epsilon, delta_of(config)))
+    mu = 1 / float(get_sigma_gaussian(config.privacy.epsilon, delta_of(config, rows)))
     return 2 * expected_rows(config, rows) * math.sqrt(steps) / (rows * mu)
 
 
-def _epsilon(config: RunConfig, mu: float) -> float:
+def _epsilon(config: RunConfig, rows: int, mu: float) -> float:
     from dp_accounting import get_epsilon_gaussian  # here, since parties start often and need none
 
-    return float(get_epsilon_gaussian(1 / mu, delta_of(config))) if mu > 0 else 0.0
+    return float(get_epsilon_gaussian(1 / mu, delta_of(config, rows))) if mu > 0 else 0.0
