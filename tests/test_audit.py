@@ -36,7 +36,7 @@ def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def audited(folder: Path, parties: int = 4, **more: Any) -> dict[str, Finding]:
     keys = {key.replace("_", "-"): value for key, value in more.items()}
-    findings, _ = audit(parties, {**SHORT, **keys, "out": str(folder / "out")})
+    findings, _, _ = audit(parties, {**SHORT, **keys, "out": str(folder / "out")})
     return {finding.attack: finding for finding in findings}
 
 

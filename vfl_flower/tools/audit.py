@@ -34,6 +34,7 @@ from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.start import run_local
 from vfl_flower.systems import baselines, resolve
 from vfl_flower.tools import audit_features as features
+from vfl_flower.tools.audit_canary import Canary, canary
 from vfl_flower.tools.audit_clients import Curious, Ids, Rows, Wiretap
 
 _DRAWS = 10  # of the labelled rows that an attacker knows; its success is the mean
@@ -126,7 +127,7 @@ def _unit(rows: Rows) -> Rows:
 
 def audit(
     parties: int, run_config: Mapping[str, Any], known: int = 4, shown: int = 500
-) -> tuple[list[Finding], Path]:
+) -> tuple[list[Finding], Canary | None, Path]:
     """Attack a system, and write ``audit.json`` into the results folder of the run attacked.
 
     Parameters
@@ -172,36 +173,47 @@ def audit(
     folder = results_folder(config)
     trials = min(10, math.ceil(15_000 / len(labels)))  # few rows alone leave much to chance
     with tqdm(total=2 + 2 * trials, unit="run", desc="audit", disable=None, leave=False) as bar:
-        tap = Wiretap(config)
-        run = run_local(parties, {**run_config, "out": str(folder)}, tap)
+        taps = [Wiretap(config)]
+        for party in range(1, parties):
+            taps.append(Wiretap(config, taps[-1], party=party))  # each reads what the last lets by
+        run = run_local(parties, {**run_config, "out": str(folder)}, taps[-1])
+        tap = taps[0]
         bar.update()
         untrained = Wiretap(config)
         _run({**run_config, "party-lr": 0.0, "epochs": 1}, parties, untrained, run.summary)
         bar.update()
         findings = _direct_inference(parties, run_config, labels, trials, bar)
     findings += _with_known_rows(config, labels, known, tap, untrained)
-    findings += _of_features(config, parties, shown, tap, untrained, folder)
+    findings += _of_features(config, parties, shown, taps, untrained, folder)
+    claim = canary(config)
     report = {
         "strategy": config.strategy,
         "dataset": config.data.dataset,
         "parties": parties,
         "test_accuracy": run.summary["test_accuracy"],
         "attacks": [asdict(finding) for finding in findings],
+        "epsilon": asdict(claim) if claim else None,
         "config": config.values(),
         "versions": versions(),
         "code": code_digest(),
     }
     write_whole(folder / "audit.json", (json.dumps(report, indent=2) + "\n").encode())
-    return findings, folder
+    return findings, claim, folder
 
 
-def table(findings: list[Finding]) -> str:
-    """The findings, one a line, in aligned columns."""
+def table(findings: list[Finding], claim: Canary | None) -> str:
+    """The findings, one a line, in aligned columns; and what is claimed and shown of epsilon."""
     lines = [("attack", "attacker: what it has", "measure", "success", "guessing")]
     for each in findings:
         figures = f"{each.success:.4f}", f"{each.guessing:.4f}"
         lines.append((each.attack, each.attacker, each.measure, *figures))
-    return aligned(lines, texts=3)
+    shown = aligned(lines, texts=3)
+    if claim:
+        shown += (
+            f"\n\nepsilon claimed {claim.claimed:.3g}, shown at least {claim.shown:.3g} at delta "
+            f"{claim.delta:g} (97.5 %, a game with canaries, {claim.trials} times in each world)"
+        )
+    return shown
 
 
 def _run(
@@ -322,16 +334,34 @@ def _finding(attack: str, attacker: str, trials: Sequence[tuple[Rows, Ids]]) -> 
 
 
 def _of_features(
-    config: RunConfig, parties: int, shown: int, tap: Wiretap, untrained: Wiretap, folder: Path
+    config: RunConfig,
+    parties: int,
+    shown: int,
+    taps: Sequence[Wiretap],
+    untrained: Wiretap,
+    folder: Path,
 ) -> list[Finding]:
     """Attacks of the label holder on features; draws images, if they are such."""
     block = np.asarray(load_features(config, 0, parties).train)
     generator = np.random.default_rng([config.training.seed, 6])
-    success, known, rows = features.decode(
-        config, block[tap.uploaded], tap.embeddings[tap.uploaded], shown, generator, folder
-    )
-    attacker = f"label holder: embeddings of party 0, features of {known} rows"
-    findings = [Finding("feature reconstruction", attacker, "R2", success, 0.0, rows)]
+    tap = taps[0]
+    picture: Path | None = folder / "reconstruction.png"
+    everywhere = np.all([each.uploaded for each in taps], axis=0)
+    views = {"": ("embeddings of party 0", tap.embeddings)}
+    if estimators.choose(config).uploads_per_row > 1:
+        views[", pairs"] = "pairs of party 0", tap.pairs
+    if len({each.embeddings.shape[1] for each in taps}) == 1:
+        summed = np.sum([each.embeddings for each in taps], 0)
+        views[", sum"] = f"the sum over {parties} parties", summed
+    findings = []
+    for name, (view, rows_of) in views.items():
+        success, known, rows = features.decode(
+            config, block[everywhere], rows_of[everywhere], shown, generator, picture
+        )
+        attacker = f"label holder: {view}, features of {known} rows"
+        attack = f"feature reconstruction{name}"
+        findings.append(Finding(attack, attacker, "R2", success, 0.0, rows))
+        picture = None
     sent, block = untrained.embeddings[untrained.uploaded], block[untrained.uploaded]
     few = generator.permutation(len(block))[:_INVERTED]
     # Where a secret has drawn the party's model, an attacker has one that is independent of it.

@@ -51,16 +51,18 @@ _ORDERS: dict[str, type[Order]] = {
 
 
 class Wiretap(ClientApp):
-    """Reads the messages of party 0, and keeps what they say of each of the N training rows.
+    """Reads the messages of a party, and keeps what they say of each of the N training rows.
 
     Parameters
     ----------
     client : the ClientApp whose messages are read.
     guess : draws the directions of zeroth-order pairs, for who does not see the uploads.
+    party : whose messages.
 
     Attributes
     ----------
     embeddings : as last uploaded, [N, E]; of a zeroth-order pair, the one that is trained on.
+    pairs : both of a zeroth-order pair, as last uploaded, [N, 2 E].
     gradients : by the first answer, when the top model has learned least, [N, E]: the gradient of
         the row's loss with respect to its embedding; under zeroth order the step's difference times
         the row's direction, which is one embedding of its pair less the other (Cascaded, VI-B).
@@ -68,6 +70,7 @@ class Wiretap(ClientApp):
     """
 
     embeddings: Rows
+    pairs: Rows
     gradients: Rows
     uploaded: NDArray[np.bool_]
     answered: NDArray[np.bool_]
@@ -77,8 +80,10 @@ class Wiretap(ClientApp):
         config: RunConfig,
         client: ClientApp = client_app.app,
         guess: np.random.Generator | None = None,
+        party: int = 0,
     ) -> None:
         super().__init__()
+        self.party = party
         self.config = config
         self.client = client
         self.guess = guess
@@ -96,14 +101,15 @@ class Wiretap(ClientApp):
     def _read(self, message: Message, reply: Message) -> None:
         if message.metadata.message_type == DescribeOrder.kind:
             described = read_reply(reply, Description)
-            if described.party == 0:
+            if described.party == self.party:
                 shape = described.train_rows, described.embedding_size
                 self.embeddings, self.gradients = np.zeros((2, *shape), np.float32)
+                self.pairs = np.zeros((shape[0], 2 * shape[1]), np.float32)
                 self.uploaded, self.answered = np.zeros((2, described.train_rows), bool)
                 self.links = self.estimator.holder_links(torch.zeros(shape))
             return
         upload = read_reply(reply, Upload)
-        if upload.party != 0:
+        if upload.party != self.party:
             return
         order = read_order(message, _ORDERS[message.metadata.message_type])
         if isinstance(order, RejoinOrder):
@@ -113,9 +119,12 @@ class Wiretap(ClientApp):
             self.pending = None
         size = self.embeddings.shape[1]
         if isinstance(order, TrainOrder):
-            window = window_of(self.config, order, upload.arrays, len(self.embeddings))
+            rows_of = len(self.embeddings)
+            window = window_of(self.config, order, upload.arrays, rows_of, self.party)
             reading = self.estimator.read(self.links, upload.arrays, window, size)
             self._write(window, reading.fresh)
+            if isinstance(reading, PairReading):
+                self.pairs[window.ids] = torch.cat(reading.pair, dim=1).numpy()
             self.pending = window, reading
         elif isinstance(order, EmbedOrder):
             ids = order.arrays["ids"]
@@ -204,9 +213,11 @@ class Curious(ClientApp):
         return to_reply(replace(upload, arrays=arrays), message)
 
 
-def window_of(config: RunConfig, order: TrainOrder, arrays: Arrays, rows: int) -> Window:
-    """The rows of party 0's upload; those that it does not name follow from the configuration."""
+def window_of(
+    config: RunConfig, order: TrainOrder, arrays: Arrays, rows: int, party: int = 0
+) -> Window:
+    """The rows of a party's upload; those that it does not name follow from the configuration."""
     if "lengths" in arrays:
         return Window(arrays["ids"], arrays["lengths"])
-    owner = None if order.coordinated else 0
+    owner = None if order.coordinated else party
     return draw_window(config, rows, owner, order.epoch, order.first, order.steps)

@@ -52,7 +52,7 @@ def decode(
     embeddings: Rows,
     shown: int,
     generator: np.random.Generator,
-    folder: Path,
+    picture: Path | None = None,
 ) -> tuple[float, int, int]:
     """`reconstruct` on rows that the attacker does not know; draws images, if they are such.
 
@@ -63,9 +63,9 @@ def decode(
         generator.permutation(len(block)), [max(2, min(shown, len(block) // 10))]
     )
     decoded = reconstruct(embeddings, known, features[known])
-    if block.ndim > 2 and config.models.bottom != "lstm":
+    if picture and block.ndim > 2 and config.models.bottom != "lstm":
         few = others[:_IMAGES]
-        draw_images(block[few], decoded.reshape(block.shape)[few], folder / "reconstruction.png")
+        draw_images(block[few], decoded.reshape(block.shape)[few], picture)
     success = explained(features[others], decoded[others], features[known].mean(0))
     return success, len(known), len(others)
 

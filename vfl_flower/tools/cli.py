@@ -222,7 +222,8 @@ def _audit(
 
     Attacks marked * are on one epoch of two parties whose embeddings the
     server sums, which is the setting of Table I of the Cascaded paper; the
-    others are on the run as configured.
+    others are on the run as configured. Where an epsilon is claimed, a game
+    with canaries tries to refute it: what it shows must not exceed the claim.
     """
     from vfl_flower.tools.audit import audit, table
 
@@ -231,8 +232,8 @@ def _audit(
         raise ConfigError(
             f"-c names strategy = {keys['strategy']!r}, and --strategy {strategy}: leave one out."
         )
-    findings, folder = audit(_number(parties), {**keys, "strategy": strategy}, known)
-    print(table(findings))
+    findings, claim, folder = audit(_number(parties), {**keys, "strategy": strategy}, known)
+    print(table(findings, claim))
     print(f"results: {folder}")
 
 

@@ -1,0 +1,296 @@
+"""Privacy audit: whether an epsilon that is claimed can be refuted.
+
+A game has two worlds, which differ in one label, or in one record's features. An attacker plays
+all parties, sees all that leaves the label holder (or is the label holder, and sees all that leaves
+a party), and gives a score to what it saw. How well scores tell the worlds apart bounds epsilon
+from below (Jagielski et al., 2020): where that bound exceeds the claim, the claim is false. Where
+it does not, nothing is proved, which is why the tests play each game with its noise off as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vfl_flower.axes import estimators
+from vfl_flower.axes.batches import Window, draw_window
+from vfl_flower.axes.estimators.base import Arrival, Reading
+from vfl_flower.axes.estimators.zeroth_order import PairReading
+from vfl_flower.axes.privacy.embeddings import epsilon
+from vfl_flower.axes.privacy.ledger import Ledger, ledger_of
+from vfl_flower.axes.privacy.noise import ScalarNoise
+from vfl_flower.axes.privacy.paper import delta_of
+from vfl_flower.config import RunConfig
+from vfl_flower.data.blocks import ArrayBlock
+from vfl_flower.data.labels import Labels
+from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.messages import EmbedOrder
+from vfl_flower.party.party import Party
+
+Scores = NDArray[np.float64]
+
+CONFIDENCE = 0.975  # by which a bound is one
+
+_PARTIES = 2
+_FAR = 2000.0  # of the embedding by which an attacker marks the record
+_PASSES = 12  # over all rows, with scalars of those without the record to look at
+
+
+@dataclass(frozen=True)
+class Canary:
+    """What a run claims, and what the game shows that it is at least, at this delta."""
+
+    claimed: float
+    shown: float
+    delta: float
+    trials: int
+
+
+def canary(config: RunConfig) -> Canary | None:
+    """Play the game of the configured mechanism; none where it claims no epsilon."""
+    if config.privacy.noise_seed >= 0:
+        return None
+    kind = ledger_of(config).noise_on
+    if kind == "scalars" and (config.privacy.calibration == "paper" or not _noisy(config)):
+        return None
+    games: dict[str, Callable[[RunConfig], Canary]] = {
+        "labels": of_labels,
+        "scalars": of_scalars,
+        "embeddings": of_embeddings,
+    }
+    return games[kind](config) if kind in games else None
+
+
+def _noisy(config: RunConfig) -> bool:
+    return config.privacy.epsilon is not None or bool(config.privacy.noise_multiplier)
+
+
+def shown_at_least(
+    one: Scores, other: Scores, delta: float, confidence: float = CONFIDENCE
+) -> float:
+    """A lower bound of epsilon, from the scores [T] of either world; or several of each, [T, K].
+
+    The event that tells most is chosen by one half of the scores: that one of them is above or
+    below some threshold. How often it comes in either world is bounded by the other half
+    (Clopper-Pearson).
+    """
+    scores = [each.reshape(len(each), -1) for each in (one, other)]
+    chosen, rest = zip(*(np.array_split(each, 2) for each in scores), strict=True)
+    best, event = -1.0, (0, 0.0, 0)
+    for kind in range(scores[0].shape[1]):
+        known = np.concatenate([each[:, kind] for each in chosen])
+        for threshold in np.unique(np.quantile(known, np.linspace(0.01, 0.99, 99))):
+            for way in range(4):
+                candidate = kind, float(threshold), way
+                found = _tells(chosen[0], chosen[1], candidate, delta, confidence)
+                if found > best:
+                    best, event = found, candidate
+    return max(0.0, _tells(rest[0], rest[1], event, delta, confidence))
+
+
+def _tells(
+    one: Scores, other: Scores, event: tuple[int, float, int], delta: float, confidence: float
+) -> float:
+    """The bound by how often a score is above a threshold, or is not, in one world or the other."""
+    kind, threshold, way = event
+    above = [int((each[:, kind] > threshold).sum()) for each in (one, other)]
+    below = [len(one) - each for each in above]
+    hits, alarms = (above, above[::-1], below, below[::-1])[way]
+    return _bound(hits, alarms, len(one), delta, confidence)
+
+
+def _bound(hits: int, alarms: int, trials: int, delta: float, confidence: float) -> float:
+    """log((p - delta) / q), of the least p and the most q that go with these counts."""
+    from scipy.stats import beta
+
+    level = (1 + confidence) / 2  # for each of the two
+    least = beta.ppf(1 - level, hits, trials - hits + 1) if hits else 0.0
+    most = beta.ppf(level, alarms + 1, trials - alarms) if alarms < trials else 1.0
+    return math.log((least - delta) / most) if least > delta else -math.inf
+
+
+# --- labels: an attacker reads the answers to designed queries ------------------------------------
+
+
+def of_labels(
+    config: RunConfig, rows: int = 4000, runs: int = 3, confidence: float = CONFIDENCE
+) -> Canary:
+    """Each row is a game of its own, since noise on labels is drawn for each apart.
+
+    A party uploads embeddings of zero, and the answers' signs say the label that was learned from;
+    in as many runs as it likes.
+    """
+    small = config.with_values(
+        {
+            "estimator": "first-order",
+            "labels": "private",
+            "perturbs": "each",
+            "target": "classification",
+            "label-range": "",
+            "codec": "identity",
+            "downlink-codec": "identity",
+            "top-model": "sum",
+            "combine": "concat",
+            "class-weights": "",
+            "batch-size": rows,
+            "sampling": "shuffle",
+            "dataset": "memory:canary",
+            "embedding-size": 1,
+        }
+    )
+    scores, claimed = [], 0.0
+    for world in (0, 1):
+        label = np.full(rows, world)
+        labels = Labels(label, np.array([0, 1]), (0, 1), "", whole=f"canary {world}")
+        answers = []
+        for _ in range(runs):
+            ledger, holder = _label_holder(small, labels)
+            window = draw_window(small, rows, None, 0, 0, 1)
+            ledger.answered([(0, window)])
+            nothing = Reading(torch.zeros(rows, 1))
+            answer = holder.answer([Arrival(each, window, True, nothing) for each in (0, 1)])
+            answers.append(-answer[0]["gradient"][:, 0].astype(np.float64) * rows)
+            claimed = max(claimed, ledger.figures()["epsilon"] or 0.0)
+        scores.append(np.mean(answers, 0))
+    return Canary(claimed, shown_at_least(scores[1], scores[0], 0.0, confidence), 0.0, rows)
+
+
+# --- scalars: an attacker asks for scalars of rows without the record -----------------------------
+
+
+def of_scalars(
+    config: RunConfig,
+    trials: int = 400,
+    noise: ScalarNoise | None = None,
+    confidence: float = CONFIDENCE,
+) -> Canary:
+    """The label of record 0, by scalars of its mini-batches and of later ones without it.
+
+    Both parties mark the record with an embedding like no other, so that its label moves the top
+    model; then they look at scalars of the other mini-batches along that mark, and so at the model.
+
+    Parameters
+    ----------
+    noise : in the place of the ledger's, to see whether the game can be won.
+    """
+    rows, batch = 256, 64
+    small = config.with_values(
+        {
+            "target": "classification",
+            "label-range": "",
+            "codec": "identity",
+            "perturbs": "each",
+            "top-model": "linear",
+            "combine": "concat",
+            "class-weights": "",
+            "batch-size": batch,
+            "epochs": _PASSES // _PARTIES,
+            "embedding-size": 2,
+            "quorum": 1,
+            "sampling": "shuffle",
+            "calibration": "known",
+            "max-delay": 0,
+            "server-lr": 1.0,
+        }
+    )
+    base = np.arange(rows) % 4 == 1  # one class is more frequent, as an attacker knows
+    worlds: list[list[tuple[float, ...]]] = [[], []]
+    claimed, delta = 0.0, 0.0
+    for _ in range(trials):
+        for world, scores in enumerate(worlds):
+            label = base.astype(np.int64)
+            label[0] = world
+            ledger, holder = _label_holder(
+                small, Labels(label, np.array([0, 1]), (0, 1), ""), noise
+            )
+            scores.append(_played(ledger, holder, rows, batch))
+            figures = ledger.figures()
+            claimed, delta = figures["epsilon"] or math.inf, figures["delta"] or 0.0
+    shown = shown_at_least(np.array(worlds[1]), np.array(worlds[0]), delta, confidence)
+    return Canary(claimed, shown, delta, trials)
+
+
+def _played(
+    ledger: Ledger, holder: LabelHolder, rows: int, batch: int
+) -> tuple[float, float, float]:
+    """What an attacker makes of the scalars of record 0, of those of the others, and of all."""
+
+    def ask(party: int, window: Window, centre: list[float], away: list[float]) -> float:
+        """The sum of the scalars of these rows, whose pairs are away from a centre, or from 0."""
+        at = torch.tensor(centre).repeat(len(window.ids), 1)
+        at[torch.from_numpy(window.ids > 0)] = 0.0
+        pair = at + torch.tensor(away), at - torch.tensor(away)
+        holder.table.write(party, window, at)
+        arrival = Arrival(party, window, False, PairReading(at, pair))
+        if not ledger.answered([(party, window)]):
+            return 0.0
+        answers: float = holder.answer([arrival])[party]["difference"].sum()
+        return answers
+
+    with torch.no_grad():  # a model that tells along the second dimension, to mark along the first
+        next(holder.top.parameters()).copy_(torch.tensor([[0.0, 1.0] * _PARTIES]))
+    ids = np.arange(rows, dtype=np.int32)
+    marked = Window(ids[:batch], np.array([batch], np.int32), distinct=True)
+    others = Window(ids[batch:], np.full(rows // batch - 1, batch, np.int32), distinct=True)
+    told = probed = 0.0
+    for number in range(_PASSES):
+        told -= ask(number % _PARTIES, marked, [_FAR, 0.0], [0.0, _FAR])
+        probed += ask(number % _PARTIES, others, [0.0, 0.0], [5.0, 0.0])
+    return told, probed, told + probed / len(others.lengths) ** 0.5
+
+
+# --- embeddings: the label holder tells two records' features apart ------------------------------
+
+
+def of_embeddings(
+    config: RunConfig, rows: int = 4000, uploads: int = 4, confidence: float = CONFIDENCE
+) -> Canary:
+    """Each row is a game of its own; features are such that embeddings are 2 R apart."""
+    small = config.with_values(
+        {
+            "bottom-model": "linear",
+            "embedding-size": 1,
+            "embedding-activation": "none",
+            "codec": "identity",
+            "max-delay": 0,
+            "epochs": max(uploads, config.training.epochs),
+        }
+    )
+    scores = []
+    for side in (1.0, -1.0):
+        features = np.full((rows, 1), 1e4 * side, np.float32)
+        ids = np.arange(rows)
+        block = ArrayBlock(features, features[:2], "", None, "", ids, ids[:2])
+        party = Party(small, 0, 1, 1, block)
+        sent = [
+            party.embed(EmbedOrder(exchange=1 + number, arrays={"ids": ids.astype(np.int32)}))
+            for number in range(uploads)
+        ]
+        weight = float(np.sign(next(party.model.parameters()).detach().numpy().ravel()[0]))
+        scores.append(weight * np.sum([each.arrays["embedding"][:, 0] for each in sent], 0))
+    claimed = epsilon(small, rows, uploads)
+    delta = delta_of(small, rows)
+    return Canary(claimed, shown_at_least(scores[0], scores[1], delta, confidence), delta, rows)
+
+
+def _label_holder(
+    config: RunConfig, labels: Labels, noise: ScalarNoise | None = None
+) -> tuple[Ledger, LabelHolder]:
+    """A label holder of two parties, and what counts what it releases."""
+    rows = len(labels.train)
+    estimator = estimators.choose(config)(config)
+    ledger = ledger_of(config)(config, rows, estimator)
+    steps = config.training.epochs * -(-rows // config.training.batch_size) * _PARTIES
+    quorum = config.schedule.quorum or _PARTIES
+    ledger.steps_allowed(steps, _PARTIES, quorum, config.models.top != "sum")
+    size = config.models.embedding_size or 1
+    learned = replace(ledger.labels(labels))
+    holder = LabelHolder(
+        config, learned, dict.fromkeys(range(_PARTIES), size), noise or ledger.noise()
+    )
+    return ledger, holder
