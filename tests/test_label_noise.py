@@ -1,0 +1,334 @@
+"""Noise on labels: what is drawn, that it is drawn once, and that models learn through it."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from tests.conftest import Start
+from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
+from vfl_flower.axes import estimators
+from vfl_flower.axes.privacy.labels import LabelLedger
+from vfl_flower.config import RunConfig
+from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.labels import Labels, encode_labels, kept_share
+from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.models.losses import Loss, loss_per_row, targets
+from vfl_flower.start import run_local
+from vfl_flower.systems import resolve
+from vfl_flower.tools.audit import audit
+
+NOISY = {"privacy": "labels", "epsilon": 1.0}
+NUMBERS = {**NOISY, "target": "regression", "label-range": "0,10"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "labels.draws"
+
+
+def config_of(**keys: Any) -> RunConfig:
+    return resolve({**NOISY, **{key.replace("_", "-"): value for key, value in keys.items()}})
+
+
+def drawn(labels: Labels, keys: Mapping[str, Any] = NOISY) -> tuple[Labels, float | None]:
+    """The labels with noise, as a run of its own has them, and what is then said to be spent."""
+    config = resolve(keys)
+    ledger = LabelLedger(config, len(labels.train), estimators.choose(config)(config))
+    noisy = ledger.labels(labels)
+    return noisy, ledger.figures()["epsilon"]
+
+
+def of_classes(classes: int, rows: int, label: int = 0) -> Labels:
+    train = np.full(rows, label)
+    return Labels(train, np.arange(classes), tuple(range(classes)), "", whole="these")
+
+
+# --- what is drawn ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+def test_a_label_is_kept_by_the_chance_of_randomised_response(classes: int, epsilon: float) -> None:
+    rows = 200_000
+    noisy, spent = drawn(of_classes(classes, rows), {**NOISY, "epsilon": epsilon})
+    shares = np.bincount(noisy.train, minlength=classes) / rows
+    kept = math.exp(epsilon) / (math.exp(epsilon) + classes - 1)
+    assert kept_share(config_of(epsilon=epsilon).privacy, classes) == pytest.approx(kept)
+    assert shares[0] == pytest.approx(kept, abs=6e-3)  # five deviations, at least
+    assert shares[1:] == pytest.approx((1 - kept) / (classes - 1), abs=6e-3)
+    assert spent == epsilon
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_a_number_gets_laplace_noise_of_its_range_over_epsilon(epsilon: float) -> None:
+    rows = 100_000
+    data = resolve({**NUMBERS, "label-range": "-5,15"}).data
+    values = np.tile([-100.0, -5.0, 3.0, 99.0], rows // 4)
+    labels = replace(encode_labels(data, values, values[:4], ""), whole="numbers")
+    keys = {**NUMBERS, "label-range": "-5,15", "epsilon": epsilon}
+    noisy, _ = drawn(labels, keys)
+    found = noisy.train * noisy.deviation + noisy.mean
+    noise = found - np.clip(values, -5, 15)
+    scale = 20 / epsilon
+    assert noise.mean() == pytest.approx(0, abs=6 * scale * math.sqrt(2 / rows))
+    assert np.abs(noise).mean() == pytest.approx(scale, rel=0.03)
+    assert noise.std() == pytest.approx(scale * math.sqrt(2), rel=0.04)
+    for at in (0.5, 1.0, 3.0):  # P(|noise| > at scale) = exp(-at)
+        assert (np.abs(noise) > at * scale).mean() == pytest.approx(math.exp(-at), abs=0.012)
+    # What labels are scaled by says nothing of them.
+    assert (labels.mean, labels.deviation) == (5.0, pytest.approx(20 / math.sqrt(12)))
+
+
+def test_test_labels_are_as_they_were() -> None:
+    labels = load_labels(config_of())
+    noisy, _ = drawn(labels)
+    assert np.array_equal(noisy.test, labels.test)
+    assert 0.6 < (noisy.train != labels.train).mean() < 0.9  # of ten classes, at epsilon 1
+
+
+# --- that it is drawn once ----------------------------------------------------------------------
+
+
+def test_every_run_on_the_same_labels_has_the_same_noise() -> None:
+    labels = load_labels(config_of())
+    first, spent = drawn(labels)
+    again, then = drawn(labels)
+    assert np.array_equal(first.train, again.train) and spent == then == 1.0
+    # A part of them, by another test-fraction: those in both have one label.
+    other = load_labels(config_of(test_fraction=0.5))
+    part, spent = drawn(other, {**NOISY, "test-fraction": 0.5})
+    assert first.places is not None and part.places is not None and spent == 1.0
+    of_first = dict(zip(first.places.tolist(), first.train.tolist(), strict=True))
+    both = [
+        (of_first[p], y) for p, y in zip(part.places.tolist(), part.train.tolist(), strict=True)
+    ]
+    assert len(both) > 800 and all(one == two for one, two in both)
+
+
+def test_another_epsilon_is_another_draw_and_the_sum_is_said() -> None:
+    labels = load_labels(config_of())
+    first, _ = drawn(labels)
+    second, spent = drawn(labels, {**NOISY, "epsilon": 0.5})
+    assert spent == 1.5
+    same = (first.train == labels.train) & (second.train == labels.train)
+    kept = [kept_share(config_of(epsilon=each).privacy, 10) for each in (1.0, 0.5)]
+    assert same.mean() == pytest.approx(kept[0] * kept[1], abs=0.04)  # independent
+    assert drawn(labels)[1] == 1.5
+
+
+def test_labels_that_have_changed_since_are_drawn_anew_and_added(tmp_path: Path) -> None:
+    table = pd.DataFrame({"a": range(60), "b": range(60), "label": [0, 1] * 30})
+    path, keys = tmp_path / "t.csv", {**NOISY, "dataset": f"csv:{tmp_path}/t.csv"}
+    table.to_csv(path, index=False)
+    before, spent = drawn(load_labels(resolve(keys)), keys)
+    table.loc[7, "label"] = 0
+    table.to_csv(path, index=False)
+    after, then = drawn(load_labels(resolve(keys)), keys)
+    assert (spent, then) == (1.0, 2.0)
+    assert (before.train != after.train).sum() > 5
+    other = {**keys, "dataset": f"csv:{tmp_path}/other.csv"}
+    table.to_csv(tmp_path / "other.csv", index=False)  # the same labels by another name
+    moved, then = drawn(load_labels(resolve(other)), other)
+    assert np.array_equal(moved.train, after.train) and then == 1.0
+
+
+def test_files_of_ids_have_one_draw_whatever_rows_are_common(tmp_path: Path) -> None:
+    people = pd.DataFrame({"id": range(200), "label": [0, 1] * 100})
+    people.to_csv(tmp_path / "labels.csv", index=False)
+    seen = []
+    for number, known in enumerate((range(200), range(50, 200))):
+        features = pd.DataFrame({"id": list(known), "x": np.arange(len(known)) % 7})
+        features.to_csv(tmp_path / f"features-{number}.csv", index=False)
+        keys = {**NOISY, "dataset": f"files:{tmp_path}/labels.csv", "epochs": 1, "align": "psi"}
+        node = {"file": f"{tmp_path}/features-{number}.csv"}
+        run = run_local(1, {**keys, "out": str(tmp_path / f"{number}")}, node_configs=[node])
+        assert run.summary["epsilon"] == 1.0
+        seen.append(run)
+    assert seen[0].summary["epsilon_protects"] == "labels of the training rows"
+
+
+def test_the_file_is_its_owners_and_damage_is_one_sentence(home: Path) -> None:
+    labels = load_labels(config_of())
+    drawn(labels)
+    assert home.stat().st_mode & 0o777 == 0o600
+    assert home.parent.stat().st_mode & 0o777 == 0o700
+    content = home.read_bytes()
+    for place in range(0, len(content), 7):
+        home.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(VflError, match="damaged"):
+            drawn(labels)
+    home.write_bytes(content)
+    assert drawn(labels)[1] == 1.0
+
+
+def test_processes_that_draw_at_once_have_one_draw_and_one_sum(tmp_path: Path) -> None:
+    code = (
+        "import sys, hashlib\n"
+        "from tests.test_label_noise import drawn, NOISY\n"
+        "from vfl_flower.data.blocks import load_labels\n"
+        "from vfl_flower.systems import resolve\n"
+        "keys = {**NOISY, 'epsilon': float(sys.argv[1])}\n"
+        "noisy, _ = drawn(load_labels(resolve(keys)), keys)\n"
+        "print(hashlib.sha256(noisy.train.tobytes()).hexdigest())\n"
+    )
+    root = Path(__file__).parents[1]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, epsilon],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            stdout=subprocess.PIPE,
+        )
+        for epsilon in ("1.0", "0.25", "1.0", "0.5")
+    ]
+    said = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0] * 4
+    assert said[0] == said[2] and len(set(said)) == 3
+    assert drawn(load_labels(config_of()))[1] == 1.75
+
+
+def test_noise_that_can_be_repeated_is_worth_no_epsilon(home: Path) -> None:
+    labels, keys = load_labels(config_of()), {**NOISY, "noise-seed": 3}
+    (one, spent), (other, _) = drawn(labels, keys), drawn(labels, keys)
+    assert spent is None and np.array_equal(one.train, other.train)
+    assert not home.exists()
+
+
+def test_a_resumed_run_has_the_noise_of_then_or_is_refused(tmp_path: Path, home: Path) -> None:
+    keys = {**NOISY, "dataset": "breast-cancer", "epochs": 4, "checkpoint-every": 3}
+    whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
+    folder = interrupted(tmp_path / "cut", keys, 2, 2)
+    kept = home.read_bytes()
+    home.unlink()
+    with pytest.raises(ConfigError, match="noise on these labels is not that of the run"):
+        resumed(folder, 2)
+    home.write_bytes(kept)
+    assert_equal_runs(resumed(folder, 2), whole, 2)
+
+
+# --- the loss -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_corrected_loss_is_least_where_the_true_one_is(outputs: int) -> None:
+    # Of labels that are y by chance q, what is noted is y by chance T q: there its mean has no slope.
+    classes, kept = max(2, outputs), 0.6
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(1, outputs, generator=generator, dtype=torch.float64)
+    q = z.softmax(1)[0] if outputs > 1 else torch.stack([1 - z.sigmoid(), z.sigmoid()])[:, 0, 0]
+    other = (1 - kept) / (classes - 1)
+    noted = other + (kept - other) * q
+    every = torch.arange(classes)
+    rows = z.repeat(classes, 1).requires_grad_()
+    loss = Loss(kept=kept)
+    expected = (noted * loss.per_row(rows, every)).sum()
+    (slope,) = torch.autograd.grad(expected, [rows])
+    assert slope.sum(0).abs().max() < 1e-12
+    assert (noted * loss_per_row(rows, every)).sum().detach() > 0
+    (plain,) = torch.autograd.grad((noted * loss_per_row(rows, every)).sum(), [rows])
+    assert plain.sum(0).abs().max() > 0.01  # which without the correction it has
+
+
+@pytest.mark.parametrize("outputs", [1, 4])
+@pytest.mark.parametrize("kept", [1.0, 0.7])
+def test_the_gradient_of_the_corrected_loss_is_autograds(outputs: int, kept: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    z = 3 * torch.randn(9, outputs, generator=generator, dtype=torch.float64)
+    y = torch.randint(max(2, outputs), (9,), generator=generator)
+    z.requires_grad_()
+    loss = Loss(kept=kept)
+    (expected,) = torch.autograd.grad(loss.per_row(z, y).sum(), [z])
+    found = loss.gradient(z.detach(), targets(y, outputs).double())
+    torch.testing.assert_close(found, expected)
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "split-nn": {},
+    "vafl": {"strategy": "vafl"},
+    "ef-vfl": {"strategy": "ef-vfl"},
+    "shared labels": {"strategy": "ef-vfl", "labels": "shared"},
+    "cascaded": {"strategy": "cascaded"},
+    "syn-zoo": {"strategy": "syn-zoo"},
+    "dpzv": {"strategy": "dpzv"},
+    "frozen": {"strategy": "frozen"},
+    "joined": {"strategy": "joined"},
+    "alone": {"strategy": "alone"},
+}
+
+
+@pytest.mark.parametrize("keys", SYSTEMS.values(), ids=list(SYSTEMS))
+def test_every_system_runs_on_noisy_labels(run: Start, keys: dict[str, Any]) -> None:
+    more = {"dataset": "breast-cancer", "epochs": 4, "epsilon": 4.0}
+    summary = run(2, {**NOISY, **more, **keys}).summary
+    assert (summary["epsilon"], summary["delta"]) == (4.0, 0.0)
+    for word in ("protects", "relation", "adversary"):
+        assert summary[f"epsilon_{word}"]
+    assert summary["test_accuracy"] > 0.6
+
+
+def test_models_learn_through_the_noise(run: Start) -> None:
+    accuracies = [
+        run(2, {**NOISY, "epsilon": epsilon, "epochs": 10, "batch-size": 128}).summary[
+            "test_accuracy"
+        ]
+        for epsilon in (3.0, 0.01)
+    ]
+    assert accuracies[0] > 0.85  # where 69 % of the labels are kept
+    assert accuracies[1] < 0.3  # and here as good as none
+
+
+def test_numbers_are_learned_through_the_noise(run: Start, tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((4000, 4))
+    y = 5 + x @ [1.0, -1.0, 0.5, 0.5]
+    np.savez(tmp_path / "linear.npz", X=x, y=y)
+    keys = {"dataset": f"npz:{tmp_path}/linear.npz", "party-lr": 0.05, "server-lr": 0.05}
+    summary = run(2, {**NUMBERS, **keys, "epochs": 5, "batch-size": 256}).summary
+    assert summary["test_r2"] > 0.6 and summary["epsilon"] == 1.0
+
+
+def test_direct_inference_reads_no_more_labels_than_were_kept(tmp_path: Path) -> None:
+    keys = {"strategy": "vafl", "epochs": 1, "epsilon": 2.0}
+    for name, keep in (("noisy", kept_share(config_of(epsilon=2.0).privacy, 10)), ("true", 1.0)):
+        privacy = NOISY if name == "noisy" else {"epsilon": "auto"}
+        given = {**privacy, **keys} if name == "noisy" else {**keys, **privacy}
+        findings, claim, _ = audit(2, {**given, "out": str(tmp_path / name)})
+        found = {each.attack: each.success for each in findings}
+        assert found["direct, designed queries*"] == pytest.approx(keep, abs=0.02)
+        assert (claim is not None) == (name == "noisy")
+        assert claim is None or claim.shown <= claim.claimed == 2.0
+
+
+# --- what cannot be -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"privacy": "labels"}, "give epsilon, such as 1.0"),
+        ({**NOISY, "delta": 1e-5}, "leave delta and noise-multiplier out"),
+        ({**NOISY, "noise-multiplier": 1.0}, "leave delta and noise-multiplier out"),
+        ({**NOISY, "target": "regression"}, "give label-range, such as '0,120'"),
+        ({"label-range": "0,1"}, "label-range is for target = 'regression'"),
+        ({**NUMBERS, "label-range": "1,1"}, "must be two numbers, the lower one first"),
+        ({**NUMBERS, "label-range": "1"}, "must be two numbers, the lower one first"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(keys: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        resolve(keys)
