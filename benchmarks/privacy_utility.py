@@ -3,7 +3,7 @@
 Four quadrant parties 196-16 with sigmoid, a linear top model on the mean, batch 64, delta 1e-3.
 `dpzv` calibrates its scalar noise to epsilon. `vafl`, `cascaded` and `asyrevel` perturb their
 embeddings with the noise at which a record's uploads are worth the same epsilon. The two protect
-different data: scalar noise protects labels and records from who receives the scalars, embedding
+different data: scalar noise protects labels from the parties and whoever gets the model, embedding
 noise protects a party's features from the label holder. `frozen` sends its embeddings without
 noise. Prints one JSON object as its last line.
 """
@@ -45,7 +45,8 @@ def privacy_keys(system: str, epsilon: float, epochs: int) -> dict[str, Any]:
     if system == "dpzv":
         return {"epsilon": epsilon, "delta": DELTA, **(TIGHT if epsilon < 1 else {})}
     uploads = epochs * (1 if system == "vafl" else 2)  # a zeroth-order pair is two
-    noise = math.sqrt(uploads) * float(get_sigma_gaussian(epsilon, DELTA))
+    # An upload's sensitivity is twice its bound, 1.
+    noise = 2 * math.sqrt(uploads) * float(get_sigma_gaussian(epsilon, DELTA))
     return {"privacy": "perturbed-embedding", "embedding-noise": noise, "delta": DELTA}
 
 
@@ -106,7 +107,7 @@ def main() -> None:
                 "by_seed": [round(value, 4) for value in accuracies],
                 "epsilon": last["epsilon"] and round(max(one["epsilon"] for one in each), 4),
                 "epsilon_of_paper": last["epsilon_of_paper"],
-                "epsilon_known_batches": last.get("epsilon_known_batches"),
+                "delta": last["delta"],
             }
             print(f"{name:20s}", figures[name], flush=True)
     draw(figures, options.epsilons, options.picture)

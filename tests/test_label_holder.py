@@ -367,7 +367,8 @@ def test_scalars_and_zeroth_order_steps_of_weighted_rows(combine: str, own: int)
     divisors = [4, 1, 5, 2]
     before = copy.deepcopy(top)
     optimizer, rest = build_optimizer(config, top, 0.01), (labels, LENGTHS, divisors)
-    losses = by_differences(config.estimator, top, optimizer, h, *rest, b"key", Loss(weights))
+    directions = Directions(config.estimator, b"key", top)
+    losses = by_differences(directions, top, optimizer, h, *rest, Loss(weights))
     torch.testing.assert_close(losses, f(before, h, divisors).detach())
     parameters = dict(before.named_parameters())
     movement = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -496,7 +497,13 @@ SCORECARD = {"mu": 0.5, "party-lr": 0.02, "server-lr": 0.02, "epochs": 10}
         ({"strategy": "cascaded"}, 0.9),
         ({"strategy": "frozen"}, 0.9),
         ({"strategy": "synrevel", "epochs": 10}, 0.8),
-        ({"strategy": "dpzv", "noise-multiplier": 0.0}, 0.8),
+        (
+            {
+                **{"strategy": "dpzv", "noise-multiplier": 0.0, "clip": 5.0, "epochs": 10},
+                **{"server-update": "zeroth-order", "server-lr": 0.02},
+            },
+            0.8,
+        ),
         ({"strategy": "asyrevel", "bottom-model": "scorecard", **SCORECARD}, 0.8),
     ],
     ids=str,
@@ -563,6 +570,10 @@ def test_alone_is_one_party_or_the_label_holder_by_itself(
     [
         ({"strategy": "ef-vfl", "labels": "shared"}, "labels = 'shared' sends the top model"),
         ({"strategy": "cascaded", "bottom-model": "scorecard"}, "has no gradient"),
+        (
+            {"strategy": "dpzv"},
+            "^privacy = 'scalar' clips gradients of the top model's layers alone: set server-up",
+        ),
     ],
 )
 def test_what_own_columns_cannot_stand_beside(

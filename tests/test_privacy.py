@@ -1,62 +1,31 @@
-"""Noise on embeddings and on scalars, and what the accountants say of it."""
+"""Noise on embeddings, and what it is said to be worth."""
 
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from inspect import signature
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from dp_accounting import (
-    DpEvent,
-    GaussianDpEvent,
-    PoissonSampledDpEvent,
-    SelfComposedDpEvent,
-    calibrate_dp_mechanism,
-    get_epsilon_gaussian,
-)
+from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp import (
-    GaussianPrivacyEvent,
-    PrivacyAccountant,
-    PrivacySpent,
-    RdpAccountant,
-)
-from flwr.serverapp.exception import PrivacyBudgetExhausted
-from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from torch import Tensor
 
 from strategies.vertical import strategy_of
 from tests.conftest import Start, trained
+from tests.test_accountants import delta_of_gaussian
 from vfl_flower import client_app
 from vfl_flower.axes import estimators
-from vfl_flower.axes.batches import Window, draw_window, expected_rows
+from vfl_flower.axes.batches import draw_window
 from vfl_flower.axes.estimators.first_order import descend
-from vfl_flower.axes.privacy.accountants import (
-    GdpAccountant,
-    calibrated,
-    known,
-    most_steps,
-    sampled,
-)
 from vfl_flower.axes.privacy.embeddings import EmbeddingLedger, epsilon
 from vfl_flower.axes.privacy.ledger import Ledger, ledger_of
-from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
-from vfl_flower.axes.privacy.paper import (
-    calibrated_by_theorem_vi5,
-    delta_of,
-    epsilon_of_theorem_6,
-    epsilon_of_theorem_vi5,
-)
-from vfl_flower.axes.privacy.scalars import ScalarLedger
+from vfl_flower.axes.privacy.noise import Perturbation
+from vfl_flower.axes.privacy.paper import epsilon_of_theorem_6
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, PartyError, VflError
@@ -303,33 +272,25 @@ def test_parties_have_secrets_of_their_own() -> None:
 # --- what it is worth ---------------------------------------------------------------------------
 
 
-def delta_of_gaussian(eps: float, mu: float) -> float:
-    """Balle and Wang (2018): delta of a mu-GDP mechanism at epsilon."""
-
-    def phi(x: float) -> float:
-        return 0.5 * math.erfc(-x / math.sqrt(2))
-
-    return phi(mu / 2 - eps / mu) - math.exp(eps) * phi(-mu / 2 - eps / mu)
-
-
 @pytest.mark.parametrize(("noise", "bound"), [(1.0, 1.0), (8.0, 1.0), (8.0, 4.0), (0.5, 0.1)])
 @pytest.mark.parametrize("uploads", [1, 3, 40])
 def test_epsilon_is_that_of_composed_gaussian_mechanisms(
     noise: float, bound: float, uploads: int
 ) -> None:
     config = config_of(embedding_noise=noise, embedding_bound=bound)
-    theirs = PLDAccountant().compose(GaussianDpEvent(noise / bound), uploads)
-    assert epsilon(config, uploads) == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
+    theirs = PLDAccountant().compose(GaussianDpEvent(noise / (2 * bound)), uploads)
+    assert epsilon(config, 1000, uploads) == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
 
 
 def test_epsilon_is_exact_for_its_delta() -> None:
     config = config_of(embedding_noise=4.0, embedding_bound=2.0, delta=1e-6)
-    eps = epsilon(config, 9)
-    assert delta_of_gaussian(eps, 2.0 * 3 / 4.0) == pytest.approx(1e-6, rel=1e-6)
+    eps = epsilon(config, 1000, 9)
+    # Two embeddings of norm 2 can be 4 apart.
+    assert delta_of_gaussian(eps, 2 * 2.0 * 3 / 4.0) == pytest.approx(1e-6, rel=1e-6)
 
 
 def test_epsilon_of_no_upload_is_zero_and_grows_with_each() -> None:
-    values = [epsilon(config_of(), uploads) for uploads in range(5)]
+    values = [epsilon(config_of(), 1000, uploads) for uploads in range(5)]
     assert values[0] == 0
     assert values == sorted(set(values))
 
@@ -339,6 +300,25 @@ def test_figure_of_the_paper_is_its_equation_15() -> None:
     mu = 20 * math.sqrt(5000) / (0.7 * 1000)
     eps = epsilon_of_theorem_6(config, rows=1000, samples=5000)
     assert delta_of_gaussian(eps, mu) == pytest.approx(1e-4, rel=1e-6)
+    # It is of embeddings of norm 1: of larger ones, more noise is worth as much.
+    larger = config.with_values({"embedding-bound": 3.0, "embedding-noise": 2.1})
+    assert epsilon_of_theorem_6(larger, rows=1000, samples=5000) == pytest.approx(eps)
+
+
+def test_noise_of_equal_share_of_the_bound_is_worth_as_much() -> None:
+    values = [
+        epsilon(config_of(embedding_noise=4 * bound, embedding_bound=bound), 1000, 5)
+        for bound in (0.1, 1.0, 30.0)
+    ]
+    assert values == pytest.approx([values[0]] * 3)
+
+
+def test_a_record_changed_shifts_an_upload_by_twice_the_bound_at_most() -> None:
+    """As far apart as they can be; one record's upload is its clipped output and noise."""
+    perturb = noise_of(config_of(embedding_bound=1.5))
+    one = torch.full((ROWS, 4), 100.0)
+    apart = (perturb(LAST, one) - perturb(LAST, -one)).norm(dim=1)
+    torch.testing.assert_close(apart, torch.full((ROWS,), 2 * 1.5))
 
 
 @pytest.mark.parametrize("window", [1, 4, 100])
@@ -370,9 +350,9 @@ def test_uploads_of_test_rows_count_too() -> None:
 def test_rows_that_are_training_rows_and_test_rows_are_uploaded_as_both(run: Start) -> None:
     keys = {**SECRET, "dataset": "breast-cancer", "window": 15, "epochs": 3, "eval-every": 1}
     apart = run(2, keys).summary["epsilon"]
-    assert apart == epsilon(resolve(keys), 3)
+    assert apart == epsilon(resolve(keys), 455, 3)
     both = run(2, {**keys, "test-fraction": 0.0}).summary["epsilon"]
-    assert both == epsilon(resolve(keys), 3 + 3)
+    assert both == epsilon(resolve(keys), 455, 3 + 3)
 
 
 class Counting:
@@ -402,15 +382,15 @@ def test_asynchronous_run_counts_what_was_sent(run: Start, more: dict[str, Any])
     most = int(counting.uploads.max())
     assert most > 3  # the fastest party's rows
     # With queries it may be more than was sent, never less.
-    assert summary["epsilon"] >= epsilon(resolve(keys), most)
+    assert summary["epsilon"] >= epsilon(resolve(keys), 455, most)
     if "max-delay" not in more:
-        assert summary["epsilon"] == epsilon(resolve(keys), most)
+        assert summary["epsilon"] == epsilon(resolve(keys), 455, most)
 
 
 @pytest.mark.parametrize("strategy", ["cascaded", "syn-zoo"])
 def test_a_pair_of_embeddings_counts_as_two_uploads(run: Start, strategy: str) -> None:
     keys = {**SECRET, "dataset": "breast-cancer", "window": 15, "epochs": 3, "strategy": strategy}
-    assert run(2, keys).summary["epsilon"] == epsilon(resolve(keys), 6)
+    assert run(2, keys).summary["epsilon"] == epsilon(resolve(keys), 455, 6)
 
 
 @pytest.mark.parametrize(("strategy", "each"), [("vafl", 1), ("split-nn", 1), ("cascaded", 2)])
@@ -440,7 +420,7 @@ def test_uploads_of_poisson_batches_are_counted_row_by_row(
     summary = run(2, keys, watching).summary
     most = max(int(np.bincount(rows).max()) for rows in ids.values())
     assert most > 3
-    assert summary["epsilon"] == epsilon(resolve(keys), each * most)
+    assert summary["epsilon"] == epsilon(resolve(keys), 455, each * most)
 
 
 @pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
@@ -457,13 +437,13 @@ def test_uploads_count_though_the_run_ends_before_their_answer(sampling: str) ->
     strategy = strategy_of(config)(config, load_labels(config))
     with pytest.raises(PartyError):
         strategy.start(LocalGrid(app, 3, keys, config))
-    assert strategy.figures()["epsilon"] >= epsilon(config, 1)
+    assert strategy.figures()["epsilon"] >= epsilon(config, 455, 1)
 
 
 def test_summary_reports_epsilon_delta_and_the_figure_of_the_paper(run: Start) -> None:
     keys = {**SECRET, "epochs": 3, "window": 45, "embedding-noise": 2.0, "delta": 1e-4}
     summary, config = run(2, keys).summary, resolve(keys)
-    assert summary["epsilon"] == epsilon(config, 3)
+    assert summary["epsilon"] == epsilon(config, 1437, 3)
     assert summary["delta"] == 1e-4
     of_paper = epsilon_of_theorem_6(config, rows=1437, samples=3 * 1437)
     assert summary["epsilon_of_paper"] == pytest.approx(of_paper, rel=0.01)
@@ -501,519 +481,3 @@ def test_noise_seed_makes_a_run_repeatable_and_a_secret_one_does_not(run: Start)
     assert np.array_equal(parameters(3), parameters(3))
     assert not np.allclose(parameters(3), parameters(4), atol=1e-3)
     assert not np.allclose(parameters(-1), parameters(-1), atol=1e-3)
-
-
-# --- accountants, by Flower's protocol ----------------------------------------------------------
-
-POPULATION, DELTA = 1000, 1e-5
-SOME = [
-    (GaussianPrivacyEvent(0.8, 50, POPULATION), 30),
-    (GaussianPrivacyEvent(3.0, POPULATION, POPULATION), 7),
-    (GaussianPrivacyEvent(0.8, 50, POPULATION), 4),
-]
-
-
-def fresh(kind: str, budget: float | None = None) -> PrivacyAccountant:
-    """An accountant of ours, as Flower knows them; that they are is checked by mypy too."""
-    if kind == "pld":
-        return sampled(DELTA, POPULATION, budget)
-    return GdpAccountant(replace(known(DELTA, POPULATION).config, max_epsilon=budget))
-
-
-def with_some(kind: str, budget: float | None = None) -> PrivacyAccountant:
-    accountant = fresh(kind, budget)
-    for release, count in SOME:
-        accountant.compose(release, count)
-    return accountant
-
-
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_an_accountant_takes_what_flowers_protocol_says(kind: str) -> None:
-    accountant = fresh(kind)
-    names = [name for name in vars(PrivacyAccountant) if not name.startswith("_")]
-    assert {"config", "compose", "get_epsilon", "would_exceed", "load_state_dict"} < set(names)
-    for name in names:
-        protocol, ours = getattr(PrivacyAccountant, name), getattr(type(accountant), name)
-        assert isinstance(ours, property) == isinstance(protocol, property), name
-        if not isinstance(protocol, property):
-            found, asked = (signature(each, eval_str=True) for each in (ours, protocol))
-            assert found == asked, name
-
-
-def test_releases_of_several_kinds_are_what_dp_accounting_says_of_them_together() -> None:
-    theirs = PLDAccountant()
-    for release, count in SOME:
-        rate = release.sample_size / POPULATION
-        theirs.compose(event(rate, release.noise_multiplier, count))
-    found = with_some("pld").get_epsilon(DELTA)
-    assert found == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-3)
-
-
-def test_known_releases_of_several_kinds_are_one_gaussian_mechanism() -> None:
-    mu = math.sqrt((30 + 4) / 0.8**2 + 7 / 3.0**2)  # what is known of sampling is worth nothing
-    accountant = with_some("gdp")
-    assert delta_of_gaussian(accountant.get_epsilon(DELTA), mu) == pytest.approx(DELTA, rel=1e-6)
-    for eps in (0.0, 1.0, 20.0, 60.0):
-        assert accountant.get_delta(eps) == pytest.approx(delta_of_gaussian(eps, mu), rel=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_an_accountant_spends_less_than_flowers_own_and_not_much(kind: str) -> None:
-    ours = with_some(kind)
-    bound = RdpAccountant(ours.config)  # by Renyi divergences, which lose a little
-    for release, count in SOME:
-        bound.compose(release, count)
-    assert ours.num_releases == bound.num_releases == 41
-    ratio = ours.get_epsilon(DELTA) / bound.get_epsilon(DELTA)
-    assert 0.8 < ratio <= 1
-
-
-@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2, 0.3])
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_delta_is_the_inverse_of_epsilon(kind: str, delta: float) -> None:
-    accountant = with_some(kind)
-    assert accountant.get_delta(accountant.get_epsilon(delta)) == pytest.approx(delta, rel=1e-4)
-
-
-def test_delta_is_the_inverse_of_an_epsilon_whose_exponential_is_no_number() -> None:
-    accountant = known(DELTA, POPULATION)
-    accountant.compose(GaussianPrivacyEvent(0.02, 1, POPULATION))
-    spent = accountant.get_epsilon(DELTA)
-    assert spent > 1000
-    assert accountant.get_delta(spent) == pytest.approx(DELTA, rel=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_nothing_released_is_nothing_spent(kind: str) -> None:
-    accountant = fresh(kind)
-    assert (accountant.num_releases, accountant.get_epsilon(DELTA)) == (0, 0.0)
-    assert accountant.get_delta(0.5) == 0.0
-    assert accountant.get_privacy_spent() == PrivacySpent(0.0, DELTA, 0, kind)
-
-
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_what_is_spent_is_at_the_configured_delta_unless_another_is_given(kind: str) -> None:
-    accountant = with_some(kind)
-    spent = PrivacySpent(accountant.get_epsilon(DELTA), DELTA, 41, kind)
-    assert accountant.get_privacy_spent() == spent
-    at_another = accountant.get_privacy_spent(0.01)
-    assert at_another == PrivacySpent(accountant.get_epsilon(0.01), 0.01, 41, kind)
-    assert 0 < at_another.epsilon < spent.epsilon
-
-
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_an_accountant_goes_on_from_its_state_as_json(kind: str) -> None:
-    accountant, again = with_some(kind), fresh(kind)
-    state = json.loads(json.dumps(accountant.state_dict()))
-    again.compose(GaussianPrivacyEvent(0.1, 1, POPULATION))  # which is forgotten
-    again.load_state_dict(state)
-    assert again.get_privacy_spent() == accountant.get_privacy_spent()
-    assert again.state_dict() == accountant.state_dict()
-    again.compose(*SOME[1])
-    assert again.num_releases == accountant.num_releases + 7
-    assert again.get_epsilon(DELTA) > accountant.get_epsilon(DELTA)
-    accountant.compose(*SOME[1])
-    assert again.get_privacy_spent() == accountant.get_privacy_spent()
-
-
-@pytest.mark.parametrize(("kind", "other"), [("pld", "gdp"), ("gdp", "pld")])
-def test_an_accountant_refuses_the_state_of_another(kind: str, other: str) -> None:
-    with pytest.raises(ValueError, match="another accountant"):
-        fresh(kind).load_state_dict(with_some(other).state_dict())
-    with pytest.raises(ValueError, match="another accountant"):
-        fresh(kind).load_state_dict({"method": kind})
-    of_others = sampled(DELTA, 2 * POPULATION) if kind == "pld" else known(DELTA, 2 * POPULATION)
-    with pytest.raises(ValueError, match="another accountant"):
-        of_others.load_state_dict(with_some(kind).state_dict())
-
-
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_a_release_is_of_the_population_and_counted_at_least_once(kind: str) -> None:
-    accountant = fresh(kind)
-    for release, count in ((GaussianPrivacyEvent(1.0, 1, 2), 1), (SOME[0][0], 0), (SOME[0][0], -1)):
-        with pytest.raises(ValueError, match="of one population, and at least one at a time"):
-            accountant.compose(release, count)
-    assert accountant.num_releases == 0
-
-
-@pytest.mark.parametrize("kind", ["pld", "gdp"])
-def test_asking_whether_a_budget_would_be_exceeded_spends_nothing(kind: str) -> None:
-    (release, _), more = SOME[0], with_some(kind)
-    more.compose(release, 5)
-    after = more.get_epsilon(DELTA)
-    accountant = with_some(kind, budget=after)
-    before, spent = accountant.state_dict(), accountant.get_privacy_spent()
-    assert spent.epsilon < after
-    answers = [accountant.would_exceed(release, count=count) for count in (1, 5, 6, 50)]
-    assert answers == [False, False, True, True]  # exactly the budget is not beyond it
-    assert accountant.would_exceed(release, max_epsilon=0.99 * after, count=5)
-    assert not accountant.would_exceed(release, max_epsilon=1.01 * after, count=5)
-    assert accountant.state_dict() == before
-    assert accountant.get_privacy_spent() == spent
-    with pytest.raises(ValueError, match="no budget"):
-        fresh(kind).would_exceed(release)
-
-
-def in_flowers_strategy(
-    accountant: PrivacyAccountant,
-) -> DifferentialPrivacyServerSideFixedClipping:
-    plain = FedAvg(fraction_evaluate=0.0)
-    return DifferentialPrivacyServerSideFixedClipping(plain, 2.0, 1.0, 2, accountant=accountant)
-
-
-def test_flowers_own_strategy_stops_at_the_budget_that_our_accountant_keeps() -> None:
-    client = ClientApp()
-
-    @client.train()
-    def train(message: Message, context: Context) -> Message:
-        learnt = [
-            array + 1 for array in message.content.array_records["arrays"].to_numpy_ndarrays()
-        ]
-        content = RecordDict(
-            {"arrays": ArrayRecord(learnt), "metrics": MetricRecord({"num-examples": 1})}
-        )
-        return Message(content, reply_to=message)
-
-    budget = 6.0
-    accountant = GdpAccountant(replace(known(DELTA, 2).config, max_epsilon=budget))
-    strategy = in_flowers_strategy(accountant)
-    grid = LocalGrid(client, 2, {}, resolve({}))
-    with pytest.raises(PrivacyBudgetExhausted, match="would exceed max_epsilon"):
-        strategy.start(grid, ArrayRecord([np.zeros(3, np.float32)]), num_rounds=100)
-    rounds = accountant.num_releases
-    assert 1 < rounds < 100
-    deltas = [delta_of_gaussian(budget, math.sqrt(many) / 2.0) for many in (rounds, rounds + 1)]
-    assert deltas[0] <= DELTA < deltas[1]
-    spent = strategy.privacy_spent()
-    assert spent == accountant.get_privacy_spent() and 0 < spent.epsilon <= budget
-
-
-def test_flowers_own_strategy_refuses_an_accountant_that_relies_on_secret_sampling() -> None:
-    with pytest.raises(ValueError, match="no-amplification"):
-        in_flowers_strategy(sampled(DELTA, 2))
-
-
-# --- scalar noise -------------------------------------------------------------------------------
-
-DPZV = {"strategy": "dpzv", "dataset": "breast-cancer", "batch-size": 64, "window": 8}
-
-
-def budget_of(eps: float, delta: float, batch: int, **more: Any) -> RunConfig:
-    keys = {"strategy": "dpzv", "epsilon": eps, "delta": delta, "batch-size": batch, **more}
-    return resolve(keys)
-
-
-def epsilon_of_scalars(config: RunConfig, rows: int, multiplier: float, steps: int) -> float:
-    """Epsilon of so many noisy scalars of a run on so many training rows."""
-    accountant = sampled(delta_of(config), rows)
-    if steps:
-        release = GaussianPrivacyEvent(multiplier, expected_rows(config, rows), rows)
-        accountant.compose(release, steps)
-    return accountant.get_epsilon(delta_of(config))
-
-
-def event(rate: float, multiplier: float, steps: int) -> DpEvent:
-    one = PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier))
-    return SelfComposedDpEvent(one, steps)
-
-
-@pytest.mark.parametrize(
-    ("rows", "batch", "multiplier", "steps", "delta"),
-    [(1000, 50, 1.5, 300, 1e-4), (1000, 10, 0.8, 1000, 1e-5), (60_000, 64, 1.07, 93_700, 1e-3)],
-)
-def test_epsilon_of_scalars_is_that_of_dp_accounting(
-    rows: int, batch: int, multiplier: float, steps: int, delta: float
-) -> None:
-    theirs = PLDAccountant().compose(event(batch / rows, multiplier, steps)).get_epsilon(delta)
-    config = budget_of(1.0, delta, batch)
-    assert epsilon_of_scalars(config, rows, multiplier, steps) == pytest.approx(theirs, rel=1e-4)
-
-
-@pytest.mark.parametrize("batch", [100, 500])
-def test_scalars_over_all_rows_are_composed_gaussian_mechanisms(batch: int) -> None:
-    eps = epsilon_of_scalars(budget_of(1.0, 1e-5, batch), 100, 30.0, 400)
-    assert delta_of_gaussian(eps, 20 / 30) == pytest.approx(1e-5, rel=0.02)
-
-
-def test_no_scalar_costs_nothing_and_each_costs_more() -> None:
-    config = budget_of(1.0, 1e-3, 50)
-    costs = [epsilon_of_scalars(config, 1000, 2.0, steps) for steps in (0, 1, 10, 100)]
-    assert costs[0] == 0.0
-    assert costs == sorted(set(costs))
-
-
-@pytest.mark.parametrize(
-    ("eps", "delta", "rows", "batch", "steps"),
-    [
-        (1.0, 1e-3, 60_000, 64, 93_700),
-        (0.1, 1e-3, 1437, 32, 540),
-        (0.3, 1e-6, 455, 455, 10),
-    ],
-)
-def test_calibrated_noise_spends_the_budget_and_hardly_less(
-    eps: float, delta: float, rows: int, batch: int, steps: int
-) -> None:
-    multiplier = calibrated(eps, delta, batch, rows, steps)
-    theirs = PLDAccountant().compose(event(batch / rows, multiplier, steps)).get_epsilon(delta)
-    assert 0.995 * eps <= theirs <= eps
-
-
-def test_calibrated_noise_is_that_of_dp_accounting() -> None:
-    theirs = calibrate_dp_mechanism(
-        PLDAccountant, lambda sigma: event(32 / 1437, sigma, 540), 0.1, 1e-4, tol=1e-3
-    )
-    ours = calibrated(0.1, 1e-4, 32, 1437, 540)
-    assert ours == pytest.approx(theirs, rel=2e-3)
-
-
-@pytest.mark.parametrize(("eps", "multiplier"), [(0.1, 8.0), (0.3, 4.0)])
-def test_most_steps_is_the_most_that_fit(eps: float, multiplier: float) -> None:
-    config = budget_of(eps, 1e-3, 50)
-    steps = most_steps(eps, 1e-3, multiplier, 50, 1000, 2000)
-    assert 0 < steps < 2000
-    spent = [epsilon_of_scalars(config, 1000, multiplier, steps + more) for more in (0, 1)]
-    assert spent[0] <= eps < spent[1]
-    assert most_steps(eps, 1e-3, multiplier, 50, 1000, steps // 2) == steps // 2
-
-
-def test_without_noise_no_step_fits() -> None:
-    assert most_steps(1.0, 1e-3, 0.0, 50, 1000, 10) == 0
-
-
-@pytest.mark.parametrize(
-    ("claimed", "spent", "digits"), [(0.5, 0.23, 2), (1.0, 0.49, 2), (5.0, 15.9, 1), (10.0, 234, 0)]
-)
-def test_what_the_noise_of_the_paper_is_worth(claimed: float, spent: float, digits: int) -> None:
-    config = budget_of(claimed, 1e-3, 64)
-    multiplier = calibrated_by_theorem_vi5(config, 60_000, 93_700)
-    assert round(epsilon_of_scalars(config, 60_000, multiplier, 93_700), digits) == spent
-    claim = epsilon_of_theorem_vi5(config, 60_000, multiplier, 93_700)
-    assert claim == pytest.approx(claimed, rel=1e-6)
-
-
-def test_noise_of_the_paper_is_its_formula() -> None:
-    # sigma = 2 C sqrt(T) / (D mu) on a mean over B rows, where mu-GDP is (epsilon, delta)-DP.
-    config = budget_of(2.0, 1e-4, 50, clip=0.3)
-    sigma = calibrated_by_theorem_vi5(config, 1000, 400) * 0.3 / 50
-    mu = 2 * 0.3 * 20 / (1000 * sigma)
-    assert delta_of_gaussian(2.0, mu) == pytest.approx(1e-4, rel=1e-4)
-
-
-@pytest.mark.parametrize(("multiplier", "clip", "batch"), [(1.5, 0.2, 32), (0.3, 4.0, 5)])
-def test_scalars_get_gaussian_noise_of_the_calibrated_deviation(
-    multiplier: float, clip: float, batch: int
-) -> None:
-    config = budget_of(1.0, 1e-3, batch, clip=clip)
-    noise, count = ScalarNoise(config, multiplier, 1000), 200_000
-    drawn = torch.cat([noise.added_to(torch.full((count // 10,), 7.0)) for _ in range(10)]) - 7.0
-    unit = drawn / (multiplier * clip / batch)
-    assert noise.clip == clip
-    assert unit.mean().abs() < 5 / math.sqrt(count)
-    assert (unit.square().mean() - 1).abs() < 5 * math.sqrt(2 / count)
-    assert (unit.pow(4).mean() - 3).abs() < 5 * math.sqrt(96 / count)
-    assert (unit[1:] * unit[:-1]).mean().abs() < 5 / math.sqrt(count)
-
-
-def test_noise_on_scalars_is_secret_unless_a_seed_is_given() -> None:
-    zeros = torch.zeros(5)
-
-    def drawn(noise_seed: int) -> list[float]:
-        config = budget_of(1.0, 1e-3, 32, **{"noise-seed": noise_seed})
-        values: list[float] = ScalarNoise(config, 1.0, 1000).added_to(zeros).tolist()
-        return values
-
-    assert drawn(-1) != drawn(-1)
-    assert drawn(3) == drawn(3) != drawn(4)
-
-
-def test_the_accountant_is_that_of_the_privacy() -> None:
-    kinds = {"none": Ledger, "perturbed-embedding": EmbeddingLedger}
-    for privacy, kind in kinds.items():
-        assert type(ledger(resolve({"privacy": privacy}), 10)) is kind
-    scalar = ledger(budget_of(1.0, 1e-3, 5), 10)
-    assert type(scalar) is ScalarLedger
-    assert ledger(resolve({}), 10).steps_allowed(77) == 77
-    assert ledger(resolve({}), 10).noise() is None
-
-
-@pytest.mark.parametrize("eps", [0.1])
-def test_noise_is_calibrated_to_the_scalars_of_all_parties(run: Start, eps: float) -> None:
-    keys = {**DPZV, "epochs": 2, "epsilon": eps, "delta": 1e-3}
-    summary, config = run(3, keys).summary, resolve(keys)
-    steps = 2 * 3 * 8
-    assert summary["epochs"] == 2.0
-    assert summary["noise_multiplier"] == calibrated(eps, 1e-3, 64, 455, steps)
-    assert 0.995 * eps <= summary["epsilon"] <= eps
-    assert summary["delta"] == 1e-3
-    of_paper = epsilon_of_theorem_vi5(config, 455, summary["noise_multiplier"], steps)
-    assert summary["epsilon_of_paper"] == of_paper
-
-
-def test_noise_of_the_paper_is_reported_with_what_it_spends(run: Start) -> None:
-    keys = {**DPZV, "epochs": 3, "epsilon": 5.0, "delta": 1e-3, "calibration": "paper"}
-    summary, config = run(3, keys).summary, resolve(keys)
-    assert summary["noise_multiplier"] == calibrated_by_theorem_vi5(config, 455, 72)
-    assert summary["epsilon_of_paper"] == pytest.approx(5.0)
-    spent = epsilon_of_scalars(config, 455, summary["noise_multiplier"], 72)
-    assert summary["epsilon"] == spent != pytest.approx(5.0, rel=0.1)
-
-
-@pytest.mark.parametrize("window", [1, 5])
-def test_a_run_stops_before_it_goes_past_its_budget(run: Start, window: int) -> None:
-    budget = {"epsilon": 0.2, "delta": 1e-3, "noise-multiplier": 8.0}
-    keys = {**DPZV, **budget, "epochs": 10, "window": window}
-    scalars = [0]
-
-    def counting(message: Any, context: Any) -> Any:
-        sent = message.content.array_records["arrays"]
-        if "difference" in sent:
-            scalars[0] += len(sent["difference"].numpy())
-        return client_app.app(message, context)
-
-    client: Any = counting
-    finished = run(2, keys, client)
-    summary, config = finished.summary, resolve(keys)
-    allowed = most_steps(0.2, 1e-3, 8.0, 64, 455, 2 * 10 * 8)
-    assert 0 < allowed < 2 * 10 * 8
-    assert scalars[0] == summary["steps"] == allowed
-    assert summary["epochs"] == pytest.approx(allowed / 16, abs=1e-3)
-    assert summary["epsilon"] == epsilon_of_scalars(config, 455, 8.0, allowed) <= 0.2
-    assert epsilon_of_scalars(config, 455, 8.0, allowed + 1) > 0.2
-    assert summary["failure"] is None
-    assert finished.history[-1]["epoch"] == summary["epochs"]
-
-
-@pytest.mark.parametrize(("multiplier", "noise_seed"), [(2.0, 0), (0.0, -1), (0.0, 0)])
-def test_noise_that_is_known_or_none_is_worth_no_epsilon(
-    run: Start, multiplier: float, noise_seed: int
-) -> None:
-    given = {"noise-multiplier": multiplier, "noise-seed": noise_seed}
-    summary = run(2, {**DPZV, **given, "epochs": 1}).summary
-    assert (summary["epsilon"], summary["delta"], summary["epsilon_of_paper"]) == (None,) * 3
-    assert summary.get("epsilon_known_batches") is None
-    assert summary["noise_multiplier"] == multiplier
-
-
-def test_epsilon_for_who_knows_the_mini_batches() -> None:
-    counted = ledger(budget_of(1.0, 1e-4, 2), 4)
-    assert isinstance(counted, ScalarLedger)
-    counted.multiplier = 3.0
-    assert counted.figures()["epsilon_known_batches"] == 0.0
-    lengths = np.array([2, 0, 1], np.int32)
-    for party, ids in enumerate(([0, 3, 3], [3, 1, 3])):
-        counted.answered(party, Window(np.array(ids, np.int32), lengths))
-    figures = counted.figures()
-    # Row 3 was in four scalars, of both parties; all six count for those who do not know that.
-    assert figures["epsilon_known_batches"] == get_epsilon_gaussian(3.0 / 2, 1e-4)
-    assert figures["epsilon"] == epsilon_of_scalars(counted.config, 4, 3.0, 6)
-    assert "not from the label holder" in figures["epsilon_protects"]
-
-
-def test_a_run_counts_the_scalars_that_each_row_was_in(run: Start) -> None:
-    keys = {**DPZV, "epochs": 3, "noise-multiplier": 5.0, "delta": 1e-3}
-    taken = np.zeros(455, int)
-
-    def watched(message: Any, context: Any) -> Any:
-        reply = client_app.app(message, context)
-        arrays: Any = reply.content.array_records.get("arrays", {})
-        if "ids" in arrays:
-            np.add.at(taken, arrays["ids"].numpy(), 1)
-        return reply
-
-    client: Any = watched
-    summary = run(2, keys, client).summary
-    assert taken.max() > 3
-    of_batches = get_epsilon_gaussian(5.0 / math.sqrt(taken.max()), 1e-3)
-    assert summary["epsilon_known_batches"] == of_batches
-    assert summary["epsilon"] == epsilon_of_scalars(resolve(keys), 455, 5.0, 2 * 3 * 8)
-
-
-def test_scalar_noise_leaves_embeddings_as_they_are() -> None:
-    keys = {**DPZV, "noise-seed": 0, "embedding-activation": "none"}
-    config = resolve(keys)
-    party = Party(config, 0, 2, 1)
-    party.describe(DescribeOrder(outputs=1))
-    test = party.evaluate(EvaluateOrder(exchange=1)).arrays["embedding"]
-    with torch.no_grad():
-        clean = party.model(torch.from_numpy(party.block.test))
-    np.testing.assert_allclose(test, clean.numpy(), atol=1e-6)
-    order = TrainOrder(exchange=2, epoch=0, first=0, steps=8, coordinated=False)
-    pair = party.train(order).arrays
-    assert np.abs(pair["plus"] - pair["minus"]).max() < 1.0  # two mu along one direction
-
-
-# --- Poisson mini-batches of more rows than there are --------------------------------------------
-
-ROWS_OF_CANCER = 455
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"strategy": "split-nn"},
-        {"strategy": "vafl"},
-        {"strategy": "ef-vfl", "codec": "identity", "labels": "shared"},
-        {"strategy": "frozen"},
-        {"strategy": "joined"},
-        {"strategy": "cascaded", "noise-seed": 0, "party-lr": 0.02},
-        {"strategy": "syn-zoo", "noise-seed": 0, "party-lr": 0.02, "server-lr": 0.02},
-    ],
-    ids=str,
-)
-def test_poisson_sampling_of_more_rows_than_there_are_is_a_full_batch(
-    run: Start, keys: dict[str, Any]
-) -> None:
-    keys = {"dataset": "breast-cancer", "epochs": 60, "window": 1, **keys}
-    full = run(2, {**keys, "batch-size": ROWS_OF_CANCER})
-    assert full.summary["test_accuracy"] > 0.85
-    for batch in (ROWS_OF_CANCER, 100 * ROWS_OF_CANCER):
-        sampled_all = run(2, {**keys, "sampling": "poisson", "batch-size": batch})
-        for figure in ("test_accuracy", "test_loss", "steps"):
-            expected = pytest.approx(full.summary[figure], rel=1e-4)
-            assert sampled_all.summary[figure] == expected, figure
-        for key, values in full.parameters("top").items():
-            np.testing.assert_allclose(sampled_all.parameters("top")[key], values, atol=1e-4)
-
-
-def test_scalar_noise_is_scaled_by_the_rows_where_more_are_asked_for(run: Start) -> None:
-    def noise(batch: int) -> tuple[float, list[float]]:
-        config = budget_of(1.0, 1e-3, batch, clip=0.3, **{"noise-seed": 1})
-        added = ScalarNoise(config, 2.0, ROWS_OF_CANCER)
-        values: list[float] = added.added_to(torch.zeros(5)).tolist()
-        return added.deviation, values
-
-    assert noise(ROWS_OF_CANCER)[0] == pytest.approx(2.0 * 0.3 / ROWS_OF_CANCER)
-    assert noise(ROWS_OF_CANCER) == noise(100 * ROWS_OF_CANCER) != noise(ROWS_OF_CANCER - 1)
-
-    more: list[dict[str, Any]] = [{}, {"calibration": "paper"}, {"noise-multiplier": 40.0}]
-    for given in more:
-        keys = {**DPZV, "window": 1, "epochs": 3, "epsilon": 2.0, "delta": 1e-3, **given}
-        one, other = (
-            run(2, {**keys, "batch-size": batch}).summary
-            for batch in (ROWS_OF_CANCER, 100 * ROWS_OF_CANCER)
-        )
-        figures = ("noise_multiplier", "epsilon", "epsilon_of_paper", "epsilon_known_batches")
-        assert [one[figure] for figure in figures] == [other[figure] for figure in figures]
-        # All rows are in every scalar, so that nothing is secret.
-        assert one["epsilon"] == pytest.approx(one["epsilon_known_batches"], rel=0.01)
-
-
-def test_a_private_run_of_more_rows_than_there_are_is_one_of_all_rows(run: Start) -> None:
-    keys = {**DPZV, "window": 1, "epochs": 40, "noise-multiplier": 1.0, "noise-seed": 0}
-    full, more = (
-        run(2, {**keys, "batch-size": batch}) for batch in (ROWS_OF_CANCER, 100 * ROWS_OF_CANCER)
-    )
-    assert full.summary["test_accuracy"] == more.summary["test_accuracy"]
-    for name in ("top", "party-0", "party-1"):
-        for key, values in full.parameters(name).items():
-            np.testing.assert_array_equal(more.parameters(name)[key], values)
-
-
-def test_mini_batches_may_all_have_been_empty() -> None:
-    counted = ledger(budget_of(1.0, 1e-4, 1), 4)
-    assert isinstance(counted, ScalarLedger)
-    counted.multiplier = 3.0
-    counted.answered(0, Window(np.zeros(0, np.int32), np.zeros(2, np.int32)))
-    figures = counted.figures()
-    assert figures["epsilon_known_batches"] == 0.0  # it is known that no row was in them
-    assert figures["epsilon"] == epsilon_of_scalars(counted.config, 4, 3.0, 2) > 0

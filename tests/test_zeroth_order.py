@@ -11,16 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from tests.conftest import Start
+from vfl_flower import client_app
 from vfl_flower.axes.batches import Window, join
 from vfl_flower.axes.estimators import directions as directions_module
 from vfl_flower.axes.estimators.base import Arrival
 from vfl_flower.axes.estimators.directions import Directions, values_of_pairs
 from vfl_flower.axes.estimators.zeroth_order import Pair, PairReading, ZerothOrder
 from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
-from vfl_flower.axes.server import by_differences
+from vfl_flower.axes.server import by_differences, by_gradient
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import FeatureBlock
 from vfl_flower.data.labels import Labels
+from vfl_flower.errors import ConfigError
 from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.messages import TrainOrder
 from vfl_flower.models.bottoms import BottomModel
@@ -444,9 +447,10 @@ def test_answer_by_hand(differences: str, clip: float | None) -> None:
     noise = None
     if clip:
         private = {"strategy": "dpzv", "noise-multiplier": 0.0, "clip": clip, "mu": mu}
+        private |= {"sampling": "poisson", "calibration": "secret"}
         private |= {"batch-size": 4, "embedding-size": SIZE}
         config = resolve({**private, "differences": differences})
-        noise = ScalarNoise(config, 0.0, ROWS)
+        noise = ScalarNoise(config, 0.0)
     top = top_of(config)
     h, labels = others()
     pair = tuple(torch.randn(2, ROWS, SIZE, generator=generator(6)).unbind())
@@ -498,7 +502,8 @@ def test_steps_of_the_top_model_by_hand(
     by_hand, before = nn.Parameter(flat(top)), copy.deepcopy(top)
     divisors = [4, 1, 5, 2]
     ours = build_optimizer(config, top, 0.01)
-    losses = by_differences(config.estimator, top, ours, h, labels, LENGTHS, divisors, KEY)
+    directions_of_top = Directions(config.estimator, KEY, top)
+    losses = by_differences(directions_of_top, top, ours, h, labels, LENGTHS, divisors)
 
     theirs = build_optimizer(config, nn.ParameterList([by_hand]), 0.01)
     two_sided, end = differences == "two-sided", 0
@@ -536,10 +541,169 @@ def test_a_top_model_without_parameters_only_tells_its_losses() -> None:
     config = config_of(top_model="sum")
     top, (h, labels) = build_top(config, [SIZE] * PARTIES, SIZE), others()
     of_four = [4, 4, 4, 4]
-    losses = by_differences(config.estimator, top, None, h, labels, LENGTHS, of_four, KEY)
+    directions = Directions(config.estimator, KEY, top)
+    losses = by_differences(directions, top, None, h, labels, LENGTHS, of_four)
     rows = loss_per_row(h[:, :SIZE] + h[:, SIZE:], labels)
     expected = [part.sum() / 4 for part in rows.split(LENGTHS)]
     torch.testing.assert_close(losses, torch.stack(expected))
+
+
+# --- one difference for all ---------------------------------------------------------------------
+
+
+def joint_answer(holder: LabelHolder, pairs: dict[int, Pair], lengths: list[int]) -> Tensor:
+    """The scalars that all parties get for pairs of the same rows."""
+    window = window_of(lengths)
+    arrivals = [
+        Arrival(party, window, True, PairReading(pair[1], pair)) for party, pair in pairs.items()
+    ]
+    answers = holder.answer(arrivals)
+    assert answers.keys() == pairs.keys()
+    one, *others = (each["difference"] for each in answers.values())
+    for other in others:
+        np.testing.assert_array_equal(other, one)
+    return torch.from_numpy(one)
+
+
+def joint_config(**keys: Any) -> RunConfig:
+    of_all = {"perturbs": "all", "strategy": "synrevel", "noise_seed": 0}
+    return config_of(**of_all, optimizer="sgd", server_lr=0.3, **keys)
+
+
+@both_differences
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("combine", ["concat", "mean"])
+@pytest.mark.parametrize("server_update", ["zeroth-order", "first-order"])
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_a_joint_difference_by_hand(
+    differences: str,
+    in_place: bool,
+    combine: str,
+    server_update: str,
+    clip: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = {"differences": differences, "combine": combine, "server_update": server_update}
+    config = joint_config(**keys)
+    noise = None
+    if clip:
+        private = {"clip": clip, "noise_multiplier": 0.0, "top_clip": 1e9}
+        config = joint_config(**keys, privacy="scalar", **private)
+        noise = ScalarNoise(config, 0.0)
+    if in_place:
+        one_after_the_other(monkeypatch)
+    h, labels = others()
+    holder = holder_of(config, h, labels, noise)
+    halves = torch.randn(2, 2, ROWS, SIZE, generator=generator(6))
+    pairs: dict[int, Pair] = {m: (halves[m, 0], halves[m, 1]) for m in range(PARTIES)}
+    before, lengths = copy.deepcopy(holder.top), [4, 5, 2]
+    key = holder.secret + b"|1"
+    found = joint_answer(holder, pairs, lengths)
+
+    of_top = server_update == "zeroth-order"
+    u = Directions(config.estimator, key, before).stack(len(lengths))
+    ends = (0.1, -0.1 if differences == "two-sided" else 0.0)
+    expected, row, clipped = [], 0, 0
+    for step, length in enumerate(lengths):
+        rows, of_rows = slice(row, row + length), []
+        row += length
+        for end, mu in enumerate(ends):
+            embedded = torch.cat([halves[m, end, rows] for m in range(PARTIES)], dim=1)
+            outputs = at(before, (mu if of_top else 0.0) * u[step], embedded)
+            of_rows.append(loss_per_row(outputs, labels[rows]))
+        change = (of_rows[0] - of_rows[1]) / (ends[0] - ends[1])
+        if clip:
+            clipped += int((change.abs() > clip).sum())
+            change = change.clamp(-clip, clip)
+        expected.append(change.mean())
+    assert bool(clipped) == bool(clip)
+    torch.testing.assert_close(found, torch.stack(expected).detach(), rtol=1e-3, atol=1e-4)
+    assert holder.steps == len(lengths)
+    if of_top:  # it steps by this scalar along its own directions
+        torch.testing.assert_close(
+            flat(holder.top), flat(before) - 0.3 * found @ u, rtol=1e-4, atol=1e-5
+        )
+    else:  # as ever, by what the table holds
+        assert holder.optimizer is not None
+        theirs = build_optimizer(config, before, 0.3)
+        by_gradient(before, theirs, h, labels, lengths, lengths, rows_wanted=False)
+        torch.testing.assert_close(flat(holder.top), flat(before), rtol=1e-4, atol=1e-5)
+
+
+@both_differences
+@pytest.mark.parametrize("server_update", ["zeroth-order", "first-order"])
+def test_a_joint_difference_is_the_derivative_along_all_directions(
+    differences: str, server_update: str
+) -> None:
+    keys = {"differences": differences, "server_update": server_update}
+    config = joint_config(mu=1e-3, **keys)
+    h, labels = others()
+    x = torch.randn(PARTIES, ROWS, 5, generator=generator(7))
+    bottoms = [party_of(config)[0].model for _ in range(PARTIES)]
+    holder, pairs = holder_of(config, h, labels), {}
+    holder.table.rows[:] = torch.cat([f(x[m]).detach() for m, f in enumerate(bottoms)], dim=1)
+
+    models: dict[bytes, BottomModel | TopModel] = {
+        b"party %d" % m: f for m, f in enumerate(bottoms)
+    }
+    if server_update == "zeroth-order":
+        models[holder.secret + b"|1"] = holder.top
+    embeddings = torch.cat([f(x[m]) for m, f in enumerate(bottoms)], dim=1)
+    loss = loss_per_row(holder.top(embeddings), labels).mean()
+    slope = 0.0
+    for key, model in models.items():
+        gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        u = Directions(config.estimator, key, model).stack(1)[0]
+        slope += float(torch.cat([each.ravel() for each in gradients]) @ u)
+
+    for m, bottom in enumerate(bottoms):
+        directions = Directions(config.estimator, b"party %d" % m, bottom)
+        pairs[m], _ = values_of_pairs(bottom, x[m], [ROWS], directions)
+    found = joint_answer(holder, pairs, [ROWS])
+    assert abs(slope) > 0.05
+    assert found.item() == pytest.approx(slope, abs=0.003)
+
+
+@pytest.mark.parametrize("server_update", ["zeroth-order", "first-order"])
+def test_all_parties_learn_by_one_scalar(run: Start, server_update: str) -> None:
+    got: dict[int, list[Any]] = {}
+
+    def watched(message: Any, context: Any) -> Any:
+        sent = message.content.array_records["arrays"]
+        if "difference" in sent:
+            party = context.node_config["partition-id"]
+            got.setdefault(party, []).append(sent["difference"].numpy())
+        return client_app.app(message, context)
+
+    client: Any = watched
+    keys = {"strategy": "synrevel", "perturbs": "all", "dataset": "breast-cancer", "epochs": 10}
+    rates = {"party-lr": 0.02, "server-lr": 0.02, "noise-seed": 0}
+    summary = run(3, {**keys, **rates, "server-update": server_update}, client).summary
+    assert len(got) == 3
+    for other in (1, 2):
+        np.testing.assert_array_equal(np.concatenate(got[0]), np.concatenate(got[other]))
+    assert summary["test_accuracy"] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"strategy": "cascaded"}, "^perturbs = 'all' .* synchronous system, with a quorum of all"),
+        ({"strategy": "dpzv"}, "^perturbs = 'all' .* synchronous system, with a quorum of all 3"),
+        ({"strategy": "split-nn"}, "^perturbs = 'all' is for differences: leave it out, or choose"),
+        ({"strategy": "ef-vfl"}, "^perturbs = 'all' is for differences: leave it out, or choose"),
+    ],
+    ids=str,
+)
+def test_a_joint_difference_needs_a_synchronous_system_of_zeroth_order(
+    run: Start, keys: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence) as error:
+        run(3, {**keys, "perturbs": "all", "dataset": "breast-cancer"})
+    assert "\n" not in str(error.value) and str(error.value).endswith(".")
+
+
+# --- what is sent -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

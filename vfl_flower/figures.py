@@ -8,6 +8,13 @@ from typing import Any
 METRICS = {"test_accuracy": "test accuracy", "test_r2": "test R2"}
 """Main metric -> what tables and pictures call it."""
 
+GUARANTEE = {
+    "protects": "epsilon_protects",
+    "relation": "epsilon_relation",
+    "adversary": "epsilon_adversary",
+}
+"""What is said of an epsilon wherever it is shown -> its key in a summary."""
+
 TRANSPORTS = {"none": "", "stream": " over streams", "messages": " over Flower's messages"}
 """Transport -> what is said of it behind a time."""
 
@@ -25,23 +32,34 @@ def reached(figures: Mapping[str, Any]) -> str:
 
 
 def headline(summary: dict[str, Any]) -> str:
-    """What a run reached and took, in one line."""
+    """What a run reached and took, in one line, and in another what its epsilon is of."""
     parts = []
     if summary[main_metric(summary)] is not None:
         parts.append(reached(summary))
     if summary["test_auc"] is not None:
         parts.append(f"AUC {summary['test_auc']:.4f}")
     if summary["epsilon"] is not None:
-        known = summary.get("epsilon_known_batches")
-        aside = "" if known is None else f" ({known:.3g} to who knows the mini-batches)"
-        parts.append(f"epsilon {summary['epsilon']:.3g}{aside} at delta {summary['delta']:g}")
+        parts.append(f"epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}")
     up, down = summary["bytes_up"] / 1e6, summary["bytes_down"] / 1e6
     parts += [
         f"{summary['exchanges']} exchanges",
         f"{up:.2f} MB up, {down:.2f} MB down",
         f"{summary['seconds']:.1f} s{TRANSPORTS[summary['transport']]}",
     ]
-    return f"{summary['strategy']}: {', '.join(parts)}"
+    lines = [f"{summary['strategy']}: {', '.join(parts)}", guarantee(summary)]
+    return "\n".join(filter(None, lines))
+
+
+def guarantee(summary: Mapping[str, Any]) -> str:
+    """What a summary's epsilon is of, in one line; empty where there is no epsilon."""
+    if summary["epsilon"] is None:
+        return ""
+    said = [
+        f"{name}: {summary[key]}"
+        for name, key in GUARANTEE.items()
+        if key in summary  # which those of older runs have not
+    ]
+    return f"epsilon {'. '.join(said)}." if said else ""
 
 
 def aligned(rows: Sequence[Sequence[str]], texts: int) -> str:

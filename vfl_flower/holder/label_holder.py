@@ -33,6 +33,7 @@ from vfl_flower.models.training import (
     as_tensor,
     build_optimizer,
     choose_device,
+    flat,
     load_model,
     load_optimizer,
     model_arrays,
@@ -234,8 +235,12 @@ class LabelHolder:
         return self.noise if self.noise and self.noise.of_top else None
 
     def count(self, losses: Tensor) -> None:
-        """Count steps of the top model, whose losses are to be finite."""
-        check_finite(losses)
+        """Count steps of the top model, whose losses are to be finite.
+
+        Where noise hides labels, it is the model that is to be: by whether a loss is finite, one
+        label would decide if the run goes on.
+        """
+        check_finite(flat(self.top) if self.noise else losses)
         self.steps += len(losses)
         self.losses.append(losses)
 

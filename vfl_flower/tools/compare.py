@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from vfl_flower.charts import draw_curves, draw_frontier
 from vfl_flower.errors import ConfigError
-from vfl_flower.figures import METRICS, aligned, main_metric
+from vfl_flower.figures import METRICS, aligned, guarantee, main_metric
 from vfl_flower.files import write_whole
 from vfl_flower.holder.results import results_folder
 from vfl_flower.models.bottoms import BLACK_BOXES
@@ -28,9 +28,9 @@ _COLUMNS = ("MB up", "MB down", "exchanges")
 _OF_SYSTEMS = (
     *("epsilon", "noise-multiplier", "codec", "keep", "bits", "compression"),
     *("downlink-codec", "downlink-keep", "downlink-bits", "downlink-compression"),
-    *("labels", "local-steps"),
+    *("labels", "local-steps", "perturbs"),
 )
-_MORE_COLUMNS = ("epsilon", "batches known", "seconds")
+_MORE_COLUMNS = ("epsilon", "delta", "seconds")
 
 
 def compare(
@@ -105,8 +105,9 @@ def compare(
 def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     """The keys of a baseline beside runs with these keys; none if it cannot stand beside them."""
     keys = _of_baselines(common)
-    if name == "joined" or common.get("privacy") == "scalar":
-        keys.pop("privacy", None)
+    stands = {"labels": "epsilon" in keys, "scalar": False, "perturbed-embedding": name != "joined"}
+    if not stands.get(common.get("privacy", "none"), True):
+        keys.pop("privacy")
     model = resolve({**keys, "strategy": "frozen"}).models.bottom
     if model in BLACK_BOXES and name != "frozen":
         return None
@@ -115,8 +116,10 @@ def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _of_baselines(common: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the keys of scalar noise, codecs and shared labels, which no baseline has."""
-    return {key: value for key, value in common.items() if key not in _OF_SYSTEMS}
+    """Without the keys of noise, codecs and what else no baseline has."""
+    of_labels = {"epsilon"} if common.get("privacy") == "labels" else set()  # all learn from these
+    left_out = {*_OF_SYSTEMS} - of_labels
+    return {key: value for key, value in common.items() if key not in left_out}
 
 
 def _write(folder: Path, finished: Mapping[str, Finished], target: float) -> None:
@@ -147,13 +150,13 @@ def label(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def table(folder: Path, target: float) -> str:
-    """The figures of a comparison, as aligned columns."""
+    """The figures of a comparison, as aligned columns; below them what its epsilons are of."""
     figures: dict[str, dict[str, Any]] = json.loads((folder / "compare.json").read_text())
     metric = main_metric(next(iter(figures.values())))
     rows = [("", METRICS[metric], *_COLUMNS, f"MB to {target:g}", *_MORE_COLUMNS)]
     for name, each in figures.items():
         reached = each["megabytes_to_target"]
-        epsilon, known = each["epsilon"], each.get("epsilon_known_batches")
+        epsilon, delta = each["epsilon"], each["delta"]
         rows.append(
             (
                 name,
@@ -163,11 +166,15 @@ def table(folder: Path, target: float) -> str:
                 str(each["exchanges"]),
                 "not reached" if reached is None else megabytes(reached) if reached else "-",
                 "-" if epsilon is None else f"{epsilon:.3g}",
-                "-" if known is None else f"{known:.3g}",
+                "-" if delta is None else f"{delta:g}",
                 f"{each['seconds']:.1f}",
             )
         )
-    return aligned(rows, texts=1)
+    said: dict[str, list[str]] = {}
+    for name, each in figures.items():
+        said.setdefault(guarantee(each), []).append(name)
+    notes = [f"{', '.join(names)}: {words}" for words, names in said.items() if words]
+    return "\n".join([aligned(rows, texts=1), *notes])
 
 
 def folder_of(title: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from markupsafe import Markup
 
 from vfl_flower.config import KEYS
+from vfl_flower.figures import GUARANTEE
 from vfl_flower.tools.compare import megabytes
 from vfl_flower.tools.report.read import NOTHING, Shown, number, spent, text
 
@@ -169,24 +170,31 @@ def _party(run: Shown, party: Mapping[str, Any], named: bool) -> str:
 
 def privacy(runs: Sequence[Shown]) -> Section | None:
     """What was spent, what it protects and from whom; or plainly that nothing is claimed."""
+    runs = [run for run in runs if run.summary]
+    # Figures that hold by other assumptions, by their names, where there are any.
+    others = [
+        key
+        for key in ("epsilon_of_paper", "epsilon_secret_batches")
+        if any(number(run.summary, key) is not None for run in runs)
+    ]
     rows = []
-    for run in (run for run in runs if run.summary):
-        figures = ("epsilon", "delta", "epsilon_known_batches", "epsilon_of_paper")
-        epsilon, *others = (shown(number(run.summary, key)) for key in figures)
-        protects = text(run.summary.get("epsilon_protects"))
+    for run in runs:
+        epsilon, delta = (shown(number(run.summary, key)) for key in ("epsilon", "delta"))
+        said = [text(run.summary.get(key)) for key in GUARANTEE.values()]
         if epsilon == NOTHING:
             epsilon = "none"
-            protects = (
+            said[0] = (
                 "nothing: no noise was added to what was sent"
                 if run.config.get("privacy") == "none"
                 else "nothing is claimed: the noise can be repeated (noise-seed), or was none, or "
-                "the run failed before it was added"
+                "not on all that was learned from (calibration), or the run failed before it was "
+                "added"
             )
-        rows.append((run.title, epsilon, *others, protects))
+        figures = (shown(number(run.summary, key)) for key in others)
+        rows.append((run.title, epsilon, delta, *said, *figures))
     if not rows:
         return None
-    head = ["run", "epsilon", "delta", "epsilon to who knows the mini-batches"]
-    head += ["epsilon by the paper's formula", "what it protects, and from whom"]
+    head = ["run", "epsilon", "delta", *GUARANTEE, *others]
     return Section("Privacy spent", [Table(head, [rows], "texts")])
 
 

@@ -1,0 +1,758 @@
+"""Noise on scalars and on the top model: its deviation, what counts it, and what it is worth."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import GaussianDpEvent, get_epsilon_gaussian
+from dp_accounting.pld import PLDAccountant
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tests.conftest import Start, trained
+from tests.test_accountants import epsilon_of_scalars
+from vfl_flower import client_app
+from vfl_flower.axes import estimators
+from vfl_flower.axes.batches import Window, divisors
+from vfl_flower.axes.estimators.directions import Directions
+from vfl_flower.axes.privacy.accountants import calibrated, most_steps
+from vfl_flower.axes.privacy.embeddings import EmbeddingLedger
+from vfl_flower.axes.privacy.ledger import EVERYONE, LABEL_CHANGED, Ledger, ledger_of
+from vfl_flower.axes.privacy.noise import ScalarNoise
+from vfl_flower.axes.privacy.paper import calibrated_by_theorem_vi5, epsilon_of_theorem_vi5
+from vfl_flower.axes.privacy.scalars import ScalarLedger
+from vfl_flower.axes.server import by_differences, by_gradient
+from vfl_flower.config import RunConfig
+from vfl_flower.data.labels import Labels
+from vfl_flower.errors import ConfigError, DivergedError
+from vfl_flower.figures import headline
+from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.messages import DescribeOrder, EvaluateOrder, TrainOrder
+from vfl_flower.models.losses import Loss
+from vfl_flower.models.tops import build_top
+from vfl_flower.models.training import build_optimizer
+from vfl_flower.party.party import Party
+from vfl_flower.systems import resolve
+
+DPZV = {"strategy": "dpzv", "dataset": "breast-cancer", "batch-size": 64, "window": 8}
+SECRET = {"sampling": "poisson", "calibration": "secret"}
+PAPER = {"sampling": "poisson", "calibration": "paper"}
+ROWS, STEPS = 455, 8  # of breast-cancer, in mini-batches of 64; the last has 7
+
+
+def ledger(config: RunConfig, rows: int) -> Ledger:
+    """What counts the releases of a run on so many training rows."""
+    estimator = estimators.choose(config)(config)
+    return ledger_of(config)(config, rows, estimator)
+
+
+def scalar_ledger(rows: int = ROWS, **keys: Any) -> ScalarLedger:
+    given = {key.replace("_", "-"): value for key, value in keys.items()}
+    found = ledger(resolve({**DPZV, **given}), rows)
+    assert isinstance(found, ScalarLedger)
+    return found
+
+
+def gaussian(multiplier: float, releases: int, delta: float = 1e-5) -> float:
+    """Epsilon of so many releases: a label changed is twice what they are clipped to."""
+    return float(get_epsilon_gaussian(multiplier / 2 / math.sqrt(releases), delta))
+
+
+# --- the noise ----------------------------------------------------------------------------------
+
+
+def assert_standard_normal(unit: Tensor) -> None:
+    count = unit.numel()
+    assert unit.mean().abs() < 5 / math.sqrt(count)
+    assert (unit.square().mean() - 1).abs() < 5 * math.sqrt(2 / count)
+    assert (unit.pow(4).mean() - 3).abs() < 5 * math.sqrt(96 / count)
+    assert (unit[1:] * unit[:-1]).mean().abs() < 5 / math.sqrt(count)
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "clip", "divisors"),
+    [(1.5, 0.2, [32]), (0.3, 4.0, [5]), (2.0, 1.0, [64, 64, 64, 7])],
+)
+def test_scalars_get_gaussian_noise_by_the_rows_they_are_means_of(
+    multiplier: float, clip: float, divisors: list[int]
+) -> None:
+    noise = ScalarNoise(resolve({**DPZV, "clip": clip}), multiplier)
+    times = 8000 // len(divisors)
+    drawn = noise.added_to(torch.full((times * len(divisors),), 7.0), divisors * times) - 7.0
+    assert noise.clip == clip
+    for step, divisor in enumerate(divisors):  # the last mini-batch is smaller: more noise
+        assert_standard_normal(drawn[step :: len(divisors)] / (multiplier * clip / divisor))
+
+
+def test_gradients_get_gaussian_noise_by_the_rows_they_are_means_of() -> None:
+    noise = ScalarNoise(resolve({**DPZV, "clip": 9.0, "top-clip": 0.3}), 2.0)
+    shapes = [(300, 200), (200,)]
+    before = [torch.full(shape, 3.0) for shape in shapes]
+    one, other = (noise.added_to_gradients(before, 16) for _ in range(2))
+    assert [tuple(each.shape) for each in one] == shapes
+    drawn = torch.cat([(each - 3.0).ravel() for each in one]) / (2.0 * 0.3 / 16)
+    again = torch.cat([(each - 3.0).ravel() for each in other]) / (2.0 * 0.3 / 16)
+    assert_standard_normal(drawn)
+    assert (drawn * again).mean().abs() < 5 / math.sqrt(len(drawn))
+    assert noise.drawn == 2
+
+
+def test_noise_on_scalars_is_secret_unless_a_seed_is_given() -> None:
+    def drawn(noise_seed: int) -> list[float]:
+        noise = ScalarNoise(resolve({**DPZV, "noise-seed": noise_seed}), 1.0)
+        of_top = noise.added_to_gradients([torch.zeros(3)], 32)[0].tolist()
+        return [*noise.added_to(torch.zeros(5), [32] * 5).tolist(), *of_top]
+
+    assert len(set(drawn(-1))) == 8
+    assert not set(drawn(-1)) & set(drawn(-1))
+    assert drawn(3) == drawn(3) != drawn(4)
+
+
+def test_scalar_noise_leaves_embeddings_as_they_are() -> None:
+    keys = {**DPZV, "noise-seed": 0, "embedding-activation": "none"}
+    config = resolve(keys)
+    party = Party(config, 0, 2, 1)
+    party.describe(DescribeOrder(outputs=1))
+    test = party.evaluate(EvaluateOrder(exchange=1)).arrays["embedding"]
+    with torch.no_grad():
+        clean = party.model(torch.from_numpy(party.block.test))
+    np.testing.assert_allclose(test, clean.numpy(), atol=1e-6)
+    order = TrainOrder(exchange=2, epoch=0, first=0, steps=8, coordinated=False)
+    pair = party.train(order).arrays
+    assert np.abs(pair["plus"] - pair["minus"]).max() < 1.0  # two mu along one direction
+
+
+# --- the top model's steps ----------------------------------------------------------------------
+
+LENGTHS, DIVISORS = [6, 1, 5], [6, 1, 4]
+TOP_ROWS, SIZE, PARTIES = sum(LENGTHS), 3, 2
+
+
+def rows_of(outputs: int, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    h = scale * torch.randn(TOP_ROWS, PARTIES * SIZE, generator=generator)
+    h[::3] *= 0.01  # so that some are not clipped
+    return h, torch.randint(max(2, outputs), (TOP_ROWS,), generator=generator)
+
+
+def flat(parts: Iterable[Tensor]) -> Tensor:
+    return torch.cat([part.detach().ravel() for part in parts])
+
+
+@pytest.mark.parametrize("kept", [1.0, 0.8])
+@pytest.mark.parametrize("weights", [None, [1.0, 4.0, 0.5]])
+@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("combine", ["concat", "mean", "sum"])
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_the_top_model_steps_by_rows_gradients_of_clipped_norm(
+    kind: str, combine: str, outputs: int, weights: list[float] | None, kept: float
+) -> None:
+    """DP-SGD without its noise, against autograd, one row at a time."""
+    keys = {"combine": combine, "top-model": kind, "top-hidden": 5, "embedding-size": SIZE}
+    config = resolve({**DPZV, **keys, "optimizer": "sgd"})
+    top = build_top(config, [SIZE] * PARTIES, outputs)
+    by_hand, (h, labels) = copy.deepcopy(top), rows_of(outputs)
+    parameters = list(by_hand.parameters())
+    loss = Loss(None if weights is None else torch.tensor(weights), kept)
+
+    def gradient_of(row: int) -> Tensor:
+        of_row = loss.per_row(by_hand(h[row : row + 1]), labels[row : row + 1])[0]
+        return flat(torch.autograd.grad(of_row, parameters))
+
+    bound = float(torch.stack([gradient_of(row).norm() for row in range(TOP_ROWS)]).median())
+    config = config.with_values({"top-clip": bound})
+    _, losses = by_gradient(
+        top,
+        build_optimizer(config, top, 0.3),
+        *(h, labels, LENGTHS, DIVISORS),
+        rows_wanted=False,
+        loss=loss,
+        noise=ScalarNoise(config, 0.0),
+    )
+    clipped, row = 0, 0
+    for length, divisor, found in zip(LENGTHS, DIVISORS, losses, strict=True):
+        rows = slice(row, row + length)
+        expected = loss.per_row(by_hand(h[rows]), labels[rows]).sum() / divisor
+        torch.testing.assert_close(found, expected.detach())
+        gradients = [gradient_of(each) for each in range(row, row + length)]
+        clipped += sum(bool(each.norm() > bound) for each in gradients)
+        total = torch.stack([each * (bound / each.norm()).clamp_max(1.0) for each in gradients])
+        with torch.no_grad():
+            parts = total.sum(0).split([p.numel() for p in parameters])
+            for p, part in zip(parameters, parts, strict=True):
+                p.sub_(0.3 * part.view_as(p) / divisor)
+        row += length
+    assert 0 < clipped < TOP_ROWS
+    torch.testing.assert_close(flat(top.parameters()), flat(parameters))
+
+
+@pytest.mark.parametrize("server_update", ["first-order", "zeroth-order"])
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_row_moves_the_top_model_no_further_than_its_bound(
+    server_update: str, label: int
+) -> None:
+    """However large an embedding is: by C / U, or along the direction by a scalar as large."""
+    keys = {"server-update": server_update, "clip": 0.2, "top-clip": 0.2, "optimizer": "sgd"}
+    config = resolve({**DPZV, **keys, "embedding-size": SIZE, "top-hidden": 5})
+    for size in (1.0, 1e6, 1e30):
+        top = build_top(config, [SIZE] * PARTIES, 1)
+        before = flat(top.parameters())
+        optimizer, noise = build_optimizer(config, top, 1.0), ScalarNoise(config, 0.0)
+        batch = torch.full((1, 6), size), torch.tensor([label]), [1], [4]
+        if server_update == "first-order":
+            by_gradient(top, optimizer, *batch, rows_wanted=False, noise=noise)
+            moved, most = (flat(top.parameters()) - before).norm(), 0.2 / 4
+        else:
+            directions = Directions(config.estimator, b"key", top)
+            u = directions.stack(1)[0]
+            by_differences(directions, top, optimizer, *batch, noise=noise)
+            moved, most = (flat(top.parameters()) - before).norm(), 0.2 / 4 * float(u.norm())
+        assert moved <= most * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("server_update", ["first-order", "zeroth-order"])
+@pytest.mark.parametrize("multiplier", [0.5, 20.0])
+def test_steps_of_the_top_model_carry_noise(server_update: str, multiplier: float) -> None:
+    keys = {"server-update": server_update, "optimizer": "sgd", "top-clip": 0.3, "clip": 0.7}
+    config = resolve({**DPZV, **keys, "top-hidden": 40, "embedding-size": SIZE})
+    h, labels = rows_of(1)
+    moved: list[Tensor] = []
+    steps = 1 if server_update == "first-order" else 400
+    top = build_top(config, [SIZE] * PARTIES, 1)
+    start = flat(top.parameters())
+    for each in (0.0, multiplier):
+        noise = ScalarNoise(config, each)
+        for step in range(steps):
+            mine = copy.deepcopy(top)
+            batch = h[:6], labels[:6], [6], [6]
+            optimizer = build_optimizer(config, mine, 1.0)
+            if server_update == "first-order":
+                by_gradient(mine, optimizer, *batch, rows_wanted=False, noise=noise)
+            else:
+                directions = Directions(config.estimator, b"%d" % step, mine)
+                by_differences(directions, mine, optimizer, *batch, noise=noise)
+            moved.append(flat(mine.parameters()) - start)
+    found = torch.stack(moved[steps:]) - torch.stack(moved[:steps])
+    if server_update == "zeroth-order":  # a scalar along each direction, which is of length sqrt(d)
+        unit = found.norm(dim=1) / start.numel() ** 0.5 / (multiplier * 0.7 / 6)
+    else:
+        unit = found[0] / (multiplier * 0.3 / 6)
+    assert (unit.square().mean() - 1).abs() < 5 * math.sqrt(2 / unit.numel())
+
+
+def test_with_the_noise_of_the_paper_the_top_model_learns_as_ever() -> None:
+    holders = [
+        LabelHolder(config, labels_of(TOP_ROWS), {0: SIZE, 1: SIZE}, ScalarNoise(config, 5.0))
+        for config in (resolve({**DPZV, **given, "embedding-size": SIZE}) for given in (PAPER, {}))
+    ]
+    plain = resolve({**DPZV, **PAPER, "privacy": "none", "embedding-size": SIZE})
+    holders.append(LabelHolder(plain, labels_of(TOP_ROWS), {0: SIZE, 1: SIZE}))
+    h, _ = rows_of(1)
+    reached = []
+    for holder in holders:
+        holder.step(h, holder.labels, LENGTHS, DIVISORS, gradients=False)
+        reached.append(flat(holder.top.parameters()))
+    of_paper, noisy, without = reached
+    assert torch.equal(of_paper, without)
+    assert (noisy - without).abs().max() > 0.01
+
+
+def labels_of(rows: int, one: int = 0) -> Labels:
+    labels = np.arange(rows) % 2
+    labels[0] = one
+    return Labels(labels, labels, ("a", "b"), "")
+
+
+@pytest.mark.parametrize("label", [0, 1])
+def test_no_label_decides_by_its_loss_whether_a_run_goes_on(label: int) -> None:
+    """Two losses of which the sum is beyond all numbers stop a run, but with noise on scalars."""
+    keys = {"embedding-size": SIZE, "top-model": "linear"}
+
+    def answers(config: RunConfig, noise: ScalarNoise | None) -> None:
+        holder = LabelHolder(config, labels_of(4, label), {0: SIZE, 1: SIZE}, noise)
+        with torch.no_grad():
+            next(holder.top.parameters()).fill_(1e37)
+        holder.table.rows[:] = 3.0
+        holder.learn(Window(np.array([0, 2], np.int32), np.array([2], np.int32)))
+
+    config = resolve({**DPZV, **keys, "noise-multiplier": 1.0})
+    answers(config, ScalarNoise(config, 1.0))
+    without = resolve({**DPZV, **keys, "privacy": "none"})
+    if label == 0:
+        with pytest.raises(DivergedError):
+            answers(without, None)
+    else:
+        answers(without, None)
+
+
+# --- what is counted ----------------------------------------------------------------------------
+
+
+def window(ids: list[int], lengths: list[int]) -> Window:
+    return Window(np.array(ids, np.int32), np.array(lengths, np.int32))
+
+
+def test_the_accountant_is_that_of_the_privacy() -> None:
+    kinds = {"none": Ledger, "perturbed-embedding": EmbeddingLedger}
+    for privacy, kind in kinds.items():
+        assert type(ledger(resolve({"privacy": privacy}), 10)) is kind
+    assert type(ledger(resolve(DPZV), 10)) is ScalarLedger
+    assert ledger(resolve({}), 10).steps_allowed(77, 2, 1, True) == 77
+    assert ledger(resolve({}), 10).noise() is None
+    assert ledger(resolve({}), 10).answered([(0, window([0], [1]))])
+
+
+def test_an_epsilon_says_what_it_is_of() -> None:
+    counted = scalar_ledger(4, noise_multiplier=3.0)
+    counted.steps_allowed(4, 2, 1, True)
+    figures = counted.figures()
+    assert (figures["epsilon"], figures["delta"]) == (0.0, 1e-5)
+    assert figures["epsilon_protects"] == "labels of the training rows"
+    assert figures["epsilon_relation"] == LABEL_CHANGED
+    assert figures["epsilon_adversary"] == EVERYONE
+    assert "epsilon_secret_batches" not in figures
+
+
+def test_a_row_is_counted_in_each_scalar_and_step_that_it_is_in() -> None:
+    counted = scalar_ledger(4, noise_multiplier=3.0, delta=1e-4)
+    counted.steps_allowed(40, 2, 1, True)
+    assert counted.answered([(0, window([0, 3, 1], [2, 1]))])
+    assert counted.answered([(1, window([3, 2], [2]))])
+    assert counted.taken.tolist() == [2, 2, 2, 4]  # each a scalar and a step of the top model
+    assert counted.released == counted.released_steps() == 3
+    assert counted.figures()["epsilon"] == pytest.approx(gaussian(3.0, 4, 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("keys", "of_a_row"),
+    [
+        ({}, 3 + 1),
+        ({"perturbs": "all"}, 2),
+        ({"perturbs": "all", "server_update": "zeroth-order"}, 1),
+        ({"server_update": "zeroth-order"}, 3 + 1),
+        ({"top_model": "sum", "embedding_size": "auto"}, 3),
+        ({"top_model": "sum", "embedding_size": "auto", "perturbs": "all"}, 1),
+    ],
+    ids=str,
+)
+def test_a_synchronous_answer_is_a_scalar_for_each_party_and_one_step(
+    keys: dict[str, Any], of_a_row: int
+) -> None:
+    counted = scalar_ledger(4, noise_multiplier=3.0, **keys)
+    counted.steps_allowed(12, 3, 3, keys.get("top_model") != "sum")
+    assert counted.answered([(party, window([1, 2], [1, 1])) for party in range(3)])
+    assert counted.taken.tolist() == [0, of_a_row, of_a_row, 0]
+    assert counted.figures()["epsilon"] == pytest.approx(gaussian(3.0, of_a_row))
+
+
+@pytest.mark.parametrize("multiplier", [2.0, 15.0])
+@pytest.mark.parametrize("releases", [1, 7, 60])
+def test_epsilon_is_that_of_composed_gaussian_mechanisms(multiplier: float, releases: int) -> None:
+    counted = scalar_ledger(4, noise_multiplier=multiplier, top_model="sum", embedding_size="auto")
+    counted.steps_allowed(4 * releases, 2, 1, False)
+    for _ in range(releases):
+        assert counted.answered([(0, window([2], [1]))])
+    # Two differences clipped to C are 2 C apart at most, of which the noise is a multiple of C.
+    theirs = PLDAccountant().compose(GaussianDpEvent(multiplier / 2), releases)
+    assert counted.figures()["epsilon"] == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
+
+
+class Watching:
+    """The ClientApp; the scalars that parties get, and in how many uploads each row was."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[int, list[NDArray[Any]]] = {}
+        self.uploads = np.zeros(ROWS, int)
+
+    def __call__(self, message: Any, context: Any) -> Any:
+        sent = message.content.array_records["arrays"]
+        if "difference" in sent:
+            got = self.scalars.setdefault(context.node_config["partition-id"], [])
+            got.append(sent["difference"].numpy())
+        reply = client_app.app(message, context)
+        arrays: Any = reply.content.array_records.get("arrays", {})
+        if "ids" in arrays:
+            np.add.at(self.uploads, arrays["ids"].numpy(), 1)
+        return reply
+
+
+SYSTEMS: dict[str, tuple[dict[str, Any], int, int]] = {
+    # What a row is in, over two epochs of three parties; and the top model's part of it.
+    "asynchronous": ({}, 2 * 3 * 2, 6),
+    "asynchronous, zeroth-order server": ({"server-update": "zeroth-order"}, 2 * 3 * 2, 6),
+    "asynchronous, no top model": ({"top-model": "sum", "embedding-size": "auto"}, 2 * 3, 0),
+    "synchronous": ({"quorum": 3}, 2 * (3 + 1), 2),
+    "synchronous, no top model": (
+        {"quorum": 3, "top-model": "sum", "embedding-size": "auto"},
+        2 * 3,
+        0,
+    ),
+    "joint": ({"quorum": 3, "perturbs": "all"}, 2 * 2, 2),
+    "joint, with the top model": (
+        {"quorum": 3, "perturbs": "all", "server-update": "zeroth-order"},
+        2 * 1,
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_epsilon_of_a_run_is_of_all_that_it_releases(name: str) -> None:
+    more, releases, of_top = SYSTEMS[name]
+    keys = {**DPZV, "epochs": 2, "noise-multiplier": 9.0, **more}
+    client: Any = Watching()
+    strategy, _ = trained(3, keys, client)
+    figures = strategy.figures()
+    theirs = PLDAccountant().compose(GaussianDpEvent(9.0 / 2), releases)
+    assert figures["epsilon"] == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
+    assert figures["epsilon"] == pytest.approx(gaussian(9.0, releases))
+    assert figures["delta"] == 1e-5
+    # Each scalar that is another, and each step of the top model, has noise of its own.
+    sent = {party: np.concatenate(got) for party, got in client.scalars.items()}
+    assert all(len(got) == 2 * STEPS for got in sent.values())
+    numbers = len({float(each) for got in sent.values() for each in got})
+    assert numbers == (2 * STEPS if "joint" in name else 3 * 2 * STEPS)
+    noise = strategy.run.holder.noise
+    assert noise is not None and noise.drawn == numbers + of_top * STEPS
+    if name.startswith("asynchronous"):
+        assert client.uploads.max() == 2 * 3
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_noise_is_calibrated_to_all_that_a_run_releases(name: str) -> None:
+    more, releases, _ = SYSTEMS[name]
+    strategy, _ = trained(3, {**DPZV, "epochs": 2, "epsilon": 0.7, "delta": 1e-6, **more})
+    figures = strategy.figures()
+    assert figures["epochs"] == 2.0
+    assert figures["epsilon"] == pytest.approx(0.7, rel=1e-6)
+    assert figures["delta"] == 1e-6
+    assert gaussian(figures["noise_multiplier"], releases, 1e-6) == pytest.approx(0.7)
+    config = resolve({**DPZV, **more})
+    of_paper = epsilon_of_theorem_vi5(
+        config.with_values({"delta": 1e-6}), ROWS, figures["noise_multiplier"], 2 * 3 * STEPS
+    )
+    assert figures["epsilon_of_paper"] == pytest.approx(of_paper)
+
+
+@pytest.mark.parametrize(
+    ("keys", "multiplier"),
+    [
+        ({"top_model": "sum", "embedding_size": "auto"}, 66.7),
+        ({"perturbs": "all", "server_update": "zeroth-order"}, 33.4),
+    ],
+)
+def test_noise_of_20_epochs_of_mnist_at_epsilon_1(keys: dict[str, Any], multiplier: float) -> None:
+    """2 * 3.73 sqrt(releases of a record): 80 scalars of four parties, or 20 that are joint."""
+    counted = scalar_ledger(60_000, epsilon=1.0, delta=1e-5, batch_size=2048, epochs=20, **keys)
+    planned = 20 * 4 * 30
+    assert counted.steps_allowed(planned, 4, 4, keys.get("top_model") != "sum") == planned
+    assert counted.multiplier == pytest.approx(multiplier, abs=0.05)
+
+
+def test_a_single_party_has_one_scalar_and_one_step() -> None:
+    strategy, _ = trained(1, {**DPZV, "epochs": 2, "noise-multiplier": 9.0})
+    assert strategy.figures()["epsilon"] == pytest.approx(gaussian(9.0, 2 * 2))
+
+
+@pytest.mark.parametrize(("multiplier", "noise_seed"), [(2.0, 0), (0.0, -1), (0.0, 0)])
+def test_noise_that_is_known_or_none_is_worth_no_epsilon(
+    run: Start, multiplier: float, noise_seed: int
+) -> None:
+    given = {"noise-multiplier": multiplier, "noise-seed": noise_seed}
+    summary = run(2, {**DPZV, **given, "epochs": 1}).summary
+    assert (summary["epsilon"], summary["delta"], summary["epsilon_of_paper"]) == (None,) * 3
+    assert not {"epsilon_secret_batches", "epsilon_protects"} & summary.keys()
+    assert summary["noise_multiplier"] == multiplier
+    assert "epsilon" not in headline(summary)
+
+
+def test_a_headline_says_what_its_epsilon_is_of(run: Start) -> None:
+    summary = run(2, {**DPZV, "epochs": 1}).summary
+    first, second = headline(summary).splitlines()
+    assert "epsilon 1 at delta 1e-05" in first
+    assert second == (
+        f"epsilon protects: labels of the training rows. relation: {LABEL_CHANGED}. "
+        f"adversary: {EVERYONE}."
+    )
+
+
+def test_a_baseline_that_learns_without_scalars_refuses_noise_on_them(run: Start) -> None:
+    keys = {**DPZV, "privacy": "scalar", "estimator": "zeroth-order", "epsilon": 1.0, "epochs": 1}
+    for strategy in ("frozen", "alone", "joined"):
+        with pytest.raises(ConfigError, match=f"strategy = '{strategy}' .*leave `privacy` out"):
+            run(2, {**keys, "strategy": strategy})
+
+
+# --- no row is in more releases than its budget allows ------------------------------------------
+
+
+def test_an_answer_beyond_the_budget_is_not_counted_and_not_given(tmp_path: Path) -> None:
+    counted = scalar_ledger(6, epsilon=1.0, batch_size=3, epochs=1)
+    assert counted.steps_allowed(2 * 2, 2, 1, True) == 4
+    counted.keep_journal(tmp_path / "releases.journal", "a run")
+    assert counted.most == 2 * 2
+    first, second = (0, window([0, 1, 2], [3])), (0, window([3, 4, 5], [3]))
+    assert counted.answered([first]) and counted.answered([first])
+    taken, size = counted.taken.copy(), (tmp_path / "releases.journal").stat().st_size
+    assert gaussian(counted.multiplier, 4) == counted.figures()["epsilon"] == pytest.approx(1.0)
+    for again in (first, (1, window([5, 4, 2], [3])), (1, window([3, 2], [1, 1]))):
+        assert not counted.answered([again])
+    assert np.array_equal(counted.taken, taken)
+    assert (tmp_path / "releases.journal").stat().st_size == size
+    assert counted.released == 2
+    assert counted.answered([second])
+    # Whoever goes on from the journal has the same budget left.
+    after = scalar_ledger(6, epsilon=1.0, batch_size=3, epochs=1)
+    after.steps_allowed(2 * 2, 2, 1, True)
+    after.keep_journal(tmp_path / "releases.journal")
+    assert np.array_equal(after.taken, counted.taken)
+    assert not after.answered([first]) and after.answered([second])
+    assert not after.answered([second])
+    assert after.figures()["epsilon"] == pytest.approx(1.0)
+
+
+def test_a_group_is_refused_as_a_whole() -> None:
+    counted = scalar_ledger(4, epsilon=1.0, batch_size=2, epochs=1, quorum=2)
+    counted.steps_allowed(2 * 2, 2, 2, True)
+    assert counted.most == 2 + 1
+    both = [(party, window([0, 1], [2])) for party in range(2)]
+    assert counted.answered(both)
+    assert not counted.answered([(party, window([1, 2], [2])) for party in range(2)])
+    assert counted.taken.tolist() == [3, 3, 0, 0]
+
+
+def test_parties_get_zeros_and_nobody_learns_beyond_the_budget() -> None:
+    """Some parties take over steps of slower ones, and are with some rows more than all planned."""
+    keys = {**DPZV, "epochs": 3, "epsilon": 1.0, "delay": "straggler", "window": 4}
+    client: Any = Watching()
+    strategy, _ = trained(3, keys, client)
+    run, figures = strategy.run, strategy.figures()
+    scalars = np.concatenate([each for got in client.scalars.values() for each in got])
+    refused = int((scalars == 0).sum())
+    assert client.uploads.max() > 3 * 3  # which would be more than is paid for
+    assert 0 < refused < len(scalars) == run.plan.answered == 3 * 3 * STEPS
+    assert isinstance(run.ledger, ScalarLedger)
+    assert run.ledger.released == run.holder.steps == len(scalars) - refused
+    assert run.holder.noise is not None and run.holder.noise.drawn == 2 * (len(scalars) - refused)
+    assert run.ledger.taken.max() == run.ledger.most == 3 * 3 * 2
+    assert figures["epsilon"] == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_answers_that_say_nothing_leave_all_models_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, run: Start, quorum: int
+) -> None:
+    keys = {**DPZV, "epochs": 1, "epsilon": 1.0, "quorum": quorum}
+    begun, learned = run(2, {**keys, "party-lr": 0.0, "server-lr": 0.0}), run(2, keys)
+    steps_allowed = ScalarLedger.steps_allowed
+
+    def nothing_left(self: ScalarLedger, *given: Any) -> int:
+        allowed = steps_allowed(self, *given)
+        self.most = 0
+        return allowed
+
+    monkeypatch.setattr(ScalarLedger, "steps_allowed", nothing_left)
+    refused = run(2, keys)
+    assert refused.summary["epsilon"] == 0.0 and refused.summary["epochs"] == 1.0
+    for name in ("top", "party-0", "party-1"):
+        for key, values in refused.parameters(name).items():
+            np.testing.assert_array_equal(values, begun.parameters(name)[key])
+            assert (values != learned.parameters(name)[key]).any()
+
+
+@pytest.mark.parametrize(
+    ("more", "of_a_pass", "steps_of_a_pass"),
+    [
+        ({}, 2, STEPS),
+        ({"quorum": 2}, 3, 2 * STEPS),
+        ({"quorum": 2, "perturbs": "all"}, 2, 2 * STEPS),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("window", [3, 8])
+def test_a_run_stops_at_the_last_whole_pass_that_its_budget_allows(
+    run: Start, window: int, more: dict[str, Any], of_a_pass: int, steps_of_a_pass: int
+) -> None:
+    budget = {"epsilon": 2.0, "noise-multiplier": 16.0}
+    keys = {**DPZV, **budget, "epochs": 20, "window": window, "eval-every": 20, **more}
+    client: Any = Watching()
+    finished = run(2, keys, client)
+    summary = finished.summary
+    passes = summary["steps"] * (2 if "quorum" in more else 1) // steps_of_a_pass
+    releases = passes * of_a_pass
+    assert 1 < passes < 20
+    assert summary["epochs"] == pytest.approx(passes * steps_of_a_pass / 2 / STEPS, abs=1e-3)
+    assert summary["epsilon"] == gaussian(16.0, releases) <= 2.0
+    assert gaussian(16.0, releases + of_a_pass) > 2.0
+    scalars = np.concatenate([each for got in client.scalars.values() for each in got])
+    assert len(scalars) == passes * steps_of_a_pass and scalars.all()  # and none was refused
+    assert summary["failure"] is None
+    assert finished.history[-1]["epoch"] == summary["epochs"]
+
+
+# --- as if mini-batches were secret -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("top", [True, False])
+def test_noise_for_secret_batches_is_calibrated_to_scalars_and_top_model(
+    run: Start, top: bool
+) -> None:
+    of_top = {} if top else {"top-model": "sum", "embedding-size": "auto"}
+    keys = {**DPZV, **SECRET, **of_top, "epochs": 2, "epsilon": 0.1, "delta": 1e-3}
+    client: Any = Watching()
+    summary, config = run(3, keys, client).summary, resolve(keys)
+    steps = 2 * 3 * STEPS
+    found = calibrated(0.1, 1e-3, 64, ROWS, steps)
+    # Two releases over one sample are as one of less noise.
+    assert summary["noise_multiplier"] == pytest.approx(found * (math.sqrt(2) if top else 1))
+    assert summary["epochs"] == 2.0
+    assert 0.995 * 0.1 <= summary["epsilon_secret_batches"] <= 0.1
+    assert summary["epsilon_secret_batches"] == epsilon_of_scalars(config, ROWS, found, steps)
+    of_paper = epsilon_of_theorem_vi5(config, ROWS, summary["noise_multiplier"], steps)
+    assert summary["epsilon_of_paper"] == of_paper
+    # And what holds for who draws the mini-batches, and so knows them:
+    releases = int(client.uploads.max()) * (2 if top else 1)
+    holds = gaussian(summary["noise_multiplier"], releases, 1e-3)
+    assert summary["epsilon"] == pytest.approx(holds)
+    assert summary["epsilon"] > 3 * summary["epsilon_secret_batches"]
+    assert summary["epsilon_relation"] == LABEL_CHANGED
+
+
+def test_noise_of_the_paper_is_reported_with_what_it_spends(run: Start) -> None:
+    keys = {**DPZV, **PAPER, "epochs": 3, "epsilon": 5.0, "delta": 1e-3}
+    summary, config = run(3, keys).summary, resolve(keys)
+    assert summary["noise_multiplier"] == calibrated_by_theorem_vi5(config, ROWS, 72)
+    assert summary["epsilon_of_paper"] == pytest.approx(5.0)
+    spent = epsilon_of_scalars(config, ROWS, summary["noise_multiplier"], 72)
+    assert summary["epsilon_secret_batches"] == spent != pytest.approx(5.0, rel=0.1)
+    # The top model learns from labels without noise, for which no epsilon holds.
+    assert summary["epsilon"] is None and "epsilon_protects" not in summary
+
+
+def test_noise_of_the_paper_holds_where_no_top_model_learns(run: Start) -> None:
+    of_top = {"top-model": "sum", "embedding-size": "auto"}
+    client: Any = Watching()
+    keys = {**DPZV, **PAPER, **of_top, "epochs": 3, "epsilon": 5.0}
+    summary = run(3, keys, client).summary
+    holds = gaussian(summary["noise_multiplier"], int(client.uploads.max()))
+    assert summary["epsilon"] == pytest.approx(holds)
+
+
+@pytest.mark.parametrize("window", [1, 5])
+def test_a_run_with_secret_batches_stops_before_it_goes_past_its_budget(
+    run: Start, window: int
+) -> None:
+    budget = {"epsilon": 0.2, "delta": 1e-3, "noise-multiplier": 8.0 * math.sqrt(2)}
+    keys = {**DPZV, **SECRET, **budget, "epochs": 10, "window": window}
+    client: Any = Watching()
+    finished = run(2, keys, client)
+    summary, config = finished.summary, resolve(keys)
+    allowed = most_steps(0.2, 1e-3, 8.0, 64, ROWS, 2 * 10 * STEPS)
+    assert 0 < allowed < 2 * 10 * STEPS
+    scalars = sum(len(each) for got in client.scalars.values() for each in got)
+    assert scalars == summary["steps"] == allowed
+    assert summary["epochs"] == pytest.approx(allowed / 16, abs=1e-3)
+    spent = epsilon_of_scalars(config, ROWS, 8.0, allowed)
+    assert summary["epsilon_secret_batches"] == pytest.approx(spent) and spent <= 0.2
+    assert epsilon_of_scalars(config, ROWS, 8.0, allowed + 1) > 0.2
+    assert summary["failure"] is None
+    assert finished.history[-1]["epoch"] == summary["epochs"]
+
+
+def test_epsilon_for_who_knows_the_mini_batches() -> None:
+    counted = scalar_ledger(4, **SECRET, batch_size=2, noise_multiplier=3.0, delta=1e-4)
+    counted.steps_allowed(6, 2, 1, False)
+    assert counted.figures()["epsilon"] == counted.figures()["epsilon_secret_batches"] == 0.0
+    for party, ids in enumerate(([0, 3, 3], [3, 1, 3])):
+        assert counted.answered([(party, window(ids, [2, 0, 1]))])
+    figures = counted.figures()
+    # Row 3 was in four scalars, of both parties; all six count for those who do not know that.
+    assert figures["epsilon"] == pytest.approx(gaussian(3.0, 4, 1e-4))
+    assert figures["epsilon_secret_batches"] == epsilon_of_scalars(counted.config, 4, 3.0, 6)
+
+
+def test_mini_batches_may_all_have_been_empty() -> None:
+    counted = scalar_ledger(4, **SECRET, batch_size=1, noise_multiplier=3.0, delta=1e-4)
+    counted.steps_allowed(2, 1, 1, False)
+    assert counted.answered([(0, window([], [0, 0]))])
+    figures = counted.figures()
+    assert figures["epsilon"] == 0.0  # it is known that no row was in them
+    assert figures["epsilon_secret_batches"] == epsilon_of_scalars(counted.config, 4, 3.0, 2) > 0
+
+
+# --- Poisson mini-batches of more rows than there are --------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "split-nn"},
+        {"strategy": "vafl"},
+        {"strategy": "ef-vfl", "codec": "identity", "labels": "shared"},
+        {"strategy": "frozen"},
+        {"strategy": "joined"},
+        {"strategy": "cascaded", "noise-seed": 0, "party-lr": 0.02},
+        {"strategy": "syn-zoo", "noise-seed": 0, "party-lr": 0.02, "server-lr": 0.02},
+    ],
+    ids=str,
+)
+def test_poisson_sampling_of_more_rows_than_there_are_is_a_full_batch(
+    run: Start, keys: dict[str, Any]
+) -> None:
+    keys = {"dataset": "breast-cancer", "epochs": 60, "window": 1, **keys}
+    full = run(2, {**keys, "batch-size": ROWS})
+    assert full.summary["test_accuracy"] > 0.85
+    for batch in (ROWS, 100 * ROWS):
+        sampled_all = run(2, {**keys, "sampling": "poisson", "batch-size": batch})
+        for figure in ("test_accuracy", "test_loss", "steps"):
+            expected = pytest.approx(full.summary[figure], rel=1e-4)
+            assert sampled_all.summary[figure] == expected, figure
+        for key, values in full.parameters("top").items():
+            np.testing.assert_allclose(sampled_all.parameters("top")[key], values, atol=1e-4)
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
+def test_scalar_noise_is_scaled_by_the_rows_where_more_are_asked_for(
+    run: Start, sampling: str
+) -> None:
+    kind = SECRET if sampling == "poisson" else {}
+
+    def divided(batch: int) -> list[int]:
+        config = resolve({**DPZV, **kind, "batch-size": batch})
+        found: list[int] = divisors(config, ROWS, np.array([ROWS], np.int32)).tolist()
+        return found
+
+    assert divided(ROWS) == divided(100 * ROWS) == [ROWS]
+
+    more: list[dict[str, Any]] = [{}, {"noise-multiplier": 40.0}]
+    if sampling == "poisson":
+        more.append({"calibration": "paper"})
+    for given in more:
+        keys = {**DPZV, **kind, "window": 1, "epochs": 3, "epsilon": 2.0, "delta": 1e-3, **given}
+        one, other = (run(2, {**keys, "batch-size": batch}).summary for batch in (ROWS, 100 * ROWS))
+        figures = ("noise_multiplier", "epsilon", "epsilon_of_paper", "epsilon_secret_batches")
+        assert [one.get(figure) for figure in figures] == [other.get(each) for each in figures]
+        if kind and "calibration" not in given:
+            # All rows are in every scalar, so that nothing is secret; a label that is changed
+            # is a record that is removed and one that is added.
+            releases = 3 * 2 * 2
+            without = one["noise_multiplier"] / math.sqrt(releases)
+            as_removed = get_epsilon_gaussian(without, 1e-3)
+            assert one["epsilon_secret_batches"] == pytest.approx(as_removed, rel=0.01)
+            assert one["epsilon"] == pytest.approx(get_epsilon_gaussian(without / 2, 1e-3))
+
+
+def test_a_private_run_of_more_rows_than_there_are_is_one_of_all_rows(run: Start) -> None:
+    keys = {**DPZV, "window": 1, "epochs": 40, "noise-multiplier": 1.0, "noise-seed": 0}
+    full, more = (run(2, {**keys, "batch-size": batch}) for batch in (ROWS, 100 * ROWS))
+    assert full.summary["test_accuracy"] == more.summary["test_accuracy"]
+    for name in ("top", "party-0", "party-1"):
+        for key, values in full.parameters(name).items():
+            np.testing.assert_array_equal(more.parameters(name)[key], values)
