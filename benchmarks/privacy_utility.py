@@ -32,7 +32,10 @@ NOISY_LABELS: dict[str, dict[str, Any]] = {  # and epochs
     "split-nn": {**ADAM, "epochs": 15},
     "vafl": {**ADAM, "epochs": 15},
     "ef-vfl": {**ADAM, "epochs": 15},
-    "cascaded": {**ADAM, "epochs": 60, "window": 64},
+    "cascaded": {
+        **{**ADAM, "epochs": 80, "window": 58},
+        **{"batch-size": 1024, "party-lr": 0.001, "server-lr": 0.002},
+    },
 }
 DPZV: dict[str, Any] = {
     **{"batch-size": 2048, "party-lr": 0.02, "server-lr": 0.2, "clip": 1.0, "top-clip": 0.5},
