@@ -130,11 +130,20 @@ SMALL: dict[str, dict[str, Any]] = {
     "dpzv, qsgd": {**DPZV, "codec": "qsgd", "window": 4, "compression": "error-feedback"},
     "dpzv, zeroth-order server, budget": {
         **{**DPZV, "epsilon": 2.0, "delta": 1e-3, "server-update": "zeroth-order"},
-        **{"server-lr": 0.02, "window": 4, "noise-multiplier": 2.0},
+        **{"server-lr": 0.02, "window": 4, "noise-multiplier": 8.0},
+    },
+    "dpzv, synchronous": {**DPZV, "quorum": 3, "window": 4, "top-clip": 0.1},
+    "dpzv, joint": {
+        **{**DPZV, "quorum": 3, "perturbs": "all", "server-update": "zeroth-order"},
+        **{"server-lr": 0.02},
+    },
+    "dpzv, secret mini-batches": {
+        **{**DPZV, "sampling": "poisson", "calibration": "secret", "window": 4},
     },
     "dpzv, budget calibrated": {"strategy": "dpzv", "epsilon": 1.0, "delta": 1e-3, "window": 4},
     "dpzv, calibrated by the paper": {
         **{"strategy": "dpzv", "calibration": "paper", "epsilon": 1.0, "delta": 1e-3},
+        **{"sampling": "poisson"},
     },
     "frozen": {"strategy": "frozen"},
     "alone": {"strategy": "alone"},

@@ -26,6 +26,7 @@ from vfl_flower.tools.cli import main
 
 SHORT = {"epochs": 2, "window": 8, "noise-seed": 0}
 DPZV = {"privacy": "scalar", "noise-multiplier": 1.0}  # noise as given, without accounting
+SECRET = {"sampling": "poisson", "calibration": "secret"}
 SUMMING = {"top-model": "sum", "epochs": 1, "noise-seed": 0}
 
 
@@ -157,10 +158,12 @@ def test_an_audit_decodes_pairs_through_codecs(tmp_path: Path) -> None:
         ("vafl", {"max-delay": 4, "window": 2, "delay": "exponential"}),
         ("cascaded", {}),
         ("dpzv", DPZV),
+        ("dpzv", {**DPZV, **SECRET}),
         ("ef-vfl", {"downlink-codec": "qsgd", "downlink-compression": "error-feedback"}),
         ("cvfl", {"codec": "qsgd"}),
         ("cascaded", FEEDBACK),
         ("dpzv", {**DPZV, **FEEDBACK}),
+        ("dpzv", {**DPZV, **SECRET, **FEEDBACK}),
     ],
 )
 def test_recorded_messages_are_all_that_a_wiretap_needs(
@@ -177,7 +180,8 @@ def test_recorded_messages_are_all_that_a_wiretap_needs(
         later(message, no_context)
     assert np.array_equal(live.gradients, later.gradients)
     assert np.array_equal(live.embeddings, later.embeddings)
-    share = 1 - np.exp(-2) if strategy == "dpzv" else 1  # of rows that are in a Poisson batch
+    secret = config.schedule.sampling == "poisson"
+    share = 1 - np.exp(-2) if secret else 1  # of rows that are in a Poisson batch
     assert live.answered.mean() == pytest.approx(share, abs=0.02)
     assert (live.uploaded >= live.answered).all()
 
@@ -291,5 +295,5 @@ def test_what_cannot_be_audited_is_one_sentence(
 
 def test_too_few_rows_in_mini_batches(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give the run more epochs"):
-        keys = {**SHORT, **DPZV, "strategy": "dpzv", "epochs": 1, "out": str(tmp_path)}
+        keys = {**SHORT, **DPZV, **SECRET, "strategy": "dpzv", "epochs": 1, "out": str(tmp_path)}
         audit(4, keys, known=110)

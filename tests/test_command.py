@@ -70,8 +70,8 @@ def tables(tmp_path: Path) -> Path:
         ("strategy='cascaded' party-lr=1e30 dataset='breast-cancer'", 2, "not finite; lower the"),
         ("strategy='cascaded' mu=0", 2, "mu = 0.0 must be above 0."),
         ("strategy='dpzv' clip=0", 2, "clip = 0.0 must be above 0."),
-        ("strategy='dpzv' epsilon=1", 2, "epsilon = 1.0 says nothing without its delta"),
-        ("strategy='dpzv' quorum=2", 2, "privacy = 'scalar' needs mini-batches that are secret"),
+        ("strategy='dpzv' delta=1e-5", 2, "privacy = 'scalar' needs a budget, epsilon"),
+        ("strategy='dpzv' quorum=2", 3, "privacy = 'scalar' is counted for a quorum of 1 or of"),
         (
             "strategy='dpzv' epsilon=0.01 delta=1e-3 noise-multiplier=2 epochs=1",
             2,
@@ -115,11 +115,13 @@ def test_command_trains_and_tells_what_it_reached(
     assert main(command(tmp_path, keys)) == 0
     printed = capsys.readouterr()
     summary = Run(tmp_path / "out").summary
-    first, second = printed.out.splitlines()
+    first, of_epsilon, last = printed.out.splitlines()
     assert first.startswith(f"split-nn: test accuracy {summary['test_accuracy']:.4f}, AUC ")
     assert f"epsilon {summary['epsilon']:.3g} at delta 1e-05" in first
     assert f"{summary['exchanges']} exchanges" in first
-    assert second == f"results: {tmp_path / 'out'}"
+    for name in ("protects", "relation", "adversary"):
+        assert f"{name}: {summary[f'epsilon_{name}']}." in of_epsilon
+    assert last == f"results: {tmp_path / 'out'}"
     assert (tmp_path / "out" / "curves.png").stat().st_size > 1000
 
 

@@ -110,9 +110,10 @@ def test_a_failing_run_leaves_the_results_of_those_before(tmp_path: Path) -> Non
         ({"privacy": "perturbed-embedding"}, ["cascaded", "frozen", "alone", "joined"]),
         ({"bottom-model": "scorecard", "mu": 0.5}, ["cascaded", "frozen"]),
         (
-            {"privacy": "scalar", "sampling": "poisson", "epsilon": 5.0, "delta": 1e-3},
+            {"privacy": "scalar", "epsilon": 5.0, "delta": 1e-3},
             ["cascaded", "frozen", "alone", "joined"],
         ),
+        ({"perturbs": "all", "quorum": 2}, ["cascaded", "frozen", "alone", "joined"]),
     ],
 )
 def test_baselines_stand_beside_noise_and_black_boxes_as_far_as_they_can(
@@ -121,6 +122,42 @@ def test_baselines_stand_beside_noise_and_black_boxes_as_far_as_they_can(
     keys = {**COMMON, **keys, "epochs": 1, "out": str(tmp_path / "out")}
     folder = compare(2, keys, [{"strategy": "cascaded"}], 0.9)
     assert list(json.loads((folder / "compare.json").read_text())) == names
+
+
+def test_baselines_learn_from_the_noisy_labels_of_the_others(tmp_path: Path) -> None:
+    keys = {**COMMON, "privacy": "labels", "epsilon": 3.0, "epochs": 1, "out": str(tmp_path / "a")}
+    runs: list[dict[str, Any]] = [{"strategy": "vafl"}, {"strategy": "frozen"}]
+    figures = json.loads((compare(2, keys, runs, 0.9) / "compare.json").read_text())
+    assert list(figures) == ["vafl", "frozen", "alone", "joined"]
+    for each in figures.values():
+        assert (each["config"]["privacy"], each["config"]["epsilon"]) == ("labels", 3.0)
+    # Where each run has an epsilon of its own, there is none that a baseline could have.
+    keys = {**COMMON, "privacy": "labels", "epochs": 1, "out": str(tmp_path / "b")}
+    folder = compare(2, keys, [{"strategy": "vafl", "epsilon": 3.0}], 0.9)
+    figures = json.loads((folder / "compare.json").read_text())
+    assert [each["config"]["privacy"] for each in figures.values()] == ["labels", *["none"] * 3]
+
+
+def test_below_the_table_stands_what_each_epsilon_is_of(tmp_path: Path) -> None:
+    keys = {"dataset": "breast-cancer", "epochs": 1, "window": 8, "out": str(tmp_path / "out")}
+    runs: list[dict[str, Any]] = [
+        {"strategy": "dpzv", "title": "one"},
+        {"strategy": "dpzv", "epsilon": 2.0, "delta": 1e-6, "title": "other"},
+        {"strategy": "vafl", "privacy": "perturbed-embedding"},
+    ]
+    folder = compare(2, keys, runs, 0.9)
+    figures = json.loads((folder / "compare.json").read_text())
+    head, *lines = table(folder, 0.9).splitlines()
+    columns = {line.split()[0]: line.split() for line in lines[:6]}
+    assert head.split()[-3:] == ["epsilon", "delta", "seconds"]
+    assert columns["one"][-3:-1] == ["1", "1e-05"] and columns["other"][-3:-1] == ["2", "1e-06"]
+    assert columns["joined"][-3:-1] == ["-", "-"]
+    of_labels, of_features = lines[6:]
+    assert of_labels.startswith("one, other: epsilon protects: labels of the training rows. ")
+    assert of_features.startswith("vafl: epsilon protects: features of one record ")
+    for line, name in ((of_labels, "one"), (of_features, "vafl")):
+        for key in ("epsilon_protects", "epsilon_relation", "epsilon_adversary"):
+            assert figures[name][key] in line
 
 
 def test_titles_name_runs_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,7 +210,8 @@ def test_the_budget_of_a_system_is_taken_whole_or_given_whole() -> None:
         config = resolve({"strategy": "dpzv", **keys})
         return config.privacy.epsilon, config.privacy.delta, config.privacy.noise_multiplier
 
-    assert budget() == (1.0, 1e-3, None)
+    assert budget() == (1.0, None, None)
+    assert budget(epsilon=2.0) == (2.0, None, None)
     assert budget(epsilon=2.0, delta=1e-5) == (2.0, 1e-5, None)
     assert budget(noise_multiplier=3.0) == (None, None, 3.0)
     assert budget(noise_multiplier=3.0, delta=1e-4) == (None, 1e-4, 3.0)
@@ -218,39 +219,63 @@ def test_the_budget_of_a_system_is_taken_whole_or_given_whole() -> None:
     assert budget(privacy="none") == (None, None, None)
 
 
-SCALAR = {"privacy": "scalar", "estimator": "zeroth-order", "sampling": "poisson"}
+SCALAR = {"privacy": "scalar", "estimator": "zeroth-order"}
 BUDGET = {"epsilon": 1.0, "delta": 1e-3}
+NOT_A_BUDGET = (
+    "^epsilon is the budget of privacy = 'labels' or 'scalar', and noise-multiplier is for"
+)
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"strategy": "dpzv", "epsilon": 1.0}, "^epsilon = 1.0 says nothing without its delta"),
-        ({**SCALAR, "epsilon": 1.0}, "^epsilon = 1.0 says nothing without its delta"),
-        ({"strategy": "dpzv", "delta": 1e-3}, "^privacy = 'scalar' needs a budget, epsilon with d"),
-        (SCALAR, "^privacy = 'scalar' needs a budget, epsilon with delta, or a noise-multiplier"),
+        ({"strategy": "dpzv", "delta": 1e-3}, "^privacy = 'scalar' needs a budget, epsilon, or a"),
+        (SCALAR, "^privacy = 'scalar' needs a budget, epsilon, or a noise-multiplier"),
         (
-            {"privacy": "scalar", "sampling": "poisson", **BUDGET},
-            "^privacy = 'scalar' .* gradient rows: choose estimator = 'zeroth-order'",
+            {"privacy": "scalar", **BUDGET},
+            "^privacy = 'scalar' .* gradient rows: choose estimator = 'zeroth-order'.* or priv",
         ),
         (
             {"strategy": "dpzv", "estimator": "first-order", **BUDGET},
             "^privacy = 'scalar' .* gradient rows: choose estimator = 'zeroth-order'",
         ),
         (
-            {"strategy": "cascaded", "privacy": "scalar", **BUDGET},
-            "^privacy = 'scalar' .* set sampling = 'poisson'",
+            {"strategy": "cascaded", "privacy": "scalar", "sampling": "poisson", **BUDGET},
+            "^calibration = 'known' is for sampling = 'shuffle', and here it is 'poisson': set",
         ),
         (
-            {"strategy": "dpzv", "sampling": "shuffle"},
-            "^privacy = 'scalar' .* set sampling = 'poisson'",
+            {"strategy": "dpzv", "sampling": "poisson"},
+            "^calibration = 'known' is for sampling = 'shuffle', and here it is 'poisson': set",
         ),
-        (BUDGET, "^epsilon and noise-multiplier are for privacy = 'scalar'"),
         (
-            {"privacy": "perturbed-embedding", **BUDGET},
-            "^epsilon and noise-multiplier are for privacy = 'scalar'",
+            {"strategy": "dpzv", "calibration": "secret"},
+            "^calibration = 'secret' is for sampling = 'poisson', and here it is 'shuffle': set",
         ),
-        ({"noise-multiplier": 1.0}, "^epsilon and noise-multiplier are for privacy = 'scalar'"),
+        (
+            {"strategy": "dpzv", "calibration": "paper"},
+            "^calibration = 'paper' is for sampling = 'poisson', and here it is 'shuffle': set",
+        ),
+        (
+            {"strategy": "dpzv", "class-weights": "balanced"},
+            "^class-weights = 'balanced' follows from all labels, which no noise of privacy = '",
+        ),
+        *(
+            (
+                {
+                    **{"strategy": "dpzv", "sampling": "poisson", "calibration": calibration},
+                    **{"max-delay": 8},
+                },
+                "^max-delay asks parties for the rows of each other's mini-batches, which with",
+            )
+            for calibration in ("secret", "paper")
+        ),
+        (
+            {"strategy": "dpzv", "target": "regression"},
+            "^privacy = 'scalar' with target = 'regression' needs the lowest and the highest label",
+        ),
+        (BUDGET, NOT_A_BUDGET),
+        ({"privacy": "perturbed-embedding", **BUDGET}, NOT_A_BUDGET),
+        ({"noise-multiplier": 1.0}, NOT_A_BUDGET),
     ],
     ids=str,
 )
@@ -434,11 +459,14 @@ def test_combine_without_a_top_model_is_refused() -> None:
         ({"max-delay": 2, "window": 4}, "window = 4 .* max-delay = 2"),
         ({"device": "abacus"}, "device = 'abacus'"),
         (
-            {"strategy": "dpzv", "quorum": 2},
+            {"strategy": "dpzv", "sampling": "poisson", "calibration": "secret", "quorum": 2},
             "^privacy = 'scalar' needs mini-batches that are secret, .* all 2 parties: lower the q",
         ),
         (
-            {**SCALAR, **BUDGET, "strategy": "syn-zoo"},
+            {
+                **{**SCALAR, **BUDGET, "strategy": "syn-zoo"},
+                **{"sampling": "poisson", "calibration": "paper"},
+            },
             "^privacy = 'scalar' needs mini-batches that are secret",
         ),
         (
@@ -468,3 +496,13 @@ def test_what_only_a_run_can_tell_is_refused_by_it(
 ) -> None:
     with pytest.raises(VflError, match=sentence):
         run(2, {"dataset": "breast-cancer", **given})
+
+
+@pytest.mark.parametrize("parties", [3, 4])
+def test_scalar_noise_is_counted_for_one_party_at_a_time_or_all(run: Start, parties: int) -> None:
+    keys = {"dataset": "breast-cancer", "strategy": "dpzv", "epochs": 1}
+    sentence = f"^privacy = 'scalar' is counted for a quorum of 1 or of all {parties}: of others"
+    with pytest.raises(ConfigError, match=sentence):
+        run(parties, {**keys, "quorum": 2})
+    for quorum in (1, parties):
+        assert run(parties, {**keys, "quorum": quorum}).summary["epsilon"] == pytest.approx(1.0)

@@ -185,6 +185,7 @@ ZEROTH = {**KEYS, "strategy": "cascaded", "noise-seed": 0}
 ZEROTH_SYNC = {**ZEROTH, "strategy": "syn-zoo", "batch-size": 32}
 POISSON = {**ZEROTH, "sampling": "poisson"}
 DPZV = {**KEYS, "strategy": "dpzv", "noise-multiplier": 1.0, "noise-seed": 0}
+DPZV |= {"sampling": "poisson", "calibration": "secret"}  # whose parties say what they have drawn
 
 
 def without(name: str) -> Fault:

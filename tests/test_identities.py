@@ -191,19 +191,26 @@ def test_synrevel_is_asyrevel_that_waits_for_all_bit_for_bit(run: Start) -> None
 
 # --- identity 6 ---------------------------------------------------------------------------------
 
-NOT_PRIVATE = {
-    "strategy": "cascaded",
-    "differences": "two-sided",
-    "directions": "scaled-sphere",
-    "sampling": "poisson",
-}
+NOT_PRIVATE = {"strategy": "cascaded", "differences": "two-sided", "directions": "scaled-sphere"}
 
 
-@pytest.mark.parametrize("window", [1, 8])
+@pytest.mark.parametrize(
+    ("window", "calibration", "more"),
+    [
+        (1, "known", {}),
+        (8, "known", {}),
+        (8, "known", {"quorum": 3}),
+        (1, "known", {"quorum": 3, "perturbs": "all"}),
+        (8, "secret", {}),
+        (8, "paper", {}),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("server_update", ["first-order", "zeroth-order"])
 def test_dpzv_without_noise_is_cascaded_bit_for_bit(
-    run: Start, window: int, server_update: str
+    run: Start, window: int, calibration: str, more: dict[str, Any], server_update: str
 ) -> None:
+    sampling = "shuffle" if calibration == "known" else "poisson"
     both: dict[str, Any] = {
         "noise-seed": 0,
         "party-lr": 0.01,
@@ -211,8 +218,9 @@ def test_dpzv_without_noise_is_cascaded_bit_for_bit(
         "window": window,
         "epochs": 1,
     }
-    both["server-update"] = server_update
-    private = run(3, {**both, "strategy": "dpzv", "noise-multiplier": 0.0, "clip": 1e30})
+    both |= {"server-update": server_update, "sampling": sampling, **more}
+    without = {"noise-multiplier": 0.0, "clip": 1e30, "top-clip": 1e30}
+    private = run(3, {**both, "strategy": "dpzv", **without, "calibration": calibration})
     other = run(3, {**both, **NOT_PRIVATE})
     same_models(private, other, parties=3)
     one, two = ([entry["test_loss"] for entry in finished.history] for finished in (private, other))
@@ -241,11 +249,14 @@ def test_scalars_of_dpzv_carry_noise_of_the_calibrated_deviation(run: Start) -> 
 
     clean, _ = scalars(**{"noise-multiplier": 0.0})
     noisy, summary = scalars(**{"epsilon": 0.2, "delta": 1e-3})
-    assert np.abs(clean).max() <= 0.3 * 2.5  # clipped: a mean, but over Poisson's number of rows
-    deviation = summary["noise_multiplier"] * 0.3 / 4
+    assert np.abs(clean).max() <= 0.3  # clipped
+    rows = np.full(114, 4)
+    rows[-1] = 455 - 4 * 113  # of the last mini-batch, whose mean shows more of each
+    deviation = summary["noise_multiplier"] * 0.3 / np.tile(rows, 3 * 5)
     noise = (noisy - clean) / deviation
     count = 3 * 5 * 114
     assert noise.shape == (count,)
+    assert abs((noise[113::114] ** 2).mean() - 1) < 5 * np.sqrt(2 / 15)
     assert abs(noise.mean()) < 5 / np.sqrt(count)
     assert abs((noise**2).mean() - 1) < 5 * np.sqrt(2 / count)
     assert summary["noise_multiplier"] > 1

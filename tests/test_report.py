@@ -154,7 +154,8 @@ def test_the_page_of_a_run_tells_its_figures(run: Start) -> None:
             for of in ("mean", "most"):
                 assert float(row[f"{column}, {of}"]) == pytest.approx(each[key][of], rel=0.01)
     spent = page.table("run", "epsilon")["vafl"]
-    assert spent["epsilon"] == "none" and "no noise" in spent["what it protects, and from whom"]
+    assert spent["epsilon"] == "none" and "no noise" in spent["protects"]
+    assert "epsilon_of_paper" not in spent  # where no run has it
     assert page.table("what")["code"]["vafl"] == summary["code"][:16]
     # Accuracy, and both losses, against exchanges, megabytes, seconds and virtual seconds.
     assert len(page.lines()) == 4 * (1 + 2)
@@ -178,15 +179,29 @@ def test_settings_that_differ_come_first_and_all_are_there(run: Start) -> None:
 
 def test_privacy_says_what_is_spent_and_what_it_protects(run: Start) -> None:
     keys = {"strategy": "dpzv", "noise-multiplier": 2.0, "dataset": "breast-cancer", "epochs": 1}
-    finished = run(3, keys)
-    (spent,) = Page(report([finished.folder])).table("run", "epsilon").values()
-    figures = [float(spent[key]) for key in list(spent)[:4]]
-    named = ("epsilon", "delta", "epsilon_known_batches", "epsilon_of_paper")
-    assert figures == pytest.approx([finished.summary[key] for key in named], rel=1e-3)
-    assert spent["what it protects, and from whom"] == finished.summary["epsilon_protects"]
+    secret = {"sampling": "poisson", "calibration": "secret"}
+    paper = {"sampling": "poisson", "calibration": "paper"}
+    finished = [run(3, {**keys, **more}) for more in ({}, secret, paper)]
+    table = Page(report([each.folder for each in finished])).table("run", "epsilon")
+    others = ("epsilon_of_paper", "epsilon_secret_batches")
+    for shown, summary in zip(table.values(), (each.summary for each in finished), strict=True):
+        assert list(shown) == ["epsilon", "delta", "protects", "relation", "adversary", *others]
+        for name in ("epsilon", "delta", *others):
+            if summary.get(name) is None:
+                assert shown[name] == ("none" if name == "epsilon" else "–")
+            else:
+                assert float(shown[name]) == pytest.approx(summary[name], rel=1e-3)
+        for name in ("protects", "relation", "adversary"):
+            if summary["epsilon"] is not None:
+                assert shown[name] == summary[f"epsilon_{name}"]
+    known, _, of_paper = table.values()
+    assert "one person's label is changed" in known["relation"]
+    assert known["epsilon_secret_batches"] == "–"
+    assert "not on all that was learned from" in of_paper["protects"]
     repeatable = run(3, {**keys, "noise-seed": 0})
     (spent,) = Page(report([repeatable.folder])).table("run", "epsilon").values()
-    assert spent["epsilon"] == "none" and "can be repeated" in list(spent.values())[-1]
+    assert list(spent) == ["epsilon", "delta", "protects", "relation", "adversary"]
+    assert spent["epsilon"] == "none" and "can be repeated" in spent["protects"]
 
 
 def test_curves_are_drawn_to_scale(tmp_path: Path) -> None:
