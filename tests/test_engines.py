@@ -48,6 +48,13 @@ def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     [
         pytest.param(run_ray, 3, {"epochs": 2, "transport": "messages"}, id="ray"),
         pytest.param(run_ray, 2, EF_VFL, id="ray, private labels", marks=pytest.mark.nightly),
+        pytest.param(  # whose ServerApp draws the noise that this process has drawn
+            run_supernodes,
+            2,
+            {"privacy": "labels", "epsilon": 3.0, "epochs": 2},
+            id="supernodes, noisy labels",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             run_ray,
             2,
