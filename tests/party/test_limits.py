@@ -204,7 +204,7 @@ def test_a_disk_that_keeps_no_count_ends_the_run(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(limits, "whole", full)
+    monkeypatch.setattr(limits, "write_sealed", full)
     with pytest.raises(VflError, match="cannot keep count of what it gives away: its own log says"):
         asked(context, train(1))
 
