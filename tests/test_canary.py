@@ -42,7 +42,7 @@ def test_the_bound_is_below_what_a_mechanism_spends_and_not_far() -> None:
         )
         assert 0.8 * epsilon < shown_at_least(one, other, 0.0) <= epsilon
     same = generator.standard_normal((2, 20_000))
-    assert shown_at_least(*same, delta=0.0) < 0.1
+    assert shown_at_least(same[0], same[1], 0.0) < 0.1
 
 
 # --- labels -------------------------------------------------------------------------------------
