@@ -1,0 +1,158 @@
+"""Holes in what is claimed of epsilons, each shown by an attack that must not succeed."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vfl_flower
+from vfl_flower.axes import estimators
+from vfl_flower.axes.privacy.accountants import known
+from vfl_flower.axes.privacy.embeddings import epsilon
+from vfl_flower.axes.privacy.labels import LabelLedger
+from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
+from vfl_flower.axes.privacy.paper import delta_of
+from vfl_flower.data.blocks import load_labels
+from vfl_flower.holder import checkpoint
+from vfl_flower.systems import resolve
+from vfl_flower.tools.audit_canary import of_labels, shown_at_least
+
+SURE = 0.9999
+NOISY = {"privacy": "labels", "epsilon": 1.0, "strategy": "split-nn"}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
+
+
+# --- the last bits of what is sent (Mironov, 2012) ------------------------------------------------
+
+
+def test_the_last_bits_of_scalars_tell_nothing() -> None:
+    # One release, whose mean is 0 in one world, and a row's C / U in the other; C / U is 1 here.
+    from flwr.serverapp import GaussianPrivacyEvent
+
+    trials, multiplier, delta = 100_000, 8.0, 1e-5
+    config = resolve({"strategy": "dpzv", "clip": 1.0, "noise-multiplier": multiplier})
+    noise = ScalarNoise(config, multiplier)
+    accountant = known(delta, 1)
+    accountant.compose(GaussianPrivacyEvent(multiplier, 1, 1))
+    claimed = accountant.get_epsilon(delta)
+    scores = []
+    for mean in (0.0, 1.0):
+        sent = noise.added_to(torch.full((trials,), mean), [1] * trials).double().numpy()
+        # A number next to 0 is 1 and a number next to -1, which has coarser bits than one next to 0
+        scores.append((abs(sent) < 0.5) & (sent * 2.0**24 % 1 != 0))
+    assert scores[1].sum() == 0 or scores[0].sum() == 0  # it never is so in one of the worlds
+    one, other = (each.astype(float) for each in scores)
+    assert shown_at_least(one, other, delta, SURE) <= claimed
+
+
+def test_the_last_bits_of_embeddings_tell_nothing() -> None:
+    rows, delta = 200_000, 5e-7
+    keys = {"privacy": "perturbed-embedding", "embedding-noise": 16.0, "embedding-bound": 1.0}
+    config = resolve({"strategy": "vafl", **keys})
+    assert delta_of(config, rows) == delta
+    scores = []
+    for side in (1.0, -1.0):
+        perturb = Perturbation(config.privacy, side.hex().encode(), 1, (rows,), last=0)
+        sent = perturb(0, torch.full((rows, 1), side)).double().numpy()[:, 0]
+        # From -1, numbers in [1, 2) have noise in [2, 3), which has coarser bits.
+        scores.append(((sent >= 1) & (sent < 2) & (sent * 2.0**22 % 1 != 0)).astype(float))
+    assert shown_at_least(scores[0], scores[1], delta, SURE) <= epsilon(config, rows, 1)
+
+
+# --- labels that are drawn more than once ---------------------------------------------------------
+
+
+def _drawn(keys: dict[str, Any]) -> tuple[np.ndarray, float]:
+    config = resolve({**NOISY, "test-fraction": 0.0, **keys})
+    labels = load_labels(config)
+    ledger = LabelLedger(config, len(labels.train), estimators.choose(config)(config))
+    noisy = ledger.labels(labels)
+    assert labels.places is not None
+    return noisy.train[np.argsort(labels.places)], ledger.figures()["epsilon"]
+
+
+def test_labels_in_memory_are_not_drawn_anew_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As by cross-validation, or of frames that are shuffled or sorted between runs.
+    seen: list[tuple[np.ndarray, np.ndarray, float]] = []
+    labels_of = LabelLedger.labels
+
+    def spied(self: LabelLedger, labels: Any) -> Any:
+        noisy = labels_of(self, labels)
+        seen.append((labels.places, noisy.train, self.figures()["epsilon"]))
+        return noisy
+
+    monkeypatch.setattr(LabelLedger, "labels", spied)
+    generator = np.random.default_rng(0)
+    rows, runs = 2000, 5
+    x, y = generator.normal(size=(rows, 4)).astype(np.float32), generator.integers(0, 2, rows)
+    votes = np.zeros(rows)
+    for _ in range(runs):
+        order = generator.permutation(rows)
+        keys = {**NOISY, "epochs": 1, "batch-size": rows, "test-fraction": 0.0}
+        vfl_flower.train(keys, [x[order, :2], x[order, 2:]], y[order])
+        places, noisy, spent = seen[-1]
+        votes[order[places]] += noisy
+    told = ((votes > runs / 2) == y).mean()
+    assert told < np.e / (1 + np.e) + 0.05 or spent == runs  # a draw tells 0.73 of them
+
+
+@pytest.mark.parametrize(
+    ("file", "label", "dtype"), [("b.npz", "label", np.int32), ("b.csv", "other", np.int64)]
+)
+def test_the_same_labels_in_another_file_are_the_same_draw(
+    tmp_path: Path, file: str, label: str, dtype: type
+) -> None:
+    import pandas as pd
+
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(500, 2)), generator.integers(0, 2, 500)
+    first, other = tmp_path / "a.csv", tmp_path / file
+    pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "label": y}).to_csv(first, index=False)
+    if file.endswith("npz"):
+        np.savez(other, X=x, y=y.astype(dtype))
+    else:
+        pd.DataFrame({"a": x[:, 0], "b": x[:, 1], label: y}).to_csv(other, index=False)
+    one, spent = _drawn({"dataset": f"csv:{first}"})
+    kind = file.split(".")[1]
+    two, then = _drawn({"dataset": f"{kind}:{other}", "label": label})
+    assert np.array_equal(one, two) or then > spent
+
+
+# --- what lies beside the model -------------------------------------------------------------------
+
+
+def test_a_model_that_is_given_away_holds_no_digest_of_true_labels(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    data, out = tmp_path / "data.npz", tmp_path / "run"
+    np.savez(data, X=generator.normal(size=(200, 4)), y=generator.integers(0, 2, 200))
+    keys = {**NOISY, "epochs": 1, "dataset": f"npz:{data}", "out": str(out)}
+    from vfl_flower.start import run_local
+
+    run_local(2, keys)
+    about, labels = checkpoint.load(out).about_labels, load_labels(resolve(keys))
+    told = []
+    for guess in (0, 1):  # who knows all labels but one tries both
+        train = labels.train.copy()
+        train[0] = guess
+        told.append(
+            hashlib.sha256(train.tobytes() + labels.test.tobytes()).hexdigest() == about["labels"]
+        )
+    assert told == [False, False]
+
+
+# --- the audit ------------------------------------------------------------------------------------
+
+
+def test_the_claim_of_a_game_is_that_of_the_run_and_its_draws_are_nobodys(tmp_path: Path) -> None:
+    assert of_labels(resolve({**NOISY, "epsilon": 2.0}), rows=500).claimed == 2.0
+    assert of_labels(resolve({**NOISY, "epsilon": 1.0}), rows=500).claimed == 1.0
+    assert not (tmp_path / "home" / "labels.draws").exists()
