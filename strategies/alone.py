@@ -14,8 +14,6 @@ from strategies.checkpoints import Checkpoints
 from strategies.frozen import Frozen
 from strategies.run import Run
 from strategies.vertical import Vertical
-from vfl_flower.axes.privacy.ledger import ledger_of
-from vfl_flower.errors import ConfigError
 from vfl_flower.figures import main_metric
 from vfl_flower.messages import Arrays
 
@@ -27,10 +25,6 @@ class Alone(Vertical):
 
     def train(self, checkpoints: Checkpoints | None = None) -> None:
         """Run each, and tell of the best."""
-        if ledger_of(self.config).noise_on == "scalars":
-            raise ConfigError(
-                "strategy = 'alone' is a baseline without scalar noise: leave `privacy` out."
-            )
         alone = {"quorum": None, "max-delay": 0, "on-party-failure": "stop"}
         config, carrier = self.config.with_values(alone), self.run.carrier
         runs: dict[int | str, Vertical] = {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from strategies.run import Run
 from strategies.seats import Seat
+from vfl_flower.axes.privacy.ledger import hides_labels
 from vfl_flower.holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.messages import CheckpointOrder
 
@@ -113,7 +114,7 @@ class Checkpoints:
             number=self.keeper.number,
             finished=finished,
             rows=self.keeper.rows,
-            about_labels=run.labels.about,
+            about_labels=run.labels.about(hides_labels(run.config)),
             strategy=state,
             arrays=arrays,
         ).save(self.keeper.folder)

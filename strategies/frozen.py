@@ -12,8 +12,6 @@ import numpy as np
 from strategies.checkpoints import Checkpoints
 from strategies.vertical import Vertical
 from vfl_flower.axes.batches import draw_window
-from vfl_flower.axes.privacy.ledger import ledger_of
-from vfl_flower.errors import ConfigError
 from vfl_flower.messages import EmbedOrder, EvaluateOrder
 
 
@@ -22,10 +20,6 @@ class Frozen(Vertical):
 
     def train(self, checkpoints: Checkpoints | None = None) -> None:
         """Take all embeddings, and train the top model on them."""
-        if ledger_of(self.config).noise_on == "scalars":
-            raise ConfigError(
-                "strategy = 'frozen' is a baseline without scalar noise: leave `privacy` out."
-            )
         run, epochs = self.run, self.config.training.epochs
         rows = np.arange(len(self.labels.train), dtype=np.int32)
         for order in (

@@ -26,7 +26,7 @@ class Joined(Vertical):
 
     def train(self, checkpoints: Checkpoints | None = None) -> None:
         """Train bottom models and top model together, without messages."""
-        if ledger_of(self.config).noise_on not in ("nothing", "labels"):
+        if ledger_of(self.config).noise_on == "embeddings":
             raise ConfigError(
                 "strategy = 'joined' sends nothing that noise could protect: leave `privacy` out."
             )

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vfl_flower.axes.privacy import labels as label_noise
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.systems import resolve
 from vfl_flower.tools.audit_canary import (
@@ -57,13 +56,9 @@ def test_noise_on_labels_holds(strategy: str, epsilon: float) -> None:
     assert 0.7 * epsilon < found.shown <= epsilon
 
 
-def test_labels_drawn_anew_for_each_run_would_spend_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forget(*given: Any) -> tuple[bytes, float]:
-        return np.random.default_rng().bytes(32), 1.0
-
-    monkeypatch.setattr(label_noise, "_drawn", forget)
+def test_labels_drawn_anew_for_each_run_would_spend_more() -> None:
     config = resolve({"privacy": "labels", "epsilon": 1.0})
-    assert of_labels(config, rows=10_000, runs=5, confidence=SURE).shown > 1.5
+    assert of_labels(config, rows=10_000, runs=5, confidence=SURE, anew=True).shown > 1.5
 
 
 # --- scalars ------------------------------------------------------------------------------------

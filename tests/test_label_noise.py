@@ -24,7 +24,7 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.data.labels import Labels, encode_labels, kept_share
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.models.losses import Loss, loss_per_row, targets
+from vfl_flower.models.losses import Loss, loss_of, loss_per_row, targets
 from vfl_flower.start import run_local
 from vfl_flower.systems import resolve
 from vfl_flower.tools.audit import audit
@@ -321,6 +321,7 @@ def test_direct_inference_reads_no_more_labels_than_were_kept(tmp_path: Path) ->
     ("keys", "sentence"),
     [
         ({"privacy": "labels"}, "give epsilon, such as 1.0"),
+        ({**NOISY, "epsilon": 37.0}, "hides no label"),
         ({**NOISY, "delta": 1e-5}, "leave delta and noise-multiplier out"),
         ({**NOISY, "noise-multiplier": 1.0}, "leave delta and noise-multiplier out"),
         ({**NOISY, "target": "regression"}, "give label-range, such as '0,120'"),
@@ -332,3 +333,29 @@ def test_direct_inference_reads_no_more_labels_than_were_kept(tmp_path: Path) ->
 def test_what_cannot_be_is_one_sentence(keys: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         resolve(keys)
+
+
+def test_weights_of_classes_are_of_the_true_ones() -> None:
+    # P(1) is 0.3, and ones weigh 5: without noise the logit is least at log(0.3 * 5 / 0.7).
+    kept, share, weights = 0.7, 0.3, torch.tensor([1.0, 5.0], dtype=torch.float64)
+    noted = (1 - kept) + (2 * kept - 1) * share
+    z = torch.tensor([[math.log(share * 5 / (1 - share))]] * 2, dtype=torch.float64)
+    z.requires_grad_()
+    losses = Loss(weights, kept).per_row(z, torch.tensor([0, 1]))
+    expected = (1 - noted) * losses[0] + noted * losses[1]
+    (slope,) = torch.autograd.grad(expected, [z])
+    assert abs(slope.sum().item()) < 1e-12
+    gradient = Loss(weights, kept).gradient(z.detach(), targets(torch.tensor([0, 1]), 1).double())
+    torch.testing.assert_close(
+        gradient * torch.tensor([[1 - noted], [noted]], dtype=torch.float64), slope
+    )
+
+
+def test_balanced_weights_follow_from_estimated_counts() -> None:
+    true = np.repeat([0, 1], [9000, 1000])
+    labels = Labels(true, np.array([0, 1]), (0, 1), "", whole="unbalanced")
+    noisy, _ = drawn(labels, {**NOISY, "epsilon": 2.0})
+    config = config_of(epsilon=2.0, class_weights="balanced")
+    found = loss_of(config, noisy.train, 2, torch.device("cpu")).class_weights
+    assert found is not None
+    assert found.numpy() == pytest.approx([10 / 18, 5.0], rel=0.15)

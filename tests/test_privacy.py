@@ -47,6 +47,7 @@ PRIVATE = {"privacy": "perturbed-embedding", "noise-seed": 3}
 SECRET = {"privacy": "perturbed-embedding"}
 LENGTHS = (5, 5, 3)
 ROWS = sum(LENGTHS)
+GRID = 3e-4  # of the bound: what noise is added on
 LAST = 1  # an mlp's second layer
 
 
@@ -139,11 +140,13 @@ def test_embedding_is_clipped_before_its_noise(bound: float) -> None:
     z = torch.cat([10 * torch.randn(6, 4), 0.01 * torch.randn(6, 4), torch.zeros(1, 4)])
     clipped = perturb(LAST, z) - drawn(perturb)
     norms = z.norm(dim=1)
-    assert clipped.norm(dim=1).max() <= bound * (1 + 1e-5)
-    torch.testing.assert_close(clipped[norms <= bound], z[norms <= bound], atol=1e-6, rtol=1e-5)
+    assert clipped.norm(dim=1).max() <= bound * (1 + GRID)
+    torch.testing.assert_close(
+        clipped[norms <= bound], z[norms <= bound], atol=GRID * bound, rtol=0
+    )
     long = norms > bound
     expected = bound * z[long] / norms[long, None]
-    torch.testing.assert_close(clipped[long], expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(clipped[long], expected, atol=GRID * bound, rtol=0)
 
 
 # --- in a party's steps -------------------------------------------------------------------------
@@ -169,7 +172,7 @@ def test_feedback_pass_repeats_the_noise_of_the_upload(optimizer: str) -> None:
     x, gradient_rows = torch.randn(ROWS, 5), torch.randn(ROWS, 4)
 
     h = by_hand(model, x, inner, outer, 1.0).detach()
-    torch.testing.assert_close(model(x, perturb), h)
+    torch.testing.assert_close(model(x, perturb), h, atol=GRID, rtol=0)
     ours = build_optimizer(config, model, 0.1)
     descend(model, ours, x, None, gradient_rows, LENGTHS, config.training, perturb)
     theirs, uploaded_with = build_optimizer(config, expected, 0.1), copy.deepcopy(expected)
@@ -183,7 +186,7 @@ def test_feedback_pass_repeats_the_noise_of_the_upload(optimizer: str) -> None:
             p.grad = g
         theirs.step()
     for p, q in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-3)
 
 
 ALL_ROWS = {"ids": np.arange(455, dtype=np.int32)}

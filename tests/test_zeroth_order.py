@@ -427,9 +427,9 @@ def test_each_embedding_of_a_pair_has_noise_of_its_own(differences: str) -> None
     noisy, _ = values_of_pairs(model, x, LENGTHS, Directions(config.estimator, KEY, model), perturb)
     noise = [one - other for one, other in zip(noisy, clean, strict=True)]
     zeros = torch.zeros(ROWS, SIZE)
-    torch.testing.assert_close(noise[0], perturb.of_pair()(1, zeros), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(noise[1], perturb(1, zeros), rtol=1e-4, atol=1e-5)
-    assert not torch.isclose(noise[0], noise[1], atol=1e-4).all()
+    torch.testing.assert_close(noise[0], perturb.of_pair()(1, zeros), rtol=0, atol=0.03)
+    torch.testing.assert_close(noise[1], perturb(1, zeros), rtol=0, atol=0.03)
+    assert not torch.isclose(noise[0], noise[1], atol=0.1).all()
 
 
 # --- the label holder ---------------------------------------------------------------------------

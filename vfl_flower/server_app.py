@@ -11,6 +11,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from strategies.vertical import Vertical, strategy_of
+from vfl_flower.axes.privacy.ledger import hides_labels
 from vfl_flower.config import RunConfig, parse
 from vfl_flower.data.alignment import Alignment, align
 from vfl_flower.data.blocks import load_labels, load_own_labels, own_table
@@ -87,7 +88,7 @@ def _train_in(
     try:
         with _streams(carrier, config) as carrier:
             labels = _own_labels(carrier, config, own, keeper) if own else load_labels(config)
-            if found and labels.about != found.about_labels:
+            if found and labels.about(hides_labels(config)) != found.about_labels:
                 raise ConfigError(
                     f"{config.data.dataset} has other rows, classes or values than when the run in "
                     f"{config.running.resume} began: put back the data of then."

@@ -153,6 +153,10 @@ def _check_system(system: System, config: RunConfig, estimator: Estimator) -> No
             f"strategy = {name!r} is a baseline, for which there are no codecs and no shared "
             "labels: leave `codec`, `downlink-codec` and `labels` out."
         )
+    if system.baseline and ledger_of(config).noise_on == "scalars":
+        raise ConfigError(
+            f"strategy = {name!r} is a baseline without scalar noise: leave `privacy` out."
+        )
     gradients = estimator.gradients if system.gradients is None else system.gradients
     if config.models.bottom in BLACK_BOXES and gradients:
         raise ConfigError(

@@ -111,7 +111,7 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
 
     found = checkpoint.load(tmp_path)
     assert (found.run, found.number, found.finished) == ("12", 1, False)
-    assert found.config == parts.config and found.about_labels == LABELS.about
+    assert found.config == parts.config and found.about_labels == LABELS.about()
     assert found.strategy == {
         "seats": [seat.kept() for seat in parts.seats],
         "history": {**parts.history.kept(), "seconds": found.strategy["history"]["seconds"]},

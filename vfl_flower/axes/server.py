@@ -59,8 +59,9 @@ def by_gradient(
     """
     counts = torch.tensor(lengths, device=h.device)
     weights = (1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)).repeat_interleave(counts)
-    if loss.class_weights is not None:
-        weights = weights * loss.class_weights[labels]
+    of_classes = loss.row_weights(labels)
+    if of_classes is not None:
+        weights = weights * of_classes
     weights = weights[:, None]
     own = top.own if optimizer else None  # which changes with each step
     x = h if own else top.combined(top.embedded(h))

@@ -186,7 +186,7 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
         )
     train, test, rows = _split(data, parts)
     digest = _digest(*rows)
-    whole = digest_of_labels(data.label, *parts)
+    whole = digest_of_labels("", data.target == "regression", *parts)
     labels = encode_labels(data, train, test, digest)
     return replace(labels, alignment=digest, places=rows[0], whole=whole)
 
@@ -203,7 +203,8 @@ def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
     values, digest = own.labels(common.rows), own.digest(common.rows)
     labels = encode_labels(data, values[train], values[test], digest)
     every = np.arange(len(own.ids))
-    whole = digest_of_labels(own.digest(every), own.labels_with_gaps(every))
+    known = own.labels_with_gaps(every)
+    whole = digest_of_labels(own.digest(every), data.target == "regression", known)
     labels = replace(labels, alignment=common.name, places=common.rows[train], whole=whole)
     class_weights(data, labels.train, len(labels.classes))  # to find what is wrong
     if not own.feature_names:

@@ -43,14 +43,17 @@ class Labels:
     whole: str = ""
     bounds: tuple[float, float] | None = None
 
-    @property
-    def about(self) -> dict[str, Any]:
-        """Which rows these are, and what is needed to predict: for a checkpoint, in JSON."""
+    def about(self, private: bool = False) -> dict[str, Any]:
+        """Which rows these are, and what is needed to predict: for a checkpoint, in JSON.
+
+        ``private`` : whether it says nothing of the labels, since a digest would tell one that is
+        unknown to who knows all others.
+        """
         labels = hashlib.sha256(self.train.tobytes() + self.test.tobytes())
         return {
             "ids": self.ids_digest,
             "alignment": self.alignment,
-            "labels": labels.hexdigest(),
+            "labels": "" if private else labels.hexdigest(),
             "classes": list(self.classes),
             "mean": self.mean,
             "deviation": self.deviation,
@@ -91,13 +94,22 @@ def bounds(data: DataConfig) -> tuple[float, float] | None:
     return low, high
 
 
-def digest_of_labels(of: str, *parts: Array) -> str:
-    """A digest of all labels of a data set, and what says whose they are."""
-    digest = hashlib.sha256(of.encode())
-    for part in parts:
-        numbers = part.dtype.kind in "biuf"
-        digest.update(b"|" + np.ascontiguousarray(part if numbers else part.astype(str)).tobytes())
-    return digest.hexdigest()
+def digest_of_labels(rows: str, regression: bool, *parts: Array) -> str:
+    """A digest of all labels of a data set, whatever their classes are called, and of its rows."""
+    texts = any(part.dtype.kind == "O" for part in parts)
+    values = np.concatenate([part.astype(str) if texts else part for part in parts])
+    if not regression or values.dtype.kind not in "biuf":
+        values = np.unique(values, return_inverse=True)[1]
+    known = values.astype("<f8").tobytes()
+    return hashlib.sha256(rows.encode() + known).hexdigest()
+
+
+def _counts(labels: Array, classes: int, kept: float) -> Array:
+    """Rows of each class, [classes]; estimated where labels are the true ones by a chance."""
+    counts = np.bincount(labels, minlength=classes)
+    other = (1 - kept) / max(1, classes - 1)
+    estimated: Array = np.maximum((counts - other * len(labels)) / (kept - other), 1)
+    return estimated
 
 
 def kept_share(privacy: PrivacyConfig, classes: int) -> float:
@@ -163,7 +175,7 @@ def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) 
     return Labels(train, test, (), ids_digest, mean, deviation, bounds=named)
 
 
-def class_weights(data: DataConfig, labels: Array, classes: int) -> Array | None:
+def class_weights(data: DataConfig, labels: Array, classes: int, kept: float = 1.0) -> Array | None:
     """Weights of the classes in the loss, float32 [classes]; none where all weigh the same.
 
     ``balanced`` makes every class weigh as much as any other over the training rows: N / (classes *
@@ -172,6 +184,7 @@ def class_weights(data: DataConfig, labels: Array, classes: int) -> Array | None
     Parameters
     ----------
     labels : class indices of the training rows, [N].
+    kept : the chance by which each is the true one.
 
     Raises
     ------
@@ -181,8 +194,7 @@ def class_weights(data: DataConfig, labels: Array, classes: int) -> Array | None
     if not data.class_weights:
         return None
     if data.class_weights == "balanced":
-        counts = np.bincount(labels, minlength=classes)
-        balanced: Array = len(labels) / (classes * np.maximum(counts, 1))
+        balanced: Array = len(labels) / (classes * _counts(labels, classes, kept))
         return balanced.astype(np.float32)
     try:
         weights = np.array([float(each) for each in data.class_weights.split(",")], np.float32)

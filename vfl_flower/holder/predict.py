@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vfl_flower.axes.privacy.embeddings import epsilon as epsilon_of_uploads
 from vfl_flower.axes.privacy.journal import Journal
-from vfl_flower.axes.privacy.ledger import EVALUATE, ledger_of
+from vfl_flower.axes.privacy.ledger import EVALUATE, hides_labels, ledger_of
 from vfl_flower.config import RunConfig
 from vfl_flower.data.alignment import align
 from vfl_flower.data.blocks import load_labels, own_table, prepared
@@ -144,7 +144,7 @@ def _rows(
                 "from training on."
             )
         labels = load_labels(trained)
-        if labels.about != found.about_labels:
+        if labels.about(hides_labels(trained)) != found.about_labels:
             raise ConfigError(f"{trained.data.dataset} has changed since the model was trained.")
         own = np.zeros((len(labels.test), 0), np.float32)
         ids = np.arange(len(own))

@@ -21,11 +21,13 @@ class Loss:
 
     Where labels are noisy it is the forward-corrected loss of Patrini et al. (2017): -log s for
     s = sum_j T[j, y] q_j, of the classes' probabilities q and the chances T that class j is noted
-    as y. Its minimum is where that of the loss on the true labels is.
+    as y. Its minimum is where that of the loss on the true labels is. Nobody knows then which
+    class's weight w a row has: so q is softmax(z - log w) of outputs z, whose own softmax then is
+    what weighted classes have for probabilities.
 
     Parameters
     ----------
-    class_weights : what a row's loss is multiplied by, by its class, [classes]; none: by 1.
+    class_weights : what a row's loss is multiplied by, by its true class, [classes]; none: by 1.
     kept : chance p by which a label is the true one, else evenly one of the others.
     """
 
@@ -35,23 +37,36 @@ class Loss:
     def per_row(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Loss of each row, [R], times the weight of its class where classes have weights."""
         if self.kept < 1 and not labels.is_floating_point():
-            q = _probability(outputs, targets(labels, outputs.shape[1]))
+            q = _probability(self._unweighted(outputs), targets(labels, outputs.shape[1]))
             other = self._other(outputs)
-            losses = -(other + (self.kept - other) * q[:, 0]).log()
-        else:
-            losses = loss_per_row(outputs, labels)
-        return losses if self.class_weights is None else losses * self.class_weights[labels]
+            return -(other + (self.kept - other) * q[:, 0]).log()
+        losses, weights = loss_per_row(outputs, labels), self.row_weights(labels)
+        return losses if weights is None else losses * weights
+
+    def row_weights(self, labels: Tensor) -> Tensor | None:
+        """What losses of rows are multiplied by, [R], if they are."""
+        if self.class_weights is None or self.kept < 1:
+            return None
+        return self.class_weights[labels]
 
     def gradient(self, outputs: Tensor, targets: Tensor, squared: bool = False) -> Tensor:
         """The gradient [R, C] of the sum of `per_row`, unweighted, with respect to the outputs.
 
         ``squared`` : whether targets are numbers, so that it is the squared error's.
         """
-        plain = loss_gradient(outputs, targets, squared)
         if squared or self.kept == 1:
-            return plain
+            return loss_gradient(outputs, targets, squared)
+        outputs = self._unweighted(outputs)
+        plain = loss_gradient(outputs, targets)
         q, other = _probability(outputs, targets), self._other(outputs)
         return plain * ((self.kept - other) * q / (other + (self.kept - other) * q))
+
+    def _unweighted(self, outputs: Tensor) -> Tensor:
+        """Outputs whose softmax is the classes' probabilities without their weights."""
+        if self.class_weights is None:
+            return outputs
+        logs = self.class_weights.log().to(outputs)
+        return outputs - (logs[1] - logs[0] if outputs.shape[1] == 1 else logs)
 
     def _other(self, outputs: Tensor) -> float:
         """The chance of each class that is not the true one."""
@@ -66,9 +81,9 @@ def loss_of(config: RunConfig, labels: NDArray[Any], classes: int, device: torch
     ConfigError
         If the configured class weights are not one positive number for each class.
     """
-    weights = class_weights(config.data, labels, classes)
-    of_classes = None if weights is None else torch.from_numpy(weights).to(device)
-    return Loss(of_classes, kept_share(config.privacy, classes))
+    kept = kept_share(config.privacy, classes)
+    weights = class_weights(config.data, labels, classes, kept)
+    return Loss(None if weights is None else torch.from_numpy(weights).to(device), kept)
 
 
 def _probability(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -210,8 +210,9 @@ def table(findings: list[Finding], claim: Canary | None) -> str:
     shown = aligned(lines, texts=3)
     if claim:
         shown += (
-            f"\n\nepsilon claimed {claim.claimed:.3g}, shown at least {claim.shown:.3g} at delta "
-            f"{claim.delta:g} (97.5 %, a game with canaries, {claim.trials} times in each world)"
+            f"\n\nA game with canaries against this mechanism, by its own budget: epsilon claimed "
+            f"{claim.claimed:.3g}, shown at least {claim.shown:.3g} at delta {claim.delta:g} "
+            f"(97.5 %, {claim.trials} times in each world)"
         )
     return shown
 

@@ -10,8 +10,9 @@ it does not, nothing is proved, which is why the tests play each game with its n
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from vfl_flower.axes.batches import Window, draw_window
 from vfl_flower.axes.estimators.base import Arrival, Reading
 from vfl_flower.axes.estimators.zeroth_order import PairReading
 from vfl_flower.axes.privacy.embeddings import epsilon
+from vfl_flower.axes.privacy.labels import randomised
 from vfl_flower.axes.privacy.ledger import Ledger, ledger_of
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.axes.privacy.paper import delta_of
@@ -118,12 +120,20 @@ def _bound(hits: int, alarms: int, trials: int, delta: float, confidence: float)
 
 
 def of_labels(
-    config: RunConfig, rows: int = 4000, runs: int = 3, confidence: float = CONFIDENCE
+    config: RunConfig,
+    rows: int = 4000,
+    runs: int = 3,
+    confidence: float = CONFIDENCE,
+    anew: bool = False,
 ) -> Canary:
     """Each row is a game of its own, since noise on labels is drawn for each apart.
 
     A party uploads embeddings of zero, and the answers' signs say the label that was learned from;
     in as many runs as it likes.
+
+    Parameters
+    ----------
+    anew : whether labels are drawn anew for each run, to see whether the game can be won.
     """
     small = config.with_values(
         {
@@ -139,25 +149,26 @@ def of_labels(
             "class-weights": "",
             "batch-size": rows,
             "sampling": "shuffle",
-            "dataset": "memory:canary",
             "embedding-size": 1,
         }
     )
-    scores, claimed = [], 0.0
+    assert small.privacy.epsilon is not None
+    scores: list[Scores] = []
     for world in (0, 1):
         label = np.full(rows, world)
-        labels = Labels(label, np.array([0, 1]), (0, 1), "", whole=f"canary {world}")
+        labels, key = Labels(label, np.array([0, 1]), (0, 1), ""), secrets.token_bytes(32)
         answers = []
         for _ in range(runs):
-            ledger, holder = _label_holder(small, labels)
+            key = secrets.token_bytes(32) if anew else key
+            sizes = dict.fromkeys(range(_PARTIES), 1)
+            holder = LabelHolder(small, randomised(small, labels, key), sizes)
             window = draw_window(small, rows, None, 0, 0, 1)
-            ledger.answered([(0, window)])
             nothing = Reading(torch.zeros(rows, 1))
             answer = holder.answer([Arrival(each, window, True, nothing) for each in (0, 1)])
             answers.append(-answer[0]["gradient"][:, 0].astype(np.float64) * rows)
-            claimed = max(claimed, ledger.figures()["epsilon"] or 0.0)
         scores.append(np.mean(answers, 0))
-    return Canary(claimed, shown_at_least(scores[1], scores[0], 0.0, confidence), 0.0, rows)
+    shown = shown_at_least(scores[1], scores[0], 0.0, confidence)
+    return Canary(small.privacy.epsilon, shown, 0.0, rows)
 
 
 # --- scalars: an attacker asks for scalars of rows without the record -----------------------------
@@ -289,8 +300,7 @@ def _label_holder(
     quorum = config.schedule.quorum or _PARTIES
     ledger.steps_allowed(steps, _PARTIES, quorum, config.models.top != "sum")
     size = config.models.embedding_size or 1
-    learned = replace(ledger.labels(labels))
     holder = LabelHolder(
-        config, learned, dict.fromkeys(range(_PARTIES), size), noise or ledger.noise()
+        config, labels, dict.fromkeys(range(_PARTIES), size), noise or ledger.noise()
     )
     return ledger, holder

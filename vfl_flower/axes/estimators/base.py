@@ -210,7 +210,11 @@ class Estimator(ABC):
         """Label holder: step the top model; party -> the answer to its window."""
 
     def silence(self, arrival: Arrival) -> Arrays:
-        """Label holder: an answer to an upload that says nothing, for scalars that are spent."""
+        """Label holder: an answer to an upload that says nothing, for scalars that are spent.
+
+        An estimator that answers by scalars has one, and hands all that labels have a part in to
+        the noise of its `HolderEnd`, if there is any: what it does not is not counted.
+        """
         raise NotImplementedError
 
     @abstractmethod

@@ -179,8 +179,9 @@ class SharedLabels(FirstOrder):
             start += length
             of_step = noise.of_step(step) if noise else None
             weights: Tensor | float = 1 / divisor
-            if loss.class_weights is not None:
-                weights = weights * loss.class_weights[labels[rows], None]
+            of_classes = loss.row_weights(labels[rows])
+            if of_classes is not None:
+                weights = weights * of_classes[:, None]
             load_flat(top, tops[step])
             for local_step in range(self.config.estimator.local_steps):
                 if h is None or len(lengths) > 1 or local_step:  # else it is the upload's own

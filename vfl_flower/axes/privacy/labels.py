@@ -8,14 +8,15 @@ codec, schedule and number of epochs, and the model itself. `models.losses.Loss`
 
 The noise is drawn once for a data set: it follows from a secret in a file of the label holder's,
 with the ids and labels of all its rows, so that every run on them, and on any part of them, has the
-same. Another epsilon is another draw of the same labels. The file has each that was made, and what
-all of one data set have spent is what is claimed.
+same. Another epsilon is another draw of the same labels, and so are labels that have changed. The
+file has each that was made, and what all of one data set have spent is what is claimed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 from dataclasses import replace
@@ -28,7 +29,6 @@ from numpy.typing import NDArray
 from vfl_flower.axes.privacy.journal import Mark
 from vfl_flower.axes.privacy.ledger import (
     EVERYONE,
-    LABEL_CHANGED,
     Guarantee,
     Ledger,
     Released,
@@ -40,9 +40,17 @@ from vfl_flower.errors import ConfigError
 from vfl_flower.files import alone_in, make_folder, told, unsealed, write_sealed
 from vfl_flower.flower_internals import flower_home
 
-_GRID = 1024  # steps of a number's range
+log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
-GUARANTEE = Guarantee("labels of the training rows", LABEL_CHANGED, EVERYONE)
+_GRID = 1024  # steps of a number's range
+_MOST = 30.0  # epsilon, at which chances of 2**-53 still tell
+
+GUARANTEE = Guarantee(
+    "labels of the training rows",
+    "one person's label is changed; which persons there are is public",
+    EVERYONE,
+)
 
 
 class LabelLedger(Ledger):
@@ -66,24 +74,24 @@ class LabelLedger(Ledger):
                 "privacy = 'labels' follows from epsilon alone, with a delta of 0: leave delta and "
                 "noise-multiplier out."
             )
+        if privacy.epsilon > _MOST:
+            raise ConfigError(
+                f"epsilon = {privacy.epsilon:g} hides no label: with privacy = 'labels' give at "
+                f"most {_MOST:g}."
+            )
         check_range(config)
 
     def labels(self, labels: Labels) -> Labels:
         """The labels with noise; that it is drawn is on the disk before."""
-        epsilon = self.config.privacy.epsilon
+        config, epsilon = self.config, self.config.privacy.epsilon
         assert epsilon is not None  # which `check` sees to
-        places = np.arange(len(labels.train)) if labels.places is None else labels.places
-        what = f"{epsilon!r}|{self.config.data.label_range}|{labels.classes!r}"
-        if self.config.privacy.noise_seed >= 0:
-            key = f"{self.config.privacy.noise_seed}|{what}".encode()
+        what = f"{epsilon!r}|{config.data.label_range}|{len(labels.classes)}"
+        if config.privacy.noise_seed >= 0:
+            key = f"{config.privacy.noise_seed}|{what}".encode()
         else:
-            named = f"{self.config.data.dataset}|{self.config.data.label}"
-            secret, self._spent = _drawn(labels.whole, named, what, epsilon)
+            secret, self._spent = _drawn(labels.whole, _name(config), what, epsilon)
             key = secret + f"|{labels.whole}|{what}".encode()
-        bits = _bits(key, int(places.max()) + 1)[places]
-        noisy = _classes(labels, bits, kept_share(self.config.privacy, len(labels.classes)))
-        if not labels.classes:
-            noisy = _numbers(labels, bits, epsilon)
+        noisy = randomised(config, labels, key)
         self._digest = hashlib.sha256(noisy.train.tobytes()).hexdigest()
         return noisy
 
@@ -106,10 +114,19 @@ class LabelLedger(Ledger):
         return {**super().figures(), "epsilon": self._spent, "delta": 0.0, **GUARANTEE.figures()}
 
 
+def randomised(config: RunConfig, labels: Labels, key: bytes) -> Labels:
+    """The labels with the noise that follows from a key, row by row of the whole data set."""
+    privacy = config.privacy
+    assert privacy.epsilon is not None
+    places = np.arange(len(labels.train)) if labels.places is None else labels.places
+    bits = _bits(key, int(places.max()) + 1)[places]
+    if labels.classes:
+        return _classes(labels, bits, kept_share(privacy, len(labels.classes)))
+    return _numbers(labels, bits, privacy.epsilon)
+
+
 def _classes(labels: Labels, bits: NDArray[np.uint64], kept: float) -> Labels:
     """Randomised response, by two random words for each row."""
-    if not labels.classes:
-        return labels
     chance = (bits[:, 0] >> np.uint64(11)) * 2.0**-53
     shift = 1 + (bits[:, 1] % np.uint64(len(labels.classes) - 1)).astype(np.int64)
     other = (labels.train + shift) % len(labels.classes)
@@ -146,8 +163,8 @@ def _path() -> Path:
 def _drawn(whole: str, named: str, what: str, epsilon: float) -> tuple[bytes, float]:
     """The secret of all noise on labels; and epsilon of all draws of these labels, with this one.
 
-    Draws are of the same labels if these are equal, or if they have the same name: of a file that
-    has changed between, rows may be the same. A name that is none, of data in memory, is no name.
+    Draws are of the same labels if these are equal; or if they have the same name, since of a file
+    that has changed between, rows may be the same.
 
     Raises
     ------
@@ -164,10 +181,26 @@ def _drawn(whole: str, named: str, what: str, epsilon: float) -> tuple[bytes, fl
             if [whole, named, what, epsilon] not in kept["draws"]:
                 kept["draws"].append([whole, named, what, epsilon])
                 write_sealed(path, json.dumps(kept).encode())
-    named = "" if named.startswith("memory:") else named
     same = {
-        (of, kind, spent)
-        for of, name, kind, spent in kept["draws"]
-        if of == whole or (named and name == named)
+        (of, kind, spent) for of, name, kind, spent in kept["draws"] if whole == of or named == name
     }
-    return bytes.fromhex(kept["secret"]), sum(spent for *_, spent in same)
+    each = [spent for *_, spent in sorted(same)]
+    log.info("Noise on labels, epsilon = %g, is drawn once; the draw is kept in %s", epsilon, path)
+    if len(each) > 1:
+        notice.warning(
+            "Of these labels, or of others by the same name, %d draws were made: epsilon is %s = "
+            "%g (%s).",
+            len(each),
+            " + ".join(f"{spent:g}" for spent in each),
+            sum(each),
+            path,
+        )
+    return bytes.fromhex(kept["secret"]), sum(each)
+
+
+def _name(config: RunConfig) -> str:
+    """What a data set is called: its path, whatever column of it; or that it is in memory."""
+    kind, _, place = config.data.dataset.partition(":")
+    if kind == "memory":  # where nobody can say whose rows they are
+        return kind
+    return str(Path(place).expanduser().resolve()) if place else kind

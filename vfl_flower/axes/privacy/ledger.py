@@ -212,3 +212,8 @@ def ledger_of(config: RunConfig) -> type[Ledger]:
     """What counts the releases of the configured mechanism."""
     found: type[Ledger] = LEDGERS.load(config.privacy.mechanism)
     return found
+
+
+def hides_labels(config: RunConfig) -> bool:
+    """Whether labels are protected, so that no digest of them is kept with the model."""
+    return ledger_of(config).noise_on in ("labels", "scalars")

@@ -17,6 +17,30 @@ from vfl_flower.axes.batches import secret_generator
 from vfl_flower.config import RunConfig
 from vfl_flower.sections import PrivacyConfig
 
+_FINE = 2.0**-12
+"""Steps of the grid on which noise is added, over the bound of what it hides."""
+
+
+def on_grid(value: Tensor, noise: NDArray[np.float64], bound: float) -> Tensor:
+    """A value and its noise, added on a grid: in floating-point numbers last bits would tell them.
+
+    A sum is rounded the more the larger its parts are, so that some sums occur for some values only
+    (Mironov, 2012). Of multiples of a power of two, shifting and rounding are interchangeable: what
+    comes is Gaussian noise about the value, rounded. Rounding adds to what a row can change `_FINE`
+    of its bound at most, by which the noise is larger.
+
+    Parameters
+    ----------
+    bound : of what it hides: of one number, or of the norm of the last dimension's.
+    """
+    width = value.shape[-1] if value.ndim > 1 else 1
+    step = 2.0 ** math.floor(math.log2(_FINE * bound / math.sqrt(width)))
+    drawn = torch.from_numpy(np.rint((1 + _FINE) * noise / step)).to(value.device)
+    total = ((value.double() / step).round() + drawn) * step
+    if not value.requires_grad:
+        return total.to(value.dtype)
+    return value + (total.to(value.dtype) - value).detach()
+
 
 @dataclass(frozen=True)
 class Perturbation:
@@ -40,13 +64,19 @@ class Perturbation:
         if layer == self.last:
             norms = z.norm(dim=1, keepdim=True).clamp_min(1e-12)
             z = z * (self.config.embedding_bound / norms).clamp_max(1.0)
-        elif self.config.inner_noise == 0:
+            return on_grid(z, self._drawn(layer, z), self.config.embedding_bound)
+        if self.config.inner_noise == 0:
             return z
-        noise = [
-            self._draw(step, layer, (length, *z.shape[1:]))
-            for step, length in enumerate(self.lengths, start=self.first_step)
-        ]
-        return z + torch.cat(noise).to(z.device)
+        return z + torch.from_numpy(self._drawn(layer, z)).to(z)
+
+    def _drawn(self, layer: int, z: Tensor) -> NDArray[np.float64]:
+        """The noise of a layer, as large as its output."""
+        return np.concatenate(
+            [
+                self._draw(step, layer, (length, *z.shape[1:]))
+                for step, length in enumerate(self.lengths, start=self.first_step)
+            ]
+        )
 
     def of_step(self, step: int) -> Perturbation:
         """The same noise, for a pass over the rows of one step of the window."""
@@ -56,17 +86,15 @@ class Perturbation:
         """Noise for the other embedding of a zeroth-order pair."""
         return replace(self, other_of_pair=True)
 
-    def _draw(self, step: int, layer: int, shape: tuple[int, ...]) -> Tensor:
+    def _draw(self, step: int, layer: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
         # Torch's generator would use 32 bits of the seed, which the label holder could try out.
         place = f"|{self.exchange}|{step}|{layer}" + "|other" * self.other_of_pair
         seed = hashlib.sha256(self.secret + place.encode()).digest()
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
         if layer == self.last:
-            noise = self.config.embedding_noise * generator.standard_normal(shape, np.float32)
-        else:
-            half_width = math.sqrt(3) * self.config.inner_noise
-            noise = half_width * (2 * generator.random(shape, np.float32) - 1)
-        return torch.from_numpy(noise.astype(np.float32, copy=False))
+            return self.config.embedding_noise * generator.standard_normal(shape)
+        half_width = math.sqrt(3) * self.config.inner_noise
+        return half_width * (2 * generator.random(shape) - 1)
 
 
 class ScalarNoise:
@@ -98,17 +126,23 @@ class ScalarNoise:
         ----------
         divisors : what each is a mean over.
         """
-        drawn = [self.multiplier * self.clip / divisor * self._normal(1)[0] for divisor in divisors]
-        return scalars + torch.tensor(drawn).to(scalars)
+        if not self.multiplier:
+            return scalars
+        sent = []
+        for scalar, divisor in zip(scalars.double().split(1), divisors, strict=True):
+            bound = self.clip / divisor
+            sent.append(on_grid(scalar, self.multiplier * bound * self._normal(1), bound))
+        return torch.cat(sent).to(scalars)
 
     def added_to_gradients(self, gradients: Sequence[Tensor], divisor: int) -> list[Tensor]:
         """Means over so many rows of gradients of clipped norm, all with noise."""
-        deviation = self.multiplier * self.top_clip / divisor
-        drawn = torch.from_numpy(deviation * self._normal(sum(each.numel() for each in gradients)))
-        parts = drawn.split([each.numel() for each in gradients])
-        return [
-            each + part.view_as(each).to(each) for each, part in zip(gradients, parts, strict=True)
-        ]
+        if not self.multiplier:
+            return list(gradients)
+        bound = self.top_clip / divisor
+        flat = torch.cat([each.reshape(1, -1) for each in gradients], dim=1)
+        noise = self.multiplier * bound * self._normal(flat.shape[1])
+        parts = on_grid(flat, noise, bound)[0].split([each.numel() for each in gradients])
+        return [part.view_as(each) for each, part in zip(gradients, parts, strict=True)]
 
     def _normal(self, numbers: int) -> NDArray[np.float64]:
         """Standard normal draws, from which those before and after do not follow."""

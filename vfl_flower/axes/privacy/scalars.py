@@ -157,10 +157,12 @@ class ScalarLedger(Ledger):
             expected_rows(self.config, self.rows),
         )
         log.warning(
-            "calibration = %r takes mini-batches for secret%s. The summary's epsilon says what "
-            "holds for who draws them.",
+            "calibration = %r takes mini-batches for secret, which to who draws them they are not: "
+            "%s",
             privacy.calibration,
-            ", and leaves out the top model" if privacy.calibration == "paper" else "",
+            "and the top model learns without noise, so that no epsilon holds."
+            if privacy.calibration == "paper"
+            else "the summary's epsilon is what holds then.",
         )
         if privacy.noise_multiplier is not None:
             self.multiplier = privacy.noise_multiplier
