@@ -64,6 +64,11 @@ def states_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
+def nightly(*values: Any) -> Any:
+    """Parameters of a test, for every night only."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)  # half of the time

@@ -29,6 +29,7 @@ from flwr.serverapp import (
 from flwr.serverapp.exception import PrivacyBudgetExhausted
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
+from tests.conftest import nightly
 from vfl_flower.axes.batches import expected_rows
 from vfl_flower.axes.privacy.accountants import (
     GdpAccountant,
@@ -298,7 +299,7 @@ def test_no_scalar_costs_nothing_and_each_costs_more() -> None:
 @pytest.mark.parametrize(
     ("eps", "delta", "rows", "batch", "steps"),
     [
-        (1.0, 1e-3, 60_000, 64, 93_700),
+        nightly(1.0, 1e-3, 60_000, 64, 93_700),
         (0.1, 1e-3, 1437, 32, 540),
         (0.3, 1e-6, 455, 455, 10),
     ],

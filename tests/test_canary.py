@@ -79,11 +79,12 @@ def test_a_top_model_that_learns_without_noise_refutes_the_claim() -> None:
     config = resolve({**SCALAR, "epsilon": 1.0})
     noise = ScalarNoise(config, 36.6)  # what the budget asks for here
     noise.of_top = False
-    found = of_scalars(config, trials=150, noise=noise, confidence=SURE)
+    found = of_scalars(config, trials=100, noise=noise, confidence=SURE)
     assert found.claimed == pytest.approx(1, rel=1e-6)
     assert found.shown > 1.2
 
 
+@pytest.mark.nightly
 def test_scalars_with_little_noise_refute_the_claim() -> None:
     config = resolve({**SCALAR, "epsilon": 1.0})
     assert (

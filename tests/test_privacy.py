@@ -16,7 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
 from strategies.vertical import strategy_of
-from tests.conftest import Start, trained
+from tests.conftest import Start, nightly, trained
 from tests.test_accountants import delta_of_gaussian
 from vfl_flower import client_app
 from vfl_flower.axes import estimators
@@ -276,7 +276,7 @@ def test_parties_have_secrets_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("noise", "bound"), [(1.0, 1.0), (8.0, 1.0), (8.0, 4.0), (0.5, 0.1)])
-@pytest.mark.parametrize("uploads", [1, 3, 40])
+@pytest.mark.parametrize("uploads", [1, 3, nightly(40)])
 def test_epsilon_is_that_of_composed_gaussian_mechanisms(
     noise: float, bound: float, uploads: int
 ) -> None:

@@ -16,7 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.conftest import Start, trained
+from tests.conftest import Start, nightly, trained
 from tests.test_accountants import epsilon_of_scalars
 from vfl_flower import client_app
 from vfl_flower.axes import estimators
@@ -600,7 +600,7 @@ def test_a_run_stops_at_the_last_whole_pass_that_its_budget_allows(
 # --- as if mini-batches were secret -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("top", [True, False])
+@pytest.mark.parametrize("top", [nightly(True), False])
 def test_noise_for_secret_batches_is_calibrated_to_scalars_and_top_model(
     run: Start, top: bool
 ) -> None:
@@ -694,12 +694,12 @@ def test_mini_batches_may_all_have_been_empty() -> None:
     "keys",
     [
         {"strategy": "split-nn"},
-        {"strategy": "vafl"},
-        {"strategy": "ef-vfl", "codec": "identity", "labels": "shared"},
-        {"strategy": "frozen"},
-        {"strategy": "joined"},
-        {"strategy": "cascaded", "noise-seed": 0, "party-lr": 0.02},
-        {"strategy": "syn-zoo", "noise-seed": 0, "party-lr": 0.02, "server-lr": 0.02},
+        nightly({"strategy": "vafl"}),
+        nightly({"strategy": "ef-vfl", "codec": "identity", "labels": "shared"}),
+        nightly({"strategy": "frozen"}),
+        nightly({"strategy": "joined"}),
+        nightly({"strategy": "cascaded", "noise-seed": 0, "party-lr": 0.02}),
+        nightly({"strategy": "syn-zoo", "noise-seed": 0, "party-lr": 0.02, "server-lr": 0.02}),
     ],
     ids=str,
 )
@@ -718,7 +718,7 @@ def test_poisson_sampling_of_more_rows_than_there_are_is_a_full_batch(
             np.testing.assert_allclose(sampled_all.parameters("top")[key], values, atol=1e-4)
 
 
-@pytest.mark.parametrize("sampling", ["shuffle", "poisson"])
+@pytest.mark.parametrize("sampling", ["shuffle", nightly("poisson")])
 def test_scalar_noise_is_scaled_by_the_rows_where_more_are_asked_for(
     run: Start, sampling: str
 ) -> None:
