@@ -208,7 +208,7 @@ class ScalarLedger(Ledger):
                 np.add.at(after, window.ids, weight)
             if after.max() > self.most:
                 if not self._refused:
-                    log.warning(
+                    log.info(
                         "A label has had its part in as many releases as epsilon = %g allows: what "
                         "would be one more is answered with nothing.",
                         self.config.privacy.epsilon,
