@@ -187,7 +187,7 @@ def _drawn(whole: str, named: str, what: str, epsilon: float) -> tuple[bytes, fl
     each = [spent for *_, spent in sorted(same)]
     log.info("Noise on labels, epsilon = %g, is drawn once; the draw is kept in %s", epsilon, path)
     if len(each) > 1:
-        notice.warning(
+        notice.info(
             "Of these labels, or of others by the same name, %d draws were made: epsilon is %s = "
             "%g (%s).",
             len(each),
