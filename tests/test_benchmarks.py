@@ -25,7 +25,8 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "losslessness": "--credit {credit} --trials 2 --epochs 1",
     "memory": "--hidden 50",
     "overhead": "--mnist {mnist} --repeats 1",
-    "privacy_utility": "--mnist {mnist} --credit {credit} --epochs 2 --epsilons 1 --picture {picture}",  # noqa: E501
+    "privacy_utility": "--mnist {mnist} --credit {credit} --epochs 2 --epsilons 1 "
+    "--picture {picture}",
     "psi": "--ids 2000",
     "runtimes": "--mnist {mnist} --engines ray --windows 8",
     "scale": "--rows 1000 --only ef-vfl",

@@ -66,9 +66,12 @@ def test_labels_drawn_anew_for_each_run_would_spend_more() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("server_update", ["first-order", "zeroth-order"])
-@pytest.mark.parametrize("epsilon", [1.0, 3.0])
-def test_noise_on_scalars_and_top_model_holds(epsilon: float, server_update: str) -> None:
-    config = resolve({**SCALAR, "epsilon": epsilon, "server-update": server_update})
+@pytest.mark.parametrize("more", [{}, {"quorum": 2}, {"quorum": 2, "perturbs": "all"}], ids=str)
+@pytest.mark.parametrize("epsilon", [1.0, 6.0])
+def test_noise_on_scalars_and_top_model_holds(
+    epsilon: float, more: dict[str, Any], server_update: str
+) -> None:
+    config = resolve({**SCALAR, "epsilon": epsilon, "server-update": server_update, **more})
     found = of_scalars(config, trials=400, confidence=SURE)
     assert found.claimed == pytest.approx(epsilon, rel=1e-6)
     assert found.shown <= epsilon
@@ -85,8 +88,9 @@ def test_a_top_model_that_learns_without_noise_refutes_the_claim() -> None:
 
 
 @pytest.mark.nightly
-def test_scalars_with_little_noise_refute_the_claim() -> None:
-    config = resolve({**SCALAR, "epsilon": 1.0})
+@pytest.mark.parametrize("more", [{}, {"quorum": 2}, {"quorum": 2, "perturbs": "all"}], ids=str)
+def test_scalars_with_little_noise_refute_the_claim(more: dict[str, Any]) -> None:
+    config = resolve({**SCALAR, "epsilon": 1.0, **more})
     assert (
         of_scalars(config, trials=150, noise=ScalarNoise(config, 1.0), confidence=SURE).shown > 1.2
     )

@@ -211,6 +211,7 @@ def test_the_budget_of_a_system_is_taken_whole_or_given_whole() -> None:
         return config.privacy.epsilon, config.privacy.delta, config.privacy.noise_multiplier
 
     assert budget() == (1.0, None, None)
+    assert budget(delta=1e-3) == (1.0, 1e-3, None)
     assert budget(epsilon=2.0) == (2.0, None, None)
     assert budget(epsilon=2.0, delta=1e-5) == (2.0, 1e-5, None)
     assert budget(noise_multiplier=3.0) == (None, None, 3.0)
@@ -229,7 +230,6 @@ NOT_A_BUDGET = (
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"strategy": "dpzv", "delta": 1e-3}, "^privacy = 'scalar' needs a budget, epsilon, or a"),
         (SCALAR, "^privacy = 'scalar' needs a budget, epsilon, or a noise-multiplier"),
         (
             {"privacy": "scalar", **BUDGET},

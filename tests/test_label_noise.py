@@ -141,7 +141,7 @@ def test_labels_that_have_changed_since_are_drawn_anew_and_added(tmp_path: Path)
     other = {**keys, "dataset": f"csv:{tmp_path}/other.csv"}
     table.to_csv(tmp_path / "other.csv", index=False)  # the same labels by another name
     moved, then = drawn(load_labels(resolve(other)), other)
-    assert np.array_equal(moved.train, after.train) and then == 1.0
+    assert np.array_equal(moved.train, after.train) and then == 2.0  # a name of theirs had another
 
 
 def test_files_of_ids_have_one_draw_whatever_rows_are_common(tmp_path: Path) -> None:

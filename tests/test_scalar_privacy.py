@@ -24,10 +24,10 @@ from vfl_flower.axes.batches import Window, divisors
 from vfl_flower.axes.estimators.directions import Directions
 from vfl_flower.axes.privacy.accountants import calibrated, most_steps
 from vfl_flower.axes.privacy.embeddings import EmbeddingLedger
-from vfl_flower.axes.privacy.ledger import EVERYONE, LABEL_CHANGED, Ledger, ledger_of
+from vfl_flower.axes.privacy.ledger import EVERYONE, Ledger, ledger_of
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.axes.privacy.paper import calibrated_by_theorem_vi5, epsilon_of_theorem_vi5
-from vfl_flower.axes.privacy.scalars import ScalarLedger
+from vfl_flower.axes.privacy.scalars import GUARANTEE, ScalarLedger
 from vfl_flower.axes.server import by_differences, by_gradient
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
@@ -315,7 +315,7 @@ def test_an_epsilon_says_what_it_is_of() -> None:
     figures = counted.figures()
     assert (figures["epsilon"], figures["delta"]) == (0.0, 1e-5)
     assert figures["epsilon_protects"] == "labels of the training rows"
-    assert figures["epsilon_relation"] == LABEL_CHANGED
+    assert figures["epsilon_relation"] == GUARANTEE.relation
     assert figures["epsilon_adversary"] == EVERYONE
     assert "epsilon_secret_batches" not in figures
 
@@ -478,7 +478,7 @@ def test_a_headline_says_what_its_epsilon_is_of(run: Start) -> None:
     first, second = headline(summary).splitlines()
     assert "epsilon 1 at delta 1e-05" in first
     assert second == (
-        f"epsilon protects: labels of the training rows. relation: {LABEL_CHANGED}. "
+        f"epsilon protects: labels of the training rows. relation: {GUARANTEE.relation}. "
         f"adversary: {EVERYONE}."
     )
 
@@ -622,7 +622,7 @@ def test_noise_for_secret_batches_is_calibrated_to_scalars_and_top_model(
     holds = gaussian(summary["noise_multiplier"], releases, 1e-3)
     assert summary["epsilon"] == pytest.approx(holds)
     assert summary["epsilon"] > 3 * summary["epsilon_secret_batches"]
-    assert summary["epsilon_relation"] == LABEL_CHANGED
+    assert summary["epsilon_relation"] == GUARANTEE.relation
 
 
 def test_noise_of_the_paper_is_reported_with_what_it_spends(run: Start) -> None:

@@ -104,9 +104,8 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     system = load_system(given.get("strategy", RunConfig.strategy))
     defaults = parse(system.defaults)
     other_privacy = given.get("privacy", "scalar") != "scalar"
-    if {"epsilon", "delta", "noise-multiplier"} & given.keys() or other_privacy:
-        for half in ("epsilon", "delta"):  # a budget is given whole, or taken whole
-            defaults.pop(half, None)
+    if {"epsilon", "noise-multiplier"} & given.keys() or other_privacy:
+        defaults.pop("epsilon", None)
     config = RunConfig.of({**defaults, **given})
     estimators.check(config)
     codecs.check(config)

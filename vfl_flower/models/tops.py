@@ -136,15 +136,15 @@ class TopModel(nn.Module):
                 signal *= inputs[depth] > 0
         if bound < math.inf and layers:
             squares = [
-                each.square().sum(1) * (x.square().sum(1) + 1)
-                for each, x in zip(signals, inputs, strict=True)
+                each.square().sum(1) * (read.square().sum(1) + 1)
+                for each, read in zip(signals, inputs, strict=True)
             ]
             norms = torch.stack(squares).sum(0).sqrt().clamp_min(1e-30)
             kept = (bound / norms).clamp_max(1.0).nan_to_num(nan=0.0)[:, None]
             signals = [torch.where(kept > 0, each * kept, 0.0) for each in signals]
         gradients: list[Tensor] = []
-        for each, x in zip(signals, inputs, strict=False) if parameters else ():
-            gradients += [each.T @ x, each.sum(0)]
+        for each, read in zip(signals, inputs, strict=False) if parameters else ():
+            gradients += [each.T @ read, each.sum(0)]
         return outputs, signal, gradients
 
 

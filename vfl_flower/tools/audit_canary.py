@@ -184,25 +184,26 @@ def of_scalars(
 
     Both parties mark the record with an embedding like no other, so that its label moves the top
     model; then they look at scalars of the other mini-batches along that mark, and so at the model.
+    They do so in turn, or where all step together at once.
 
     Parameters
     ----------
     noise : in the place of the ledger's, to see whether the game can be won.
     """
     rows, batch = 256, 64
+    together = config.estimator.perturbs == "all" or config.schedule.quorum not in (None, 1)
     small = config.with_values(
         {
             "target": "classification",
             "label-range": "",
             "codec": "identity",
-            "perturbs": "each",
             "top-model": "linear",
             "combine": "concat",
             "class-weights": "",
             "batch-size": batch,
-            "epochs": _PASSES // _PARTIES,
+            "epochs": _PASSES // (1 if together else _PARTIES),
             "embedding-size": 2,
-            "quorum": 1,
+            "quorum": _PARTIES if together else 1,
             "sampling": "shuffle",
             "calibration": "known",
             "max-delay": 0,
@@ -231,17 +232,22 @@ def _played(
 ) -> tuple[float, float, float]:
     """What an attacker makes of the scalars of record 0, of those of the others, and of all."""
 
-    def ask(party: int, window: Window, centre: list[float], away: list[float]) -> float:
+    together = holder.config.schedule.quorum == _PARTIES
+
+    def ask(number: int, window: Window, centre: list[float], away: list[float]) -> float:
         """The sum of the scalars of these rows, whose pairs are away from a centre, or from 0."""
         at = torch.tensor(centre).repeat(len(window.ids), 1)
         at[torch.from_numpy(window.ids > 0)] = 0.0
         pair = at + torch.tensor(away), at - torch.tensor(away)
-        holder.table.write(party, window, at)
-        arrival = Arrival(party, window, False, PairReading(at, pair))
-        if not ledger.answered([(party, window)]):
+        parties = range(_PARTIES) if together else [number % _PARTIES]
+        for party in parties:
+            holder.table.write(party, window, at)
+        if not ledger.answered([(party, window) for party in parties]):
             return 0.0
-        answers: float = holder.answer([arrival])[party]["difference"].sum()
-        return answers
+        answers = holder.answer(
+            [Arrival(party, window, together, PairReading(at, pair)) for party in parties]
+        )
+        return float(sum(answer["difference"].sum() for answer in answers.values()))
 
     with torch.no_grad():  # a model that tells along the second dimension, to mark along the first
         next(holder.top.parameters()).copy_(torch.tensor([[0.0, 1.0] * _PARTIES]))
@@ -250,8 +256,8 @@ def _played(
     others = Window(ids[batch:], np.full(rows // batch - 1, batch, np.int32), distinct=True)
     told = probed = 0.0
     for number in range(_PASSES):
-        told -= ask(number % _PARTIES, marked, [_FAR, 0.0], [0.0, _FAR])
-        probed += ask(number % _PARTIES, others, [0.0, 0.0], [5.0, 0.0])
+        told -= ask(number, marked, [_FAR, 0.0], [0.0, _FAR])
+        probed += ask(number, others, [0.0, 0.0], [5.0, 0.0])
     return told, probed, told + probed / len(others.lengths) ** 0.5
 
 

@@ -206,7 +206,7 @@ class ZerothOrder(Estimator):
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
         own = end.optimizer if self.config.estimator.server_update == "zeroth-order" else None
         if own:
-            directions, u = end.directions(), None
+            directions = end.directions()
             outputs, u = values_of_pairs(end.top, pair[0], lengths, directions, second=pair[1])
         else:
             outputs = end.top(pair[0]), end.top(pair[1])

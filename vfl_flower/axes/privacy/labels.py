@@ -164,7 +164,7 @@ def _drawn(whole: str, named: str, what: str, epsilon: float) -> tuple[bytes, fl
     """The secret of all noise on labels; and epsilon of all draws of these labels, with this one.
 
     Draws are of the same labels if these are equal; or if they have the same name, since of a file
-    that has changed between, rows may be the same.
+    that has changed between, rows may be the same; and so on, from draw to draw.
 
     Raises
     ------
@@ -181,9 +181,14 @@ def _drawn(whole: str, named: str, what: str, epsilon: float) -> tuple[bytes, fl
             if [whole, named, what, epsilon] not in kept["draws"]:
                 kept["draws"].append([whole, named, what, epsilon])
                 write_sealed(path, json.dumps(kept).encode())
-    same = {
-        (of, kind, spent) for of, name, kind, spent in kept["draws"] if whole == of or named == name
-    }
+    labels, names, before = {whole}, {named}, 0
+    while len(labels) + len(names) > before:
+        before = len(labels) + len(names)
+        for of, name, *_ in kept["draws"]:
+            if of in labels or name in names:
+                labels.add(of)
+                names.add(name)
+    same = {(of, kind, spent) for of, _, kind, spent in kept["draws"] if of in labels}
     each = [spent for *_, spent in sorted(same)]
     log.info("Noise on labels, epsilon = %g, is drawn once; the draw is kept in %s", epsilon, path)
     if len(each) > 1:

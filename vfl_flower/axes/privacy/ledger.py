@@ -28,12 +28,8 @@ TRAIN, EMBED, EVALUATE, RECEIVED, ANSWERED = range(5)
 
 _NO_ROWS = np.zeros(0, np.int32)
 
-
 EVERYONE = "all parties together, the network, and whoever gets the model"
-LABEL_CHANGED = (
-    "one person's label is changed; how many persons there are, and who is in which mini-batch, is "
-    "public"
-)
+"""The adversary of what protects labels."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from vfl_flower.axes.privacy.accountants import calibrated, known, most_steps, s
 from vfl_flower.axes.privacy.ledger import (
     ANSWERED,
     EVERYONE,
-    LABEL_CHANGED,
     Guarantee,
     Ledger,
     Released,
@@ -44,7 +43,12 @@ from vfl_flower.errors import ConfigError
 
 log = logging.getLogger("flwr")
 
-GUARANTEE = Guarantee("labels of the training rows", LABEL_CHANGED, EVERYONE)
+GUARANTEE = Guarantee(
+    "labels of the training rows",
+    "one person's label is changed; how many persons there are, and who is in which mini-batch, is "
+    "public",
+    EVERYONE,
+)
 
 
 class ScalarLedger(Ledger):
@@ -151,11 +155,8 @@ class ScalarLedger(Ledger):
 
     def _allowed_by_secrecy(self, planned: int) -> int:
         """As DPZV accounts, by what would hold if nobody knew the mini-batches."""
-        privacy, rows, sample = (
-            self.config.privacy,
-            self.rows,
-            expected_rows(self.config, self.rows),
-        )
+        privacy, rows = self.config.privacy, self.rows
+        sample = expected_rows(self.config, rows)
         log.warning(
             "calibration = %r takes mini-batches for secret, which to who draws them they are not: "
             "%s",
@@ -202,23 +203,28 @@ class ScalarLedger(Ledger):
     def answered(self, group: Sequence[tuple[int, Window]]) -> bool:
         """Count the releases of a group's answers; whether the budget allows them."""
         weights = [self._releases(number) for number in range(len(group))]
-        if self.most is not None:
-            after = self.taken.copy()
-            for weight, (_, window) in zip(weights, group, strict=True):
-                np.add.at(after, window.ids, weight)
-            if after.max() > self.most:
-                if not self._refused:
-                    log.info(
-                        "A label has had its part in as many releases as epsilon = %g allows: what "
-                        "would be one more is answered with nothing.",
-                        self.config.privacy.epsilon,
-                    )
-                self._refused = True
-                return False
+        if self.most is not None and self._most_after(group, weights) > self.most:
+            if not self._refused:
+                log.info(
+                    "A label has had its part in as many releases as epsilon = %g allows: what "
+                    "would be one more is answered with nothing.",
+                    self.config.privacy.epsilon,
+                )
+            self._refused = True
+            return False
         for weight, (party, window) in zip(weights, group, strict=True):
             self._write(ANSWERED, party, len(window.lengths), weight, ids=window.ids)
             self._answered(party, window, weight)
         return True
+
+    def _most_after(self, group: Sequence[tuple[int, Window]], weights: Sequence[int]) -> int:
+        """Releases that the label of some row of a group would then have had a part in, at most."""
+        ids = np.concatenate([window.ids for _, window in group])
+        more = np.repeat(weights, [len(window.ids) for _, window in group]).astype(np.int32)
+        np.add.at(self.taken, ids, more)
+        most = int(self.taken[ids].max(initial=0))
+        np.subtract.at(self.taken, ids, more)
+        return most
 
     def _releases(self, number: int) -> int:
         """Of the answer with this number in its group: its scalar, and the step of all."""
