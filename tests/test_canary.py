@@ -82,9 +82,9 @@ def test_a_top_model_that_learns_without_noise_refutes_the_claim() -> None:
     config = resolve({**SCALAR, "epsilon": 1.0})
     noise = ScalarNoise(config, 36.6)  # what the budget asks for here
     noise.of_top = False
-    found = of_scalars(config, trials=100, noise=noise, confidence=SURE)
+    found = of_scalars(config, trials=100, noise=noise)
     assert found.claimed == pytest.approx(1, rel=1e-6)
-    assert found.shown > 1.2
+    assert found.shown > found.claimed  # about 2
 
 
 @pytest.mark.nightly
