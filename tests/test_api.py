@@ -177,12 +177,11 @@ def test_without_a_folder_nothing_is_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
     model = vfl_flower.train(KEYS, PARTS, Y)
-    assert model.folder.exists()
+    temporary = model.folder.parent
+    assert temporary.exists()
     del model
-    assert list(tmp_path.iterdir()) == []
+    assert not temporary.exists() and list(tmp_path.iterdir()) == []
 
 
 def test_a_data_set_by_name_is_divided_among_parties() -> None:

@@ -70,7 +70,6 @@ def tables(tmp_path: Path) -> Path:
         ("strategy='cascaded' party-lr=1e30 dataset='breast-cancer'", 2, "not finite; lower the"),
         ("strategy='cascaded' mu=0", 2, "mu = 0.0 must be above 0."),
         ("strategy='dpzv' clip=0", 2, "clip = 0.0 must be above 0."),
-        ("strategy='dpzv' delta=1e-5", 2, "privacy = 'scalar' needs a budget, epsilon"),
         ("strategy='dpzv' quorum=2", 3, "privacy = 'scalar' is counted for a quorum of 1 or of"),
         (
             "strategy='dpzv' epsilon=0.01 delta=1e-3 noise-multiplier=2 epochs=1",
