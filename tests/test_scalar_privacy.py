@@ -110,8 +110,8 @@ def test_noise_on_scalars_is_secret_unless_a_seed_is_given() -> None:
         of_top = noise.added_to_gradients([torch.zeros(3)], 32)[0].tolist()
         return [*noise.added_to(torch.zeros(5), [32] * 5).tolist(), *of_top]
 
-    assert len(set(drawn(-1))) == 8
-    assert not set(drawn(-1)) & set(drawn(-1))
+    assert len(set(drawn(-1))) >= 6  # of 8 on a grid
+    assert drawn(-1) != drawn(-1)
     assert drawn(3) == drawn(3) != drawn(4)
 
 
