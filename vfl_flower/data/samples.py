@@ -19,7 +19,10 @@ Samples = Tensor | dict[str, Tensor]
 
 def count(samples: Arrays | Samples) -> int:
     """How many rows there are."""
-    return len(next(iter(samples.values())) if isinstance(samples, Mapping) else samples)
+    first: NDArray[Any] | Tensor = (
+        next(iter(samples.values())) if isinstance(samples, Mapping) else samples
+    )
+    return len(first)
 
 
 def tensors(arrays: Arrays, device: torch.device) -> Samples:
