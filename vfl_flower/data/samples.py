@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -19,10 +20,9 @@ Samples = Tensor | dict[str, Tensor]
 
 def count(samples: Arrays | Samples) -> int:
     """How many rows there are."""
-    first: NDArray[Any] | Tensor = (
-        next(iter(samples.values())) if isinstance(samples, Mapping) else samples
-    )
-    return len(first)
+    if isinstance(samples, Tensor | np.ndarray):
+        return len(samples)
+    return len(next(iter(samples.values())))
 
 
 def tensors(arrays: Arrays, device: torch.device) -> Samples:
