@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from strategies.checkpoints import Checkpoints
+from strategies.enrolment import Member
 from strategies.frozen import Frozen
 from strategies.run import Run
 from strategies.vertical import Vertical
@@ -34,7 +35,11 @@ class Alone(Vertical):
             runs["label holder"] = Frozen(config, self.labels)  # no messages where no party is
         self._finished: dict[int | str, Vertical] = {}
         for who, each in runs.items():
-            nodes = {seat.party: seat.node_id for seat in self.run.seats if seat.party == who}
+            nodes = {
+                seat.party: Member(seat.node_id, self.run.holder.table.of(seat.party).shape[1])
+                for seat in self.run.seats
+                if seat.party == who
+            }
             each.run = Run(carrier, nodes, config, self.labels, each.history)
             each.train()
             self._finished[who] = each

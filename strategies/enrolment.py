@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from vfl_flower.axes import estimators
 from vfl_flower.axes.codecs.channel import check_memory
@@ -12,16 +14,23 @@ from vfl_flower.errors import ConfigError
 from vfl_flower.holder.checkpoint import Checkpoint, check_states
 from vfl_flower.messages import DescribeOrder, Description, Order, ResumeOrder
 from vfl_flower.models.bottoms import embedding_size
-from vfl_flower.provenance import code_digest
+from vfl_flower.provenance import code_digest, free_memory
 from vfl_flower.runtimes.carrier import Carrier, ask_all
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
+class Member(NamedTuple):
+    """A party that takes part: its node, and the size of its embeddings."""
+
+    node: int
+    size: int
+
+
 def enrol(
     carrier: Carrier, config: RunConfig, labels: Labels, found: Checkpoint | None = None
-) -> dict[int, int]:
-    """Ask every node to describe itself, or to go on from a checkpoint: party -> node.
+) -> dict[int, Member]:
+    """Ask every node to describe itself, or to go on from a checkpoint: party -> who it is.
 
     Raises
     ------
@@ -39,9 +48,10 @@ def enrol(
         check_states(found, descriptions.values())
     if not carrier.simulated:
         _check_surrogates(carrier, config, labels, len(descriptions))
+    then = dict(enumerate(found.strategy["holder"]["sizes"])) if found else None
     for description in descriptions.values():
-        check(description, config, labels, len(descriptions))
-    return {description.party: node for node, description in descriptions.items()}
+        check(description, config, labels, len(descriptions), then)
+    return {each.party: Member(node, each.embedding_size) for node, each in descriptions.items()}
 
 
 def _check_surrogates(carrier: Carrier, config: RunConfig, labels: Labels, parties: int) -> None:
@@ -64,8 +74,18 @@ def _check_surrogates(carrier: Carrier, config: RunConfig, labels: Labels, parti
     check_memory(whose, here + parties * of_party * carrier.simulated)
 
 
-def check(description: Description, config: RunConfig, labels: Labels, parties: int) -> None:
+def check(
+    description: Description,
+    config: RunConfig,
+    labels: Labels,
+    parties: int,
+    sizes: Mapping[int, int] | None = None,
+) -> None:
     """Refuse a party whose share of the columns, rows, ids or code do not fit the run.
+
+    Parameters
+    ----------
+    sizes : party -> embedding size, if the run has begun.
 
     Raises
     ------
@@ -90,11 +110,24 @@ def check(description: Description, config: RunConfig, labels: Labels, parties: 
             f"{who} has other sample ids than the label holder, or in another order: align them "
             "first."
         )
-    size = embedding_size(config, labels.outputs)
-    if description.embedding_size != size:
+    given, size = description.embedding_size, embedding_size(config, labels.outputs)
+    if sizes is not None and given != sizes[description.party]:
         raise ConfigError(
-            f"{who} has embeddings of size {description.embedding_size}, where the run "
-            f"configuration gives {size}: start all with the same configuration."
+            f"{who} has embeddings of size {given}, where the run began with "
+            f"{sizes[description.party]}: give it the embedding-size of then."
+        )
+    alike = config.models.top == "sum" or config.models.combine != "concat"
+    if given != size and (alike or estimators.choose(config).broadcasts):
+        raise ConfigError(
+            f"{who} has embeddings of size {given}, where the run configuration gives {size}, and "
+            "a top model that adds them up, or labels = 'shared', needs all alike: leave its "
+            "embedding-size out."
+        )
+    table = 4 * given * (rows[0] + rows[1])
+    if table > free_memory():
+        raise ConfigError(
+            f"{who} has embeddings of size {given}, whose table of {table / 1e9:.1f} GB does not "
+            "fit into memory: give it a smaller embedding-size."
         )
     if description.code_digest != code_digest():
         raise ConfigError(

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from flwr.app import MetricRecord
@@ -20,8 +20,8 @@ from vfl_flower.holder.observers import Observer
 
 log = logging.getLogger("flwr")
 
-RESULTS = ("train_loss", *(f"test_{each.name}" for each in fields(Metrics)))
-"""What an entry says of the model."""
+RESULTS = ("train_loss", *(f"test_{name}" for name in Metrics(0.0).figures()))
+"""What every entry says of the model."""
 
 
 class History:
@@ -83,7 +83,7 @@ class History:
             "steps": steps,
             **spent,
             "train_loss": train_loss,
-            **{f"test_{name}": value for name, value in asdict(metrics).items()},
+            **{f"test_{name}": value for name, value in metrics.figures().items()},
         }
         self.entries.append(entry)
         self.tell(entry)

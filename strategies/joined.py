@@ -11,11 +11,15 @@ from strategies.checkpoints import Checkpoints
 from strategies.vertical import Vertical
 from vfl_flower.axes.batches import divisors, draw_window
 from vfl_flower.axes.privacy.ledger import ledger_of
+from vfl_flower.config import RunConfig
+from vfl_flower.data import samples
 from vfl_flower.data.blocks import FeatureBlock, load_block, load_features
 from vfl_flower.errors import ConfigError
+from vfl_flower.models import passes
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.losses import penalty
-from vfl_flower.models.training import build_optimizer
+from vfl_flower.models.training import build_optimizer, trained
+from vfl_flower.party.rules import own_model
 
 
 class Joined(Vertical):
@@ -31,12 +35,14 @@ class Joined(Vertical):
                 "strategy = 'joined' sends nothing that noise could protect: leave `privacy` out."
             )
         run, holder, training = self.run, self.run.holder, self.config.training
-        blocks = self._blocks()
-        inputs = [torch.from_numpy(block.train[:]).to(holder.device) for block in blocks]
-        bottoms = torch.nn.ModuleList(
-            build_bottom(self.config, party, x.shape[1:], columns.stop - columns.start)
-            for (party, columns), x in zip(holder.columns.items(), inputs, strict=True)
-        ).to(holder.device)
+        blocks, configs = self._blocks(), self._configs()
+        inputs = [samples.tensors(block.train[:], holder.device) for block in blocks]
+        sizes = [columns.stop - columns.start for columns in holder.columns.values()]
+        models = [
+            build_bottom(own, party, samples.first(block.train), size)
+            for party, own, block, size in zip(holder.columns, configs, blocks, sizes, strict=True)
+        ]
+        bottoms = torch.nn.ModuleList(models).to(holder.device)
         optimizers = [build_optimizer(self.config, bottoms, training.party_lr)]
         optimizers += [holder.optimizer] if holder.optimizer else []
         for epoch in range(training.epochs):
@@ -46,14 +52,18 @@ class Joined(Vertical):
             divided = divisors(self.config, rows_of, window.lengths).tolist()
             for ids, divisor in zip(batches, divided, strict=True):
                 rows = ids.to(holder.device)
-                embeddings = [bottom(x[rows]) for bottom, x in zip(bottoms, inputs, strict=True)]
+                embeddings = [
+                    passes.one(bottom, samples.rows(x, rows), 0, key=holder.key)
+                    for bottom, x in zip(bottoms, inputs, strict=True)
+                ]
                 own = holder.table.rows[rows, holder.table.received :]
-                outputs = holder.top(torch.cat([*embeddings, own], dim=1))
+                h = torch.cat([*embeddings, own], dim=1)
+                outputs = passes.one(holder.top, h, 0, key=holder.key)
                 losses = holder.loss.per_row(outputs, holder.labels[rows])
                 loss = losses.sum() / divisor
                 weights = loss.new_zeros(())
                 if training.regulariser_weight:
-                    terms = [penalty(training, p).sum() for p in bottoms.parameters()]
+                    terms = [penalty(training, p).sum() for p in trained(bottoms).values()]
                     weights = torch.stack(terms)
                 for optimizer in optimizers:
                     optimizer.zero_grad()
@@ -64,11 +74,19 @@ class Joined(Vertical):
             run.plan.answered += run.plan.of_epoch
             run.history.progressed(run.plan.answered, run.plan.planned)
             if run.history.is_due(epoch + 1, training.epochs):
+                bottoms.eval()
                 with torch.no_grad():
                     for party, bottom, block in zip(holder.columns, bottoms, blocks, strict=True):
-                        test = torch.from_numpy(block.test[:]).to(holder.device)
+                        test = samples.tensors(block.test[:], holder.device)
                         holder.test_table.of(party)[:] = bottom(test)
+                bottoms.train()
                 run.record()
+
+    def _configs(self) -> list[RunConfig]:
+        """The configuration of every party's bottom model."""
+        contexts = self.run.carrier.contexts.values()
+        own = [own_model(context, self.config) for context in contexts]
+        return own or [self.config] * len(self.run.seats)
 
     def _blocks(self) -> list[FeatureBlock]:
         """Every party's columns."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import MetricRecord
 
-from strategies.enrolment import check
+from strategies.enrolment import Member, check
 from strategies.history import RESULTS, History
 from strategies.mailbox import Mailbox
 from strategies.plan import Plan
@@ -25,7 +25,6 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.figures import TRANSPORTS
 from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.messages import SMALL, EmbedOrder, EvaluateOrder, TrainOrder
-from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.provenance import peak_memory_mb
 from vfl_flower.runtimes.carrier import Carrier
 from vfl_flower.systems import load_system
@@ -38,7 +37,7 @@ class Run:
 
     Parameters
     ----------
-    nodes : party -> node.
+    nodes : party -> who it is.
     history : of this run, which may have begun before its parties were known.
 
     Raises
@@ -50,7 +49,7 @@ class Run:
     def __init__(
         self,
         carrier: Carrier,
-        nodes: Mapping[int, int],
+        nodes: Mapping[int, Member],
         config: RunConfig,
         labels: Labels,
         history: History,
@@ -59,7 +58,7 @@ class Run:
         self.carrier = carrier
         self.config = config
         self.labels = labels
-        self.seats = [Seat(party, nodes[party]) for party in sorted(nodes)]
+        self.seats = [Seat(party, nodes[party].node) for party in sorted(nodes)]
         estimator, system = estimators.choose(config)(config), load_system(config.strategy)
         self.ledger = ledger_of(config)(config, rows, estimator)
         labels = self.ledger.labels(labels)
@@ -71,7 +70,7 @@ class Run:
             self.plan.planned, parties, self.schedule.quorum, top_learns
         )
         self.history = history
-        sizes = dict.fromkeys(sorted(nodes), embedding_size(config, labels.outputs))
+        sizes = {party: nodes[party].size for party in sorted(nodes)}
         self.holder = LabelHolder(config, labels, sizes, self.ledger.noise())
         carrier.expect(
             self._largest(estimator, rows, len(labels.test), max(sizes.values(), default=0))
@@ -91,7 +90,7 @@ class Run:
             self.plan,
             self.history,
             labels.outputs,
-            lambda description: check(description, config, labels, parties),
+            lambda description: check(description, config, labels, parties, sizes),
             self.waiting.drop,
         )
 
@@ -146,9 +145,14 @@ class Run:
             "epochs": round(self.plan.epochs, 3),
             "steps": self.holder.steps,
             **self.history.spent(self.seats, self.carrier.clock),
-            **{key: self.history.last.get(key) for key in RESULTS},
+            **dict.fromkeys(RESULTS),
+            **{key: self.history.last[key] for key in self.history.last if _is_result(key)},
             **self.ledger.figures(),
             "peak_memory_mb": round(max(self.mailbox.party_memory_mb, peak_memory_mb()), 1),
             "failed_parties": [seat.party for seat in self.seats if not seat.alive],
             "by_party": [seat.figures() for seat in self.seats],
         }
+
+
+def _is_result(key: str) -> bool:
+    return key in RESULTS or key.startswith("test_")

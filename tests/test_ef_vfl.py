@@ -56,9 +56,7 @@ def by_hand(
     labels, size = load_labels(config), config.models.embedding_size or 32
     y, rows = torch.from_numpy(labels.train), len(labels.train)
     x = [torch.from_numpy(load_features(config, m, parties).train) for m in range(parties)]
-    models: list[nn.Module] = [
-        build_bottom(config, m, x[m].shape[1:], size) for m in range(parties)
-    ]
+    models: list[nn.Module] = [build_bottom(config, m, x[m][0], size) for m in range(parties)]
     top = build_top(config, [size] * parties, labels.outputs)
     before = copy.deepcopy([*models, top])
     surrogates = [torch.zeros(rows, size) for _ in range(parties)]

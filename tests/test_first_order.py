@@ -170,7 +170,7 @@ def test_gradient_rows_that_are_not_wanted_change_nothing_else() -> None:
 def party(config: RunConfig) -> tuple[BottomModel, Tensor, Tensor]:
     x = torch.randn(ROWS, FEATURES, generator=generator(2))
     gradient_rows = torch.randn(ROWS, SIZE, generator=generator(3))
-    return build_bottom(config, 0, (FEATURES,), SIZE), x, gradient_rows
+    return build_bottom(config, 0, torch.zeros(FEATURES), SIZE), x, gradient_rows
 
 
 REGULARISERS: list[dict[str, Any]] = [
@@ -272,7 +272,7 @@ def test_update_is_the_loop_of_torch_over_two_windows(name: str, keys: dict[str,
 @pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm"])
 def test_one_step_is_gradient_descent_for_every_model(kind: str) -> None:
     config = config_of(bottom_model=kind, bottom_hidden=3)
-    model = build_bottom(config, 0, (4, 4), SIZE)
+    model = build_bottom(config, 0, torch.zeros(4, 4), SIZE)
     x = torch.randn(ROWS, 4, 4, generator=generator(2))
     rows = torch.randn(ROWS, SIZE, generator=generator(3))
     gradients = gradients_at(model, x, rows)

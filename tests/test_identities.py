@@ -28,7 +28,7 @@ def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]
     y = torch.from_numpy(labels.train)
     x = [torch.from_numpy(load_features(config, m, parties).train) for m in range(parties)]
     size = embedding_size(config, labels.outputs)
-    bottoms = [build_bottom(config, m, x[m].shape[1:], size) for m in range(parties)]
+    bottoms = [build_bottom(config, m, x[m][0], size) for m in range(parties)]
     top = build_top(config, [size] * parties, labels.outputs)
     models = torch.nn.ModuleList([*bottoms, top])
     optimizer: torch.optim.Optimizer = torch.optim.SGD(
@@ -290,7 +290,7 @@ def test_after_alone_every_party_has_the_model_of_its_own_run(run: Start) -> Non
     for party in range(2):
         config = resolve({})
         shape = load_features(config, party, 2).train.shape[1:]
-        first = dict(build_bottom(config, party, shape, 32).named_parameters())
+        first = dict(build_bottom(config, party, torch.zeros(shape), 32).named_parameters())
         for key, values in alone.parameters(f"party-{party}").items():
             assert (values != first[key].detach().numpy()).any()
 

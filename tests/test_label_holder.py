@@ -38,7 +38,8 @@ from vfl_flower.figures import headline
 from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.losses import Loss, loss_gradient, loss_per_row, targets
-from vfl_flower.models.tops import TopModel, build_top
+from vfl_flower.models.top_layers import TopModel
+from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.systems import resolve
 from vfl_flower.tools.audit import audit
@@ -89,7 +90,9 @@ def centralised(keys: Mapping[str, Any], parties: int, labels: Labels) -> dict[s
     if labels.features:
         x.append(labels.features[0])
     y, size = torch.from_numpy(labels.train), embedding_size(config, labels.outputs)
-    bottoms = [build_bottom(config, m, block.shape[1:], size) for m, block in enumerate(x)]
+    bottoms = [
+        build_bottom(config, m, torch.from_numpy(block[0]), size) for m, block in enumerate(x)
+    ]
     top = build_top(config, [size] * len(x), labels.outputs)
     blocks = [torch.from_numpy(block) for block in x]
     momentum = 0.9 if config.training.optimizer == "momentum" else 0.0
@@ -479,7 +482,9 @@ def test_own_block_is_the_model_of_a_party_after_the_last(kind: str) -> None:
     config = config_of(bottom_model=kind, estimator="zeroth-order", server_update="zeroth-order")
     top = build_top(config, [SIZE] * PARTIES, 3, OWN)
     of_a_table = "mlp" if kind in ("cnn", "lstm") else kind
-    expected = build_bottom(config.with_values({"bottom-model": of_a_table}), PARTIES, (OWN,), SIZE)
+    expected = build_bottom(
+        config.with_values({"bottom-model": of_a_table}), PARTIES, torch.zeros(OWN), SIZE
+    )
     assert top.own is not None
     for p, q in zip(top.own.parameters(), expected.parameters(), strict=True):
         assert torch.equal(p, q)

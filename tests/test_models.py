@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
-from vfl_flower.models.bottoms import BLACK_BOXES, BottomModel, build_bottom, embedding_size
+from vfl_flower.models.bottoms import BottomModel, build_bottom, embedding_size, has_gradient
 from vfl_flower.models.losses import loss_gradient, loss_per_row, penalty, penalty_gradient, targets
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer, choose_device, load_model, model_arrays
@@ -20,7 +20,7 @@ from vfl_flower.systems import resolve
 
 
 def config_of(**keys: Any) -> RunConfig:
-    if keys.get("bottom_model") in BLACK_BOXES:
+    if not has_gradient(keys.get("bottom_model", "mlp")):
         keys["strategy"] = "cascaded"
     return resolve({key.replace("_", "-"): value for key, value in keys.items()})
 
@@ -52,7 +52,7 @@ def flat(model: torch.nn.Module) -> Tensor:
 )
 @pytest.mark.parametrize("rows", [1, 3])
 def test_bottom_model_makes_embeddings(kind: str, shape: tuple[int, ...], rows: int) -> None:
-    model = build_bottom(config_of(bottom_model=kind, bottom_hidden=5), 0, shape, 7)
+    model = build_bottom(config_of(bottom_model=kind, bottom_hidden=5), 0, torch.zeros(shape), 7)
     assert model(torch.randn(rows, *shape)).shape == (rows, 7)
 
 
@@ -68,7 +68,7 @@ def test_bottom_model_makes_embeddings(kind: str, shape: tuple[int, ...], rows: 
     ],
 )
 def test_bottom_model_has_so_many_parameters(kind: str, shape: tuple[int, ...], count: int) -> None:
-    model = build_bottom(config_of(bottom_model=kind, bottom_hidden=6), 0, shape, 7)
+    model = build_bottom(config_of(bottom_model=kind, bottom_hidden=6), 0, torch.zeros(shape), 7)
     assert flat(model).numel() == count
 
 
@@ -83,12 +83,12 @@ def test_bottom_model_has_so_many_parameters(kind: str, shape: tuple[int, ...], 
 )
 def test_linear_layers_may_have_no_bias(kind: str, shape: tuple[int, ...], count: int) -> None:
     config = config_of(bottom_model=kind, bottom_hidden=6, bottom_bias=False)
-    assert flat(build_bottom(config, 0, shape, 7)).numel() == count
+    assert flat(build_bottom(config, 0, torch.zeros(shape), 7)).numel() == count
 
 
 def test_colours_are_the_last_axis_of_an_image() -> None:
     model = build_bottom(
-        config_of(bottom_model="cnn", embedding_activation="none"), 0, (4, 4, 3), 2
+        config_of(bottom_model="cnn", embedding_activation="none"), 0, torch.zeros(4, 4, 3), 2
     )
     x = torch.randn(2, 4, 4, 3)
     weight, bias = list(model.parameters())[:2]
@@ -108,7 +108,7 @@ def test_colours_are_the_last_axis_of_an_image() -> None:
     ids=str,
 )
 def test_embedding_activation(keys: dict[str, Any], least: float, most: float) -> None:
-    h = build_bottom(config_of(**keys), 0, (5,), 8)(20 * torch.randn(50, 5)).detach()
+    h = build_bottom(config_of(**keys), 0, torch.zeros(5), 8)(20 * torch.randn(50, 5)).detach()
     assert least <= h.min() < h.max() <= most
     assert (h.min() < 0) == (least < 0)
     assert (h.max() > 1) == (most > 1)
@@ -119,7 +119,7 @@ def test_embedding_activation(keys: dict[str, Any], least: float, most: float) -
 
 def black_box(kind: str, parameter: list[list[float]]) -> BottomModel:
     keys = {"bottom_model": kind, "embedding_activation": "none"}
-    model = build_bottom(config_of(**keys), 0, (2,), 2)
+    model = build_bottom(config_of(**keys), 0, torch.zeros(2), 2)
     with torch.no_grad():
         next(model.parameters()).copy_(torch.tensor(parameter))
     return model
@@ -149,7 +149,7 @@ def test_binarised_layer_uses_the_signs_of_its_weights() -> None:
 
 @pytest.mark.parametrize("kind", ["binarised", "scorecard"])
 def test_black_boxes_have_no_gradient_to_learn_from(kind: str) -> None:
-    model = build_bottom(config_of(bottom_model=kind), 0, (5,), 3)
+    model = build_bottom(config_of(bottom_model=kind), 0, torch.zeros(5), 3)
     gradients = torch.autograd.grad(model(torch.randn(6, 5)).sum(), list(model.parameters()))
     assert all((gradient == 0).all() for gradient in gradients)
 
@@ -160,7 +160,9 @@ def test_black_boxes_have_no_gradient_to_learn_from(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm", "binarised", "scorecard"])
 def test_equal_seeds_give_equal_parameters_and_other_parties_other_ones(kind: str) -> None:
     def parameters(party: int, seed: int = 0) -> Tensor:
-        return flat(build_bottom(config_of(bottom_model=kind, seed=seed), party, (4, 4), 3))
+        return flat(
+            build_bottom(config_of(bottom_model=kind, seed=seed), party, torch.zeros(4, 4), 3)
+        )
 
     assert torch.equal(parameters(0), parameters(0))
     assert not torch.equal(parameters(0), parameters(1))
@@ -174,28 +176,28 @@ def test_top_model_has_parameters_of_its_own_seed() -> None:
     assert torch.equal(parameters(), parameters())
     assert not torch.equal(parameters(), parameters(1))
     for party in range(4):
-        bottom = build_bottom(config_of(bottom_model="linear"), party, (5,), 3)
+        bottom = build_bottom(config_of(bottom_model="linear"), party, torch.zeros(5), 3)
         assert not torch.equal(parameters(), flat(bottom))
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp", "cnn", "lstm", "binarised", "scorecard"])
 def test_random_state_of_torch_is_untouched(kind: str) -> None:
     before = torch.get_rng_state()
-    build_bottom(config_of(bottom_model=kind), 0, (4, 4), 3)
+    build_bottom(config_of(bottom_model=kind), 0, torch.zeros(4, 4), 3)
     build_top(config_of(), [3, 3], 2)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_parameters_do_not_depend_on_the_random_state_of_torch() -> None:
     torch.manual_seed(1)
-    first = flat(build_bottom(config_of(), 0, (4,), 3))
+    first = flat(build_bottom(config_of(), 0, torch.zeros(4), 3))
     torch.manual_seed(2)
-    assert torch.equal(first, flat(build_bottom(config_of(), 0, (4,), 3)))
+    assert torch.equal(first, flat(build_bottom(config_of(), 0, torch.zeros(4), 3)))
 
 
 def test_parameters_survive_as_arrays() -> None:
-    ours = build_bottom(config_of(), 0, (4,), 3)
-    theirs = build_bottom(config_of(), 1, (4,), 3)
+    ours = build_bottom(config_of(), 0, torch.zeros(4), 3)
+    theirs = build_bottom(config_of(), 1, torch.zeros(4), 3)
     load_model(theirs, {name: array.copy() for name, array in model_arrays(ours).items()})
     assert torch.equal(flat(theirs), flat(ours))
 
@@ -215,7 +217,7 @@ def test_model_that_cannot_read_the_data(
     keys: dict[str, Any], shape: tuple[int, ...], sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        build_bottom(config_of(**keys), 0, shape, 3)
+        build_bottom(config_of(**keys), 0, torch.zeros(shape), 3)
 
 
 def test_size_of_embeddings() -> None:
@@ -239,7 +241,7 @@ def test_a_model_that_no_memory_holds_is_a_sentence_and_takes_none(kind: str) ->
     most = 2**31 - 1
     config = config_of(bottom_model=kind, bottom_hidden=most, embedding_size=most)
     with pytest.raises(ConfigError, match=r"^A model needs .* GB, .*: choose a smaller bottom-h"):
-        build_bottom(config, 0, (8, 8), most)
+        build_bottom(config, 0, torch.zeros(8, 8), most)
 
 
 def test_a_top_model_that_no_memory_holds_is_a_sentence() -> None:

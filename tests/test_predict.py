@@ -74,7 +74,7 @@ def by_hand(organisations: Organisations, out: str, labels: Path) -> tuple[list[
             kept = folder / f"run-{found.run}-party-{number}-checkpoint-{found.number}.state"
             about = json.loads(load_about(state_file.read(kept)))
             x = columns(organisations.files[number], about["preparation"])
-            bottom = build_bottom(config, number, tuple(x.shape[1:]), 4)
+            bottom = build_bottom(config, number, x[0], 4)
             with np.load(folder / f"party-{number}.npz") as file:
                 load_model(bottom, dict(file))
             blocks.append(bottom(x))

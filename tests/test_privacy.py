@@ -167,7 +167,7 @@ def test_feedback_pass_repeats_the_noise_of_the_upload(optimizer: str) -> None:
     )
     perturb = noise_of(config)
     inner, outer = drawn(perturb, 0, 6), drawn(perturb, LAST, 4)
-    model = build_bottom(config, 0, (5,), 4)
+    model = build_bottom(config, 0, torch.zeros(5), 4)
     expected = copy.deepcopy(model)
     x, gradient_rows = torch.randn(ROWS, 5), torch.randn(ROWS, 4)
 

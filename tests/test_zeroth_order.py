@@ -28,7 +28,8 @@ from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.messages import TrainOrder
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import loss_per_row
-from vfl_flower.models.tops import TopModel, build_top
+from vfl_flower.models.top_layers import TopModel
+from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.systems import resolve

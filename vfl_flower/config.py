@@ -8,7 +8,8 @@ here; what keys must agree about stands beside what it rules, and `systems.resol
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ from vfl_flower.sections import (
     TrainingConfig,
     key,
 )
+
+_PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # key=value, as Flower reads it
 
 AUTO = "auto"
 """Value of a key that the chosen system, the data or the runtime decides."""
@@ -183,6 +186,29 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
         if value != AUTO:
             values[name] = _typed(name, value, KEYS[name].type)
     return values
+
+
+def pairs(texts: Sequence[str], said: str) -> dict[str, Any]:
+    """Key-value pairs in Flower's own syntax, ``KEY='text' OTHER=5``; or one TOML file of them.
+
+    Raises
+    ------
+    ConfigError
+        If they cannot be read, with what is ``said`` of them.
+    """
+    from click import ClickException
+    from flwr.common.config import parse_config_args
+
+    try:
+        left = [] if texts[:1] and texts[0].endswith(".toml") else texts
+        if any(_PAIR.sub("", text).strip() for text in left):
+            raise ValueError  # Flower would pass over what it does not recognise
+        return dict(parse_config_args(list(texts)))
+    except (ClickException, OSError, ValueError) as error:
+        raise ConfigError(
+            f"{said} {' '.join(texts)!r} cannot be read: write key=value pairs with spaces "
+            "between them, and texts in quotes, as in \"KEY='text' OTHER=5\"."
+        ) from error
 
 
 def _typed(key: str, value: Any, wanted: type) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 
 class VflError(Exception):
     """What is wrong, where, and what to do, in one sentence."""
@@ -9,6 +11,16 @@ class VflError(Exception):
 
 class ConfigError(VflError):
     """A run configuration, data set or model that cannot work; raised before any training."""
+
+
+class CodeError(ConfigError):
+    """Code of one's own raises: what it says may quote data, and is for who owns it alone."""
+
+    def __init__(self, sentence: str, error: Exception) -> None:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.name}, {place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
+        super().__init__(f"{sentence} ({type(error).__name__} in {where}): its own log says why.")
+        self.whole = f"{sentence}: {type(error).__name__}: {error}"
 
 
 class OutOfStepError(VflError):

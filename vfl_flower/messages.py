@@ -245,7 +245,7 @@ class Description(Introduction):
     train_rows: int
     test_rows: int
     columns: int
-    embedding_size: int
+    embedding_size: int = _number(1)
     alignment: str
     code_digest: str
     exchange: int  # messages that it has served

@@ -57,26 +57,27 @@ class Registry:
                 f"{key or self.key} = {name!r} is not known: choose one of {', '.join(self.names)}."
             )
 
-    def load(self, name: str) -> Any:
-        """What has this name.
+    def load(self, name: str, key: str = "") -> Any:
+        """What has this name; sentences say that ``key`` has it, or that of the configuration.
 
         Raises
         ------
         ConfigError
             If there is none, its place does not have it, or it is something else.
         """
-        self.check(name)
+        key = key or self.key
+        self.check(name, key)
         if name in self.known:
             return load_place(self.known[name])
         place = name
         if ":" not in name:
             (entry, *_) = (each for each in entry_points(group=self.group) if each.name == name)
             place = entry.value
-        found = load_place(place, f"{self.key} = {name!r}")
+        found = load_place(place, f"{key} = {name!r}")
         missing = [part for part in self.parts if not hasattr(found, part)]
         if missing:
             what = "cannot be called" if missing == ["__call__"] else f"has no {missing[0]!r}"
-            raise ConfigError(f"{self.key} = {name!r} is none: it {what}. See CONTRIBUTING.md.")
+            raise ConfigError(f"{key} = {name!r} is none: it {what}. See CONTRIBUTING.md.")
         return found
 
 
@@ -166,11 +167,28 @@ BOTTOMS = Registry(
     "bottom-model",
     "bottoms",
     {
-        name: f"vfl_flower.models.bottoms:{name}"
+        name: f"vfl_flower.models.layers:{name}"
         for name in ("linear", "mlp", "cnn", "lstm", "binarised", "scorecard")
     },
 )
-"""Bottom models: builders of layers (`models.bottoms.Bottom`), or torch modules."""
+"""Bottom models: builders of layers of ours, or what makes torch modules (`models.bottoms`)."""
+
+TOPS = Registry(
+    "top-model",
+    "tops",
+    {
+        "sum": "vfl_flower.models.top_layers:no_layers",
+        "linear": "vfl_flower.models.top_layers:one_layer",
+        "mlp": "vfl_flower.models.top_layers:two_layers",
+    },
+)
+"""Top models: widths of layers of ours, or what makes torch modules (`models.tops`)."""
+
+LOSSES = Registry("loss", "losses", {"standard": "vfl_flower.models.losses:loss_per_row"})
+"""What training minimises: the loss of each row, from outputs and labels (`models.losses`)."""
+
+METRICS = Registry("metrics", "metrics", {"none": "vfl_flower.holder.metrics:no_more"})
+"""Figures by name, from outputs and labels, beside ours (`holder.metrics`)."""
 
 DATASETS = Registry(
     "dataset",

@@ -100,13 +100,17 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Bottom models, and the top model."""
+    """Bottom models, the top model, its loss and its metrics."""
 
     bottom: str = key(
         "mlp",
-        "model of a party, from features to embedding; binarised and scorecard have no gradient",
+        "model of a party, from features to embedding; binarised and scorecard have no gradient; "
+        "or FILE.py:NAME, a torch module of your own, which on real nodes each party names itself",
         name="bottom-model",
         registry=registry.BOTTOMS,
+    )
+    bottom_args: str = key(
+        "", "arguments of a bottom model of your own, as in 'depth=20 width=16'", name="model-args"
     )
     bottom_hidden: int = key(
         64, "hidden units (mlp, lstm) or channels (cnn) of the bottom model", least=1
@@ -120,21 +124,35 @@ class ModelConfig:
     embedding_activation: str | None = key(
         None,
         "activation on the embedding",
-        auto="none for `sum`, else relu",
+        auto="none for `sum` and for a bottom model of your own, else relu",
         choices=("none", "relu", "sigmoid", "tanh"),
     )
     bottom_bias: bool = key(True, "whether linear layers of a bottom model have a bias")
     top: str = key(
         "mlp",
-        "model of the label holder; `sum` adds the embeddings up and has no parameters",
+        "model of the label holder; `sum` adds the embeddings up and has no parameters; or "
+        "FILE.py:NAME, a torch module of your own",
         name="top-model",
-        choices=("sum", "linear", "mlp"),
+        registry=registry.TOPS,
     )
+    top_args: str = key("", "arguments of a top model of your own, as in 'width=16'")
     top_hidden: int = key(64, "hidden units of an mlp top model", least=1)
     combine: str = key(
         "concat",
         "how a linear or mlp top model reads the parties' embeddings",
         choices=("concat", "mean", "sum"),
+    )
+    loss: str = key(
+        "standard",
+        "loss of a row: cross entropy, or of numbers half the squared error; or FILE.py:NAME, a "
+        "function of yours from outputs and labels to the rows' losses",
+        registry=registry.LOSSES,
+    )
+    metrics: str = key(
+        "none",
+        "further figures of the test rows: FILE.py:NAME, a function of yours from outputs and "
+        "labels to numbers by name",
+        registry=registry.METRICS,
     )
 
 

@@ -20,8 +20,8 @@ from vfl_flower.config import KEYS, RunConfig, parse
 from vfl_flower.data import labels
 from vfl_flower.data.divided import is_code
 from vfl_flower.errors import ConfigError
-from vfl_flower.models import tops
-from vfl_flower.models.bottoms import BLACK_BOXES
+from vfl_flower.models import bottoms, losses, tops
+from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.stream import listen as streams
 
@@ -110,7 +110,9 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     estimators.check(config)
     codecs.check(config)
     labels.check(config.data)
+    bottoms.check(config.models)
     tops.check(config.models)
+    losses.check(config)
     streams.check(config.running)
     estimator = estimators.choose(config)(config)
     ledger_of(config).check(config, estimator)
@@ -128,6 +130,10 @@ def places(raw: Mapping[str, Any]) -> list[str]:
     return [*named, "dataset"] if is_code(str(raw.get("dataset", ""))) else named
 
 
+_OF_LABEL_HOLDER = ("observer", "top-model", "loss", "metrics")
+"""Keys by whose places the label holder alone loads code."""
+
+
 def refuse_places(raw: Mapping[str, Any]) -> None:
     """Refuse keys from elsewhere by whose places a party would load code.
 
@@ -136,7 +142,7 @@ def refuse_places(raw: Mapping[str, Any]) -> None:
     ConfigError
         Which key does.
     """
-    named = [name for name in places(raw) if name != "observer"]  # which only the label holder does
+    named = [name for name in places(raw) if name not in _OF_LABEL_HOLDER]
     if named:
         raise ConfigError(
             f"{named[0]} names code, which a node does not take from others: install a package at "
@@ -156,9 +162,18 @@ def _check_system(system: System, config: RunConfig, estimator: Estimator) -> No
         raise ConfigError(
             f"strategy = {name!r} is a baseline without scalar noise: leave `privacy` out."
         )
-    gradients = estimator.gradients if system.gradients is None else system.gradients
-    if config.models.bottom in BLACK_BOXES and gradients:
+    check_gradient(config, f"bottom-model = {config.models.bottom!r}")
+
+
+def check_gradient(config: RunConfig, said: str) -> None:
+    """Raise `ConfigError` if a bottom model has no gradient, and the system needs one.
+
+    ``said`` : what the sentence calls that model.
+    """
+    system = load_system(config.strategy)
+    needed = estimators.choose(config).gradients if system.gradients is None else system.gradients
+    if needed and not has_gradient(config.models.bottom):
         raise ConfigError(
-            f"bottom-model = {config.models.bottom!r} has no gradient, which strategy = {name!r} "
-            "needs of it: choose a zeroth-order system, such as 'cascaded', or another model."
+            f"{said} has no gradient, which strategy = {config.strategy!r} needs of it: choose a "
+            "zeroth-order system, such as 'cascaded', or another model."
         )

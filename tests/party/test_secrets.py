@@ -39,7 +39,7 @@ from vfl_flower.systems import resolve
 
 def solved(embedding: Array, **keys: Any) -> Array:
     """The features behind embeddings [R, 8], by the linear model that the public seed gives."""
-    model = build_bottom(resolve({**KEYS, **keys}), 0, (2,), 8)
+    model = build_bottom(resolve({**KEYS, **keys}), 0, torch.zeros(2), 8)
     (layer,) = (each for each in model.modules() if isinstance(each, torch.nn.Linear))
     weight, bias = (each.detach().double().numpy() for each in (layer.weight, layer.bias))
     found: Array = np.linalg.lstsq(weight, (embedding - bias).T, rcond=None)[0].T
@@ -68,7 +68,7 @@ def test_who_knows_the_seed_solves_a_first_upload_only_if_the_party_permits_it(
 def test_divided_data_and_permitted_seeds_give_the_models_that_the_seed_gives() -> None:
     config = resolve({"dataset": "breast-cancer"})
     first, second = (Party(config, 0, 2, 1).model.state_dict() for _ in range(2))
-    expected = build_bottom(config, 0, (15,), 32).state_dict()
+    expected = build_bottom(config, 0, torch.zeros(15), 32).state_dict()
     for name, value in expected.items():
         assert torch.equal(first[name], value) and torch.equal(second[name], value)
 
@@ -209,7 +209,7 @@ def test_a_run_on_files_goes_on_with_the_models_that_secrets_have_drawn(tmp_path
     for party in range(2):
         kept = state_file.read(kept_state(run.folder, party))
         model = state.load_arrays(kept, "model")
-        of_seed = build_bottom(config, party, (2,), 4).state_dict()
+        of_seed = build_bottom(config, party, torch.zeros(2), 4).state_dict()
         for name, parameters in model.items():
             assert not np.allclose(parameters, of_seed[name])
     assert len(organisations.predict("run")) == 64

@@ -20,8 +20,9 @@ from vfl_flower.axes.estimators.directions import (
     values_of_pairs,
 )
 from vfl_flower.axes.privacy.noise import ScalarNoise
-from vfl_flower.models.losses import Loss, targets
-from vfl_flower.models.tops import TopModel
+from vfl_flower.models import passes
+from vfl_flower.models.losses import Loss
+from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import step_along
 
 
@@ -36,6 +37,7 @@ def by_gradient(
     rows_wanted: bool = True,
     loss: Loss = Loss(),  # noqa: B008  (it is frozen)
     noise: ScalarNoise | None = None,
+    key: bytes = b"",
 ) -> tuple[Tensor | None, Tensor]:
     """Step along the gradient of each step's loss; gradient rows of embeddings, and the losses.
 
@@ -52,6 +54,7 @@ def by_gradient(
     divisors : what each step's sum of row losses is divided by.
     loss : of a row.
     noise : what is added to the mean of rows' gradients, whose norms are clipped then (DP-SGD).
+    key : what is random in the top model follows from it.
 
     Returns
     -------
@@ -65,11 +68,11 @@ def by_gradient(
     weights = weights[:, None]
     own = top.own if optimizer else None  # which changes with each step
     x = h if own else top.combined(top.embedded(h))
-    y = targets(labels, top.outputs)
+    y = loss.targets(labels, top.outputs)
     gradient = partial(loss.gradient, squared=labels.is_floating_point())
-    parts = list(lengths) if optimizer else [len(h)]
+    parts = list(lengths) if optimizer or top.by_step else [len(h)]
     all_outputs, all_rows = [], []
-    bounds = [noise.top_clip / each for each in divisors] if noise else [math.inf] * len(parts)
+    bounds = [noise.top_clip / each for each in divisors] if noise else [math.inf] * len(lengths)
     for step, (x_step, y_step, weights_step) in enumerate(
         zip(x.split(parts), y.split(parts), weights.split(parts), strict=True)
     ):
@@ -78,15 +81,16 @@ def by_gradient(
                 embedding = own(x_step[:, top.received :])
             blocks = torch.cat([x_step[:, : top.received], embedding.detach()], dim=1)
             x_step = top.combined(blocks)
-        outputs, rows, gradients = top.passes(
-            x_step,
-            y_step,
-            weights_step,
-            gradient,
-            rows=rows_wanted or own is not None,
-            parameters=optimizer is not None,
-            bound=bounds[step],
-        )
+        with passes.repeatable(top, key, step, learns=optimizer is not None):
+            outputs, rows, gradients = top.passes(
+                x_step,
+                y_step,
+                weights_step,
+                gradient,
+                rows=rows_wanted or own is not None,
+                parameters=optimizer is not None,
+                bound=bounds[step],
+            )
         if own:
             signal = top.spread_to(slice(top.received, None), rows)
             gradients += torch.autograd.grad(embedding, list(own.parameters()), signal)
@@ -121,7 +125,8 @@ def by_differences(
     noise : what is added to each difference, of which a row's is clipped then.
     """
     if optimizer is None:  # a top model without parameters
-        return step_means(loss.per_row(top(h), labels), lengths, divisors)
+        outputs = passes.joined(passes.window(top, h, lengths, key=directions.key))
+        return step_means(loss.per_row(outputs, labels), lengths, divisors)
     pair, u = values_of_pairs(top, h, lengths, directions)
     values = [loss.per_row(outputs, labels) for outputs in pair]
     of_rows, losses = differences(directions.config, values)

@@ -23,10 +23,12 @@ from vfl_flower.axes.estimators.directions import Directions
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
-from vfl_flower.errors import DivergedError, PoisonError, VflError
+from vfl_flower.errors import ConfigError, DivergedError, PoisonError, VflError
+from vfl_flower.holder import metrics as figures
 from vfl_flower.holder.metrics import Metrics, check_finite, metrics
 from vfl_flower.holder.table import USUAL, Table, own_features
 from vfl_flower.messages import LARGEST, Arrays, TrainOrder, Upload, bounded, checked
+from vfl_flower.models import losses
 from vfl_flower.models.losses import loss_of
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import (
@@ -38,7 +40,9 @@ from vfl_flower.models.training import (
     load_optimizer,
     model_arrays,
     optimizer_arrays,
+    trained,
 )
+from vfl_flower.registry import METRICS
 
 
 class LabelHolder:
@@ -69,13 +73,18 @@ class LabelHolder:
         self.test_labels = torch.from_numpy(labels.test).to(self.device)
         self.deviation = labels.deviation  # a unit of the outputs, under regression
         self.loss = loss_of(config, labels.train, len(labels.classes), self.device)
+        alone = noise is not None
+        some = self.labels[:2]
+        losses.try_out(self.loss, config.models.loss, labels.outputs, some, alone)
+        self.more = METRICS.load(config.models.metrics)
+        figures.try_out(self.more, config.models.metrics, labels.outputs, self.test_labels)
         train, test = own_features(config, labels)
         self.table = Table(sizes, train, self.device, config.schedule.max_delay)
         self.test_table = Table(sizes, test, self.device)
         self.columns = self.table.columns
-        top = build_top(config, list(sizes.values()), labels.outputs, train.shape[1])
+        top = build_top(config, list(sizes.values()), labels.outputs, train.shape[1], alone)
         self.top = top.to(self.device)
-        trainable = any(True for _ in self.top.parameters())
+        trainable = bool(trained(self.top))
         rate = config.training.server_lr
         self.optimizer = build_optimizer(config, self.top, rate) if trainable else None
         self.estimator = estimators.choose(config)(config)
@@ -211,11 +220,19 @@ class LabelHolder:
         batches = h, labels, lengths, divisors
         if self.config.estimator.server_update == "first-order":
             rows, losses = server.by_gradient(
-                self.top, self.optimizer, *batches, gradients, self.loss, self.noise_of_top
+                self.top,
+                self.optimizer,
+                *batches,
+                gradients,
+                self.loss,
+                self.noise_of_top,
+                self.key,
             )
         else:
             if gradients:
-                rows, _ = server.by_gradient(self.top, None, *batches, True, self.loss)
+                rows, _ = server.by_gradient(
+                    self.top, None, *batches, True, self.loss, None, self.key
+                )
             losses = server.by_differences(
                 self.directions(), self.top, self.optimizer, *batches, self.loss, self.noise_of_top
             )
@@ -228,6 +245,11 @@ class LabelHolder:
         self.drawn += 1
         key = self.secret + f"|{self.drawn}".encode()
         return Directions(self.config.estimator, key, self.top)
+
+    @property
+    def key(self) -> bytes:
+        """What is random in the top model's next passes follows from it."""
+        return f"{self.config.training.seed}|top model|{self.steps}".encode()
 
     @property
     def noise_of_top(self) -> ScalarNoise | None:
@@ -277,7 +299,7 @@ class LabelHolder:
         self.top.eval()
         outputs = self.top(self.test_table.rows)
         self.top.train()
-        return metrics(outputs, self.test_labels, self.deviation)
+        return metrics(outputs, self.test_labels, self.deviation, self.loss.own, self.more)
 
     # --- parties that come back -----------------------------------------------------------------
 
@@ -308,6 +330,7 @@ class LabelHolder:
             "steps": self.steps,
             "drawn": self.drawn,
             "noises": self.noise.drawn if self.noise else 0,
+            "sizes": [each.stop - each.start for each in self.columns.values()],
         }
         losses = torch.cat([torch.zeros(0), *(each.cpu() for each in self.losses)])
         groups = {
@@ -350,7 +373,10 @@ class LabelHolder:
 
     def _load_top(self, groups: dict[str, Arrays]) -> None:
         """Take over what `_top_arrays` gave."""
-        load_model(self.top, groups["top"])
+        try:
+            load_model(self.top, groups["top"])
+        except VflError as error:
+            raise ConfigError(f"top-model = {self.config.models.top!r} {error}") from None
         if self.optimizer:
             load_optimizer(self.optimizer, groups["optimizer"])
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vfl_flower.errors import DivergedError
-from vfl_flower.models.losses import mean_loss
+from vfl_flower.errors import CodeError, ConfigError, DivergedError, VflError
+from vfl_flower.models.losses import RowLoss, mean_loss
+from vfl_flower.registry import METRICS
+
+More = Callable[[Tensor, Tensor], Mapping[str, Any]]
+"""A function of one's own, from outputs [R, C] and labels [R] of the rows evaluated to numbers by
+name. Outputs are logits of the classes (one of two classes, that of the second) and labels their
+numbers, or both are standardised numbers; a number that is not finite is recorded as none."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +34,74 @@ class Metrics:
     auc: float | None = None
     rmse: float | None = None
     r2: float | None = None
+    more: Mapping[str, float | None] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, float | None]:
+        """All by name, what does not apply as none."""
+        ours = asdict(self)
+        more = ours.pop("more")
+        return {**ours, **more}
 
 
-def metrics(outputs: Tensor, labels: Tensor, deviation: float) -> Metrics:
-    """How outputs [R, C] do as predictions of labels [R]; ``deviation`` is a unit of regression."""
-    mean = mean_loss(outputs, labels)
+def metrics(
+    outputs: Tensor,
+    labels: Tensor,
+    deviation: float,
+    loss: RowLoss | None = None,
+    more: More | None = None,
+) -> Metrics:
+    """How outputs [R, C] do as predictions of labels [R].
+
+    Parameters
+    ----------
+    deviation : a unit of regression.
+    loss, more : functions of one's own, if there are: of the rows' losses, and of further figures.
+
+    Raises
+    ------
+    DivergedError, ConfigError
+        If the loss is not finite; if further figures are none.
+    """
+    found = _metrics(outputs, labels, deviation, loss)
+    return replace(found, more=_numbers(more(outputs, labels))) if more else found
+
+
+def try_out(more: More, name: str, outputs: int, labels: Tensor) -> None:
+    """Raise `ConfigError` if a function of one's own gives no figures, before training."""
+    if name in METRICS.known:
+        return
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(len(labels), outputs, generator=generator).to(labels.device)
+    try:
+        _numbers(more(z, labels))
+    except VflError:
+        raise
+    except Exception as error:
+        raise CodeError(f"metrics = {name!r} cannot read {len(labels)} rows", error) from error
+
+
+def _numbers(figures: Any) -> dict[str, float | None]:
+    ours = {each.name for each in fields(Metrics)}
+    if not isinstance(figures, Mapping) or not all(
+        isinstance(name, str) and name.isidentifier() and name not in ours for name in figures
+    ):
+        raise ConfigError(
+            "metrics gives no numbers by names that are not ours: have it return a dictionary, "
+            "whose names are words such as 'recall'."
+        )
+    numbers = {name: float(value) for name, value in figures.items()}
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+
+def no_more(outputs: Tensor, labels: Tensor) -> Mapping[str, Any]:
+    """No further figures."""
+    return {}
+
+
+def _metrics(
+    outputs: Tensor, labels: Tensor, deviation: float, own: RowLoss | None = None
+) -> Metrics:
+    mean = own(outputs, labels).mean() if own else mean_loss(outputs, labels)
     check_finite(mean)
     loss = mean.item()
     if labels.is_floating_point():

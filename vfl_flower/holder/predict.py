@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,10 @@ from vfl_flower.holder.checkpoint import Checkpoint, check_states
 from vfl_flower.holder.label_holder import of_group
 from vfl_flower.holder.metrics import Metrics, metrics
 from vfl_flower.messages import SMALL, Predicted, PredictOrder, bounded, checked
-from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import as_tensor, load_model
 from vfl_flower.provenance import code_digest
+from vfl_flower.registry import LOSSES, METRICS
 from vfl_flower.runtimes.carrier import Carrier, ask_all
 
 notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
@@ -90,13 +90,13 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any]) -> No
     epsilon = _count_uploads(config, found)
     classes = found.about_labels["classes"]
     outputs = 1 if len(classes) in (0, 2) else len(classes)
-    size = embedding_size(found.config, outputs)
-    carrier.expect({PredictOrder.kind: SMALL + 4 * size * len(rows.ids)})
+    sizes: list[int] = found.strategy["holder"]["sizes"]
+    carrier.expect({PredictOrder.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
     order = PredictOrder(run=found.run, number=found.number)
     answers = ask_all(carrier, order, Predicted, config.running)
     check_states(found, answers.values())
     blocks = []
-    for answer in answers.values():
+    for answer, size in zip(answers.values(), sizes, strict=True):
         try:
             if (answer.alignment, answer.code_digest) != (rows.alignment, code_digest()):
                 raise VflError("embeddings of other rows, or by another version of the code.")
@@ -105,13 +105,16 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any]) -> No
         except VflError as error:
             raise PartyError(f"Party {answer.party}", f"sent {error}") from None
         blocks.append(as_tensor(block))
-    top = build_top(found.config, [size] * len(answers), outputs, rows.own.shape[1])
-    load_model(top, of_group("top", found.arrays))
+    top = build_top(found.config, sizes, outputs, rows.own.shape[1]).eval()
+    try:
+        load_model(top, of_group("top", found.arrays))
+    except VflError as error:
+        raise ConfigError(f"top-model = {found.config.models.top!r} {error}") from None
     said = top(torch.cat([*blocks, torch.from_numpy(rows.own)], dim=1))
     reached = _metrics(said, rows.labels, found) if rows.labels is not None else None
     figures = {"model": str(config.model), "rows": len(rows.ids)}
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
-    figures |= asdict(reached) if reached else {}
+    figures |= reached.figures() if reached else {}
     _write(config, _table(rows.ids, said, found).iloc[rows.order], figures)
     spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
     notice.info("%d predictions%s%s", len(rows.ids), _in_words(reached), spent)
@@ -213,7 +216,10 @@ def _metrics(outputs: Tensor, labels: Array, found: Checkpoint) -> Metrics | Non
             return None
         outputs, labels = outputs[torch.from_numpy(known)], labels[known]
         labels = _encoded(labels, classes) if classes else _standardised(labels, about)
-    return metrics(outputs, torch.from_numpy(labels), about["deviation"])
+    models = found.config.models
+    own = None if models.loss in LOSSES.known else LOSSES.load(models.loss)
+    given = outputs, torch.from_numpy(labels), about["deviation"]
+    return metrics(*given, own, METRICS.load(models.metrics))
 
 
 def _encoded(labels: Array, classes: list[Any]) -> NDArray[np.int64]:
@@ -252,7 +258,7 @@ def _standardised(labels: Array, about: dict[str, Any]) -> NDArray[np.float32]:
 
 def _in_words(reached: Metrics | None) -> str:
     names = {"accuracy": "accuracy", "auc": "AUC", "loss": "loss", "rmse": "RMSE", "r2": "R2"}
-    values = asdict(reached) if reached else {}
+    values = reached.figures() if reached else {}
     said = [f"{names[key]} {values[key]:.4f}" for key in names if values.get(key) is not None]
     return f": {', '.join(said)}" if said else ""
 

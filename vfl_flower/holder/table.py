@@ -22,8 +22,9 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.messages import Arrays
-from vfl_flower.models.bottoms import BLACK_BOXES
+from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.models.training import as_tensor
+from vfl_flower.registry import BOTTOMS
 
 Ids = NDArray[np.int32]
 
@@ -150,7 +151,12 @@ def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArr
             "labels = 'shared' sends the top model to the parties, and with it what the label "
             "holder's own columns have taught: set columns = 'none', or leave labels out."
         )
-    if config.models.bottom in BLACK_BOXES and config.estimator.server_update == "first-order":
+    first_order = config.estimator.server_update == "first-order"
+    if (
+        first_order
+        and config.models.bottom in BOTTOMS.known
+        and not has_gradient(config.models.bottom)
+    ):
         raise ConfigError(
             f"bottom-model = {config.models.bottom!r} has no gradient, which server-update = "
             "'first-order' needs of the label holder's own columns: set server-update = "

@@ -1,39 +1,54 @@
 """Bottom models: a party's, from features to embedding.
 
-A bottom model is a `BottomModel`: layers, between which noise can be put. `registry.BOTTOMS` names
-the builders of ours below; a torch module of your own, ``FILE.py:NAME``, is built with the shape of
-a sample and the embedding size, and becomes its only layer.
+`registry.BOTTOMS` names ours: layers, between which noise can be put. Anything else is a **model of
+one's own**: ``FILE.py:NAME`` or ``package.module:NAME``, a class of torch modules, or a function
+that gives one. The contract:
+
+* It is built as ``NAME(sample, size, **arguments)``. ``sample`` is one row as the party's source
+  gives it, a tensor [...] or tensors by name, without a dimension of rows: of it shapes and dtypes
+  are to be used. ``size`` is the embedding size, and the arguments are those of ``model-args``.
+* ``forward(x)`` makes embeddings [R, size] of R rows, a tensor [R, ...] or tensors by name. The
+  rows are those of one mini-batch in training, and any in evaluation and prediction, where the
+  module is in eval mode and each row is to be embedded by itself.
+* All of it is kept between messages, in checkpoints and for predictions: parameters, and buffers
+  that are in its ``state_dict``. Buffers learn once a mini-batch, when it is uploaded. What torch
+  draws at random in ``forward`` is the same where the pass over a mini-batch is repeated.
+* Parameters with ``requires_grad=False`` are neither trained nor perturbed.
+* With ``gradients = False`` it says that it has none, and only zeroth order trains it.
+
+Noise of perturbed embeddings is put on its output, and asks that no row has a part in another's.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from threading import Lock
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError
-from vfl_flower.models.training import check_size
+from vfl_flower.config import RunConfig, pairs
+from vfl_flower.data import samples
+from vfl_flower.data.samples import Samples
+from vfl_flower.errors import CodeError, ConfigError, VflError
+from vfl_flower.models import passes
+from vfl_flower.models.layers import Builder, Shape
+from vfl_flower.models.training import check_size, trained
 from vfl_flower.registry import BOTTOMS
 from vfl_flower.sections import ModelConfig
 
+log = logging.getLogger("flwr")
+
 Perturb = Callable[[int, Tensor], Tensor]
 """Noise for layer ``l``, counted from 0, given that layer's output before its activation."""
-
-Shape = tuple[int, ...]
-Layers = Sequence[tuple[nn.Module, str]]
-Bottom = Callable[[Shape, int, ModelConfig], Layers]
-"""From the shape of a sample and the embedding size to layers, and the activation after each; that
-after the last is configured (`ModelConfig.embedding_activation`), and so is empty here."""
-
-_GENERATOR = Lock()  # torch's own generator is one of all threads, which may each have a party
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda z: z,
@@ -46,21 +61,124 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class BottomModel(nn.Module):
     """Layers u_l = sigma_l(w_l u_{l-1} + b_l), VAFL Eq. (9), or with noise Z_l inside, Eq. (10)."""
 
+    by_step = False  # whether steps are to be passed apart (`models.passes`)
+
     def __init__(self, layers: Iterable[nn.Module], activations: Iterable[str]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.activations = [_ACTIVATIONS[name] for name in activations]
-        # Whether torch.func.vmap can evaluate it at many parameters at once.
-        self.stackable = not any(isinstance(each, nn.RNNBase) for each in self.modules())
 
-    def forward(self, x: Tensor, perturb: Perturb | None = None) -> Tensor:
-        """Embeddings [R, E] of features [R, ...]."""
+    def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
+        """Embeddings [R, E] of samples of R rows."""
         for depth, (layer, activation) in enumerate(
             zip(self.layers, self.activations, strict=True)
         ):
             z = layer(x)
             x = activation(z if perturb is None else perturb(depth, z))
-        return x
+        return cast(Tensor, x)
+
+    @cached_property
+    def stackable(self) -> bool:
+        """Whether torch.func.vmap can evaluate it at many parameters at once."""
+        return not any(isinstance(each, nn.RNNBase) for each in self.modules())
+
+    def apart(self) -> bool:
+        """Whether no row of a mini-batch has a part in another's embedding."""
+        return True
+
+
+class OwnBottom(BottomModel):
+    """A module of one's own, as the only layer.
+
+    Parameters
+    ----------
+    name : what the configuration calls it.
+    size : E, of an embedding.
+    sample : one row, as those that it will read.
+    """
+
+    by_step = True
+
+    def __init__(
+        self, module: nn.Module, activation: str, name: str, size: int, sample: Samples
+    ) -> None:
+        super().__init__([module], [activation])
+        self.name = name
+        self.size = size
+        self.sample = sample
+
+    def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
+        """Embeddings [R, E]; `VflError`, as the end of a sentence, if it makes none."""
+        z, due = self.layers[0](x), (samples.count(x), self.size)
+        if not isinstance(z, Tensor) or tuple(z.shape) != due:
+            made = tuple(z.shape) if isinstance(z, Tensor) else f"a {type(z).__name__}"
+            raise VflError(
+                f"has a model {self.name!r} that makes {made} of {due[0]} rows, which have to "
+                f"become embeddings {due}: correct its forward."
+            )
+        z = z.float()
+        return self.activations[0](z if perturb is None else perturb(0, z))
+
+    @cached_property
+    def stackable(self) -> bool:
+        """Whether vmap takes it: not if it has buffers, draws at random, or as vmap finds."""
+        if any(True for _ in self.buffers()):
+            return False
+        stacked = {name: torch.stack([p, p]) for name, p in trained(self).items()}
+        try:
+            with torch.no_grad(), passes.repeatable(self, b""):
+                call = vmap(lambda parameters, x: functional_call(self, parameters, (x,)))
+                call(stacked, samples.each(self._two(), lambda x: torch.stack([x, x])))
+        except Exception as error:  # whatever it is that vmap cannot do
+            log.debug("%s is evaluated step by step: %s", self.name, error)
+            return False
+        return True
+
+    def apart(self) -> bool:
+        """Whether no row has a part in another's embedding, as far as two rows tell."""
+        if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in self.modules()):
+            return False
+        alike = self._two()
+        beside = samples.each(alike, lambda x: torch.stack([x[0], _another(x[1])]))
+        with torch.no_grad():
+            first, second = (passes.one(self, x, 0, learns=False) for x in (alike, beside))
+        return torch.allclose(first[0], second[0], rtol=1e-4, atol=1e-6)
+
+    def try_out(self, gradients: bool) -> None:
+        """Raise `VflError`, as the end of a sentence, if two rows do not become embeddings.
+
+        Nothing in it changes by that.
+        """
+        self.eval()
+        with torch.enable_grad():
+            h = passes.one(self, self._two(), 0, learns=False)
+        self.train()
+        if not torch.isfinite(h).all():
+            raise VflError(
+                f"has a model {self.name!r} that makes embeddings that are not finite: correct its "
+                "forward, or the rows."
+            )
+        if gradients and not h.requires_grad:
+            raise VflError(
+                f"has a model {self.name!r} whose embeddings have no gradient: correct its "
+                "forward, or have it say gradients = False, for a zeroth-order system."
+            )
+
+    def _two(self) -> Samples:
+        """Twice the sample, where the model is."""
+        device = next(self.parameters()).device
+        return samples.each(self.sample, lambda x: torch.stack([x, x]).to(device))
+
+
+def _another(sample: Tensor) -> Tensor:
+    """A sample that is not this one, of the same shape and kind."""
+    turned = sample.flatten().flip(0).view_as(sample)
+    return 2 * turned + 1 if sample.is_floating_point() else turned
+
+
+def has_gradient(bottom: str) -> bool:
+    """Whether the bottom model of that name says that it has one."""
+    return bool(getattr(BOTTOMS.load(bottom), "gradients", True))
 
 
 def embedding_size(config: RunConfig, outputs: int) -> int:
@@ -76,69 +194,114 @@ def embedding_size(config: RunConfig, outputs: int) -> int:
     return outputs
 
 
+def check(models: ModelConfig) -> None:
+    """Raise `ConfigError` if keys of the bottom model contradict each other."""
+    if models.bottom_args and models.bottom in BOTTOMS.known:
+        raise ConfigError(
+            f"model-args = {models.bottom_args!r} are for a model of your own, and bottom-model = "
+            f"{models.bottom!r} is ours: leave them out."
+        )
+
+
 def build_bottom(
-    config: RunConfig, party: int, sample_shape: Shape, size: int, secret: bytes = b""
+    config: RunConfig, party: int, sample: Samples, size: int, secret: bytes = b""
 ) -> BottomModel:
     """The bottom model of a party, with the initial parameters that (seed, party, secret) give.
 
     Raises
     ------
     ConfigError
-        If the model cannot read samples of this shape, or makes no embeddings of this size.
+        If the model cannot read such samples, or makes no embeddings of this size.
     """
     models = config.models
+    check(models)
+    if models.bottom not in BOTTOMS.known:
+        return _build_own(config, party, sample, size, secret)
+    if isinstance(sample, dict):
+        raise ConfigError(
+            f"bottom-model = {models.bottom!r} reads one tensor, and a sample of party {party} has "
+            f"{', '.join(sample)}: name a model of your own."
+        )
+    builder: Builder = BOTTOMS.load(models.bottom)
     last = models.embedding_activation or ("none" if models.top == "sum" else "relu")
     with seeded(config, party, secret):
-        found: Any = BOTTOMS.load(models.bottom)
-        if isinstance(found, type) and issubclass(found, nn.Module):
-            module = found(sample_shape, size)
-            _try_out(module, models.bottom, sample_shape, size)
-            return BottomModel([module], [last])
-        if models.bottom in BOTTOMS.known:
-            _check_size(found, sample_shape, size, models)
-        layers = found(sample_shape, size, models)
+        _check_size(builder, tuple(sample.shape), size, models)
+        layers = builder(tuple(sample.shape), size, models)
     return BottomModel([layer for layer, _ in layers], [each or last for _, each in layers])
 
 
-def _check_size(bottom: Bottom, shape: Shape, size: int, models: ModelConfig) -> None:
+def _check_size(builder: Builder, shape: Shape, size: int, models: ModelConfig) -> None:
     """Raise `ConfigError` if one of ours would not fit into memory; to find out takes none."""
     keys = "bottom-hidden or embedding-size"
     try:
         with torch.device("meta"):
-            layers = [layer for layer, _ in bottom(shape, size, models)]
+            layers = [layer for layer, _ in builder(shape, size, models)]
     except RuntimeError:  # not even its numbers can be counted
         check_size(float("inf"), keys)
         raise
     check_size(sum(p.numel() for layer in layers for p in layer.parameters()), keys)
 
 
-def _try_out(module: nn.Module, name: str, shape: Shape, size: int) -> None:
-    """Raise `ConfigError` unless a module makes embeddings of that size from such samples."""
-    for buffer, _ in module.named_buffers():
+def _build_own(
+    config: RunConfig, party: int, sample: Samples, size: int, secret: bytes
+) -> OwnBottom:
+    """A model of one's own, as the module's docstring has it, that has been tried out."""
+    models, said = config.models, f"Party {party}'s model"
+    if config.privacy.inner_noise:
         raise ConfigError(
-            f"bottom-model = {name!r} keeps {buffer!r} besides its parameters, which would be lost "
-            "between two messages: leave it out, such as by LayerNorm in place of BatchNorm."
+            f"{said} {models.bottom!r} has no layers between which inner-noise could be put: leave "
+            "that out, or choose one of ours."
         )
-    module.eval()  # so that two rows of zeros change nothing in it
+    make = BOTTOMS.load(models.bottom, said)
+    said = f"{said} {models.bottom!r}"
+    with seeded(config, party, secret):
+        module = built(make, said, models.bottom_args, sample, size)
+    if not trained(module):
+        raise ConfigError(
+            f"{said} has no parameter to train: add a layer, or leave one requires_grad."
+        )
+    model = OwnBottom(module, models.embedding_activation or "none", models.bottom, size, sample)
     try:
-        with torch.no_grad():
-            made = tuple(module(torch.zeros(2, *shape)).shape)
+        model.try_out(gradients=has_gradient(models.bottom))
+    except VflError as error:
+        raise ConfigError(f"Party {party} {error}") from None
     except Exception as error:
-        raise ConfigError(
-            f"bottom-model = {name!r} cannot read samples of shape {shape}: {error}"
-        ) from error
-    module.train()
-    if made != (2, size):
-        raise ConfigError(
-            f"bottom-model = {name!r} makes {made} of two samples, which have to become "
-            f"embeddings of shape {(2, size)}."
-        )
+        what = f"{said} cannot read samples of shape {samples.shape(sample)}"
+        raise CodeError(what, error) from error
+    return model
+
+
+def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
+    """The module that code of one's own makes of what is given, and of arguments ``NAME=VALUE``.
+
+    Raises
+    ------
+    ConfigError
+        With what is ``said`` of it, if it makes none.
+    """
+    keys = pairs([f"{arguments} "], f"{said} has arguments that") if arguments else {}
+    try:
+        inspect.signature(make).bind(*given, **keys)
+    except TypeError as error:
+        raise ConfigError(f"{said} does not take the arguments {arguments!r}: {error}.") from error
+    except ValueError:  # it does not say which it takes
+        pass
+    try:
+        module = make(*given, **keys)
+    except Exception as error:
+        raise CodeError(f"{said} cannot be built", error) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{said} makes a {type(module).__name__}, and no torch module.")
+    odd = {str(p.dtype) for p in trained(module).values()} - {"torch.float32"}
+    if odd:
+        raise ConfigError(f"{said} trains parameters of {odd.pop()}: make them torch.float32.")
+    return module
 
 
 @contextmanager
 def seeded(config: RunConfig, who: int, secret: bytes = b"") -> Iterator[None]:
     """Initialise a model from (seed, who, secret), leaving torch's own random state as it was."""
-    with _GENERATOR, torch.random.fork_rng(devices=[]):
+    with passes.GENERATOR, torch.random.fork_rng(devices=[]):
         sequence = np.random.SeedSequence([config.training.seed, who + 1])
         words = sequence.generate_state(1, np.uint64)
         torch.manual_seed(int(words[0] >> np.uint64(1)))
@@ -156,129 +319,3 @@ def _seed_all_words(secret: bytes) -> None:
     state = torch.get_rng_state()
     state.view(torch.int64)[3:627] = torch.from_numpy(np.frombuffer(stream, "<u4").astype(np.int64))
     torch.set_rng_state(state)
-
-
-# --- ours ---------------------------------------------------------------------------------------
-
-
-def linear(shape: Shape, size: int, models: ModelConfig) -> Layers:
-    """One linear layer on all features."""
-    return [(nn.Sequential(nn.Flatten(), nn.Linear(_flat(shape), size, models.bottom_bias)), "")]
-
-
-def mlp(shape: Shape, size: int, models: ModelConfig) -> Layers:
-    """One hidden layer."""
-    hidden, bias = models.bottom_hidden, models.bottom_bias
-    return [
-        (nn.Sequential(nn.Flatten(), nn.Linear(_flat(shape), hidden, bias)), "relu"),
-        (nn.Linear(hidden, size, bias), ""),
-    ]
-
-
-def cnn(shape: Shape, size: int, models: ModelConfig) -> Layers:
-    """Two 3x3 convolutions, each halving images of at least 4 pixels, and a linear layer."""
-    if len(shape) not in (2, 3):
-        raise ConfigError(
-            f"bottom-model = 'cnn' needs images, but a sample has shape {shape}: choose linear or "
-            "mlp."
-        )
-    channels = models.bottom_hidden
-    colours = shape[2] if len(shape) == 3 else 1
-    height, width = shape[0], shape[1]
-    layers: list[tuple[nn.Module, str]] = []
-    for depth, inputs in enumerate((colours, channels)):
-        stride = 2 if min(height, width) >= 4 else 1
-        convolution = nn.Conv2d(inputs, channels, 3, stride=stride, padding=1)
-        first = nn.Sequential(_ChannelsFirst(), convolution)
-        layers.append((convolution if depth else first, "relu"))
-        height, width = -(-height // stride), -(-width // stride)
-    last = nn.Linear(channels * height * width, size, models.bottom_bias)
-    return [*layers, (nn.Sequential(nn.Flatten(), last), "")]
-
-
-def lstm(shape: Shape, size: int, models: ModelConfig) -> Layers:
-    """An LSTM over sequences, and a linear layer on its last state."""
-    if len(shape) != 2:
-        raise ConfigError(
-            "bottom-model = 'lstm' needs sequences of shape (time, signals), but a sample has "
-            f"shape {shape}: choose linear or mlp."
-        )
-    hidden = models.bottom_hidden
-    return [
-        (_LastState(shape[1], hidden), "none"),
-        (nn.Linear(hidden, size, models.bottom_bias), ""),
-    ]
-
-
-def binarised(shape: Shape, size: int, models: ModelConfig) -> Layers:
-    """A linear layer that uses the signs of its weights only."""
-    return [(_Binarised(_flat(shape), size), "")]
-
-
-def scorecard(shape: Shape, size: int, models: ModelConfig) -> Layers:
-    """An integer table, as banks score with."""
-    return [(_Scorecard(_flat(shape), size), "")]
-
-
-BLACK_BOXES = ("binarised", "scorecard")
-"""Bottom models without a gradient, which only zeroth-order systems can train."""
-
-
-def _flat(shape: Shape) -> int:
-    return int(np.prod(shape))
-
-
-class _ChannelsFirst(nn.Module):
-    """Images [R, H, W] or [R, H, W, colours] to [R, colours, H, W]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The same images, colours first."""
-        return x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2)
-
-
-class _LastState(nn.Module):
-    """An LSTM's hidden state after the last time step: [R, T, F] to [R, hidden]."""
-
-    def __init__(self, features: int, hidden: int) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(features, hidden, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The hidden state after the last step."""
-        states, _ = self.lstm(x)
-        last: Tensor = states[:, -1]
-        return last
-
-
-class _Binarised(nn.Module):
-    """A linear layer that uses the signs of its weights only: [R, ...] to [R, size]."""
-
-    def __init__(self, features: int, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(size, features))
-        self.scale = features**-0.5
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Sums of the features, each with its sign, scaled to the spread of one feature."""
-        sums: Tensor = self.scale * functional.linear(x.flatten(1), self.weight.sign())
-        return sums
-
-
-class _Scorecard(nn.Module):
-    """An integer table: points for the bin of each feature, added up.
-
-    A feature's bins are cut at -1, 0 and 1 standard deviation; ten points are 1.0.
-    """
-
-    edges: Tensor
-
-    def __init__(self, features: int, size: int) -> None:
-        super().__init__()
-        self.points = nn.Parameter(torch.randn(4 * features, size))
-        self.register_buffer("edges", torch.tensor([-1.0, 0.0, 1.0]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Points [R, size] of the rows' bins, in tens."""
-        bins = (x.flatten(1)[..., None] > self.edges).sum(-1, keepdim=True)
-        hits = (bins == torch.arange(4, device=x.device)).to(x.dtype)
-        return hits.flatten(1) @ self.points.round() / 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,11 @@ from torch.nn import functional
 
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import class_weights, kept_share
+from vfl_flower.errors import CodeError, ConfigError
+from vfl_flower.registry import LOSSES
 from vfl_flower.sections import TrainingConfig
+
+RowLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -29,10 +34,13 @@ class Loss:
     ----------
     class_weights : what a row's loss is multiplied by, by its true class, [classes]; none: by 1.
     kept : chance p by which a label is the true one, else evenly one of the others.
+    own : a function of one's own, from outputs [R, C] and labels [R] to the loss of each row, [R],
+        in place of ours. Labels are classes' numbers, or standardised numbers.
     """
 
     class_weights: Tensor | None = None
     kept: float = 1.0
+    own: RowLoss | None = None
 
     def per_row(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Loss of each row, [R], times the weight of its class where classes have weights."""
@@ -40,7 +48,7 @@ class Loss:
             q = _probability(self._unweighted(outputs), targets(labels, outputs.shape[1]))
             other = self._other(outputs)
             return -(other + (self.kept - other) * q[:, 0]).log()
-        losses, weights = loss_per_row(outputs, labels), self.row_weights(labels)
+        losses, weights = (self.own or loss_per_row)(outputs, labels), self.row_weights(labels)
         return losses if weights is None else losses * weights
 
     def row_weights(self, labels: Tensor) -> Tensor | None:
@@ -49,11 +57,20 @@ class Loss:
             return None
         return self.class_weights[labels]
 
+    def targets(self, labels: Tensor, outputs: int) -> Tensor:
+        """What `gradient` compares outputs with: those of `targets`, or the labels themselves."""
+        return labels if self.own else targets(labels, outputs)
+
     def gradient(self, outputs: Tensor, targets: Tensor, squared: bool = False) -> Tensor:
         """The gradient [R, C] of the sum of `per_row`, unweighted, with respect to the outputs.
 
         ``squared`` : whether targets are numbers, so that it is the squared error's.
         """
+        if self.own:
+            with torch.enable_grad():
+                leaf = outputs.detach().requires_grad_()
+                total = self.own(leaf, targets).sum()
+            return torch.autograd.grad(total, leaf)[0]
         if squared or self.kept == 1:
             return loss_gradient(outputs, targets, squared)
         outputs = self._unweighted(outputs)
@@ -83,7 +100,48 @@ def loss_of(config: RunConfig, labels: NDArray[Any], classes: int, device: torch
     """
     kept = kept_share(config.privacy, classes)
     weights = class_weights(config.data, labels, classes, kept)
-    return Loss(None if weights is None else torch.from_numpy(weights).to(device), kept)
+    on_device = None if weights is None else torch.from_numpy(weights).to(device)
+    name = config.models.loss
+    return Loss(on_device, kept, None if name in LOSSES.known else LOSSES.load(name))
+
+
+def check(config: RunConfig) -> None:
+    """Raise `ConfigError` if keys of the loss contradict others."""
+    name, of_classes = config.models.loss, config.data.target == "classification"
+    if name not in LOSSES.known and config.privacy.mechanism == "labels" and of_classes:
+        raise ConfigError(
+            f"loss = {name!r} is not corrected for the noise of privacy = 'labels': leave one of "
+            "them out."
+        )
+
+
+def try_out(loss: Loss, name: str, outputs: int, labels: Tensor, alone: bool) -> None:
+    """Raise `ConfigError` if a loss of one's own makes no losses of rows, before training.
+
+    Parameters
+    ----------
+    labels : of some rows, [N].
+    alone : whether noise hides what one row adds, so that none may have a part in another's.
+    """
+    if loss.own is None:
+        return
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(len(labels), outputs, generator=generator).to(labels.device)
+    try:
+        losses, _ = loss.own(z, labels), loss.gradient(z, labels)
+        others = loss.own(torch.cat([z[:1], 2 * z[1:] + 1]), labels)
+    except Exception as error:
+        raise CodeError(f"loss = {name!r} cannot read outputs {tuple(z.shape)}", error) from error
+    if losses.shape != labels.shape or not torch.isfinite(losses).all():
+        raise ConfigError(
+            f"loss = {name!r} makes {tuple(losses.shape)} of {len(labels)} rows, where a finite "
+            "loss of each is due: correct it."
+        )
+    if alone and not torch.allclose(losses[0], others[0]):
+        raise ConfigError(
+            f"loss = {name!r} lets a row have a part in another's loss, where privacy = 'scalar' "
+            "hides what one row adds: take each row by itself."
+        )
 
 
 def _probability(outputs: Tensor, targets: Tensor) -> Tensor:

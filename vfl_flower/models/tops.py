@@ -1,99 +1,75 @@
-"""Top models: the label holder's, from embeddings to outputs."""
+"""Top models: the label holder's, from embeddings to outputs.
+
+`registry.TOPS` names ours, linear layers whose gradients are written out. Anything else is a **top
+model of one's own**, ``FILE.py:NAME`` or ``package.module:NAME``, a class of torch modules, or a
+function that gives one. The contract:
+
+* It is built as ``NAME(sizes, outputs, **arguments)``, with the embedding size of each party, and
+  of the label holder's own columns if it has some; the arguments are those of ``top-args``.
+* ``forward(h)`` makes outputs [R, outputs] of embeddings side by side, [R, sum(sizes)]: logits of
+  the classes (one of two classes, that of the second), or numbers.
+* All of it is kept in checkpoints, as of a bottom model (`models.bottoms`), and so is the rest.
+
+Its gradients are by autograd, behind the methods that ours has.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.func import functional_call, vjp, vmap
 
 from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError
-from vfl_flower.models.bottoms import BottomModel, build_bottom, embedding_size, seeded
-from vfl_flower.models.training import check_size
+from vfl_flower.errors import CodeError, ConfigError
+from vfl_flower.models import passes
+from vfl_flower.models.bottoms import (
+    BottomModel,
+    build_bottom,
+    built,
+    embedding_size,
+    seeded,
+)
+from vfl_flower.models.top_layers import TopModel, with_block
+from vfl_flower.models.training import check_size, trained
+from vfl_flower.registry import BOTTOMS, TOPS
 from vfl_flower.sections import ModelConfig
 
 
-class TopModel(nn.Module):
-    """From the parties' embeddings, side by side, to the outputs: linear layers, ReLU between.
+class OwnTop(TopModel):
+    """A module of one's own, which reads embeddings side by side, and has gradients by autograd."""
 
-    A label holder with features of its own has a bottom model for them here, ``own``. Rows h [R, M
-    * E + F] then hold its F features to the right of the embeddings of M parties, and its embedding
-    of them is one more block to combine: of [R, B * E] where there are B blocks. It is part of this
-    model, and so has the label holder's learning rate, and no regulariser.
-    """
-
-    stackable = True
+    stackable = False
+    by_step = True
 
     def __init__(
-        self,
-        sizes: Sequence[int],
-        combine: str,
-        layers: Iterable[nn.Linear],
-        outputs: int,
-        own: BottomModel | None = None,
+        self, sizes: Sequence[int], module: nn.Module, outputs: int, own: BottomModel | None = None
     ) -> None:
-        super().__init__()
-        self.parties = len(sizes)
-        self.blocks = self.parties + (own is not None)
-        self.received = sum(sizes)  # columns of h that are parties' embeddings
-        self.combine = combine
-        self.outputs = outputs
-        self.layers = nn.ModuleList(layers)
-        self.own = own
-
-    def forward(self, h: Tensor) -> Tensor:
-        """Outputs [R, C] of rows h."""
-        return self.rest(self.first(h))
-
-    def first(self, h: Tensor) -> Tensor:
-        """The first layer's output before its activation, [R, width]."""
-        x = self.combined(self.embedded(h))
-        return self.layers[0](x) if len(self.layers) else x
-
-    def first_change(self, columns: slice, change: Tensor) -> Tensor:
-        """How `first` changes when one party's ``columns`` of h change so, [R, E] to [R, width]."""
-        change = change / self.blocks if self.combine == "mean" else change
-        if not len(self.layers):
-            return change
-        weight = next(self.parameters())
-        return change @ (weight[:, columns] if self.combine == "concat" else weight).T
+        super().__init__(sizes, "concat", [], outputs)
+        self.module = module
+        self.own = own  # whose parameters come after the module's, as gradients do
+        self.blocks += own is not None
 
     def rest(self, z: Tensor) -> Tensor:
-        """Outputs [R, C] from the first layer's output."""
-        for layer in self.layers[1:]:
-            z = layer(functional.relu(z))
-        return z
+        """Outputs [R, C] of embeddings of all blocks."""
+        outputs: Tensor = self.module(z)
+        return outputs
 
-    def embedded(self, h: Tensor) -> Tensor:
-        """Embeddings of all blocks, [R, B * E], of rows h."""
-        if self.own is None:
-            return h
-        return torch.cat([h[:, : self.received], self.own(h[:, self.received :])], dim=1)
-
-    def combined(self, blocks: Tensor) -> Tensor:
-        """What the first layer reads of embeddings [R, B * E]."""
-        if self.combine == "concat":
-            return blocks
-        blocks = blocks.view(len(blocks), self.blocks, blocks.shape[1] // self.blocks)
-        return blocks.sum(1) if self.combine == "sum" else blocks.mean(1)
-
-    def spread(self, rows: Tensor) -> Tensor:
-        """Gradient rows of the parties, [R, M * E], from those of what the first layer reads."""
-        if self.combine == "concat":
-            return rows[:, : self.received]
-        rows = rows / self.blocks if self.combine == "mean" else rows
-        return rows.repeat(1, self.parties)
-
-    def spread_to(self, columns: slice, rows: Tensor) -> Tensor:
-        """Gradient rows of one block, whose ``columns`` of [R, B * E] these are, [R, E]."""
-        if self.combine == "concat":
-            return rows[:, columns]
-        return rows / self.blocks if self.combine == "mean" else rows
+    def pair(
+        self,
+        h: Tensor,
+        columns: slice,
+        first: Tensor,
+        second: Tensor,
+        lengths: Sequence[int],
+        key: bytes,
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs in both cases."""
+        of_first, of_second = (with_block(h, columns, block) for block in (first, second))
+        return passes.pair(self, of_first, of_second, lengths, key)
 
     def passes(
         self,
@@ -105,47 +81,39 @@ class TopModel(nn.Module):
         parameters: bool,
         bound: float = math.inf,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Forward and backward, written out, since autograd would take several times as long.
+        """Forward and backward."""
+        of_module = trained(self.module)
+        with torch.enable_grad():
+            x = x.detach().requires_grad_(rows)
+            outputs = self.module(x)
+        signal = loss_gradient(outputs.detach(), targets) * weights
+        wanted = [x] * rows + list(of_module.values()) * (parameters and bound == math.inf)
+        found: Sequence[Tensor] = ()
+        if wanted:
+            found = torch.autograd.grad(outputs, wanted, signal, materialize_grads=True)
+        gradients = list(found[rows:])
+        if parameters and bound < math.inf:
+            gradients = self._bounded(of_module, x.detach(), signal, bound)
+        return outputs.detach(), found[0] if rows else signal, gradients
 
-        Parameters
-        ----------
-        x : what the first layer reads, [R, width].
-        targets : `losses.targets` of the rows.
-        weights : what each row's loss is multiplied by, [R, 1] or one number.
-        loss_gradient : from outputs and targets, as `losses.Loss.gradient`.
-        rows, parameters : whether gradients of x, and of the layers, are wanted.
-        bound : of the norm of what each row adds to the gradients of the layers' parameters, which
-            is found from norms of its inputs and signals alone (Goodfellow, 2015).
+    def _bounded(
+        self, of_module: dict[str, nn.Parameter], x: Tensor, signal: Tensor, bound: float
+    ) -> list[Tensor]:
+        """Gradients of the module's parameters, to which no row adds more than of that norm."""
 
-        Returns
-        -------
-        Outputs [R, C], gradient rows of x, and gradients of the layers' parameters.
-        """
-        layers = cast(list[nn.Linear], list(self.layers))
-        inputs = [x]
-        for layer in layers[:-1]:
-            inputs.append(layer(inputs[-1]).relu_())
-        outputs = layers[-1](inputs[-1]) if layers else x
-        signal = loss_gradient(outputs, targets) * weights
-        signals: list[Tensor] = []  # of the layers' outputs, from the first
-        for depth in reversed(range(len(layers))):
-            signals.insert(0, signal)
-            if depth or rows:
-                signal = signal @ layers[depth].weight
-            if depth:
-                signal *= inputs[depth] > 0
-        if bound < math.inf and layers:
-            squares = [
-                each.square().sum(1) * (read.square().sum(1) + 1)
-                for each, read in zip(signals, inputs, strict=True)
-            ]
-            norms = torch.stack(squares).sum(0).sqrt().clamp_min(1e-30)
-            kept = (bound / norms).clamp_max(1.0).nan_to_num(nan=0.0)[:, None]
-            signals = [torch.where(kept > 0, each * kept, 0.0) for each in signals]
-        gradients: list[Tensor] = []
-        for each, read in zip(signals, inputs, strict=False) if parameters else ():
-            gradients += [each.T @ read, each.sum(0)]
-        return outputs, signal, gradients
+        def of_row(row: Tensor, its_signal: Tensor) -> dict[str, Tensor]:
+            def outputs(parameters: dict[str, Tensor]) -> Tensor:
+                made: Tensor = functional_call(self.module, parameters, (row[None],))
+                return made[0]
+
+            gradients: dict[str, Tensor] = vjp(outputs, dict(of_module))[1](its_signal)[0]
+            return gradients
+
+        of_rows = [each.flatten(1) for each in vmap(of_row)(x, signal).values()]
+        norms = torch.stack([each.square().sum(1) for each in of_rows]).sum(0).sqrt()
+        kept = (bound / norms.clamp_min(1e-30)).clamp_max(1.0).nan_to_num(nan=0.0)[:, None]
+        sums = (torch.where(kept > 0, each * kept, 0.0).sum(0) for each in of_rows)
+        return [each.view_as(p) for each, p in zip(sums, of_module.values(), strict=True)]
 
 
 def check(models: ModelConfig) -> None:
@@ -155,38 +123,98 @@ def check(models: ModelConfig) -> None:
             "combine has no meaning for top-model = 'sum', which adds the embeddings itself: "
             "leave it out, or choose a linear or mlp top model."
         )
+    if models.top in TOPS.known and models.top_args:
+        raise ConfigError(
+            f"top-args = {models.top_args!r} are for a top model of your own, and top-model = "
+            f"{models.top!r} is ours: leave them out."
+        )
+    if models.top not in TOPS.known and models.combine != "concat":
+        raise ConfigError(
+            f"combine = {models.combine!r} is for top models of ours, and top-model = "
+            f"{models.top!r} reads embeddings side by side: leave it out."
+        )
 
 
 def build_top(
-    config: RunConfig, sizes: Sequence[int], outputs: int, own_columns: int = 0
+    config: RunConfig,
+    sizes: Sequence[int],
+    outputs: int,
+    own_columns: int = 0,
+    alone: bool = False,
 ) -> TopModel:
     """The label holder's model, with the initial parameters that the seed gives.
 
     A bottom model for columns of its own is such as the parties', with the parameters that a party
-    after the last would have; an mlp where theirs is a cnn or lstm, since these columns are a
-    table.
+    after the last would have; an mlp where theirs is a cnn, an lstm or one's own, since these
+    columns are a table.
 
     Parameters
     ----------
     sizes : embedding size of each party; all the same unless embeddings are concatenated.
     own_columns : how many columns the label holder has itself.
+    alone : whether noise hides what one row adds, so that none may have a part in another's.
+
+    Raises
+    ------
+    ConfigError
+        If a model of one's own makes no outputs.
     """
-    own = None
-    blocks = list(sizes)
+    models, own, blocks = config.models, None, list(sizes)
     if own_columns:
         blocks.append(embedding_size(config, outputs))
-        of_a_table = config.models.bottom not in ("cnn", "lstm")
-        own_config = config if of_a_table else config.with_values({"bottom-model": "mlp"})
-        own = build_bottom(own_config, len(sizes), (own_columns,), blocks[-1])
-    if config.models.top == "sum":
-        return TopModel(sizes, "sum", [], outputs, own)
-    inputs = sum(blocks) if config.models.combine == "concat" else blocks[0]
+        of_a_table = models.bottom in BOTTOMS.known and models.bottom not in ("cnn", "lstm")
+        as_mlp = {"bottom-model": "mlp", "model-args": ""}
+        own_config = config if of_a_table else config.with_values(as_mlp)
+        own = build_bottom(own_config, len(sizes), torch.zeros(own_columns), blocks[-1])
+    if models.top not in TOPS.known:
+        return OwnTop(sizes, _build_own(config, blocks, outputs, alone), outputs, own)
+    inputs = sum(blocks) if models.combine == "concat" else blocks[0]
+    widths = TOPS.load(models.top)(inputs, outputs, models)
     with seeded(config, -1):
-        widths = [inputs, config.models.top_hidden, outputs]
-        if config.models.top == "linear":
-            widths = [inputs, outputs]
         check_size(
             sum(wide * out for wide, out in pairwise(widths)), "top-hidden or embedding-size"
         )
         layers = [nn.Linear(wide, out) for wide, out in pairwise(widths)]
-    return TopModel(sizes, config.models.combine, layers, outputs, own)
+    return TopModel(sizes, models.combine if layers else "sum", layers, outputs, own)
+
+
+def _build_own(config: RunConfig, blocks: list[int], outputs: int, alone: bool) -> nn.Module:
+    """A module of one's own, that has been tried out."""
+    said = f"top-model = {config.models.top!r}"
+    make = TOPS.load(config.models.top)
+    with seeded(config, -1):
+        module = built(make, said, config.models.top_args, blocks, outputs)
+    top = OwnTop(blocks, module, outputs)
+    h = torch.randn(3, sum(blocks), generator=torch.Generator().manual_seed(0))
+    other = torch.cat([h[:1], 2 * h[1:] + 1])
+    try:
+        top.eval()
+        said_of_h = passes.one(top, h, 0, learns=False)
+        top.train()
+    except Exception as error:
+        raise CodeError(f"{said} cannot read embeddings {tuple(h.shape)}", error) from error
+    if not isinstance(said_of_h, Tensor) or said_of_h.shape != (3, outputs):
+        made = tuple(said_of_h.shape) if isinstance(said_of_h, Tensor) else type(said_of_h).__name__
+        raise ConfigError(
+            f"{said} makes {made} of 3 rows, which have to become outputs {(3, outputs)}: correct "
+            "its forward."
+        )
+    if not torch.isfinite(said_of_h).all():
+        raise ConfigError(f"{said} makes outputs that are not finite: correct its forward.")
+    if alone and not _is_alone(top, h, other):
+        raise ConfigError(
+            f"{said} lets a row have a part in another's outputs, or drops at random, where "
+            "privacy = 'scalar' hides what one row adds: leave out such as BatchNorm and Dropout."
+        )
+    return module
+
+
+def _is_alone(top: OwnTop, h: Tensor, other: Tensor) -> bool:
+    """Whether a row, the first of both, has outputs and gradients of its own."""
+    try:
+        with torch.no_grad():
+            first, second = passes.pair(top, h, other, [len(h)], b"")
+            top.passes(h, first, 1.0, lambda z, _: torch.ones_like(z), False, True, bound=1.0)
+    except Exception:  # whatever it is that vmap cannot do of single rows
+        return False
+    return torch.allclose(first[0], second[0], rtol=1e-4, atol=1e-6)

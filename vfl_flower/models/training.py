@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError
+from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.provenance import free_memory
 
 # Arrays of messages are read-only, and so are the tensors over them: nothing writes to those.
@@ -38,7 +40,7 @@ def step_along(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) ->
 
 def build_optimizer(config: RunConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """The configured torch optimizer."""
-    parameters = list(model.parameters())
+    parameters = list(trained(model).values())
     if config.training.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=lr)
     momentum = 0.9 if config.training.optimizer == "momentum" else 0.0
@@ -69,11 +71,44 @@ def check_size(numbers: float, keys: str) -> None:
         )
 
 
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that learn, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def kept(model: nn.Module) -> dict[str, Tensor]:
+    """What is kept of a model, by name: parameters, and the buffers of its ``state_dict``."""
+    known = model.state_dict().keys() if any(True for _ in model.buffers()) else ()
+    buffers = {name: each for name, each in model.named_buffers() if name in known}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+def kind_of(model: nn.Module) -> str:
+    """A digest of what models have in common that can be loaded into each other."""
+    each = {name: [str(t.dtype), *t.shape] for name, t in kept(model).items()}
+    return hashlib.sha256(json.dumps(each, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Copy named arrays into a model's parameters."""
+    """Copy named arrays into a model's parameters and buffers.
+
+    Raises
+    ------
+    VflError
+        If they are another model's, as the end of a sentence; nothing is copied then.
+    """
+    tensors = kept(model)
+    for name in [*tensors, *arrays]:
+        here = tuple(tensors[name].shape) if name in tensors else "nothing"
+        there = arrays[name].shape if name in arrays else "nothing"
+        if here != there:
+            raise VflError(
+                f"differs from the model that was kept, which has {there} for {name!r}, where it "
+                f"has {here}: give it the class and the arguments of then."
+            )
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(as_tensor(arrays[name]))
+        for name, tensor in tensors.items():
+            tensor.copy_(as_tensor(arrays[name]))
 
 
 def count(model: nn.Module) -> int:
@@ -95,8 +130,8 @@ def load_flat(model: nn.Module, vector: Tensor) -> None:
 
 
 def model_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
-    """A model's parameters as named arrays, which share its memory where it is on the CPU."""
-    return {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
+    """What is kept of a model as named arrays, which share its memory where it is on the CPU."""
+    return {name: each.detach().cpu().numpy() for name, each in kept(model).items()}
 
 
 def optimizer_arrays(optimizer: torch.optim.Optimizer) -> dict[str, NDArray[Any]]:

@@ -7,6 +7,7 @@ The feature block and the model's skeleton are built once a process.
 from __future__ import annotations
 
 import json
+import logging
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -14,9 +15,9 @@ import torch
 from flwr.app import Context
 
 from vfl_flower.config import RunConfig
-from vfl_flower.data.blocks import load_block, seat
+from vfl_flower.data.blocks import FeatureBlock, load_block, seat
 from vfl_flower.data.source import Preparation
-from vfl_flower.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.errors import CodeError, ConfigError, OutOfStepError, VflError
 from vfl_flower.messages import SMALL, DescribeOrder, RejoinOrder, TrainOrder
 from vfl_flower.models.training import (
     load_model,
@@ -27,8 +28,10 @@ from vfl_flower.models.training import (
 from vfl_flower.party import state, state_file
 from vfl_flower.party.limits import Limits
 from vfl_flower.party.party import Party
-from vfl_flower.party.rules import Rules, check, refused, simulated
+from vfl_flower.party.rules import Rules, check, own_model, refused, simulated
 from vfl_flower.systems import refuse_places, resolve
+
+log = logging.getLogger("flwr")
 
 _skeletons: dict[tuple[int, int], tuple[int, Party]] = {}
 """What a process keeps of each party that it serves, and the run that it is of."""
@@ -50,7 +53,7 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     if config.running.resume:
         raise VflError("has lost the state from which it went on.")
     rules = check(context, config)
-    party = Party(config, index, parties, order.outputs, load_block(context, config))
+    party = party_of(context, config, order.outputs, load_block(context, config))
     party.origin = str(context.run_id)
     party.limits = limits_of(context, rules, party.origin)
     if isinstance(order, DescribeOrder):
@@ -79,6 +82,35 @@ def largest_order(context: Context) -> int:
     """
     known = state.load_scalars(context.state).get("largest")
     return int(known) if known else SMALL + 32 * Rules.of(context.node_config).max_ids
+
+
+def party_of(context: Context, config: RunConfig, outputs: int, block: FeatureBlock) -> Party:
+    """The party of a node, with the bottom model that is its own if it has named one.
+
+    Raises
+    ------
+    ConfigError
+        If that model cannot be had, or makes no embeddings.
+    """
+    try:
+        own = own_model(context, config)
+        return Party(config, *seat(context), outputs, block, own)
+    except CodeError as error:
+        log.warning("%s", error.whole)
+        if simulated(context):  # all are of one owner, who may read what the code says
+            raise ConfigError(error.whole) from error
+        raise
+
+
+def check_model(about: str, party: Party) -> None:
+    """Refuse, by `ConfigError`, a party's bottom model that is not the one it wrote down."""
+    then, now = (json.loads(each)["model"] for each in (about, party.about))
+    if then != now:
+        shown = [f"{each['name']} {each['args']}".strip() for each in (then, now)]
+        raise ConfigError(
+            f"Party {party.index}'s model is {shown[1]!r}, and differs from {shown[0]!r}, with "
+            "which the run began, in name, arguments or parameters: give it the one of then."
+        )
 
 
 def keep(party: Party, context: Context) -> None:
@@ -119,7 +151,8 @@ def resume(context: Context) -> Party:
     run, party = _skeletons.get(place, (None, None))
     if party is None or run != context.run_id or party.about != about:
         check_number(about, place[1])
-        party = Party(config, *place, outputs, load_block(context, config))
+        party = party_of(context, config, outputs, load_block(context, config))
+        check_model(about, party)
         if party.about != about:
             raise VflError("has not the data that this run began with: its file has changed since.")
         _skeletons[place] = context.run_id, party

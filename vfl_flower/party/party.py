@@ -29,8 +29,10 @@ from vfl_flower.axes.codecs.channel import check_memory, digest
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.config import RunConfig
+from vfl_flower.data import samples
 from vfl_flower.data.blocks import FeatureBlock, load_features
-from vfl_flower.errors import OutOfStepError, VflError
+from vfl_flower.data.samples import Samples
+from vfl_flower.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.messages import (
     SMALL,
     Arrays,
@@ -46,9 +48,12 @@ from vfl_flower.messages import (
     checked,
 )
 from vfl_flower.models.bottoms import build_bottom, embedding_size
-from vfl_flower.models.training import as_tensor, build_optimizer, choose_device
+from vfl_flower.models.training import as_tensor, build_optimizer, choose_device, kind_of
 from vfl_flower.party.limits import Limits
 from vfl_flower.provenance import code_digest, peak_memory_mb
+
+_AT_ONCE = 2**22
+"""Numbers of samples that layers of ours evaluate at once; other models 256 rows."""
 
 
 class Party:
@@ -61,20 +66,17 @@ class Party:
         parties: int,
         outputs: int,
         block: FeatureBlock | None = None,  # of its own data; else of the data set that is divided
+        own: RunConfig | None = None,  # with the bottom model that is its own; else of all
     ) -> None:
         self.config = config
+        own = own or config
         self.index = index
         self.parties = parties
         self.outputs = outputs
         self.device = choose_device(config)
         self.block = block = block or load_features(config, index, parties)
-        # What stays the same through a run, and is needed to use its model afterwards.
-        preparation = block.preparation.as_json() if block.preparation else None
-        about = {"config": config.values(), "parties": parties, "outputs": outputs}
-        about["ids"] = block.ids_digest
-        self.about = json.dumps({**about, "preparation": preparation})
         self.rows = len(block.train)
-        self.size = embedding_size(config, outputs)
+        self.size = embedding_size(own, outputs)
         # Decides noise, directions and Poisson mini-batches; known to this party alone, and fresh
         # for each message, unless the run has a seed of noise.
         self.secret = secrets.token_bytes(16)
@@ -82,8 +84,21 @@ class Party:
             self.secret = f"{config.privacy.noise_seed} {index}".encode()
         # With a file of its own also its first model: who knows that could solve for the features.
         of_model = self.secret if config.data.apart and config.privacy.noise_seed < 0 else b""
-        model = build_bottom(config, index, block.train.shape[1:], self.size, of_model)
-        self.model = model.to(self.device)
+        sample = samples.first(block.train if self.rows else block.test)
+        self.columns = samples.numbers(sample)
+        self.model = build_bottom(own, index, sample, self.size, of_model).to(self.device)
+        if ledger_of(config).noise_on == "embeddings" and not self.model.apart():
+            raise ConfigError(
+                f"Party {index}'s model {own.models.bottom!r} lets a row have a part in another's "
+                "embedding, so that noise on its own would not hide it: leave out such as "
+                "BatchNorm, or privacy."
+            )
+        # What stays the same through a run, and is needed to use its model afterwards.
+        model = {"name": own.models.bottom.rpartition("/")[2], "args": own.models.bottom_args}
+        about = {"config": config.values(), "parties": parties, "outputs": outputs}
+        about |= {"ids": block.ids_digest, "model": {**model, "kind": kind_of(self.model)}}
+        about["preparation"] = block.preparation.as_json() if block.preparation else None
+        self.about = json.dumps(about)
         self.optimizer = build_optimizer(config, self.model, config.training.party_lr)
         self.estimator = estimators.choose(config)(config)
         tables = self.estimator.party_tables(parties)
@@ -110,7 +125,7 @@ class Party:
             parties=self.parties,
             train_rows=self.rows,
             test_rows=len(self.block.test),
-            columns=int(np.prod(self.block.train.shape[1:])),
+            columns=self.columns,
             embedding_size=self.size,
             alignment=self.block.alignment,
             code_digest=code_digest(),
@@ -139,7 +154,7 @@ class Party:
         self._count(order.exchange)
         self.limits.count(self.block.test_rows)
         self._learn(order.arrays)
-        h = self.embeddings(self.block.test[:]).cpu().numpy()
+        h = self.embeddings(self.block.test).cpu().numpy()
         return replace(
             self._upload({"embedding": h}),
             surrogates=digest(self.links.values()),
@@ -157,7 +172,7 @@ class Party:
         self.limits.count(self.block.train_rows, ids)
         if len(order.arrays) > 1:
             self._learn(order.arrays)
-        h = self.embeddings(self.block.train[ids])
+        h = self.embeddings(self.block.train, ids)
         window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
         return self._upload(self.send("embedding", h, window))
 
@@ -186,12 +201,12 @@ class Party:
 
     # --- what an estimator has of it ------------------------------------------------------------
 
-    def features(self, window: Window) -> Tensor:
-        """The window's rows, [R, ...]."""
+    def features(self, window: Window) -> Samples:
+        """The window's rows."""
         train = self.block.train
         if isinstance(train, np.ndarray):
             return take(torch.from_numpy(train), window).to(self.device)
-        return torch.from_numpy(train[window.ids]).to(self.device)
+        return samples.tensors(train[window.ids], self.device)
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
         """The noise of the upload that answers this message, if there is any."""
@@ -248,15 +263,26 @@ class Party:
             b"" if order.coordinated else self.secret,
         )
 
-    def embeddings(self, rows: NDArray[Any]) -> Tensor:
-        """Embeddings [n, E] of samples, with noise if there is any."""
-        window = Window(np.zeros(0, np.int32), np.array([len(rows)], np.int32))
+    def embeddings(self, rows: Any, ids: NDArray[np.int32] | None = None) -> Tensor:
+        """Embeddings [n, E] of rows of a block, all or these, with noise if there is any.
+
+        They are read and embedded by parts, so that memory does not grow with their number.
+        """
+        places = np.arange(len(rows), dtype=np.int32) if ids is None else ids
+        most = 256 if self.model.by_step else max(1, _AT_ONCE // self.columns)
+        starts = range(0, max(1, len(places)), most)
+        parts = [places[start : start + most] for start in starts]
+        window = Window(places, np.array([len(part) for part in parts], np.int32))
         noise = self.noise(self.exchange, window)
+        found = []
         self.model.eval()
         with torch.no_grad():
-            h: Tensor = self.model(torch.from_numpy(rows).to(self.device), noise)
+            for number, part in enumerate(parts):
+                read = rows[part] if len(parts) > 1 or ids is not None else rows[:]
+                x = samples.tensors(read, self.device)
+                found.append(self.model(x, noise.of_step(number) if noise else None))
         self.model.train()
-        return h
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _upload(self, arrays: Arrays) -> Upload:
         return Upload(party=self.index, exchange=self.exchange, arrays=arrays)

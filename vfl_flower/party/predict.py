@@ -12,9 +12,8 @@ from vfl_flower.errors import ConfigError
 from vfl_flower.messages import Predicted, PredictOrder
 from vfl_flower.models.training import load_model
 from vfl_flower.party import state
-from vfl_flower.party.context import check_number, limits_of, read_about
+from vfl_flower.party.context import check_model, check_number, limits_of, party_of, read_about
 from vfl_flower.party.limits import count_predictions
-from vfl_flower.party.party import Party
 from vfl_flower.party.rules import check
 from vfl_flower.provenance import code_digest
 
@@ -46,7 +45,8 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
     limits.go_on()
     limits.count(block.test_rows)
     count_predictions(context, rules, len(block.test))
-    party = Party(config, index, parties, outputs, block)
+    party = party_of(context, config, outputs, block)
+    check_model(about, party)
     load_model(party.model, state.load_arrays(saved, "model"))
     return Predicted(
         party=index,
@@ -54,5 +54,5 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
         exchange=scalars["exchange"],
         alignment=block.alignment,
         code_digest=code_digest(),
-        arrays={"embedding": party.embeddings(block.test[:]).cpu().numpy()},
+        arrays={"embedding": party.embeddings(block.test).cpu().numpy()},
     )

@@ -21,13 +21,15 @@ from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
 from vfl_flower.flower_internals import in_ray
-from vfl_flower.systems import load_system, refuse_places
+from vfl_flower.registry import BOTTOMS
+from vfl_flower.systems import check_gradient, load_system, refuse_places
 
 log = logging.getLogger("flwr")
 
 _OTHERS = (  # keys of a node configuration that are no rules
     *("partition-id", "num-partitions", "simulated", "states"),
     *("file", "source", "held", "id", "columns", "missing", "text"),
+    *("model", "model-args", "embedding-size"),
 )
 _DUE = {
     "str": "a text in quotes",
@@ -97,6 +99,40 @@ def _check_own_key(key: str, whose: str, has_source: bool) -> None:
     if close or not has_source:
         hint = f"did you mean {close[0]}?" if close else f"rules are {', '.join(_TYPES)}."
         raise ConfigError(f"{whose} has a key {key!r} that there is not: {hint}")
+
+
+def own_model(context: Context, config: RunConfig) -> RunConfig:
+    """A run's configuration with the bottom model that the party's own node configuration names.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be that, or has no gradient where the system needs one.
+    """
+    node, whose = context.node_config, f"Party {context.node_config.get('partition-id')}'s"
+    own: dict[str, Any] = {}
+    for name, (key, kind, due) in _MODEL.items():
+        if name in node:
+            own[key] = node[name]
+            if type(node[name]) is not kind:
+                raise ConfigError(
+                    f"{whose} node configuration gives {name} = {node[name]!r}, where {due} is due."
+                )
+    if not own:
+        return config
+    if "bottom-model" in own:
+        BOTTOMS.check(own["bottom-model"], f"{whose} model")
+        own = {"model-args": "", **own}
+    config = config.with_values(own)
+    check_gradient(config, f"{whose} model {config.models.bottom!r}")
+    return config
+
+
+_MODEL: dict[str, tuple[str, type, str]] = {  # key of a node configuration -> of the run's
+    "model": ("bottom-model", str, _DUE["str"]),
+    "model-args": ("model-args", str, _DUE["str"]),
+    "embedding-size": ("embedding-size", int, "a whole number"),
+}
 
 
 def simulated(context: Context) -> bool:

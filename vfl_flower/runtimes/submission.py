@@ -65,9 +65,10 @@ def of_node_from_anywhere(node_config: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("file", "states"):
         if isinstance(values.get(name), str) and values[name]:
             values[name] = _absolute(values[name])
-    module, _, name = str(values.get("source", "")).partition(":")
-    if module.endswith(".py"):
-        values["source"] = f"{_absolute(module)}:{name}"
+    for key in ("source", "model"):
+        module, _, name = str(values.get(key, "")).partition(":")
+        if module.endswith(".py"):
+            values[key] = f"{_absolute(module)}:{name}"
     return values
 
 

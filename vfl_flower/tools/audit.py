@@ -22,6 +22,7 @@ from tqdm import tqdm
 from strategies.vertical import strategy_of
 from vfl_flower.axes import estimators
 from vfl_flower.config import RunConfig
+from vfl_flower.data import samples
 from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.errors import ConfigError
 from vfl_flower.figures import aligned
@@ -367,7 +368,7 @@ def _of_features(
     few = generator.permutation(len(block))[:_INVERTED]
     # Where a secret has drawn the party's model, an attacker has one that is independent of it.
     for whose, secret in (("the seed's", b""), ("a secret's", generator.bytes(16))):
-        model = build_bottom(config, 0, block.shape[1:], sent.shape[1], secret)
+        model = build_bottom(config, 0, samples.first(block), sent.shape[1], secret)
         found = features.invert(model, sent[few], block.shape[1:], generator)
         success = features.explained(block[few], found, block[few].mean(0))
         attacker = f"label holder: first embeddings of party 0, by {whose} model"

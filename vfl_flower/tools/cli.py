@@ -15,9 +15,9 @@ import click
 import typer
 from typer.core import TyperCommand
 
+from vfl_flower.config import pairs
 from vfl_flower.errors import ConfigError, VflError
 
-_PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # key=value, as Flower reads it
 _PAIRS = '"KEY=VALUE ..."'
 
 _RunConfig = Annotated[
@@ -294,11 +294,11 @@ def _list() -> None:
 
 def _keys(run_config: list[str] | None, out: str) -> dict[str, Any]:
     """The run configuration that -c and --out give."""
-    return {**_parse(run_config or [], "-c"), **({"out": out} if out else {})}
+    return {**pairs(run_config or [], "-c"), **({"out": out} if out else {})}
 
 
 def _node_configs(texts: list[str] | None) -> list[dict[str, Any]]:
-    return [_parse([text], "--node-config") for text in texts or []]
+    return [pairs([text], "--node-config") for text in texts or []]
 
 
 def _number(parties: int | None, node_configs: Sequence[Any] = ()) -> int:
@@ -315,26 +315,10 @@ def _compared(text: str) -> dict[str, Any]:
     name, *keys = (rest if titled else text).split(None, 1) or [""]
     if not name or (titled and not title):
         raise ConfigError("A run of `vfl compare` is empty: name a system, then its own keys.")
-    own = _parse(keys, "RUN")
+    own = pairs(keys, "RUN")
     if {"strategy", "out"} & own.keys():
         raise ConfigError(f"{text!r} names a strategy or out twice: write the system first.")
     return {"strategy": name, **own, **({"title": title} if titled else {})}
-
-
-def _parse(texts: list[str], option: str) -> dict[str, Any]:
-    """Key-value pairs that an option gives, in Flower's own syntax."""
-    from flwr.common.config import parse_config_args
-
-    try:
-        left = [] if texts[:1] and texts[0].endswith(".toml") else texts
-        if any(_PAIR.sub("", text).strip() for text in left):
-            raise ValueError  # Flower would pass over what it does not recognise
-        return dict(parse_config_args(texts))
-    except (click.ClickException, OSError, ValueError) as error:
-        raise ConfigError(
-            f"{option} {' '.join(texts)!r} cannot be read: write key=value pairs with spaces "
-            "between them, and texts in quotes, as in \"KEY='text' OTHER=5\"."
-        ) from error
 
 
 if __name__ == "__main__":

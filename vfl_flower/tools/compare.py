@@ -20,7 +20,7 @@ from vfl_flower.errors import ConfigError
 from vfl_flower.figures import METRICS, aligned, guarantee, main_metric
 from vfl_flower.files import write_whole
 from vfl_flower.holder.results import results_folder
-from vfl_flower.models.bottoms import BLACK_BOXES
+from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.start import Finished, run_local
 from vfl_flower.systems import baselines, resolve
 
@@ -109,7 +109,7 @@ def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     if not stands.get(common.get("privacy", "none"), True):
         keys.pop("privacy")
     model = resolve({**keys, "strategy": "frozen"}).models.bottom
-    if model in BLACK_BOXES and name != "frozen":
+    if name != "frozen" and not has_gradient(model):
         return None
     resolve({**keys, "strategy": name})
     return {**keys, "strategy": name}

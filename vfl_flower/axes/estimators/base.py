@@ -21,11 +21,12 @@ from vfl_flower.axes.estimators.directions import Directions
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.config import RunConfig
+from vfl_flower.data.samples import Samples
 from vfl_flower.errors import ConfigError
 from vfl_flower.messages import Arrays, TrainOrder
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import Loss
-from vfl_flower.models.tops import TopModel
+from vfl_flower.models.top_layers import TopModel
 
 Links = dict[str, Channel]
 
@@ -47,8 +48,8 @@ class PartyEnd(Protocol):
     secret: bytes  # which only this party knows
     trace: Any  # of the upload, if this process still has it when the answer comes
 
-    def features(self, window: Window) -> Tensor:
-        """The window's rows, [R, ...]."""
+    def features(self, window: Window) -> Samples:
+        """The window's rows."""
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
         """The noise of the upload that answers this message, if there is any."""
@@ -70,6 +71,10 @@ class HolderEnd(Protocol):
     links: dict[int, Links]  # by party
     noise: ScalarNoise | None
     steps: int  # of the top model so far
+
+    @property
+    def key(self) -> bytes:
+        """What is random in the top model's next passes follows from it."""
 
     def gather(self, window: Window) -> tuple[Tensor, Tensor]:
         """The window's rows of the table, as `TopModel` reads them, and its labels."""

@@ -23,9 +23,12 @@ from torch.func import functional_call, vmap
 
 from vfl_flower.axes.batches import secret_generator
 from vfl_flower.axes.privacy.noise import Perturbation
+from vfl_flower.data import samples
+from vfl_flower.data.samples import Samples
+from vfl_flower.models import passes
 from vfl_flower.models.bottoms import BottomModel
-from vfl_flower.models.tops import TopModel
-from vfl_flower.models.training import is_plain_sgd, step_along
+from vfl_flower.models.top_layers import TopModel
+from vfl_flower.models.training import is_plain_sgd, step_along, trained
 from vfl_flower.sections import EstimatorConfig
 
 _STACK = 2**24  # numbers in the perturbed models that are evaluated at once: 64 MB
@@ -45,7 +48,8 @@ class Directions:
 
     def __init__(self, config: EstimatorConfig, key: bytes, model: nn.Module) -> None:
         self.config = config
-        self.parameters = [p.detach() for p in model.parameters()]
+        self.key = key
+        self.parameters = [p.detach() for p in trained(model).values()]
         self.size = sum(p.numel() for p in self.parameters)  # d
         self.phi = self.size if config.directions == "sphere" else 1
         self._radius = self.size**0.5 if config.directions == "scaled-sphere" else 1.0
@@ -116,16 +120,17 @@ def _at(bits: np.random.SFC64, state: NDArray[np.uint64]) -> np.random.Generator
 @torch.no_grad()
 def values_of_pairs(
     model: BottomModel | TopModel,
-    x: Tensor,
+    x: Samples,
     lengths: Sequence[int],
     directions: Directions,
     perturb: Perturbation | None = None,
-    second: Tensor | None = None,
+    second: Samples | None = None,
 ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
     """Outputs [R, ...] of rows at w + mu u and at w, or if two-sided at w - mu u.
 
     Step s has rows of its own, ``lengths[s]`` of them, and a direction of its own. Returns the
-    pair, and the directions [S, d] where they were stacked.
+    pair, and the directions [S, d] where they were stacked. What is random is the same at both
+    points, and buffers learn at the second.
 
     Parameters
     ----------
@@ -133,16 +138,19 @@ def values_of_pairs(
     """
     mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
     second = x if second is None else second
-    at_w = None if two_sided else _call(model, second, perturb)
+    at_w: Tensor | None = None
+    if not two_sided:
+        at_w = passes.joined(passes.window(model, second, lengths, perturb, directions.key))
     if model.stackable and perturb is None and directions.can_be_stacked(len(lengths)):
         u = directions.stack(len(lengths))
         plus = _at_many(model, x, lengths, u, mu)
         return (plus, _at_many(model, second, lengths, u, -mu) if at_w is None else at_w), u
-    by_step = second.split(list(lengths)), x.split(list(lengths))
+    by_step = samples.split(second, lengths), samples.split(x, lengths)
 
     def evaluate(step: int, first: bool) -> Tensor:
         noise = perturb.of_step(step) if perturb else None
-        return _call(model, by_step[first][step], noise.of_pair() if noise and first else noise)
+        noise = noise.of_pair() if noise and first else noise
+        return passes.one(model, by_step[first][step], step, noise, directions.key, not first)
 
     firsts, seconds = in_place(directions, len(lengths), evaluate)
     return (torch.cat(firsts), torch.cat(seconds) if at_w is None else at_w), None
@@ -168,24 +176,26 @@ def in_place(
 
 
 def _at_many(
-    model: BottomModel | TopModel, x: Tensor, lengths: Sequence[int], u: Tensor, mu: float
+    model: BottomModel | TopModel, x: Samples, lengths: Sequence[int], u: Tensor, mu: float
 ) -> Tensor:
     """Outputs [R, ...] where the rows of step s meet the model at w + mu u_s."""
-    named = dict(model.named_parameters())
+    named = trained(model)
     parts = u.split([p.numel() for p in named.values()], dim=1)
     shifted = {
         name: torch.add(p, part.view(-1, *p.shape), alpha=mu)
         for (name, p), part in zip(named.items(), parts, strict=True)
     }
-    padded, held = padded_steps(x, lengths)
+    held: Tensor | None = None
+
+    def pad(tensor: Tensor) -> Tensor:
+        nonlocal held
+        padded, held = padded_steps(tensor, lengths)
+        return padded
+
+    padded = samples.each(x, pad)
     evaluate = vmap(lambda of_step, rows: functional_call(model, of_step, (rows,)))
     outputs: Tensor = evaluate(shifted, padded)
     return outputs.flatten(0, 1) if held is None else outputs[held]
-
-
-def _call(model: nn.Module, x: Tensor, perturb: Perturbation | None) -> Tensor:
-    outputs: Tensor = model(x, perturb) if perturb else model(x)
-    return outputs
 
 
 def padded_steps(rows: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor | None]:

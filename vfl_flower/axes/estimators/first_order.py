@@ -7,12 +7,11 @@ Every gradient of a window is taken at the party parameters that made the upload
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from vfl_flower.axes.batches import Joint, Window, divisors
 from vfl_flower.axes.codecs.channel import Channel, zeros
@@ -25,10 +24,13 @@ from vfl_flower.axes.estimators.base import (
     Reading,
 )
 from vfl_flower.axes.privacy.noise import Perturbation
+from vfl_flower.data import samples
+from vfl_flower.data.samples import Samples
 from vfl_flower.messages import Arrays, TrainOrder
+from vfl_flower.models import passes
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import penalty_gradient
-from vfl_flower.models.training import is_plain_sgd
+from vfl_flower.models.training import is_plain_sgd, trained
 from vfl_flower.sections import TrainingConfig
 
 
@@ -57,10 +59,10 @@ class FirstOrder(Estimator):
 
     def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Arrays:
         """The embeddings of the window's rows."""
-        x = end.features(window)
-        h = end.model(x, end.noise(order.exchange, window))
-        end.trace = x, h
-        return end.send("embedding", h, window)
+        x, noise = end.features(window), end.noise(order.exchange, window)
+        hs = passes.window(end.model, x, window.lengths.tolist(), noise, _key(end, order))
+        end.trace = x, hs
+        return end.send("embedding", passes.joined(hs), window)
 
     # --- the label holder -----------------------------------------------------------------------
 
@@ -101,52 +103,63 @@ class FirstOrder(Estimator):
     def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
         """Optimizer steps along the gradient rows."""
         rows = end.links["gradient"].receive("gradient", arrays, window, end.size)
-        x, h = end.trace or (end.features(window), None)
+        x, hs = end.trace or (end.features(window), None)
         noise, training = end.noise(order.exchange, window), self.config.training
         rows, lengths = rows.to(end.device), window.lengths.tolist()
-        descend(end.model, end.optimizer, x, h, rows, lengths, training, noise)
+        key = _key(end, order)
+        descend(end.model, end.optimizer, x, hs, rows, lengths, training, noise, key)
+
+
+def _key(end: PartyEnd, order: TrainOrder) -> bytes:
+    """What is random in the passes over a window follows from it."""
+    return end.secret + f"|{order.exchange}".encode()
 
 
 def descend(
     model: BottomModel,
     optimizer: torch.optim.Optimizer,
-    x: Tensor,
-    h: Tensor | None,
+    x: Samples,
+    hs: Sequence[Tensor] | None,
     gradient_rows: Tensor,
     lengths: Sequence[int],
     training: TrainingConfig,
     noise: Perturbation | None = None,
+    key: bytes = b"",
 ) -> None:
     """S optimizer steps, from the gradient rows [R, E] that answer the upload of ``x``.
 
     Plain SGD is linear in the gradient, so one backward pass and one step do the work of S.
-    ``h`` is the upload, if its graph is still at hand; else the forward pass is repeated, which
-    gives the same, since the parameters have not changed since.
+    ``hs`` are the embeddings uploaded (`passes.window`), if their graph is still at hand; else the
+    forward pass is repeated, which gives the same, since the parameters have not changed since.
     """
-    weight = training.regulariser_weight
-    if is_plain_sgd(optimizer):
-        h = model(x, noise) if h is None else h
-        parameters = optimizer.param_groups[0]["params"]
-        gradients = torch.autograd.grad(h, parameters, gradient_rows)
-        for p, gradient in zip(parameters, gradients, strict=True):
+    weight, parameters = training.regulariser_weight, trained(model)
+    if is_plain_sgd(optimizer) or len(lengths) == 1:
+        if hs is None:
+            hs = passes.window(model, x, lengths, noise, key, learns=False)
+        gradients = _gradients(hs, parameters.values(), gradient_rows)
+        for p, gradient in zip(parameters.values(), gradients, strict=True):
             p.grad = gradient
             if weight:
                 at = penalty_gradient(training, p.detach())
                 p.grad = gradient + len(lengths) * weight * at
         optimizer.step()
         return
-    uploaded_with = {
-        name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()
-    }
-    start = 0
-    for step, length in enumerate(lengths):
-        rows = slice(start, start + length)
-        start += length
+    uploaded_with = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
+    of_steps = samples.split(x, lengths), gradient_rows.split(list(lengths))
+    for step, (rows, gradient_of) in enumerate(zip(*of_steps, strict=True)):
         of_step = noise.of_step(step) if noise else None
-        h = functional_call(model, uploaded_with, (x[rows], of_step))
-        gradients = torch.autograd.grad(h, list(uploaded_with.values()), gradient_rows[rows])
+        h = passes.one(model, rows, step, of_step, key, False, uploaded_with)
+        gradients = _gradients([h], uploaded_with.values(), gradient_of)
         for p, at, gradient in zip(
-            model.parameters(), uploaded_with.values(), gradients, strict=True
+            parameters.values(), uploaded_with.values(), gradients, strict=True
         ):
             p.grad = gradient + weight * penalty_gradient(training, at.detach())
         optimizer.step()
+
+
+def _gradients(
+    hs: Sequence[Tensor], parameters: Iterable[Tensor], rows: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of parameters, from the gradient rows of embeddings; zero where one has no part."""
+    parts = rows.split([len(h) for h in hs])
+    return torch.autograd.grad(hs, list(parameters), parts, materialize_grads=True)

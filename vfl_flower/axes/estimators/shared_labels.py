@@ -21,11 +21,15 @@ from vfl_flower.axes.codecs.channel import Channel, zeros
 from vfl_flower.axes.estimators.base import Arrival, HolderEnd, Links, PartyEnd, Reading
 from vfl_flower.axes.estimators.first_order import FirstOrder
 from vfl_flower.config import RunConfig
+from vfl_flower.data import samples
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.messages import Arrays, TrainOrder
+from vfl_flower.models import passes
 from vfl_flower.models.losses import loss_of, penalty_gradient, targets
-from vfl_flower.models.tops import TopModel, build_top
+from vfl_flower.models.top_layers import TopModel
+from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import count, flat, load_flat
+from vfl_flower.registry import LOSSES, TOPS
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,15 @@ class SharedLabels(FirstOrder):
                 "labels = 'shared' is for classes, and target = 'regression' has none: leave one "
                 "of them out."
             )
+        for key, registry, name in (
+            ("top-model", TOPS, config.models.top),
+            ("loss", LOSSES, config.models.loss),
+        ):
+            if name not in registry.known:
+                raise ConfigError(
+                    f"labels = 'shared' has parties use the top model and the loss, and {key} = "
+                    f"{name!r} is code of the label holder's: choose ours, or leave labels out."
+                )
 
     # --- links: both ends -----------------------------------------------------------------------
 
@@ -164,7 +177,7 @@ class SharedLabels(FirstOrder):
     def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
         """Q optimizer steps on each mini-batch of the upload (Alg. 1 line 2)."""
         embeddings, tops = self._broadcast(end, arrays, window)
-        x, h = end.trace or (end.features(window), None)
+        x, hs = end.trace or (end.features(window), None)
         top, known = self._top, end.arrays["labels"]
         assert top is not None
         labels = torch.from_numpy(known[window.ids].astype(np.int64)).to(end.device)
@@ -174,6 +187,7 @@ class SharedLabels(FirstOrder):
         columns = slice(end.index * end.size, (end.index + 1) * end.size)
         parameters = end.optimizer.param_groups[0]["params"]
         training, y, start = self.config.training, targets(labels, top.outputs), 0
+        key = end.secret + f"|{order.exchange}".encode()
         for step, (length, divisor) in enumerate(zip(lengths, divided, strict=True)):
             rows = slice(start, start + length)
             start += length
@@ -184,13 +198,17 @@ class SharedLabels(FirstOrder):
                 weights = weights * of_classes[:, None]
             load_flat(top, tops[step])
             for local_step in range(self.config.estimator.local_steps):
-                if h is None or len(lengths) > 1 or local_step:  # else it is the upload's own
-                    h = end.model(x[rows], of_step)
+                if hs is not None and len(lengths) == 1 and not local_step:
+                    h = hs[0]  # the upload's own
+                else:
+                    of_rows = samples.rows(x, rows)
+                    h = passes.one(end.model, of_rows, step, of_step, key, learns=False)
                 embeddings[rows, columns] = h.detach()
                 with torch.no_grad():
                     met = top.combined(embeddings[rows])
                     _, signal, _ = top.passes(met, y[rows], weights, loss.gradient, True, False)
-                gradients = torch.autograd.grad(h, parameters, top.spread_to(columns, signal))
+                signal = top.spread_to(columns, signal)
+                gradients = torch.autograd.grad(h, parameters, signal, materialize_grads=True)
                 for p, gradient in zip(parameters, gradients, strict=True):
                     own = training.regulariser_weight * penalty_gradient(training, p.detach())
                     p.grad = gradient + own

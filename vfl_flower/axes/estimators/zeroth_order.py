@@ -38,6 +38,7 @@ from vfl_flower.axes.server import noisy_means
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError, DivergedError
 from vfl_flower.messages import LARGEST, Arrays, TrainOrder, bounded, checked
+from vfl_flower.models import passes
 from vfl_flower.models.losses import penalty
 from vfl_flower.models.training import as_tensor
 from vfl_flower.sections import EstimatorConfig, TrainingConfig
@@ -181,13 +182,12 @@ class ZerothOrder(Estimator):
         first, second = (each.to(end.device) for each in arrival.reading.pair)
         window, columns, top = arrival.window, end.columns[arrival.party], end.top
         h, labels = end.gather(window)
-        h = torch.cat([h[:, : columns.start], second, h[:, columns.stop :]], dim=1)
-        z = top.first(h)
-        change = top.first_change(columns, first - second)  # the other parties' part is the same
-        values = [end.loss.per_row(top.rest(each), labels) for each in (z + change, z)]
+        lengths = window.lengths.tolist()
+        pair = top.pair(h, columns, first, second, lengths, end.key)
+        values = [end.loss.per_row(each, labels) for each in pair]
         of_rows, _ = differences(self.config.estimator, values)
         divided = divisors(self.config, len(end.labels), window.lengths).tolist()
-        return self._means(end, of_rows, window.lengths.tolist(), divided)
+        return self._means(end, of_rows, lengths, divided)
 
     @torch.no_grad()
     def _joint_answer(
@@ -209,7 +209,7 @@ class ZerothOrder(Estimator):
             directions = end.directions()
             outputs, u = values_of_pairs(end.top, pair[0], lengths, directions, second=pair[1])
         else:
-            outputs = end.top(pair[0]), end.top(pair[1])
+            outputs = passes.pair(end.top, pair[0], pair[1], lengths, end.key)
         values = [end.loss.per_row(each, labels) for each in outputs]
         of_rows, at_centre = differences(self.config.estimator, values)
         scalars = self._means(end, of_rows, lengths, divided)

@@ -1,0 +1,185 @@
+"""The top model of ours: linear layers, whose gradients are written out, and their widths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.sections import ModelConfig
+
+
+class TopModel(nn.Module):
+    """From the parties' embeddings, side by side, to the outputs: linear layers, ReLU between.
+
+    A label holder with features of its own has a bottom model for them here, ``own``. Rows h [R, M
+    * E + F] then hold its F features to the right of the embeddings of M parties, and its embedding
+    of them is one more block to combine: of [R, B * E] where there are B blocks. It is part of this
+    model, and so has the label holder's learning rate, and no regulariser.
+    """
+
+    stackable = True
+    by_step = False  # whether steps are to be passed apart (`models.passes`)
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        combine: str,
+        layers: Iterable[nn.Linear],
+        outputs: int,
+        own: BottomModel | None = None,
+    ) -> None:
+        super().__init__()
+        self.parties = len(sizes)
+        self.blocks = self.parties + (own is not None)
+        self.received = sum(sizes)  # columns of h that are parties' embeddings
+        self.combine = combine
+        self.outputs = outputs
+        self.layers = nn.ModuleList(layers)
+        self.own = own
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Outputs [R, C] of rows h."""
+        return self.rest(self.first(h))
+
+    def first(self, h: Tensor) -> Tensor:
+        """The first layer's output before its activation, [R, width]."""
+        x = self.combined(self.embedded(h))
+        return self.layers[0](x) if len(self.layers) else x
+
+    def first_change(self, columns: slice, change: Tensor) -> Tensor:
+        """How `first` changes when one party's ``columns`` of h change so, [R, E] to [R, width]."""
+        change = change / self.blocks if self.combine == "mean" else change
+        if not len(self.layers):
+            return change
+        weight = next(self.parameters())
+        return change @ (weight[:, columns] if self.combine == "concat" else weight).T
+
+    def rest(self, z: Tensor) -> Tensor:
+        """Outputs [R, C] from the first layer's output."""
+        for layer in self.layers[1:]:
+            z = layer(functional.relu(z))
+        return z
+
+    def pair(
+        self,
+        h: Tensor,
+        columns: slice,
+        first: Tensor,
+        second: Tensor,
+        lengths: Sequence[int],
+        key: bytes,
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs [R, C] where one party's ``columns`` of a window's rows h are first, and second.
+
+        What is random follows from ``key``, and buffers do not learn.
+        """
+        z = self.first(with_block(h, columns, second))
+        change = self.first_change(columns, first - second)  # the other parties' part is the same
+        return self.rest(z + change), self.rest(z)
+
+    def embedded(self, h: Tensor) -> Tensor:
+        """Embeddings of all blocks, [R, B * E], of rows h."""
+        if self.own is None:
+            return h
+        return torch.cat([h[:, : self.received], self.own(h[:, self.received :])], dim=1)
+
+    def combined(self, blocks: Tensor) -> Tensor:
+        """What the first layer reads of embeddings [R, B * E]."""
+        if self.combine == "concat":
+            return blocks
+        blocks = blocks.view(len(blocks), self.blocks, blocks.shape[1] // self.blocks)
+        return blocks.sum(1) if self.combine == "sum" else blocks.mean(1)
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """Gradient rows of the parties, [R, M * E], from those of what the first layer reads."""
+        if self.combine == "concat":
+            return rows[:, : self.received]
+        rows = rows / self.blocks if self.combine == "mean" else rows
+        return rows.repeat(1, self.parties)
+
+    def spread_to(self, columns: slice, rows: Tensor) -> Tensor:
+        """Gradient rows of one block, whose ``columns`` of [R, B * E] these are, [R, E]."""
+        if self.combine == "concat":
+            return rows[:, columns]
+        return rows / self.blocks if self.combine == "mean" else rows
+
+    def passes(
+        self,
+        x: Tensor,
+        targets: Tensor,
+        weights: Tensor | float,
+        loss_gradient: Callable[[Tensor, Tensor], Tensor],
+        rows: bool,
+        parameters: bool,
+        bound: float = math.inf,
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Forward and backward, written out, since autograd would take several times as long.
+
+        Parameters
+        ----------
+        x : what the first layer reads, [R, width].
+        targets : `losses.targets` of the rows.
+        weights : what each row's loss is multiplied by, [R, 1] or one number.
+        loss_gradient : from outputs and targets, as `losses.Loss.gradient`.
+        rows, parameters : whether gradients of x, and of the layers, are wanted.
+        bound : of the norm of what each row adds to the gradients of the layers' parameters, which
+            is found from norms of its inputs and signals alone (Goodfellow, 2015).
+
+        Returns
+        -------
+        Outputs [R, C], gradient rows of x, and gradients of the layers' parameters.
+        """
+        layers = cast(list[nn.Linear], list(self.layers))
+        inputs = [x]
+        for layer in layers[:-1]:
+            inputs.append(layer(inputs[-1]).relu_())
+        outputs = layers[-1](inputs[-1]) if layers else x
+        signal = loss_gradient(outputs, targets) * weights
+        signals: list[Tensor] = []  # of the layers' outputs, from the first
+        for depth in reversed(range(len(layers))):
+            signals.insert(0, signal)
+            if depth or rows:
+                signal = signal @ layers[depth].weight
+            if depth:
+                signal *= inputs[depth] > 0
+        if bound < math.inf and layers:
+            squares = [
+                each.square().sum(1) * (read.square().sum(1) + 1)
+                for each, read in zip(signals, inputs, strict=True)
+            ]
+            norms = torch.stack(squares).sum(0).sqrt().clamp_min(1e-30)
+            kept = (bound / norms).clamp_max(1.0).nan_to_num(nan=0.0)[:, None]
+            signals = [torch.where(kept > 0, each * kept, 0.0) for each in signals]
+        gradients: list[Tensor] = []
+        for each, read in zip(signals, inputs, strict=False) if parameters else ():
+            gradients += [each.T @ read, each.sum(0)]
+        return outputs, signal, gradients
+
+
+def with_block(h: Tensor, columns: slice, block: Tensor) -> Tensor:
+    """Rows h [R, ...] with a block in place of these columns."""
+    return torch.cat([h[:, : columns.start], block, h[:, columns.stop :]], dim=1)
+
+
+# --- widths of linear layers, from the inputs to the outputs --------------------------------------
+
+
+def no_layers(inputs: int, outputs: int, models: ModelConfig) -> list[int]:
+    """The sum of the embeddings."""
+    return []
+
+
+def one_layer(inputs: int, outputs: int, models: ModelConfig) -> list[int]:
+    """A linear layer."""
+    return [inputs, outputs]
+
+
+def two_layers(inputs: int, outputs: int, models: ModelConfig) -> list[int]:
+    """A hidden layer."""
+    return [inputs, models.top_hidden, outputs]
