@@ -15,7 +15,7 @@ from vfl_flower.data.blocks import FeatureBlock, load_block, load_features
 from vfl_flower.errors import ConfigError
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.losses import penalty
-from vfl_flower.models.training import build_optimizer
+from vfl_flower.models.training import build_optimizer, step_along
 
 
 class Joined(Vertical):
@@ -37,7 +37,10 @@ class Joined(Vertical):
             build_bottom(self.config, party, x.shape[1:], columns.stop - columns.start)
             for (party, columns), x in zip(holder.columns.items(), inputs, strict=True)
         ).to(holder.device)
-        optimizers = [build_optimizer(self.config, bottoms, training.party_lr)]
+        optimizers = [
+            build_optimizer(self.config, bottom, training.party_lr, run.plan.per_epoch)
+            for bottom in bottoms
+        ]
         optimizers += [holder.optimizer] if holder.optimizer else []
         for epoch in range(training.epochs):
             rows_of = len(inputs[0])
@@ -59,7 +62,8 @@ class Joined(Vertical):
                     optimizer.zero_grad()
                 (loss + training.regulariser_weight * weights.sum()).backward()
                 for optimizer in optimizers:
-                    optimizer.step()
+                    parameters = optimizer.param_groups[0]["params"]
+                    step_along(optimizer, [p.grad for p in parameters], holder.steps)
                 holder.count(loss.detach()[None])
             run.plan.answered += run.plan.of_epoch
             run.history.progressed(run.plan.answered, run.plan.planned)

@@ -20,7 +20,7 @@ from vfl_flower.config import KEYS, RunConfig, parse
 from vfl_flower.data import labels
 from vfl_flower.data.divided import is_code
 from vfl_flower.errors import ConfigError
-from vfl_flower.models import tops
+from vfl_flower.models import rates, tops
 from vfl_flower.models.bottoms import BLACK_BOXES
 from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.stream import listen as streams
@@ -111,6 +111,7 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     codecs.check(config)
     labels.check(config.data)
     tops.check(config.models)
+    rates.check(config.training)
     streams.check(config.running)
     estimator = estimators.choose(config)(config)
     ledger_of(config).check(config, estimator)

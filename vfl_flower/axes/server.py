@@ -22,7 +22,7 @@ from vfl_flower.axes.estimators.directions import (
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.models.losses import Loss, targets
 from vfl_flower.models.tops import TopModel
-from vfl_flower.models.training import step_along
+from vfl_flower.models.training import autocast, step_along
 
 
 @torch.no_grad()
@@ -36,6 +36,7 @@ def by_gradient(
     rows_wanted: bool = True,
     loss: Loss = Loss(),  # noqa: B008  (it is frozen)
     noise: ScalarNoise | None = None,
+    first: int = 0,
 ) -> tuple[Tensor | None, Tensor]:
     """Step along the gradient of each step's loss; gradient rows of embeddings, and the losses.
 
@@ -52,6 +53,7 @@ def by_gradient(
     divisors : what each step's sum of row losses is divided by.
     loss : of a row.
     noise : what is added to the mean of rows' gradients, whose norms are clipped then (DP-SGD).
+    first : number of the first step, as in `step_along`.
 
     Returns
     -------
@@ -78,15 +80,16 @@ def by_gradient(
                 embedding = own(x_step[:, top.received :])
             blocks = torch.cat([x_step[:, : top.received], embedding.detach()], dim=1)
             x_step = top.combined(blocks)
-        outputs, rows, gradients = top.passes(
-            x_step,
-            y_step,
-            weights_step,
-            gradient,
-            rows=rows_wanted or own is not None,
-            parameters=optimizer is not None,
-            bound=bounds[step],
-        )
+        with autocast(top, top.precision):
+            outputs, rows, gradients = top.passes(
+                x_step,
+                y_step,
+                weights_step,
+                gradient,
+                rows=rows_wanted or own is not None,
+                parameters=optimizer is not None,
+                bound=bounds[step],
+            )
         if own:
             signal = top.spread_to(slice(top.received, None), rows)
             gradients += torch.autograd.grad(embedding, list(own.parameters()), signal)
@@ -95,7 +98,7 @@ def by_gradient(
         if optimizer:
             if noise:
                 gradients = noise.added_to_gradients(gradients, divisors[step])
-            step_along(optimizer, gradients)
+            step_along(optimizer, gradients, first + step)
     of_rows = loss.per_row(torch.cat(all_outputs), labels)
     of_steps = step_means(of_rows, lengths, divisors)
     return top.spread(torch.cat(all_rows)) if rows_wanted else None, of_steps
@@ -112,6 +115,7 @@ def by_differences(
     divisors: Sequence[int],
     loss: Loss = Loss(),  # noqa: B008  (it is frozen)
     noise: ScalarNoise | None = None,
+    first: int = 0,
 ) -> Tensor:
     """Step along directions of its own (AsyREVEL Eq. 17); the losses [S].
 
@@ -119,13 +123,14 @@ def by_differences(
     ----------
     directions : of the top model; who knows them knows the gradient along them.
     noise : what is added to each difference, of which a row's is clipped then.
+    first : number of the first step, as in `step_along`.
     """
     if optimizer is None:  # a top model without parameters
         return step_means(loss.per_row(top(h), labels), lengths, divisors)
     pair, u = values_of_pairs(top, h, lengths, directions)
     values = [loss.per_row(outputs, labels) for outputs in pair]
     of_rows, losses = differences(directions.config, values)
-    descend(optimizer, directions, u, noisy_means(of_rows, lengths, divisors, noise))
+    descend(optimizer, directions, u, noisy_means(of_rows, lengths, divisors, noise), first)
     return step_means(losses, lengths, divisors)
 
 

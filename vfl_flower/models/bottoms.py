@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
-from vfl_flower.models.training import check_size
+from vfl_flower.models.training import autocast, check_size, in_float32
 from vfl_flower.registry import BOTTOMS
 from vfl_flower.sections import ModelConfig
 
@@ -46,21 +46,28 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class BottomModel(nn.Module):
     """Layers u_l = sigma_l(w_l u_{l-1} + b_l), VAFL Eq. (9), or with noise Z_l inside, Eq. (10)."""
 
-    def __init__(self, layers: Iterable[nn.Module], activations: Iterable[str]) -> None:
+    def __init__(
+        self,
+        layers: Iterable[nn.Module],
+        activations: Iterable[str],
+        precision: str = "float32",
+    ) -> None:
         super().__init__()
+        self.precision = precision
         self.layers = nn.ModuleList(layers)
         self.activations = [_ACTIVATIONS[name] for name in activations]
         # Whether torch.func.vmap can evaluate it at many parameters at once.
         self.stackable = not any(isinstance(each, nn.RNNBase) for each in self.modules())
 
     def forward(self, x: Tensor, perturb: Perturb | None = None) -> Tensor:
-        """Embeddings [R, E] of features [R, ...]."""
-        for depth, (layer, activation) in enumerate(
-            zip(self.layers, self.activations, strict=True)
-        ):
-            z = layer(x)
-            x = activation(z if perturb is None else perturb(depth, z))
-        return x
+        """Embeddings [R, E] of features [R, ...]; whatever the precision, both are float32."""
+        with autocast(self, self.precision):
+            for depth, (layer, activation) in enumerate(
+                zip(self.layers, self.activations, strict=True)
+            ):
+                z = layer(x)
+                x = activation(z if perturb is None else perturb(depth, in_float32(z)))
+        return in_float32(x)
 
 
 def embedding_size(config: RunConfig, outputs: int) -> int:
@@ -93,11 +100,12 @@ def build_bottom(
         if isinstance(found, type) and issubclass(found, nn.Module):
             module = found(sample_shape, size)
             _try_out(module, models.bottom, sample_shape, size)
-            return BottomModel([module], [last])
+            return BottomModel([module], [last], config.training.precision)
         if models.bottom in BOTTOMS.known:
             _check_size(found, sample_shape, size, models)
         layers = found(sample_shape, size, models)
-    return BottomModel([layer for layer, _ in layers], [each or last for _, each in layers])
+    activations = [each or last for _, each in layers]
+    return BottomModel([layer for layer, _ in layers], activations, config.training.precision)
 
 
 def _check_size(bottom: Bottom, shape: Shape, size: int, models: ModelConfig) -> None:

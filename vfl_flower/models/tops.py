@@ -14,7 +14,7 @@ from torch.nn import functional
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
 from vfl_flower.models.bottoms import BottomModel, build_bottom, embedding_size, seeded
-from vfl_flower.models.training import check_size
+from vfl_flower.models.training import autocast, check_size, in_float32
 from vfl_flower.sections import ModelConfig
 
 
@@ -36,8 +36,10 @@ class TopModel(nn.Module):
         layers: Iterable[nn.Linear],
         outputs: int,
         own: BottomModel | None = None,
+        precision: str = "float32",
     ) -> None:
         super().__init__()
+        self.precision = precision
         self.parties = len(sizes)
         self.blocks = self.parties + (own is not None)
         self.received = sum(sizes)  # columns of h that are parties' embeddings
@@ -47,8 +49,9 @@ class TopModel(nn.Module):
         self.own = own
 
     def forward(self, h: Tensor) -> Tensor:
-        """Outputs [R, C] of rows h."""
-        return self.rest(self.first(h))
+        """Outputs [R, C] of rows h; whatever the precision, both are float32."""
+        with autocast(self, self.precision):
+            return in_float32(self.rest(self.first(h)))
 
     def first(self, h: Tensor) -> Tensor:
         """The first layer's output before its activation, [R, width]."""
@@ -107,6 +110,8 @@ class TopModel(nn.Module):
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Forward and backward, written out, since autograd would take several times as long.
 
+        Under `training.autocast` its products are of that precision, and what it gives float32.
+
         Parameters
         ----------
         x : what the first layer reads, [R, width].
@@ -125,7 +130,7 @@ class TopModel(nn.Module):
         inputs = [x]
         for layer in layers[:-1]:
             inputs.append(layer(inputs[-1]).relu_())
-        outputs = layers[-1](inputs[-1]) if layers else x
+        outputs = in_float32(layers[-1](inputs[-1])) if layers else x
         signal = loss_gradient(outputs, targets) * weights
         signals: list[Tensor] = []  # of the layers' outputs, from the first
         for depth in reversed(range(len(layers))):
@@ -145,7 +150,7 @@ class TopModel(nn.Module):
         gradients: list[Tensor] = []
         for each, read in zip(signals, inputs, strict=False) if parameters else ():
             gradients += [each.T @ read, each.sum(0)]
-        return outputs, signal, gradients
+        return outputs, in_float32(signal), list(map(in_float32, gradients))
 
 
 def check(models: ModelConfig) -> None:
@@ -179,7 +184,7 @@ def build_top(
         own_config = config if of_a_table else config.with_values({"bottom-model": "mlp"})
         own = build_bottom(own_config, len(sizes), (own_columns,), blocks[-1])
     if config.models.top == "sum":
-        return TopModel(sizes, "sum", [], outputs, own)
+        return TopModel(sizes, "sum", [], outputs, own, config.training.precision)
     inputs = sum(blocks) if config.models.combine == "concat" else blocks[0]
     with seeded(config, -1):
         widths = [inputs, config.models.top_hidden, outputs]
@@ -189,4 +194,5 @@ def build_top(
             sum(wide * out for wide, out in pairwise(widths)), "top-hidden or embedding-size"
         )
         layers = [nn.Linear(wide, out) for wide, out in pairwise(widths)]
-    return TopModel(sizes, config.models.combine, layers, outputs, own)
+    combine, precision = config.models.combine, config.training.precision
+    return TopModel(sizes, combine, layers, outputs, own, precision)

@@ -27,7 +27,7 @@ from vfl_flower.models.training import (
 from vfl_flower.party import state, state_file
 from vfl_flower.party.limits import Limits
 from vfl_flower.party.party import Party
-from vfl_flower.party.rules import Rules, check, refused, simulated
+from vfl_flower.party.rules import Rules, check, own_training, refused, simulated
 from vfl_flower.systems import refuse_places, resolve
 
 _skeletons: dict[tuple[int, int], tuple[int, Party]] = {}
@@ -50,7 +50,8 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     if config.running.resume:
         raise VflError("has lost the state from which it went on.")
     rules = check(context, config)
-    party = Party(config, index, parties, order.outputs, load_block(context, config))
+    own = own_training(context, config)
+    party = Party(config, index, parties, order.outputs, load_block(context, config), own)
     party.origin = str(context.run_id)
     party.limits = limits_of(context, rules, party.origin)
     if isinstance(order, DescribeOrder):
@@ -70,6 +71,7 @@ def check_before_alignment(context: Context) -> None:
     config = resolve(context.run_config)
     if config.task == "train":  # else the configuration that counts is in the state that is kept
         check(context, config)
+        own_training(context, config)
 
 
 def largest_order(context: Context) -> int:
@@ -119,7 +121,13 @@ def resume(context: Context) -> Party:
     run, party = _skeletons.get(place, (None, None))
     if party is None or run != context.run_id or party.about != about:
         check_number(about, place[1])
-        party = Party(config, *place, outputs, load_block(context, config))
+        own = own_training(context, config)
+        if own != json.loads(about).get("own", {}):
+            raise ConfigError(
+                f"Party {place[0]}'s node configuration says otherwise how its model is trained "
+                "than when the run began: put back what it said then."
+            )
+        party = Party(config, *place, outputs, load_block(context, config), own)
         if party.about != about:
             raise VflError("has not the data that this run began with: its file has changed since.")
         _skeletons[place] = context.run_id, party

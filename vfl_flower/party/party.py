@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +49,7 @@ from vfl_flower.messages import (
 from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.training import as_tensor, build_optimizer, choose_device
 from vfl_flower.party.limits import Limits
+from vfl_flower.party.rules import with_own
 from vfl_flower.provenance import code_digest, peak_memory_mb
 
 
@@ -61,6 +63,7 @@ class Party:
         parties: int,
         outputs: int,
         block: FeatureBlock | None = None,  # of its own data; else of the data set that is divided
+        own: Mapping[str, Any] | None = None,  # keys of training that it has otherwise than the run
     ) -> None:
         self.config = config
         self.index = index
@@ -71,7 +74,7 @@ class Party:
         # What stays the same through a run, and is needed to use its model afterwards.
         preparation = block.preparation.as_json() if block.preparation else None
         about = {"config": config.values(), "parties": parties, "outputs": outputs}
-        about["ids"] = block.ids_digest
+        about["ids"], about["own"] = block.ids_digest, dict(own or {})
         self.about = json.dumps({**about, "preparation": preparation})
         self.rows = len(block.train)
         self.size = embedding_size(config, outputs)
@@ -84,7 +87,9 @@ class Party:
         of_model = self.secret if config.data.apart and config.privacy.noise_seed < 0 else b""
         model = build_bottom(config, index, block.train.shape[1:], self.size, of_model)
         self.model = model.to(self.device)
-        self.optimizer = build_optimizer(config, self.model, config.training.party_lr)
+        training = with_own(config, own or {})
+        rate, every = training.training.party_lr, steps_per_epoch(config, self.rows)
+        self.optimizer = build_optimizer(training, self.model, rate, every)
         self.estimator = estimators.choose(config)(config)
         tables = self.estimator.party_tables(parties)
         check_memory("this party's", 4 * tables * self.rows * self.size)

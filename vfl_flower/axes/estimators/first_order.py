@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from vfl_flower.axes.batches import Joint, Window, divisors
+from vfl_flower.axes.batches import Joint, Window, divisors, first_step
 from vfl_flower.axes.codecs.channel import Channel, zeros
 from vfl_flower.axes.estimators.base import (
     Arrival,
@@ -28,7 +28,7 @@ from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.messages import Arrays, TrainOrder
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import penalty_gradient
-from vfl_flower.models.training import is_plain_sgd
+from vfl_flower.models.training import factors_of, is_plain_sgd, step_along, step_as_one
 from vfl_flower.sections import TrainingConfig
 
 
@@ -104,7 +104,8 @@ class FirstOrder(Estimator):
         x, h = end.trace or (end.features(window), None)
         noise, training = end.noise(order.exchange, window), self.config.training
         rows, lengths = rows.to(end.device), window.lengths.tolist()
-        descend(end.model, end.optimizer, x, h, rows, lengths, training, noise)
+        first = first_step(self.config, end.rows, order)
+        descend(end.model, end.optimizer, x, h, rows, lengths, training, noise, first)
 
 
 def descend(
@@ -116,24 +117,31 @@ def descend(
     lengths: Sequence[int],
     training: TrainingConfig,
     noise: Perturbation | None = None,
+    first: int = 0,
 ) -> None:
     """S optimizer steps, from the gradient rows [R, E] that answer the upload of ``x``.
 
     Plain SGD is linear in the gradient, so one backward pass and one step do the work of S.
     ``h`` is the upload, if its graph is still at hand; else the forward pass is repeated, which
-    gives the same, since the parameters have not changed since.
+    gives the same, since the parameters have not changed since. ``first`` is the number of the
+    first step, as in `step_along`.
     """
     weight = training.regulariser_weight
     if is_plain_sgd(optimizer):
         h = model(x, noise) if h is None else h
-        parameters = optimizer.param_groups[0]["params"]
+        parameters, steps = optimizer.param_groups[0]["params"], float(len(lengths))
+        factors = factors_of(optimizer, first, len(lengths))
+        if factors is not None:
+            steps = float(factors.sum())
+            of_rows = factors.repeat_interleave(torch.tensor(lengths))
+            gradient_rows = gradient_rows * of_rows.to(gradient_rows)[:, None]
         gradients = torch.autograd.grad(h, parameters, gradient_rows)
-        for p, gradient in zip(parameters, gradients, strict=True):
-            p.grad = gradient
-            if weight:
-                at = penalty_gradient(training, p.detach())
-                p.grad = gradient + len(lengths) * weight * at
-        optimizer.step()
+        if weight:
+            gradients = tuple(
+                gradient + steps * weight * penalty_gradient(training, p.detach())
+                for p, gradient in zip(parameters, gradients, strict=True)
+            )
+        step_as_one(optimizer, gradients)
         return
     uploaded_with = {
         name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()
@@ -145,8 +153,8 @@ def descend(
         of_step = noise.of_step(step) if noise else None
         h = functional_call(model, uploaded_with, (x[rows], of_step))
         gradients = torch.autograd.grad(h, list(uploaded_with.values()), gradient_rows[rows])
-        for p, at, gradient in zip(
-            model.parameters(), uploaded_with.values(), gradients, strict=True
-        ):
-            p.grad = gradient + weight * penalty_gradient(training, at.detach())
-        optimizer.step()
+        whole = [
+            gradient + weight * penalty_gradient(training, at.detach())
+            for at, gradient in zip(uploaded_with.values(), gradients, strict=True)
+        ]
+        step_along(optimizer, whole, first + step)
