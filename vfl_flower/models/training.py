@@ -146,8 +146,9 @@ def count(model: nn.Module) -> int:
 
 
 def flat(model: nn.Module) -> Tensor:
-    """A model's parameters as one vector."""
-    return torch.cat([torch.zeros(0), *(p.detach().cpu().reshape(-1) for p in model.parameters())])
+    """A model's parameters as one vector, where they are."""
+    parts = [p.detach().reshape(-1) for p in model.parameters()]
+    return torch.cat(parts) if parts else torch.zeros(0)
 
 
 def load_flat(model: nn.Module, vector: Tensor) -> None:
