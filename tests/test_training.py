@@ -362,5 +362,25 @@ def test_a_run_in_bfloat16_learns_what_one_in_float32_does(run: Start, keys: Any
     assert all(array.dtype == "float32" for array in rounded.parameters("party-0").values())
 
 
+# --- devices ------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_steps_of_a_window_bring_nothing_back_from_their_device(keys: dict[str, Any]) -> None:
+    """A tensor on `meta` has no numbers, and an error is what comes of asking for one."""
+    config = config_of(**keys)
+    top = build_top(config, [SIZE] * PARTIES, 3).to("meta")
+    model = build_bottom(config, 0, (FEATURES,), SIZE).to("meta")
+    of_top, of_model = (build_optimizer(config, each, 0.1) for each in (top, model))
+    with torch.device("meta"):
+        h, x, sent = (torch.zeros(ROWS, n) for n in (PARTIES * SIZE, FEATURES, SIZE))
+        labels = torch.zeros(ROWS, dtype=torch.int64)
+    rows, losses = by_gradient(top, of_top, h, labels, LENGTHS, LENGTHS)
+    assert rows is not None and rows.device == losses.device == torch.device("meta")
+    descend(model, of_model, x, None, sent, LENGTHS, config.training)
+    with pytest.raises(RuntimeError):  # or nothing would be seen here
+        losses[0].item()
+
+
 def test_no_model_goes_to_the_cpu_to_be_one_vector() -> None:
     assert flat(nn.Linear(3, 2, device="meta")).device.type == "meta"

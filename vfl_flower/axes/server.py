@@ -60,7 +60,8 @@ def by_gradient(
     Gradient rows [R, M * E], if they are wanted, and losses [S].
     """
     counts = torch.tensor(lengths, device=h.device)
-    weights = (1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)).repeat_interleave(counts)
+    weights = 1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)
+    weights = weights.repeat_interleave(counts, output_size=len(h))  # else a GPU is waited for
     of_classes = loss.row_weights(labels)
     if of_classes is not None:
         weights = weights * of_classes
