@@ -18,8 +18,8 @@ from vfl_flower.errors import ConfigError
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.losses import penalty
-from vfl_flower.models.training import build_optimizer, trained
-from vfl_flower.party.rules import own_model
+from vfl_flower.models.training import build_optimizer, step_along, trained
+from vfl_flower.party.rules import own_config
 
 
 class Joined(Vertical):
@@ -43,7 +43,10 @@ class Joined(Vertical):
             for party, own, block, size in zip(holder.columns, configs, blocks, sizes, strict=True)
         ]
         bottoms = torch.nn.ModuleList(models).to(holder.device)
-        optimizers = [build_optimizer(self.config, bottoms, training.party_lr)]
+        optimizers = [
+            build_optimizer(own, bottom, own.training.party_lr, run.plan.per_epoch)
+            for own, bottom in zip(configs, models, strict=True)
+        ]
         optimizers += [holder.optimizer] if holder.optimizer else []
         for epoch in range(training.epochs):
             rows_of = len(inputs[0])
@@ -65,11 +68,13 @@ class Joined(Vertical):
                 if training.regulariser_weight:
                     terms = [penalty(training, p).sum() for p in trained(bottoms).values()]
                     weights = torch.stack(terms)
+                total = loss + training.regulariser_weight * weights.sum()
+                parameters = [p for each in optimizers for p in each.param_groups[0]["params"]]
+                found = torch.autograd.grad(total, parameters, materialize_grads=True)
                 for optimizer in optimizers:
-                    optimizer.zero_grad()
-                (loss + training.regulariser_weight * weights.sum()).backward()
-                for optimizer in optimizers:
-                    optimizer.step()
+                    learned = len(optimizer.param_groups[0]["params"])
+                    step_along(optimizer, found[:learned], holder.steps)
+                    found = found[learned:]
                 holder.count(loss.detach()[None])
             run.plan.answered += run.plan.of_epoch
             run.history.progressed(run.plan.answered, run.plan.planned)
@@ -85,7 +90,7 @@ class Joined(Vertical):
     def _configs(self) -> list[RunConfig]:
         """The configuration of every party's bottom model."""
         contexts = self.run.carrier.contexts.values()
-        own = [own_model(context, self.config) for context in contexts]
+        own = [own_config(context, self.config) for context in contexts]
         return own or [self.config] * len(self.run.seats)
 
     def _blocks(self) -> list[FeatureBlock]:

@@ -71,7 +71,11 @@ class Run:
         )
         self.history = history
         sizes = {party: nodes[party].size for party in sorted(nodes)}
-        self.holder = LabelHolder(config, labels, sizes, self.ledger.noise())
+        # Of the top model, whose steps answer a quorum each; a baseline's are mini-batches.
+        per_epoch: float = self.plan.per_epoch
+        if not system.baseline:
+            per_epoch = self.plan.of_epoch / self.schedule.quorum
+        self.holder = LabelHolder(config, labels, sizes, self.ledger.noise(), per_epoch)
         carrier.expect(
             self._largest(estimator, rows, len(labels.test), max(sizes.values(), default=0))
         )

@@ -105,6 +105,11 @@ def assert_equal_runs(one: Run, other: Run, parties: int = 3) -> None:
 SYSTEMS_TO_CUT: dict[str, dict[str, Any]] = {
     "split-nn with Adam": {"optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01},
     "momentum and windows": {"optimizer": "momentum", "window": 4},
+    "adamw, one cycle, clipped, in bfloat16": {
+        **{"optimizer": "adamw", "lr-schedule": "one-cycle", "weight-decay": 0.1},
+        **{"party-lr": 0.01, "server-lr": 0.01, "clip-gradient": 0.1, "precision": "bfloat16"},
+        **{"codec": "bfloat16", "downlink-codec": "float16", "compression": "error-feedback"},
+    },
     "sum as top model": {"top-model": "sum", "embedding-size": "auto"},
     "ef-vfl, qsgd both ways": {
         **{"strategy": "ef-vfl", "codec": "qsgd", "downlink-codec": "qsgd"},
@@ -160,6 +165,10 @@ def test_it_ends_so_however_it_was_kept(tmp_path: Path) -> None:
 ASYNCHRONOUS: dict[str, dict[str, Any]] = {
     "vafl": {"strategy": "vafl"},
     "vafl with delays": {"strategy": "vafl", "delay": "exponential"},
+    "vafl, Nesterov, cosine": {
+        **{"strategy": "vafl", "optimizer": "nesterov", "lr-schedule": "cosine", "window": 4},
+        **{"warm-up": 0.5, "party-lr": 0.05, "delay": "poisson"},
+    },
     "vafl-t, bounded delay": {
         **{"strategy": "vafl-t", "quorum": 2, "max-delay": 5, "window": 4},
         **{"delay": "exponential"},

@@ -16,10 +16,12 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tests.conftest import Start
 from vfl_flower.axes import estimators
 from vfl_flower.axes.batches import Window
 from vfl_flower.axes.codecs.bits import BitReader, number_bits, place_bits, read_places
 from vfl_flower.axes.codecs.channel import Channel, Codec
+from vfl_flower.axes.codecs.halves import BFloat16, Float16
 from vfl_flower.axes.codecs.identity import Identity
 from vfl_flower.axes.codecs.qsgd import QSGD
 from vfl_flower.axes.codecs.top_k import TopK
@@ -37,6 +39,7 @@ MODERATE = st.floats(2**-10, 1024, width=32).flatmap(lambda v: st.sampled_from([
 KEEP = st.integers(1, 1000).map(lambda n: n / 1000)
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=5)
 IDENTITY = Identity(CodecConfig())
+FLOAT16, BFLOAT16 = Float16(CodecConfig()), BFloat16(CodecConfig())
 
 
 def vectors(elements: st.SearchStrategy[float]) -> st.SearchStrategy[list[Vector]]:
@@ -171,17 +174,81 @@ def test_equal_keys_give_equal_messages_and_others_draw_anew(codec: Codec) -> No
     assert same == isinstance(codec, TopK)
 
 
+@given(vectors(VALUES))
+def test_float16_rounds_to_eleven_bits_of_a_number_or_of_its_vector(each: list[Vector]) -> None:
+    arrays = encoded(FLOAT16, each)
+    assert nbytes(arrays) == 2 * sum(map(len, each)) + len(each)
+    for v, found in zip(each, decoded(FLOAT16, each, arrays), strict=True):
+        power = 2.0 ** max(math.frexp(np.abs(v).max(initial=0.0))[1], -126)
+        rounding = np.maximum(np.abs(v, dtype=np.float64) * 2.0**-11, power * 2.0**-25)
+        assert (np.abs(found.astype(np.float64) - v) <= rounding).all()
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-7, 1.0, 1e6])
+def test_float16_loses_neither_small_gradients_nor_large_embeddings(scale: float) -> None:
+    v = (scale * normal(500)).astype(np.float32)
+    (found,) = decoded(FLOAT16, [v], encoded(FLOAT16, [v]))
+    np.testing.assert_allclose(found, v, rtol=2.0**-11, atol=scale * 2.0**-22)
+    with np.errstate(over="ignore"):
+        plain = v.astype(np.float16)
+    assert np.allclose(plain, v, rtol=0.01, atol=0.01 * scale) == (scale == 1)  # it would by itself
+
+
+@given(vectors(st.floats(-(2.0**127), 2.0**127, width=32)))
+def test_bfloat16_is_torch_s_and_rounds_to_eight_bits(each: list[Vector]) -> None:
+    arrays = encoded(BFLOAT16, each)
+    assert arrays["h"].dtype == np.uint16 and nbytes(arrays) == 2 * sum(map(len, each))
+    for v, found in zip(each, decoded(BFLOAT16, each, arrays), strict=True):
+        assert torch.equal(torch.from_numpy(v).bfloat16().float(), torch.from_numpy(found))
+        rounding = np.maximum(np.abs(v, dtype=np.float64) * 2.0**-8, 2.0**-133)
+        assert (np.abs(found.astype(np.float64) - v) <= rounding).all()
+
+
+@pytest.mark.parametrize("codec", [FLOAT16, BFLOAT16], ids=["float16", "bfloat16"])
+@given(vectors(MODERATE))
+def test_what_has_been_rounded_is_not_rounded_again(codec: Codec, each: list[Vector]) -> None:
+    once = decoded(codec, each, encoded(codec, each))
+    again = decoded(codec, once, encoded(codec, once))
+    for one, other in zip(once, again, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
 @given(vectors(st.floats(width=32, allow_nan=False, allow_infinity=False)))
 def test_identity_changes_no_bit(each: list[Vector]) -> None:
     for v, found in zip(each, decoded(IDENTITY, each, encoded(IDENTITY, each)), strict=True):
         assert v.tobytes() == found.tobytes()
 
 
-@pytest.mark.parametrize("codec", [top_k(0.5), qsgd(4)], ids=["top-k", "qsgd"])
+@pytest.mark.parametrize(
+    "codec", [top_k(0.5), qsgd(4), FLOAT16, BFLOAT16], ids=["top-k", "qsgd", "float16", "bfloat16"]
+)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_not_sent(codec: Codec, value: float) -> None:
     with pytest.raises(VflError, match="'h' has values that are not finite; lower the learning"):
         encoded(codec, [np.array([1.0, value, 2.0], np.float32)])
+
+
+@pytest.mark.parametrize("codec", ["float16", "bfloat16"])
+@pytest.mark.parametrize("compression", ["direct", "error-feedback"])
+def test_a_run_in_two_bytes_takes_half_of_them_and_learns_the_same(
+    run: Start, codec: str, compression: str
+) -> None:
+    keys: dict[str, Any] = {"dataset": "breast-cancer", "batch-size": 64, "epochs": 2}
+    both = {"codec": codec, "downlink-codec": codec}
+    both |= {"compression": compression, "downlink-compression": compression}
+    exact, rounded = run(2, keys), run(2, {**keys, **both})
+    for name in ("bytes_up", "bytes_down"):
+        assert 0 <= rounded.summary[name] - exact.summary[name] / 2 <= rounded.summary["exchanges"]
+    assert rounded.summary["test_loss"] == pytest.approx(exact.summary["test_loss"], rel=0.01)
+    assert rounded.summary["test_loss"] != exact.summary["test_loss"]
+
+
+@pytest.mark.parametrize("strategy", ["cascaded", "dpzv"])
+def test_differences_survive_in_two_bytes(run: Start, strategy: str) -> None:
+    keys = {"dataset": "breast-cancer", "strategy": strategy, "epochs": 1, "noise-seed": 0}
+    keys |= {"noise-multiplier": 0.0} if strategy == "dpzv" else {}
+    exact, rounded = run(2, keys), run(2, {**keys, "codec": "float16"})
+    assert rounded.summary["test_loss"] == pytest.approx(exact.summary["test_loss"], rel=0.02)
 
 
 # --- bits ---------------------------------------------------------------------------------------
@@ -254,7 +321,10 @@ def test_signs_of_a_block_without_negative_entries_take_no_bits() -> None:
 # --- what does not decode -----------------------------------------------------------------------
 
 SHAPE, TWO = (6, 5), np.array([20, 10])  # two vectors
-LOSSY: dict[str, Codec] = {"top-k": top_k(0.2), "qsgd": qsgd(2)}  # top-k keeps 4 and 2 entries
+LOSSY: dict[str, Codec] = {  # top-k keeps 4 and 2 entries
+    **{"top-k": top_k(0.2), "qsgd": qsgd(2)},
+    **{"float16": FLOAT16, "bfloat16": BFLOAT16},
+}
 MESSAGES = {name: codec.encode("h", normal(*SHAPE), TWO, "key") for name, codec in LOSSY.items()}
 every_array = pytest.mark.parametrize(
     ("codec", "name"), [(codec, name) for codec, arrays in MESSAGES.items() for name in arrays]
@@ -343,6 +413,10 @@ def test_a_missing_array_is_refused(codec: str, name: str) -> None:
             lambda arrays: {**arrays, "h.bits": np.packbits(number_bits(np.array([0, 2]), 5))},
             "'h' does not say whether it has signs",
         ),
+        ("float16", altered("h.values", first(1.01)), "values above the peak"),
+        ("float16", altered("h.values", first(np.nan)), "'h.values' has values that are not fin"),
+        ("bfloat16", altered("h", lambda bits: bits | 0x7F80), "'h' has values that are not fin"),
+        ("bfloat16", altered("h", lambda bits: bits.view(np.int16)), "'h' is int16 of shape"),
         (
             "qsgd",
             lambda arrays: qsgd(4).encode("h", normal(*SHAPE), TWO, "key"),
@@ -394,6 +468,8 @@ def test_random_bytes_decode_to_finite_rows_or_are_refused(codec: str, data: st.
 CODECS: dict[str, dict[str, Any]] = {
     "top-k": {"codec": "top-k", "keep": 0.3},
     "qsgd": {"codec": "qsgd", "bits": 2},
+    "float16": {"codec": "float16"},
+    "bfloat16": {"codec": "bfloat16"},
 }
 every_codec = pytest.mark.parametrize("keys", CODECS.values(), ids=CODECS.keys())
 
@@ -499,6 +575,6 @@ def test_a_frame_that_would_take_a_surrogate_beyond_all_bounds_is_refused() -> N
         assert torch.equal(link.surrogate, known) and known.max() == 2**19
 
 
-@pytest.mark.parametrize("codec", [top_k(0.5), qsgd(4), IDENTITY])
+@pytest.mark.parametrize("codec", [top_k(0.5), qsgd(4), IDENTITY, FLOAT16, BFLOAT16])
 def test_names_are_those_of_the_arrays(codec: Codec) -> None:
     assert set(codec.names("h")) == encoded(codec, [normal(30)]).keys()

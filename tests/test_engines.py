@@ -48,6 +48,17 @@ def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     [
         pytest.param(run_ray, 3, {"epochs": 2, "transport": "messages"}, id="ray"),
         pytest.param(run_ray, 2, EF_VFL, id="ray, private labels", marks=pytest.mark.nightly),
+        pytest.param(
+            run_ray,
+            2,
+            {
+                **{"optimizer": "adamw", "lr-schedule": "one-cycle", "weight-decay": 0.1},
+                **{"party-lr": 0.01, "server-lr": 0.01, "clip-gradient": 0.1, "epochs": 2},
+                **{"codec": "float16", "downlink-codec": "bfloat16", "window": 4},
+            },
+            id="ray, adamw, one cycle",
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(  # whose ServerApp draws the noise that this process has drawn
             run_supernodes,
             2,

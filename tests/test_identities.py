@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,28 @@ import torch
 from flwr.app import Context, Message
 from numpy.typing import NDArray
 from torch.nn import functional
+from torch.optim import lr_scheduler
 
 from tests.conftest import Start
 from vfl_flower import client_app
 from vfl_flower.axes.batches import draw_window
 from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.models.bottoms import build_bottom, embedding_size
+from vfl_flower.models.rates import Rates
 from vfl_flower.models.tops import build_top
+from vfl_flower.sections import TrainingConfig
 from vfl_flower.start import Finished as Run
+from vfl_flower.start import run_local
 from vfl_flower.systems import resolve
 
 
-def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]:
-    """The joined model after ordinary SGD on joined data, by plain PyTorch."""
+def centralised(
+    keys: dict[str, Any], parties: int, own: list[dict[str, Any]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """The joined model after ordinary training on joined data, by plain PyTorch.
+
+    ``own`` : keys of training that each party has otherwise.
+    """
     config = resolve(keys)
     labels = load_labels(config)
     y = torch.from_numpy(labels.train)
@@ -30,15 +40,16 @@ def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]
     size = embedding_size(config, labels.outputs)
     bottoms = [build_bottom(config, m, x[m][0], size) for m in range(parties)]
     top = build_top(config, [size] * parties, labels.outputs)
-    models = torch.nn.ModuleList([*bottoms, top])
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(
-        models.parameters(), lr=config.training.party_lr
-    )
-    if config.training.optimizer == "momentum":
-        optimizer = torch.optim.SGD(models.parameters(), lr=config.training.party_lr, momentum=0.9)
-    if config.training.optimizer == "adam":
-        optimizer = torch.optim.Adam(models.parameters(), lr=config.training.party_lr)
     steps = -(-len(y) // config.training.batch_size)
+    trainings = [resolve({**keys, **each}).training for each in own or [{}] * parties]
+    rates = [each.party_lr for each in trainings] + [config.training.server_lr]
+    optimizers = [
+        OfTorch(training, model, rate, steps)
+        for training, model, rate in zip(
+            [*trainings, config.training], [*bottoms, top], rates, strict=True
+        )
+        if list(model.parameters())
+    ]
     for epoch in range(config.training.epochs):
         order = torch.from_numpy(draw_window(config, len(y), None, epoch, 0, steps).ids).long()
         for ids in order.split(config.training.batch_size):
@@ -50,14 +61,57 @@ def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]
             for bottom in bottoms:
                 for p in bottom.parameters():
                     loss = loss + 0.5 * config.training.regulariser_weight * p.square().sum()
-            optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
+    assert all(each.clipped == bool(each.training.clip_gradient) for each in optimizers)
     named = {"top": top, **{f"party-{m}": bottom for m, bottom in enumerate(bottoms)}}
     return {
         name: {key: p.detach().numpy() for key, p in model.named_parameters()}
         for name, model in named.items()
     }
+
+
+class OfTorch:
+    """One model's training, by torch's own optimizers, schedulers and clipping."""
+
+    def __init__(
+        self, training: TrainingConfig, model: torch.nn.Module, rate: float, per_epoch: int
+    ) -> None:
+        self.training, self.parameters = training, list(model.parameters())
+        self.clipped = False
+        more: dict[str, Any] = {"lr": rate, "weight_decay": training.weight_decay}
+        kind: Any = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}.get(training.optimizer)
+        if not kind:
+            kind = torch.optim.SGD
+            more["momentum"] = 0.0 if training.optimizer == "sgd" else 0.9
+            more["nesterov"] = training.optimizer == "nesterov"
+        optimizer = self.optimizer = kind(self.parameters, **more)
+        total = training.epochs * per_epoch
+        schedulers: dict[str, Any] = {
+            "constant": lambda: lr_scheduler.ConstantLR(optimizer, 1.0),
+            "step": lambda: lr_scheduler.StepLR(optimizer, (training.lr_step or 10) * per_epoch),
+            "cosine": lambda: lr_scheduler.CosineAnnealingLR(optimizer, total),
+            "one-cycle": lambda: lr_scheduler.OneCycleLR(
+                optimizer, rate, total, cycle_momentum=False
+            ),
+        }
+        self.scheduler = schedulers[training.lr_schedule]()
+
+    def step(self) -> None:
+        """One step along the gradients of a loss, which are then gone."""
+        if self.training.clip_gradient:
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_gradient)
+            self.clipped |= bool(norm > self.training.clip_gradient)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+
+
+ONE_CYCLE: dict[str, Any] = {
+    **{"optimizer": "adamw", "lr-schedule": "one-cycle", "weight-decay": 0.1},
+    **{"clip-gradient": 0.2, "party-lr": 0.003, "server-lr": 0.002},
+}
 
 
 @pytest.mark.parametrize(
@@ -73,19 +127,85 @@ def centralised(keys: dict[str, Any], parties: int) -> dict[str, dict[str, Any]]
         {"optimizer": "momentum", "party-lr": 0.05, "server-lr": 0.05},
         {"optimizer": "adam", "party-lr": 0.003, "server-lr": 0.003, "bottom-model": "cnn"},
         {"dataset": "breast-cancer", "bottom-model": "linear", "top-model": "sum", "epochs": 4},
+        ONE_CYCLE,
+        {
+            **{"optimizer": "nesterov", "lr-schedule": "cosine", "weight-decay": 0.01},
+            **{"party-lr": 0.02, "server-lr": 0.05, "clip-gradient": 0.03},
+        },
+        {
+            **{"lr-schedule": "step", "lr-step": 1, "epochs": 4, "dataset": "breast-cancer"},
+            **{"party-lr": 0.4, "server-lr": 0.2, "embedding-activation": "tanh"},
+        },
     ],
-    ids=["mlp", "l2-mean", "momentum", "adam-cnn", "logistic-regression"],
+    ids=[
+        *("mlp", "l2-mean", "momentum", "adam-cnn", "logistic-regression"),
+        *("adamw, one cycle", "nesterov, cosine", "sgd, step"),
+    ],
 )
 def test_sync_first_order_is_centralised_sgd(run: Start, keys: dict[str, Any]) -> None:
     keys = {"batch-size": 29, "epochs": 1, **keys}  # 50 steps an epoch on digits
     atol = 5e-5 if keys.get("optimizer") == "adam" else 1e-5  # Adam enlarges rounding
     federated = run(4, keys)
     assert federated.summary["steps"] >= 50
-    for name, expected in centralised(keys, 4).items():
+    assert_equal_models(federated, centralised(keys, 4), atol)
+
+
+def assert_equal_models(federated: Run, models: dict[str, dict[str, Any]], atol: float) -> None:
+    for name, expected in models.items():
         found = federated.parameters(name) if expected else {}
         assert set(found) == set(expected)
         for key, values in expected.items():
             np.testing.assert_allclose(found[key], values, atol=atol, rtol=0, err_msg=name + key)
+
+
+OWN: list[dict[str, Any]] = [
+    {"party-lr": 0.05, "optimizer": "sgd", "lr-schedule": "step", "lr-step": 1, "lr-decay": 0.5},
+    {"party-lr": 0.004, "clip-gradient": 0.1},
+    {"optimizer": "nesterov", "party-lr": 0.02, "weight-decay": 0.0, "lr-schedule": "constant"},
+]
+
+
+def test_a_party_trains_its_model_as_it_says_itself(tmp_path: Path) -> None:
+    keys = {"batch-size": 29, "epochs": 1, **ONE_CYCLE, "out": str(tmp_path / "run")}
+    federated = run_local(3, keys, node_configs=OWN)
+    assert_equal_models(federated, centralised(keys, 3, OWN), 1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["vafl", "frozen", "alone", "ef-vfl"])
+def test_schedules_end_with_the_run_whoever_waits_for_whom(
+    run: Start, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One cycle, at the top model, has its last rate at its last step and no sooner."""
+    seen: list[float] = []
+    of = Rates.of
+
+    def watched(self: Rates, step: int) -> float:
+        if self.lr == 0.125:
+            seen.append(of(self, step))
+        return of(self, step)
+
+    monkeypatch.setattr(Rates, "of", watched)
+    keys = {"dataset": "breast-cancer", "epochs": 2, "lr-schedule": "one-cycle"}
+    finished = run(3, {**keys, "server-lr": 0.125, "strategy": strategy})
+    last = 0.125 / 25 / 1e4
+    times = 3 if strategy == "alone" else 1
+    assert len(seen) == times * finished.summary["steps"]
+    assert seen[-1] == pytest.approx(last) and seen.count(seen[-1]) == times
+    assert max(seen) > 0.12
+
+
+@pytest.mark.parametrize("keys", [ONE_CYCLE, {"optimizer": "nesterov", "weight-decay": 0.01}])
+def test_shared_labels_train_so_too_bit_for_bit(run: Start, keys: dict[str, Any]) -> None:
+    keys = {"dataset": "breast-cancer", "epochs": 2, **keys}
+    one = run(2, keys)
+    other = run(2, {**keys, "strategy": "ef-vfl", "labels": "shared", "codec": "identity"})
+    same_models(one, other, parties=2)
+
+
+def test_the_ceiling_is_trained_so_too(run: Start) -> None:
+    keys = {"dataset": "breast-cancer", "epochs": 3, **ONE_CYCLE}
+    joined, split = run(3, {**keys, "strategy": "joined"}), run(3, keys)
+    assert joined.summary["test_loss"] == pytest.approx(split.summary["test_loss"], abs=1e-5)
 
 
 def test_vafl_t_with_all_parties_is_split_nn_bit_for_bit(run: Start) -> None:

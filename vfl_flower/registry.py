@@ -158,6 +158,8 @@ CODECS = Registry(
         "identity": "vfl_flower.axes.codecs.identity:Identity",
         "top-k": "vfl_flower.axes.codecs.top_k:TopK",
         "qsgd": "vfl_flower.axes.codecs.qsgd:QSGD",
+        "float16": "vfl_flower.axes.codecs.halves:Float16",
+        "bfloat16": "vfl_flower.axes.codecs.halves:BFloat16",
     },
     parts=("uses", "names", "encode", "decode"),
 )

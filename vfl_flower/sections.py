@@ -170,8 +170,40 @@ class TrainingConfig:
     server_lr: float = key(0.2, "learning rate of the top model", least=0)
     optimizer: str = key(
         "sgd",
-        "optimizer of parties and top model",
-        choices=("sgd", "momentum", "adam"),
+        "optimizer of parties and top model; momentum and nesterov are of 0.9",
+        choices=("sgd", "momentum", "nesterov", "adam", "adamw"),
+    )
+    weight_decay: float = key(
+        0.0,
+        "weight decay of parties and top model: decoupled for adamw, else added to the gradient",
+        least=0,
+    )
+    lr_schedule: str = key(
+        "constant",
+        "learning rates by the share of epochs that is done: constant, by steps of `lr-decay`, "
+        "falling as a cosine to 0, or one cycle up to them and down",
+        choices=("constant", "step", "cosine", "one-cycle"),
+    )
+    lr_step: int | None = key(
+        None, "epochs after which lr-schedule = 'step' lowers the rates", auto="10", least=1
+    )
+    lr_decay: float | None = key(
+        None, "what lr-schedule = 'step' multiplies the rates by", auto="0.1", above=0
+    )
+    warm_up: float = key(
+        0.0, "epochs in which the rates rise linearly to those of the schedule", least=0
+    )
+    clip_gradient: float = key(
+        0.0,
+        "norm to which a mini-batch's gradient is clipped, that of each party's model and of the "
+        "top model by itself; 0: none",
+        least=0,
+    )
+    precision: str = key(
+        "float32",
+        "numbers by which models are passed through, forward and backward; bfloat16: matrix "
+        "products and convolutions, by torch's autocast",
+        choices=("float32", "bfloat16"),
     )
     regulariser: str = key(
         "l2",
@@ -265,7 +297,7 @@ class CodecConfig:
 
     codec: str = key(
         "identity",
-        "uplink: embeddings as they are, their largest entries, or quantized by chance",
+        "uplink: embeddings as they are, their largest entries, quantized by chance, or in 2 bytes",
         registry=registry.CODECS,
     )
     keep: float | None = key(None, "share of a mini-batch's entries that top-k keeps", auto="0.1")

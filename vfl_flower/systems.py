@@ -20,7 +20,7 @@ from vfl_flower.config import KEYS, RunConfig, parse
 from vfl_flower.data import labels
 from vfl_flower.data.divided import is_code
 from vfl_flower.errors import ConfigError
-from vfl_flower.models import bottoms, losses, tops
+from vfl_flower.models import bottoms, losses, rates, tops
 from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.stream import listen as streams
@@ -113,6 +113,7 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     bottoms.check(config.models)
     tops.check(config.models)
     losses.check(config)
+    rates.check(config.training)
     streams.check(config.running)
     estimator = estimators.choose(config)(config)
     ledger_of(config).check(config, estimator)

@@ -65,6 +65,11 @@ def steps_per_epoch(config: RunConfig, rows: int) -> int:
     return -(-rows // config.training.batch_size)
 
 
+def first_step(config: RunConfig, rows: int, order: TrainOrder) -> int:
+    """The number of an order's first step among all of the party's, from 0."""
+    return order.epoch * steps_per_epoch(config, rows) + order.first
+
+
 def divisors(config: RunConfig, rows: int, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
     """What each step's sum is divided by: its rows, or with Poisson sampling those expected."""
     if config.schedule.sampling == "poisson":

@@ -23,7 +23,7 @@ from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.models import passes
 from vfl_flower.models.losses import Loss
 from vfl_flower.models.top_layers import TopModel
-from vfl_flower.models.training import step_along
+from vfl_flower.models.training import autocast, step_along
 
 
 @torch.no_grad()
@@ -38,6 +38,7 @@ def by_gradient(
     loss: Loss = Loss(),  # noqa: B008  (it is frozen)
     noise: ScalarNoise | None = None,
     key: bytes = b"",
+    first: int = 0,
 ) -> tuple[Tensor | None, Tensor]:
     """Step along the gradient of each step's loss; gradient rows of embeddings, and the losses.
 
@@ -55,13 +56,15 @@ def by_gradient(
     loss : of a row.
     noise : what is added to the mean of rows' gradients, whose norms are clipped then (DP-SGD).
     key : what is random in the top model follows from it.
+    first : number of the first step, as in `step_along`.
 
     Returns
     -------
     Gradient rows [R, M * E], if they are wanted, and losses [S].
     """
     counts = torch.tensor(lengths, device=h.device)
-    weights = (1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)).repeat_interleave(counts)
+    weights = 1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)
+    weights = weights.repeat_interleave(counts, output_size=len(h))  # else a GPU is waited for
     of_classes = loss.row_weights(labels)
     if of_classes is not None:
         weights = weights * of_classes
@@ -81,7 +84,10 @@ def by_gradient(
                 embedding = own(x_step[:, top.received :])
             blocks = torch.cat([x_step[:, : top.received], embedding.detach()], dim=1)
             x_step = top.combined(blocks)
-        with passes.repeatable(top, key, step, learns=optimizer is not None):
+        with (
+            passes.repeatable(top, key, step, learns=optimizer is not None),
+            autocast(top, top.precision),
+        ):
             outputs, rows, gradients = top.passes(
                 x_step,
                 y_step,
@@ -99,7 +105,7 @@ def by_gradient(
         if optimizer:
             if noise:
                 gradients = noise.added_to_gradients(gradients, divisors[step])
-            step_along(optimizer, gradients)
+            step_along(optimizer, gradients, first + step)
     of_rows = loss.per_row(torch.cat(all_outputs), labels)
     of_steps = step_means(of_rows, lengths, divisors)
     return top.spread(torch.cat(all_rows)) if rows_wanted else None, of_steps
@@ -116,6 +122,7 @@ def by_differences(
     divisors: Sequence[int],
     loss: Loss = Loss(),  # noqa: B008  (it is frozen)
     noise: ScalarNoise | None = None,
+    first: int = 0,
 ) -> Tensor:
     """Step along directions of its own (AsyREVEL Eq. 17); the losses [S].
 
@@ -123,6 +130,7 @@ def by_differences(
     ----------
     directions : of the top model; who knows them knows the gradient along them.
     noise : what is added to each difference, of which a row's is clipped then.
+    first : number of the first step, as in `step_along`.
     """
     if optimizer is None:  # a top model without parameters
         outputs = passes.joined(passes.window(top, h, lengths, key=directions.key))
@@ -130,7 +138,7 @@ def by_differences(
     pair, u = values_of_pairs(top, h, lengths, directions)
     values = [loss.per_row(outputs, labels) for outputs in pair]
     of_rows, losses = differences(directions.config, values)
-    descend(optimizer, directions, u, noisy_means(of_rows, lengths, divisors, noise))
+    descend(optimizer, directions, u, noisy_means(of_rows, lengths, divisors, noise), first)
     return step_means(losses, lengths, divisors)
 
 

@@ -52,6 +52,7 @@ class LabelHolder:
     ----------
     sizes : party -> embedding size.
     noise : what is done to scalars before they are sent, if anything.
+    per_epoch : steps of the top model in an epoch.
 
     Raises
     ------
@@ -65,6 +66,7 @@ class LabelHolder:
         labels: Labels,
         sizes: Mapping[int, int],
         noise: ScalarNoise | None = None,
+        per_epoch: float = 1,
     ) -> None:
         self.config = config
         self.noise = noise
@@ -86,7 +88,7 @@ class LabelHolder:
         self.top = top.to(self.device)
         trainable = bool(trained(self.top))
         rate = config.training.server_lr
-        self.optimizer = build_optimizer(config, self.top, rate) if trainable else None
+        self.optimizer = build_optimizer(config, self.top, rate, per_epoch) if trainable else None
         self.estimator = estimators.choose(config)(config)
         self.links = {party: self.estimator.holder_links(self.table.of(party)) for party in sizes}
         self.secret = secrets.token_bytes(16)  # decides zeroth-order directions of the top model
@@ -220,13 +222,8 @@ class LabelHolder:
         batches = h, labels, lengths, divisors
         if self.config.estimator.server_update == "first-order":
             rows, losses = server.by_gradient(
-                self.top,
-                self.optimizer,
-                *batches,
-                gradients,
-                self.loss,
-                self.noise_of_top,
-                self.key,
+                *(self.top, self.optimizer, *batches, gradients),
+                *(self.loss, self.noise_of_top, self.key, self.steps),
             )
         else:
             if gradients:
@@ -234,7 +231,8 @@ class LabelHolder:
                     self.top, None, *batches, True, self.loss, None, self.key
                 )
             losses = server.by_differences(
-                self.directions(), self.top, self.optimizer, *batches, self.loss, self.noise_of_top
+                *(self.directions(), self.top, self.optimizer, *batches),
+                *(self.loss, self.noise_of_top, self.steps),
             )
         if rows is not None and not (rows.abs() <= LARGEST).all():
             raise DivergedError

@@ -41,7 +41,7 @@ from vfl_flower.data.samples import Samples
 from vfl_flower.errors import CodeError, ConfigError, VflError
 from vfl_flower.models import passes
 from vfl_flower.models.layers import Builder, Shape
-from vfl_flower.models.training import check_size, trained
+from vfl_flower.models.training import autocast, check_size, in_float32, trained
 from vfl_flower.registry import BOTTOMS
 from vfl_flower.sections import ModelConfig
 
@@ -63,19 +63,26 @@ class BottomModel(nn.Module):
 
     by_step = False  # whether steps are to be passed apart (`models.passes`)
 
-    def __init__(self, layers: Iterable[nn.Module], activations: Iterable[str]) -> None:
+    def __init__(
+        self,
+        layers: Iterable[nn.Module],
+        activations: Iterable[str],
+        precision: str = "float32",
+    ) -> None:
         super().__init__()
+        self.precision = precision
         self.layers = nn.ModuleList(layers)
         self.activations = [_ACTIVATIONS[name] for name in activations]
 
     def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
-        """Embeddings [R, E] of samples of R rows."""
-        for depth, (layer, activation) in enumerate(
-            zip(self.layers, self.activations, strict=True)
-        ):
-            z = layer(x)
-            x = activation(z if perturb is None else perturb(depth, z))
-        return cast(Tensor, x)
+        """Embeddings [R, E] of samples of R rows; whatever the precision, they are float32."""
+        with autocast(self, self.precision):
+            for depth, (layer, activation) in enumerate(
+                zip(self.layers, self.activations, strict=True)
+            ):
+                z = layer(x)
+                x = activation(z if perturb is None else perturb(depth, in_float32(z)))
+        return in_float32(cast(Tensor, x))
 
     @cached_property
     def stackable(self) -> bool:
@@ -100,16 +107,24 @@ class OwnBottom(BottomModel):
     by_step = True
 
     def __init__(
-        self, module: nn.Module, activation: str, name: str, size: int, sample: Samples
+        self,
+        module: nn.Module,
+        activation: str,
+        name: str,
+        size: int,
+        sample: Samples,
+        precision: str,
     ) -> None:
-        super().__init__([module], [activation])
+        super().__init__([module], [activation], precision)
         self.name = name
         self.size = size
         self.sample = sample
 
     def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
         """Embeddings [R, E]; `VflError`, as the end of a sentence, if it makes none."""
-        z, due = self.layers[0](x), (samples.count(x), self.size)
+        due = samples.count(x), self.size
+        with autocast(self, self.precision):
+            z = self.layers[0](x)
         if not isinstance(z, Tensor) or tuple(z.shape) != due:
             made = tuple(z.shape) if isinstance(z, Tensor) else f"a {type(z).__name__}"
             raise VflError(
@@ -227,7 +242,8 @@ def build_bottom(
     with seeded(config, party, secret):
         _check_size(builder, tuple(sample.shape), size, models)
         layers = builder(tuple(sample.shape), size, models)
-    return BottomModel([layer for layer, _ in layers], [each or last for _, each in layers])
+    activations = [each or last for _, each in layers]
+    return BottomModel([layer for layer, _ in layers], activations, config.training.precision)
 
 
 def _check_size(builder: Builder, shape: Shape, size: int, models: ModelConfig) -> None:
@@ -260,7 +276,8 @@ def _build_own(
         raise ConfigError(
             f"{said} has no parameter to train: add a layer, or leave one requires_grad."
         )
-    model = OwnBottom(module, models.embedding_activation or "none", models.bottom, size, sample)
+    activation, precision = models.embedding_activation or "none", config.training.precision
+    model = OwnBottom(module, activation, models.bottom, size, sample, precision)
     try:
         model.try_out(gradients=has_gradient(models.bottom))
     except VflError as error:

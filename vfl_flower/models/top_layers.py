@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.training import autocast, in_float32
 from vfl_flower.sections import ModelConfig
 
 
@@ -33,8 +34,10 @@ class TopModel(nn.Module):
         layers: Iterable[nn.Linear],
         outputs: int,
         own: BottomModel | None = None,
+        precision: str = "float32",
     ) -> None:
         super().__init__()
+        self.precision = precision
         self.parties = len(sizes)
         self.blocks = self.parties + (own is not None)
         self.received = sum(sizes)  # columns of h that are parties' embeddings
@@ -44,8 +47,9 @@ class TopModel(nn.Module):
         self.own = own
 
     def forward(self, h: Tensor) -> Tensor:
-        """Outputs [R, C] of rows h."""
-        return self.rest(self.first(h))
+        """Outputs [R, C] of rows h; whatever the precision, both are float32."""
+        with autocast(self, self.precision):
+            return in_float32(self.rest(self.first(h)))
 
     def first(self, h: Tensor) -> Tensor:
         """The first layer's output before its activation, [R, width]."""
@@ -121,6 +125,8 @@ class TopModel(nn.Module):
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Forward and backward, written out, since autograd would take several times as long.
 
+        Under `training.autocast` its products are of that precision, and what it gives float32.
+
         Parameters
         ----------
         x : what the first layer reads, [R, width].
@@ -139,7 +145,7 @@ class TopModel(nn.Module):
         inputs = [x]
         for layer in layers[:-1]:
             inputs.append(layer(inputs[-1]).relu_())
-        outputs = layers[-1](inputs[-1]) if layers else x
+        outputs = in_float32(layers[-1](inputs[-1])) if layers else x
         signal = loss_gradient(outputs, targets) * weights
         signals: list[Tensor] = []  # of the layers' outputs, from the first
         for depth in reversed(range(len(layers))):
@@ -159,7 +165,7 @@ class TopModel(nn.Module):
         gradients: list[Tensor] = []
         for each, read in zip(signals, inputs, strict=False) if parameters else ():
             gradients += [each.T @ read, each.sum(0)]
-        return outputs, signal, gradients
+        return outputs, in_float32(signal), list(map(in_float32, gradients))
 
 
 def with_block(h: Tensor, columns: slice, block: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from vfl_flower.models.bottoms import (
     seeded,
 )
 from vfl_flower.models.top_layers import TopModel, with_block
-from vfl_flower.models.training import check_size, trained
+from vfl_flower.models.training import check_size, in_float32, trained
 from vfl_flower.registry import BOTTOMS, TOPS
 from vfl_flower.sections import ModelConfig
 
@@ -46,9 +46,14 @@ class OwnTop(TopModel):
     by_step = True
 
     def __init__(
-        self, sizes: Sequence[int], module: nn.Module, outputs: int, own: BottomModel | None = None
+        self,
+        sizes: Sequence[int],
+        module: nn.Module,
+        outputs: int,
+        own: BottomModel | None = None,
+        precision: str = "float32",
     ) -> None:
-        super().__init__(sizes, "concat", [], outputs)
+        super().__init__(sizes, "concat", [], outputs, None, precision)
         self.module = module
         self.own = own  # whose parameters come after the module's, as gradients do
         self.blocks += own is not None
@@ -85,7 +90,7 @@ class OwnTop(TopModel):
         of_module = trained(self.module)
         with torch.enable_grad():
             x = x.detach().requires_grad_(rows)
-            outputs = self.module(x)
+            outputs = in_float32(self.module(x))
         signal = loss_gradient(outputs.detach(), targets) * weights
         wanted = [x] * rows + list(of_module.values()) * (parameters and bound == math.inf)
         found: Sequence[Tensor] = ()
@@ -166,8 +171,10 @@ def build_top(
         as_mlp = {"bottom-model": "mlp", "model-args": ""}
         own_config = config if of_a_table else config.with_values(as_mlp)
         own = build_bottom(own_config, len(sizes), torch.zeros(own_columns), blocks[-1])
+    precision = config.training.precision
     if models.top not in TOPS.known:
-        return OwnTop(sizes, _build_own(config, blocks, outputs, alone), outputs, own)
+        module = _build_own(config, blocks, outputs, alone)
+        return OwnTop(sizes, module, outputs, own, precision)
     inputs = sum(blocks) if models.combine == "concat" else blocks[0]
     widths = TOPS.load(models.top)(inputs, outputs, models)
     with seeded(config, -1):
@@ -175,7 +182,8 @@ def build_top(
             sum(wide * out for wide, out in pairwise(widths)), "top-hidden or embedding-size"
         )
         layers = [nn.Linear(wide, out) for wide, out in pairwise(widths)]
-    return TopModel(sizes, models.combine if layers else "sum", layers, outputs, own)
+    combine = models.combine if layers else "sum"
+    return TopModel(sizes, combine, layers, outputs, own, precision)
 
 
 def _build_own(config: RunConfig, blocks: list[int], outputs: int, alone: bool) -> nn.Module:

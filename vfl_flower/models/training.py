@@ -6,6 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,37 +15,100 @@ from torch import Tensor, nn
 
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.models.rates import Rates
 from vfl_flower.provenance import free_memory
 
 # Arrays of messages are read-only, and so are the tensors over them: nothing writes to those.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
+def build_optimizer(
+    config: RunConfig, model: nn.Module, lr: float, per_epoch: float = 1
+) -> torch.optim.Optimizer:
+    """The configured torch optimizer, for `step_along`.
+
+    Parameters
+    ----------
+    lr : learning rate, before any schedule.
+    per_epoch : steps of this model in an epoch, by which a schedule goes.
+    """
+    training = config.training
+    parameters, decay = list(trained(model).values()), training.weight_decay
+    optimizer: torch.optim.Optimizer
+    if training.optimizer == "adam":
+        optimizer = torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
+    elif training.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
+    else:
+        nesterov = training.optimizer == "nesterov"
+        momentum = 0.9 if nesterov or training.optimizer == "momentum" else 0.0
+        optimizer = torch.optim.SGD(
+            parameters, lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov
+        )
+    group = optimizer.param_groups[0]
+    group["rates"], group["clip"] = Rates(training, lr, per_epoch), training.clip_gradient
+    return optimizer
+
+
 def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its steps are linear in the gradients, so that several can be taken as one."""
-    return isinstance(optimizer, torch.optim.SGD) and optimizer.param_groups[0]["momentum"] == 0
-
-
-def step_along(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) -> None:
-    """One optimizer step along these gradients; plain SGD without torch's overhead."""
     group = optimizer.param_groups[0]
+    still = isinstance(optimizer, torch.optim.SGD) and group["momentum"] == 0
+    return still and group["weight_decay"] == group["clip"] == 0
+
+
+def step_along(
+    optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor], step: int = 0
+) -> None:
+    """One optimizer step along these gradients; plain SGD without torch's overhead.
+
+    Parameters
+    ----------
+    step : its number, from 0, by which a schedule gives its rate.
+    """
+    group = optimizer.param_groups[0]
+    group["lr"] = group["rates"].of(step)
     if is_plain_sgd(optimizer):
-        with torch.no_grad():
-            for parameter, gradient in zip(group["params"], gradients, strict=True):
-                parameter.add_(gradient, alpha=-group["lr"])
+        _subtract(group["params"], gradients, group["lr"])
         return
+    if group["clip"]:
+        norm = torch.nn.utils.get_total_norm(gradients)
+        kept = (group["clip"] / (norm + 1e-6)).clamp_max(1.0)  # as `clip_grad_norm_` has it
+        gradients = [gradient * kept for gradient in gradients]
     for parameter, gradient in zip(group["params"], gradients, strict=True):
         parameter.grad = gradient
     optimizer.step()
 
 
-def build_optimizer(config: RunConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """The configured torch optimizer."""
-    parameters = list(trained(model).values())
-    if config.training.optimizer == "adam":
-        return torch.optim.Adam(parameters, lr=lr)
-    momentum = 0.9 if config.training.optimizer == "momentum" else 0.0
-    return torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+def factors_of(optimizer: torch.optim.Optimizer, first: int, steps: int) -> Tensor | None:
+    """What the schedule multiplies the rates of these steps by, [S]; none if it is constant."""
+    rates: Rates = optimizer.param_groups[0]["rates"]
+    return None if rates.constant else rates.factors(first, steps)
+
+
+def step_as_one(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) -> None:
+    """Several steps of plain SGD along the sum of their gradients, each times its factor."""
+    group = optimizer.param_groups[0]
+    _subtract(group["params"], gradients, group["rates"].lr)
+
+
+@torch.no_grad()
+def _subtract(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rate: float) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.add_(gradient, alpha=-rate)
+
+
+def autocast(model: nn.Module, precision: str) -> AbstractContextManager[Any]:
+    """Within it a model is passed through at this precision; its parameters stay as they are."""
+    parameter = next(model.parameters(), None) if precision != "float32" else None
+    if parameter is None:
+        return nullcontext()
+    return torch.autocast(parameter.device.type, torch.bfloat16)
+
+
+def in_float32(z: Tensor) -> Tensor:
+    """What a layer has computed at another precision."""
+    return z.float() if z.dtype == torch.bfloat16 else z
 
 
 def choose_device(config: RunConfig) -> torch.device:
@@ -117,8 +181,9 @@ def count(model: nn.Module) -> int:
 
 
 def flat(model: nn.Module) -> Tensor:
-    """A model's parameters as one vector."""
-    return torch.cat([torch.zeros(0), *(p.detach().cpu().reshape(-1) for p in model.parameters())])
+    """A model's parameters as one vector, where they are."""
+    parts = [p.detach().reshape(-1) for p in model.parameters()]
+    return torch.cat(parts) if parts else torch.zeros(0)
 
 
 def load_flat(model: nn.Module, vector: Tensor) -> None:

@@ -28,7 +28,7 @@ from vfl_flower.models.training import (
 from vfl_flower.party import state, state_file
 from vfl_flower.party.limits import Limits
 from vfl_flower.party.party import Party
-from vfl_flower.party.rules import Rules, check, own_model, refused, simulated
+from vfl_flower.party.rules import Rules, check, own_config, refused, simulated
 from vfl_flower.systems import refuse_places, resolve
 
 log = logging.getLogger("flwr")
@@ -73,6 +73,7 @@ def check_before_alignment(context: Context) -> None:
     config = resolve(context.run_config)
     if config.task == "train":  # else the configuration that counts is in the state that is kept
         check(context, config)
+        own_config(context, config)
 
 
 def largest_order(context: Context) -> int:
@@ -93,7 +94,7 @@ def party_of(context: Context, config: RunConfig, outputs: int, block: FeatureBl
         If that model cannot be had, or makes no embeddings.
     """
     try:
-        own = own_model(context, config)
+        own = own_config(context, config)
         return Party(config, *seat(context), outputs, block, own)
     except CodeError as error:
         log.warning("%s", error.whole)
@@ -110,6 +111,16 @@ def check_model(about: str, party: Party) -> None:
         raise ConfigError(
             f"Party {party.index}'s model is {shown[1]!r}, and differs from {shown[0]!r}, with "
             "which the run began, in name, arguments or parameters: give it the one of then."
+        )
+
+
+def check_training(about: str, party: Party) -> None:
+    """Refuse, by `ConfigError`, to train a party's model otherwise than when the run began."""
+    then, now = (json.loads(each)["training"] for each in (about, party.about))
+    if then != now:
+        raise ConfigError(
+            f"Party {party.index}'s node configuration says otherwise how its model is trained "
+            "than when the run began: put back what it said then."
         )
 
 
@@ -153,6 +164,7 @@ def resume(context: Context) -> Party:
         check_number(about, place[1])
         party = party_of(context, config, outputs, load_block(context, config))
         check_model(about, party)
+        check_training(about, party)
         if party.about != about:
             raise VflError("has not the data that this run began with: its file has changed since.")
         _skeletons[place] = context.run_id, party

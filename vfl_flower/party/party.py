@@ -50,6 +50,7 @@ from vfl_flower.messages import (
 from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.training import as_tensor, build_optimizer, choose_device, kind_of
 from vfl_flower.party.limits import Limits
+from vfl_flower.party.rules import OWN_TRAINING
 from vfl_flower.provenance import code_digest, peak_memory_mb
 
 _AT_ONCE = 2**22
@@ -66,7 +67,7 @@ class Party:
         parties: int,
         outputs: int,
         block: FeatureBlock | None = None,  # of its own data; else of the data set that is divided
-        own: RunConfig | None = None,  # with the bottom model that is its own; else of all
+        own: RunConfig | None = None,  # with what it has set for its own model; else as all
     ) -> None:
         self.config = config
         own = own or config
@@ -97,9 +98,11 @@ class Party:
         model = {"name": own.models.bottom.rpartition("/")[2], "args": own.models.bottom_args}
         about = {"config": config.values(), "parties": parties, "outputs": outputs}
         about |= {"ids": block.ids_digest, "model": {**model, "kind": kind_of(self.model)}}
+        about["training"] = {key: own.values()[key] for key in OWN_TRAINING}
         about["preparation"] = block.preparation.as_json() if block.preparation else None
         self.about = json.dumps(about)
-        self.optimizer = build_optimizer(config, self.model, config.training.party_lr)
+        rate, every = own.training.party_lr, steps_per_epoch(config, self.rows)
+        self.optimizer = build_optimizer(own, self.model, rate, every)
         self.estimator = estimators.choose(config)(config)
         tables = self.estimator.party_tables(parties)
         check_memory("this party's", 4 * tables * self.rows * self.size)

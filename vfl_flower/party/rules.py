@@ -18,9 +18,10 @@ from flwr.app import Context
 
 from vfl_flower.axes import estimators
 from vfl_flower.axes.privacy.ledger import ledger_of
-from vfl_flower.config import RunConfig
+from vfl_flower.config import RunConfig, parse
 from vfl_flower.errors import ConfigError
 from vfl_flower.flower_internals import in_ray
+from vfl_flower.models import rates
 from vfl_flower.registry import BOTTOMS
 from vfl_flower.systems import check_gradient, load_system, refuse_places
 
@@ -30,6 +31,10 @@ _OTHERS = (  # keys of a node configuration that are no rules
     *("partition-id", "num-partitions", "simulated", "states"),
     *("file", "source", "held", "id", "columns", "missing", "text"),
     *("model", "model-args", "embedding-size"),
+)
+OWN_TRAINING = (  # keys of training that a party may have otherwise for its own model
+    *("party-lr", "optimizer", "weight-decay", "lr-schedule", "lr-step", "lr-decay", "warm-up"),
+    "clip-gradient",
 )
 _DUE = {
     "str": "a text in quotes",
@@ -83,7 +88,7 @@ class Rules:
                 if name != due or (due != "str" and not 0 <= value < math.inf):
                     raise ConfigError(f"{whose} gives {key} = {value!r}, where {_DUE[due]} is due.")
                 given[key.replace("-", "_")] = value
-            elif key not in _OTHERS:
+            elif key not in (*_OTHERS, *OWN_TRAINING):
                 _check_own_key(key, whose, "source" in node_config)
         return cls(**given)
 
@@ -95,13 +100,14 @@ _TYPES = {
 
 def _check_own_key(key: str, whose: str, has_source: bool) -> None:
     """Refuse a key that nobody reads: a source has keys of its own, unless they are like a rule."""
-    close = get_close_matches(key, [*_TYPES, *_OTHERS], 1, 0.85 if has_source else 0.6)
+    known = [*_TYPES, *_OTHERS, *OWN_TRAINING]
+    close = get_close_matches(key, known, 1, 0.85 if has_source else 0.6)
     if close or not has_source:
         hint = f"did you mean {close[0]}?" if close else f"rules are {', '.join(_TYPES)}."
         raise ConfigError(f"{whose} has a key {key!r} that there is not: {hint}")
 
 
-def own_model(context: Context, config: RunConfig) -> RunConfig:
+def _own_model(context: Context, config: RunConfig) -> RunConfig:
     """A run's configuration with the bottom model that the party's own node configuration names.
 
     Raises
@@ -171,6 +177,32 @@ def check(context: Context, config: RunConfig) -> Rules:
     if of_its_own and not (one_owner and rules.noise_seed is None):
         _check_seed(context, config.privacy.noise_seed, rules.noise_seed)
     return rules
+
+
+def own_config(context: Context, config: RunConfig) -> RunConfig:
+    """A run's configuration with what a party's node configuration says of its own model.
+
+    Raises
+    ------
+    ConfigError
+        If a value is none that its key can have, or contradicts others.
+    """
+    given = {key: value for key, value in context.node_config.items() if key in OWN_TRAINING}
+    try:
+        config = with_own(config, parse(given))
+        rates.check(config.training)
+    except ConfigError as error:
+        party = context.node_config.get("partition-id")
+        raise ConfigError(f"In party {party}'s node configuration, {error}") from None
+    return _own_model(context, config)
+
+
+def with_own(config: RunConfig, own: Mapping[str, Any]) -> RunConfig:
+    """A run's configuration with a party's own training; a schedule of its own leaves no part."""
+    if not own:
+        return config
+    of_schedule = {"lr-step": None, "lr-decay": None} if "lr-schedule" in own else {}
+    return config.with_values({**of_schedule, **own})
 
 
 def _check_dataset(context: Context, dataset: str, permitted: str) -> None:

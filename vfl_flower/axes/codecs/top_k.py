@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from vfl_flower.axes.codecs.bits import BitReader, Places, place_bits, read_places
 from vfl_flower.axes.codecs.channel import Names, Rows, Sizes, flat_if_finite, padded
+from vfl_flower.axes.codecs.halves import of_halves, to_halves
 from vfl_flower.errors import VflError
-from vfl_flower.messages import Arrays, checked
+from vfl_flower.messages import Arrays
 from vfl_flower.sections import CodecConfig
 
 _KEEP = 0.1  # where it is not given
@@ -40,14 +41,9 @@ class TopK:
         kept = self._kept(sizes)
         magnitudes = np.abs(v)
         places = _largest(magnitudes, sizes, kept)
-        exponents = np.zeros(len(sizes), np.int8)
-        full = kept > 0
-        if full.any():
-            peaks = np.maximum.reduceat(magnitudes[places], (np.cumsum(kept) - kept)[full])
-            exponents[full] = np.clip(np.frexp(peaks)[1], -126, 127)
-        values = np.ldexp(v[places], -exponents.astype(np.int32).repeat(kept)).clip(-1, 1)
+        values, exponents = to_halves(v[places], kept)
         return {
-            f"{name}.values": values.astype(np.float16),
+            f"{name}.values": values,
             f"{name}.exponents": exponents,
             f"{name}.bits": np.packbits(place_bits(places, len(v))),
         }
@@ -56,17 +52,14 @@ class TopK:
         """The rows, zero where nothing was kept."""
         kept = self._kept(sizes)
         total, ends = int(sizes.sum()), np.cumsum(sizes)
-        values = checked(arrays, f"{name}.values", "float16", (int(kept.sum()),))
-        exponents = checked(arrays, f"{name}.exponents", "int8", sizes.shape)
-        if (np.abs(values) > 1).any():
-            raise VflError(f"{name!r} has values above the peak that it names.")
+        values = of_halves(name, arrays, kept)
         reader = BitReader(f"{name}.bits", arrays)
         places = read_places(reader, len(values), total)
         reader.finish()
         if (np.searchsorted(places, ends) != np.cumsum(kept)).any():
             raise VflError(f"{name!r} keeps another number of entries than it should.")
         v = np.zeros(total, np.float32)
-        v[places] = np.ldexp(values.astype(np.float32), exponents.astype(np.int32).repeat(kept))
+        v[places] = values
         return v.reshape(shape)
 
     def _kept(self, sizes: Sizes) -> Sizes:

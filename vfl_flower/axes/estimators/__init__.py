@@ -31,4 +31,11 @@ def check(config: RunConfig) -> None:
             "perturbs = 'all' is for differences: leave it out, or choose estimator = "
             "'zeroth-order'."
         )
+    by_differences = config.estimator.server_update == "zeroth-order"
+    by_differences |= choose(config).answers_by_scalars
+    if by_differences and config.training.precision != "float32":
+        raise ConfigError(
+            f"precision = {config.training.precision!r} rounds off the differences that zeroth "
+            "order learns from: leave it out, or choose a first-order system."
+        )
     choose(config).check(config)

@@ -28,7 +28,13 @@ from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.top_layers import TopModel
-from vfl_flower.models.training import is_plain_sgd, step_along, trained
+from vfl_flower.models.training import (
+    factors_of,
+    is_plain_sgd,
+    step_along,
+    step_as_one,
+    trained,
+)
 from vfl_flower.sections import EstimatorConfig
 
 _STACK = 2**24  # numbers in the perturbed models that are evaluated at once: 64 MB
@@ -228,21 +234,33 @@ def descend(
     directions: Directions,
     u: Tensor | None,
     differences: Tensor,
+    first: int = 0,
 ) -> None:
-    """Optimizer steps by the estimates phi(d) Delta_s u_s; plain SGD takes stacked ones as one."""
+    """Optimizer steps by the estimates phi(d) Delta_s u_s; plain SGD takes stacked ones as one.
+
+    ``first`` is the number of the first step, as in `step_along`.
+    """
     parameters = optimizer.param_groups[0]["params"]
-    scalars = directions.phi * differences
-    if u is not None:
-        estimates = (scalars @ u)[None] if is_plain_sgd(optimizer) else scalars[:, None] * u
-        for estimate in estimates:
-            parts = estimate.split([p.numel() for p in parameters])
-            gradients = [part.view_as(p) for p, part in zip(parameters, parts, strict=True)]
-            step_along(optimizer, gradients)
-        return
-    for step, scalar in enumerate(scalars.tolist()):
-        if is_plain_sgd(optimizer):
-            directions.add(step, directions.parameters, -optimizer.param_groups[0]["lr"] * scalar)
-            continue
-        gradients = [torch.zeros_like(p) for p in parameters]
-        directions.add(step, gradients, scalar)
-        step_along(optimizer, gradients)
+    scalars, plain = directions.phi * differences, is_plain_sgd(optimizer)
+    factors = factors_of(optimizer, first, len(scalars)) if plain else None
+    if factors is not None:
+        scalars = scalars * factors.to(scalars)
+
+    def shaped(estimate: Tensor) -> list[Tensor]:
+        parts = estimate.split([p.numel() for p in parameters])
+        return [part.view_as(p) for p, part in zip(parameters, parts, strict=True)]
+
+    if plain and u is not None:
+        step_as_one(optimizer, shaped(scalars @ u))
+    elif plain:
+        lr = optimizer.param_groups[0]["rates"].lr
+        for step, scalar in enumerate(scalars.tolist()):
+            directions.add(step, directions.parameters, -lr * scalar)
+    elif u is not None:
+        for step, estimate in enumerate(scalars[:, None] * u):
+            step_along(optimizer, shaped(estimate), first + step)
+    else:
+        for step, scalar in enumerate(scalars.tolist()):
+            gradients = [torch.zeros_like(p) for p in parameters]
+            directions.add(step, gradients, scalar)
+            step_along(optimizer, gradients, first + step)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl_flower.axes.batches import Joint, Window, divisors
+from vfl_flower.axes.batches import Joint, Window, divisors, first_step
 from vfl_flower.axes.codecs.channel import Channel, zeros
 from vfl_flower.axes.estimators.base import (
     Arrival,
@@ -30,7 +30,13 @@ from vfl_flower.messages import Arrays, TrainOrder
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import penalty_gradient
-from vfl_flower.models.training import is_plain_sgd, trained
+from vfl_flower.models.training import (
+    factors_of,
+    is_plain_sgd,
+    step_along,
+    step_as_one,
+    trained,
+)
 from vfl_flower.sections import TrainingConfig
 
 
@@ -106,8 +112,8 @@ class FirstOrder(Estimator):
         x, hs = end.trace or (end.features(window), None)
         noise, training = end.noise(order.exchange, window), self.config.training
         rows, lengths = rows.to(end.device), window.lengths.tolist()
-        key = _key(end, order)
-        descend(end.model, end.optimizer, x, hs, rows, lengths, training, noise, key)
+        key, first = _key(end, order), first_step(self.config, end.rows, order)
+        descend(end.model, end.optimizer, x, hs, rows, lengths, training, noise, key, first)
 
 
 def _key(end: PartyEnd, order: TrainOrder) -> bytes:
@@ -125,24 +131,35 @@ def descend(
     training: TrainingConfig,
     noise: Perturbation | None = None,
     key: bytes = b"",
+    first: int = 0,
 ) -> None:
     """S optimizer steps, from the gradient rows [R, E] that answer the upload of ``x``.
 
     Plain SGD is linear in the gradient, so one backward pass and one step do the work of S.
     ``hs`` are the embeddings uploaded (`passes.window`), if their graph is still at hand; else the
     forward pass is repeated, which gives the same, since the parameters have not changed since.
+    ``first`` is the number of the first step, as in `step_along`.
     """
     weight, parameters = training.regulariser_weight, trained(model)
     if is_plain_sgd(optimizer) or len(lengths) == 1:
         if hs is None:
             hs = passes.window(model, x, lengths, noise, key, learns=False)
+        plain, steps = is_plain_sgd(optimizer), float(len(lengths))
+        factors = factors_of(optimizer, first, len(lengths)) if plain else None
+        if factors is not None:
+            steps = float(factors.sum())
+            of_rows = factors.repeat_interleave(torch.tensor(lengths))
+            gradient_rows = gradient_rows * of_rows.to(gradient_rows)[:, None]
         gradients = _gradients(hs, parameters.values(), gradient_rows)
-        for p, gradient in zip(parameters.values(), gradients, strict=True):
-            p.grad = gradient
-            if weight:
-                at = penalty_gradient(training, p.detach())
-                p.grad = gradient + len(lengths) * weight * at
-        optimizer.step()
+        if weight:
+            gradients = tuple(
+                gradient + steps * weight * penalty_gradient(training, p.detach())
+                for p, gradient in zip(parameters.values(), gradients, strict=True)
+            )
+        if plain:
+            step_as_one(optimizer, gradients)
+        else:
+            step_along(optimizer, gradients, first)
         return
     uploaded_with = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
     of_steps = samples.split(x, lengths), gradient_rows.split(list(lengths))
@@ -150,11 +167,11 @@ def descend(
         of_step = noise.of_step(step) if noise else None
         h = passes.one(model, rows, step, of_step, key, False, uploaded_with)
         gradients = _gradients([h], uploaded_with.values(), gradient_of)
-        for p, at, gradient in zip(
-            parameters.values(), uploaded_with.values(), gradients, strict=True
-        ):
-            p.grad = gradient + weight * penalty_gradient(training, at.detach())
-        optimizer.step()
+        whole = [
+            gradient + weight * penalty_gradient(training, at.detach())
+            for at, gradient in zip(uploaded_with.values(), gradients, strict=True)
+        ]
+        step_along(optimizer, whole, first + step)
 
 
 def _gradients(

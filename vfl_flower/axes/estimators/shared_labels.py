@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.axes.batches import Joint, Window, divisors
+from vfl_flower.axes.batches import Joint, Window, divisors, first_step
 from vfl_flower.axes.codecs.channel import Channel, zeros
 from vfl_flower.axes.estimators.base import Arrival, HolderEnd, Links, PartyEnd, Reading
 from vfl_flower.axes.estimators.first_order import FirstOrder
@@ -28,7 +28,7 @@ from vfl_flower.models import passes
 from vfl_flower.models.losses import loss_of, penalty_gradient, targets
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top
-from vfl_flower.models.training import count, flat, load_flat
+from vfl_flower.models.training import autocast, count, flat, load_flat, step_along
 from vfl_flower.registry import LOSSES, TOPS
 
 
@@ -128,8 +128,7 @@ class SharedLabels(FirstOrder):
     ) -> dict[int, Arrays]:
         """To each party the others' uploads, and the top model that each step met."""
         h, labels = end.gather(joint.window)
-        tops, losses = self._steps(end, h, labels, joint)
-        end.count(losses)
+        tops = self._steps(end, h, labels, joint)
         top: Arrays = {}
         if end.optimizer:
             key = f"{self.config.training.seed}|down|{end.steps}"
@@ -142,12 +141,13 @@ class SharedLabels(FirstOrder):
                 feedback[party].update(uploads[other])
         return feedback
 
-    def _steps(
-        self, end: HolderEnd, h: Tensor, labels: Tensor, joint: Joint
-    ) -> tuple[Tensor, Tensor]:
-        """Q steps of the top model on each mini-batch; its parameters before each [S, d_0]."""
+    def _steps(self, end: HolderEnd, h: Tensor, labels: Tensor, joint: Joint) -> Tensor:
+        """Q steps of the top model on each mini-batch; its parameters before each [S, d_0].
+
+        As everywhere a mini-batch counts as one step, whatever Q.
+        """
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
-        tops, losses = [], []
+        tops = []
         for rows, of_rows, length, divisor in zip(
             h.split(lengths), labels.split(lengths), lengths, divided, strict=True
         ):
@@ -156,8 +156,8 @@ class SharedLabels(FirstOrder):
                 end.step(rows, of_rows, [length], [divisor], gradients=False)[1]
                 for _ in range(self.config.estimator.local_steps)
             ]
-            losses.append(steps[0])
-        return torch.stack(tops), torch.cat(losses)
+            end.count(steps[0])
+        return torch.stack(tops)
 
     # --- the party ------------------------------------------------------------------------------
 
@@ -188,6 +188,7 @@ class SharedLabels(FirstOrder):
         parameters = end.optimizer.param_groups[0]["params"]
         training, y, start = self.config.training, targets(labels, top.outputs), 0
         key = end.secret + f"|{order.exchange}".encode()
+        first = first_step(self.config, end.rows, order)
         for step, (length, divisor) in enumerate(zip(lengths, divided, strict=True)):
             rows = slice(start, start + length)
             start += length
@@ -204,15 +205,16 @@ class SharedLabels(FirstOrder):
                     of_rows = samples.rows(x, rows)
                     h = passes.one(end.model, of_rows, step, of_step, key, learns=False)
                 embeddings[rows, columns] = h.detach()
-                with torch.no_grad():
+                with torch.no_grad(), autocast(top, top.precision):
                     met = top.combined(embeddings[rows])
                     _, signal, _ = top.passes(met, y[rows], weights, loss.gradient, True, False)
                 signal = top.spread_to(columns, signal)
                 gradients = torch.autograd.grad(h, parameters, signal, materialize_grads=True)
-                for p, gradient in zip(parameters, gradients, strict=True):
-                    own = training.regulariser_weight * penalty_gradient(training, p.detach())
-                    p.grad = gradient + own
-                end.optimizer.step()
+                whole = [
+                    gradient + training.regulariser_weight * penalty_gradient(training, p.detach())
+                    for p, gradient in zip(parameters, gradients, strict=True)
+                ]
+                step_along(end.optimizer, whole, first + step)
 
     def _broadcast(self, end: PartyEnd, arrays: Arrays, window: Window) -> tuple[Tensor, Tensor]:
         """The others' embeddings of the window's rows, [R, M * E], and each step's top model.

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vfl_flower.axes.batches import Joint, Window, divisors
+from vfl_flower.axes.batches import Joint, Window, divisors, first_step
 from vfl_flower.axes.codecs.channel import Channel
 from vfl_flower.axes.estimators.base import (
     Arrival,
@@ -214,7 +214,7 @@ class ZerothOrder(Estimator):
         of_rows, at_centre = differences(self.config.estimator, values)
         scalars = self._means(end, of_rows, lengths, divided)
         if own:
-            descend(own, directions, u, scalars)
+            descend(own, directions, u, scalars, end.steps)
             end.count(step_means(at_centre, lengths, divided))
         else:
             end.count(end.step(h, labels, lengths, divided, gradients=False)[1])
@@ -245,7 +245,7 @@ class ZerothOrder(Estimator):
         weight = self.config.training.regulariser_weight
         if weight:
             scalars = scalars + weight * penalties(self.config.training, directions, u, steps)
-        descend(end.optimizer, directions, u, scalars)
+        descend(end.optimizer, directions, u, scalars, first_step(self.config, end.rows, order))
 
 
 def penalties(
