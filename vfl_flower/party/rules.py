@@ -124,7 +124,7 @@ def own_model(context: Context, config: RunConfig) -> RunConfig:
         BOTTOMS.check(own["bottom-model"], f"{whose} model")
         own = {"model-args": "", **own}
     config = config.with_values(own)
-    check_gradient(config, f"{whose} model {config.models.bottom!r}")
+    check_gradient(config, f"{whose} model")
     return config
 
 
