@@ -187,13 +187,15 @@ class Model:
     def evaluate(
         self, features: Sequence[Any] = (), labels: Any = None, *, id: str = ""
     ) -> dict[str, float]:
-        """Loss, accuracy and AUC, or RMSE and R2, of rows that have labels.
+        """Loss, accuracy and AUC, or RMSE and R2, and further figures, of rows that have labels.
 
         ``labels`` are as for `train`; of a divided data set's test rows none are needed.
         """
         _, figures = self._said(features, labels, id, labelled=True)
-        names = ("loss", "accuracy", "auc", "rmse", "r2")
-        return {name: figures[name] for name in names if figures.get(name) is not None}
+        about = ("model", "rows", "epsilon")
+        return {
+            name: each for name, each in figures.items() if name not in about and each is not None
+        }
 
     def save(self, folder: str | Path) -> None:
         """Copy the results folder, from which `load` reads it.

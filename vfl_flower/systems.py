@@ -163,18 +163,16 @@ def _check_system(system: System, config: RunConfig, estimator: Estimator) -> No
         raise ConfigError(
             f"strategy = {name!r} is a baseline without scalar noise: leave `privacy` out."
         )
-    check_gradient(config, f"bottom-model = {config.models.bottom!r}")
+    check_gradient(config, "bottom-model")
 
 
-def check_gradient(config: RunConfig, said: str) -> None:
-    """Raise `ConfigError` if a bottom model has no gradient, and the system needs one.
-
-    ``said`` : what the sentence calls that model.
-    """
+def check_gradient(config: RunConfig, key: str) -> None:
+    """Raise `ConfigError` if the bottom model, which ``key`` has named, lacks a needed gradient."""
     system = load_system(config.strategy)
     needed = estimators.choose(config).gradients if system.gradients is None else system.gradients
-    if needed and not has_gradient(config.models.bottom):
+    if not has_gradient(config.models.bottom, key) and needed:
         raise ConfigError(
-            f"{said} has no gradient, which strategy = {config.strategy!r} needs of it: choose a "
-            "zeroth-order system, such as 'cascaded', or another model."
+            f"{key} = {config.models.bottom!r} has no gradient, which strategy = "
+            f"{config.strategy!r} needs of it: choose a zeroth-order system, such as 'cascaded', "
+            "or another model."
         )

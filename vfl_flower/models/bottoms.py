@@ -191,9 +191,9 @@ def _another(sample: Tensor) -> Tensor:
     return 2 * turned + 1 if sample.is_floating_point() else turned
 
 
-def has_gradient(bottom: str) -> bool:
-    """Whether the bottom model of that name says that it has one."""
-    return bool(getattr(BOTTOMS.load(bottom), "gradients", True))
+def has_gradient(bottom: str, key: str = "") -> bool:
+    """Whether the bottom model of that name, which ``key`` has, says that it has one."""
+    return bool(getattr(BOTTOMS.load(bottom, key), "gradients", True))
 
 
 def embedding_size(config: RunConfig, outputs: int) -> int:

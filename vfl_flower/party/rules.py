@@ -130,7 +130,7 @@ def _own_model(context: Context, config: RunConfig) -> RunConfig:
         BOTTOMS.check(own["bottom-model"], f"{whose} model")
         own = {"model-args": "", **own}
     config = config.with_values(own)
-    check_gradient(config, f"{whose} model {config.models.bottom!r}")
+    check_gradient(config, f"{whose} model")
     return config
 
 

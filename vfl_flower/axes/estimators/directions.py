@@ -147,7 +147,9 @@ def values_of_pairs(
     at_w: Tensor | None = None
     if not two_sided:
         at_w = passes.joined(passes.window(model, second, lengths, perturb, directions.key))
-    if model.stackable and perturb is None and directions.can_be_stacked(len(lengths)):
+    # Rows that fill a shorter step up would have a part in those of a model that mixes them.
+    stackable = model.stackable and (not model.by_step or len(set(lengths)) == 1)
+    if stackable and perturb is None and directions.can_be_stacked(len(lengths)):
         u = directions.stack(len(lengths))
         plus = _at_many(model, x, lengths, u, mu)
         return (plus, _at_many(model, second, lengths, u, -mu) if at_w is None else at_w), u

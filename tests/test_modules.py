@@ -1,0 +1,597 @@
+"""Models of one's own: whole modules, wherever a pass is made, kept, repeated or left out."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.conftest import Start, nightly
+from tests.fleet import assert_equals, fleet
+from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
+from vfl_flower import client_app
+from vfl_flower.axes.batches import draw_window
+from vfl_flower.axes.estimators.directions import Directions, values_of_pairs
+from vfl_flower.data import samples, source
+from vfl_flower.data.blocks import FeatureBlock, load_features, load_labels
+from vfl_flower.errors import CodeError, ConfigError, PartyError, VflError
+from vfl_flower.messages import DescribeOrder, EvaluateOrder, TrainOrder
+from vfl_flower.models import passes
+from vfl_flower.models.bottoms import build_bottom
+from vfl_flower.models.tops import build_top
+from vfl_flower.models.training import kept, load_model, model_arrays
+from vfl_flower.party import context as between
+from vfl_flower.party.party import Party
+from vfl_flower.start import predict_local, run_local
+from vfl_flower.systems import resolve
+
+TOWERS = "tests.towers"
+CANCER: dict[str, Any] = {
+    **{"dataset": "breast-cancer", "batch-size": 64, "embedding-size": 4, "epochs": 2},
+    **{"top-hidden": 8, "noise-seed": 0},
+}
+DIGITS: dict[str, Any] = {
+    **{"dataset": "digits", "bottom-model": f"{TOWERS}:Conv", "top-model": "linear"},
+    **{"embedding-size": 6, "batch-size": 64, "noise-seed": 0},
+}
+MOMENTUM: dict[str, Any] = {"optimizer": "momentum", "party-lr": 0.02, "server-lr": 0.02}
+
+
+def own(name: str, **keys: Any) -> dict[str, Any]:
+    return {**CANCER, "bottom-model": f"{TOWERS}:{name}", **keys}
+
+
+# --- it is the same training --------------------------------------------------------------------
+
+
+def centralised(keys: Mapping[str, Any], window: int) -> dict[str, dict[str, Any]]:
+    """What plain PyTorch makes of the same modules on joined data.
+
+    The gradients of a window are at the bottom models that it met; of one step, that is all.
+    """
+    config = resolve(keys)
+    labels = load_labels(config)
+    y = torch.from_numpy(labels.train)
+    x = [torch.from_numpy(load_features(config, m, 2).train) for m in range(2)]
+    bottoms = [build_bottom(config, m, x[m][0], 6) for m in range(2)]
+    top = build_top(config, [6, 6], labels.outputs)
+    models = nn.ModuleList([*bottoms, top])
+    optimizer = torch.optim.SGD(models.parameters(), lr=config.training.party_lr, momentum=0.9)
+    steps = -(-len(y) // config.training.batch_size)
+    for epoch in range(config.training.epochs):
+        order = torch.from_numpy(draw_window(config, len(y), None, epoch, 0, steps).ids).long()
+        for number, ids in enumerate(order.split(config.training.batch_size)):
+            if number % window == 0:
+                met = [copy.deepcopy(bottom) for bottom in bottoms]
+            optimizer.zero_grad()
+            h = torch.cat([bottom(x[m][ids]) for m, bottom in enumerate(met)], dim=1)
+            functional.cross_entropy(top(h), y[ids]).backward()
+            for bottom, at in zip(bottoms, met, strict=True):
+                for p, q in zip(bottom.parameters(), at.parameters(), strict=True):
+                    p.grad, q.grad = q.grad, None
+                for b, c in zip(bottom.buffers(), at.buffers(), strict=True):
+                    b.copy_(c)
+            optimizer.step()
+    named = {"top": top, "party-0": bottoms[0], "party-1": bottoms[1]}
+    return {name: model_arrays(model) for name, model in named.items()}
+
+
+@pytest.mark.parametrize("window", [1, 4])
+def test_batchnorm_towers_are_trained_as_if_they_were_joined(window: int, run: Start) -> None:
+    keys = {**DIGITS, **MOMENTUM, "window": window, "epochs": 3}
+    finished = run(2, keys)
+    assert finished.summary["steps"] == 69
+    for name, expected in centralised(keys, window).items():
+        found = finished.parameters(name)
+        assert list(found) == list(expected)
+        for key, values in expected.items():
+            np.testing.assert_allclose(found[key], values, atol=1e-5, err_msg=f"{name}.{key}")
+    assert finished.parameters("party-0")["layers.0.norm.num_batches_tracked"] == 69
+
+
+def test_joined_trains_the_same_towers_in_one_place(run: Start) -> None:
+    keys = {**DIGITS, "epochs": 2}
+    apart, joined = run(2, keys), run(2, {**keys, "strategy": "joined"})
+    for key, values in apart.parameters("top").items():
+        np.testing.assert_allclose(joined.parameters("top")[key], values, atol=1e-5)
+    assert joined.summary["test_loss"] == pytest.approx(apart.summary["test_loss"], abs=1e-5)
+
+
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "first-order": {},
+    "momentum, windows": {**MOMENTUM, "window": 4},
+    "its own mini-batches": {"strategy": "vafl", "window": 3},
+    "shared labels": {"strategy": "ef-vfl", "labels": "shared", "local-steps": 2, "window": 2},
+    "one-sided pairs": {"strategy": "cascaded", "window": 4},
+    "two-sided pairs": {"strategy": "cascaded", "differences": "two-sided", "window": 4},
+    "a top model by pairs": {
+        **{"strategy": "asyrevel", "top-model": f"{TOWERS}:Top", "window": 4},
+        **{"top-args": "norm=true drop=0.2"},
+    },
+    "a top model of one's own": {
+        **{"top-model": f"{TOWERS}:Top", "top-args": "norm=true drop=0.2", "window": 2}
+    },
+}
+
+
+def forgetful(message: Message, context: Context) -> Message:
+    """A party that each message meets in a process of its own."""
+    between._skeletons.clear()
+    return client_app.app(message, context)
+
+
+FORGETFUL: Any = forgetful
+BY_DAY = ("momentum, windows", "two-sided pairs", "a top model of one's own")
+
+
+@pytest.mark.parametrize("name", [name if name in BY_DAY else nightly(name) for name in SYSTEMS])
+def test_a_process_that_has_forgotten_all_repeats_what_was_random(name: str, run: Start) -> None:
+    keys = own("Normal", **{"model-args": "drop=0.3", **SYSTEMS[name]})
+    one, other = run(2, keys), run(2, keys, client=FORGETFUL)
+    assert_equal_runs(one, other, parties=2)
+    tracked = "layers.0.norm.num_batches_tracked"
+    parties = (one.parameters(f"party-{party}") for party in range(2))
+    assert sum(each[tracked] for each in parties) == 2 * 2 * 8  # mini-batches, each of them once
+
+
+def test_without_a_key_dropout_does_not_repeat(run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: what the last test holds is the key's doing."""
+    keys = own("Normal", **{"model-args": "drop=0.3"})
+    monkeypatch.setattr(passes, "by_step", lambda model: False)
+    torch.manual_seed(0)
+    one, other = run(2, keys), run(2, keys, client=FORGETFUL)
+    with pytest.raises(AssertionError):
+        assert_equal_runs(one, other, parties=2)
+
+
+# --- what is kept -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["momentum, windows", nightly("two-sided pairs"), nightly("a top model by pairs")],
+)
+def test_a_run_that_is_cut_short_goes_on_with_its_statistics(name: str, tmp_path: Path) -> None:
+    keys = own(
+        "Normal", **{"model-args": "drop=0.3", "checkpoint-every": 4, "epochs": 3, **SYSTEMS[name]}
+    )
+    whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
+    folder = interrupted(tmp_path / "cut", keys, after=2, parties=2)
+    assert_equal_runs(whole, resumed(folder, parties=2), parties=2)
+    files = [predict_local({"model": str(run)}) for run in (whole.folder, folder)]
+    one, other = (pd.read_csv(file) for file in files)
+    pd.testing.assert_frame_equal(one, other)
+    expected = json.loads(files[0].with_suffix(".json").read_text())
+    assert expected["loss"] == pytest.approx(whole.summary["test_loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["split-nn", "cascaded", "vafl"])
+def test_parameters_that_are_frozen_stay_and_are_kept(strategy: str, run: Start) -> None:
+    keys = own("Half", **{"strategy": strategy})
+    found = run(2, keys).parameters("party-0")
+    x = torch.from_numpy(load_features(resolve(keys), 0, 2).train)
+    model = build_bottom(resolve(keys), 0, x[0], 4)
+    for name, values in model_arrays(model).items():
+        if "fixed" in name or ("unused" in name and strategy != "cascaded"):
+            np.testing.assert_array_equal(found[name], values)
+        else:
+            assert (found[name] != values).any(), name
+    config = resolve(keys).estimator
+    assert Directions(config, b"", model).size == 6 * 4 + 4 + 3
+
+
+def test_a_state_has_what_the_module_keeps_and_no_more() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model.register_buffer("constant", torch.ones(2), persistent=False)
+    assert kept(model).keys() == model.state_dict().keys()
+    with pytest.raises(VflError, match=r"has \(2, 2\) for '0.weight', where it has \(3, 2\)"):
+        load_model(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), model_arrays(model))
+    with pytest.raises(VflError, match=r"has nothing for '1\.weight'"):
+        load_model(model, {k: v for k, v in model_arrays(model).items() if k[0] == "0"})
+    with pytest.raises(VflError, match="where it has nothing"):
+        load_model(nn.Sequential(nn.Linear(2, 2)), model_arrays(model))
+
+
+# --- passes -------------------------------------------------------------------------------------
+
+
+def test_a_window_is_normalised_step_by_step_and_learned_once() -> None:
+    config, x = resolve(own("Normal")), torch.randn(12, 3)
+    model = build_bottom(config, 0, x[0], 4)
+    twin = copy.deepcopy(model)
+    hs = passes.window(model, x, [5, 7])
+    for h, part in zip(hs, x.split([5, 7]), strict=True):
+        torch.testing.assert_close(h, twin(part))
+    passes.window(model, x, [5, 7], learns=False)
+    for found, expected in zip(model.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_evaluation_by_parts_is_that_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.random.default_rng(0).standard_normal((600, 3)).astype(np.float32)
+    for name in (f"{TOWERS}:Normal", "mlp"):
+        config = resolve({**CANCER, "bottom-model": name, "embedding-activation": "none"})
+        party = Party(config, 0, 2, 1, FeatureBlock(rows, rows, ""))
+        party.model.eval()
+        whole = party.model(torch.from_numpy(rows)).detach()
+        monkeypatch.setattr("vfl_flower.party.party._AT_ONCE", 60)
+        torch.testing.assert_close(party.embeddings(rows), whole)
+        ids = np.arange(0, 600, 2, dtype=np.int32)
+        torch.testing.assert_close(party.embeddings(rows, ids), whole[::2])
+        assert party.embeddings(rows[:0]).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "stackable"), [("plain", True), ("Normal", False), ("Mixing", True), ("Half", True)]
+)
+def test_pairs_of_a_module_are_stacked_only_where_they_can_be(name: str, stackable: bool) -> None:
+    config, x = resolve(own(name, **{"strategy": "cascaded"})), torch.randn(12, 3)
+    model = build_bottom(config, 0, x[0], 4)
+    assert model.stackable is stackable
+    assert not build_bottom(
+        resolve(own("Normal", **{"model-args": "drop=0.1"})), 0, x[0], 4
+    ).stackable
+    directions = Directions(config.estimator, b"key", model)
+    assert values_of_pairs(model, x, [5, 7], directions)[1] is None
+    pair, u = values_of_pairs(model, x, [6, 6], directions)
+    assert (u is not None) is stackable
+    model.stackable = False
+    other, _ = values_of_pairs(model, x, [6, 6], directions)
+    for found, expected in zip(pair, other, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+class Rows(source.Rows):
+    """Samples of two tensors by name."""
+
+    def __init__(self, rows: int) -> None:
+        self.places = np.arange(rows)
+        generator = np.random.default_rng(0)
+        self.samples = {
+            "words": generator.integers(0, 10, (rows, 5)),
+            "numbers": generator.standard_normal((rows, 3)).astype(np.float32),
+        }
+
+    def __getitem__(self, rows: Any) -> Any:
+        return {name: array[rows] for name, array in self.samples.items()}
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{}, MOMENTUM, {"strategy": "cascaded"}, {"strategy": "cascaded", "window": 1}],
+    ids=str,
+)
+def test_samples_by_name_go_through_all_that_a_party_does(keys: dict[str, Any]) -> None:
+    config = resolve(own("Named", **keys))
+    rows = Rows(128)
+    party = Party(config, 0, 2, 1, FeatureBlock(rows, rows, ""))
+    assert party.describe(DescribeOrder(outputs=1)).columns == 8
+    before = {name: each.clone() for name, each in kept(party.model).items()}
+    order = TrainOrder(exchange=1, epoch=0, first=0, steps=2, coordinated=True)
+    upload = party.train(order)
+    feedback: dict[str, Any] = {"gradient": np.ones((128, 4), np.float32)}
+    if "strategy" in keys:
+        feedback = {"difference": np.ones(2, np.float32)}
+    else:
+        model = build_bottom(config, 0, samples.first(rows), 4)
+        ids = torch.from_numpy(draw_window(config, 128, None, 0, 0, 2).ids).long()
+        x = {name: torch.from_numpy(array)[ids] for name, array in rows.samples.items()}
+        np.testing.assert_allclose(upload.arrays["embedding"], model(x).detach(), atol=1e-6)
+    h = party.evaluate(EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
+    assert h.shape == (128, 4)
+    assert all((each != before[name]).any() for name, each in kept(party.model).items())
+
+
+# --- who names it -------------------------------------------------------------------------------
+
+WORDS: list[dict[str, Any]] = [
+    {"model": f"{TOWERS}:plain", "model-args": "hidden=7 bias=false", "embedding-size": 3},
+    {"model": f"{TOWERS}:Normal", "embedding-size": 9},
+    {"model": "linear"},
+]
+
+
+def test_parties_have_models_and_embedding_sizes_of_their_own(tmp_path: Path) -> None:
+    keys = {**CANCER, "epochs": 10, "out": str(tmp_path / "run")}
+    finished = run_local(3, keys, node_configs=WORDS)
+    assert finished.summary["test_accuracy"] > 0.85
+    shapes = {
+        name: finished.parameters(f"party-{party}")[name].shape
+        for party, name in enumerate(("layers.0.0.weight", "layers.0.last.weight"))
+    }
+    assert shapes == {"layers.0.0.weight": (7, 10), "layers.0.last.weight": (9, 10)}
+    assert finished.parameters("top")["layers.0.weight"].shape == (8, 3 + 9 + 4)
+    file = predict_local({"model": str(finished.folder)}, WORDS)
+    figures = json.loads(file.with_suffix(".json").read_text())
+    assert figures["accuracy"] == pytest.approx(finished.summary["test_accuracy"])
+    alone = run_local(
+        3, {**CANCER, "strategy": "alone", "out": str(tmp_path / "alone")}, node_configs=WORDS
+    )
+    assert alone.summary["failure"] is None
+    joined = run_local(
+        3, {**CANCER, "strategy": "joined", "out": str(tmp_path / "joined")}, node_configs=WORDS
+    )
+    assert joined.summary["failure"] is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"top-model": "sum", "embedding-size": "auto"}, "does not fit top-model = 'sum'"),
+        ({"combine": "mean"}, "Party 0 has embeddings of size 3, where the run configuration"),
+        ({"strategy": "ef-vfl", "labels": "shared"}, "Party 0 has embeddings of size 3"),
+    ],
+)
+def test_sizes_are_alike_where_embeddings_are_added_up_or_sent_on(
+    keys: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(VflError, match=said):
+        run_local(3, {**CANCER, **keys, "out": str(tmp_path / "run")}, node_configs=WORDS)
+
+
+def node(config: dict[str, Any], keys: dict[str, Any], simulated: bool = False) -> Context:
+    node_config = {"partition-id": 1, "num-partitions": 2, "simulated": simulated, **config}
+    return Context(1, 2, node_config, RecordDict(), keys)
+
+
+def test_a_node_has_the_model_that_its_own_configuration_names() -> None:
+    words = {"model": f"{TOWERS}:plain", "model-args": "hidden=7", "embedding-size": 3}
+    keys = {"dataset": "breast-cancer", "bottom-hidden": 5}
+    party = between.begin(node(words, keys), DescribeOrder(outputs=1))
+    assert party.describe(DescribeOrder(outputs=1)).embedding_size == 3
+    assert [tuple(p.shape) for p in party.model.parameters()] == [(7, 15), (7,), (3, 7), (3,)]
+    with pytest.raises(ConfigError, match="bottom-model names code, which a node does not take"):
+        named = {**keys, "bottom-model": f"{TOWERS}:plain"}
+        between.begin(node(words, named), DescribeOrder(outputs=1))
+
+
+def test_code_of_the_label_holder_is_loaded_by_no_party(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("import pathlib\n\npathlib.Path(__file__ + '.ran').touch()\n")
+    place = f"{tmp_path / 'own.py'}:NAME"
+    keys = {"dataset": "breast-cancer", "top-model": place, "loss": place, "metrics": place}
+    between.begin(node({}, {**keys, "observer": place}), DescribeOrder(outputs=1))
+    assert not (tmp_path / "own.py.ran").exists()
+    with pytest.raises(ConfigError, match="labels = 'shared' has parties use the top model"):
+        between.begin(node({}, {**keys, "labels": "shared"}), DescribeOrder(outputs=1))
+    assert not (tmp_path / "own.py.ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"model": 3}, "gives model = 3, where a text in quotes is due"),
+        ({"embedding-size": "3"}, "gives embedding-size = '3', where a whole number is due"),
+        ({"embedding-size": 0}, "must be at least 1"),
+        ({"model": "no-such"}, "Party 1's model = 'no-such' is not known: choose one of linear"),
+        ({"model": f"{TOWERS}:Nope"}, "Party 1's model = 'tests.towers:Nope' cannot be loaded"),
+        ({"model": "nowhere.py:Nope"}, "Party 1's model = 'nowhere.py:Nope' cannot be loaded"),
+        ({"model": f"{TOWERS}:TABLE"}, "cannot be loaded"),
+        ({"model": f"{TOWERS}:no_module"}, "Party 1's model .* makes a function, and no torch"),
+        ({"model": f"{TOWERS}:fixed"}, "Party 1's model .* has no parameter to train"),
+        ({"model": f"{TOWERS}:double"}, "Party 1's model .* trains parameters of torch.float64"),
+        ({"model": f"{TOWERS}:infinite"}, "Party 1 has a model .* that are not finite"),
+        ({"model": f"{TOWERS}:Conv"}, "Party 1's model .* cannot be built .ValueError in __init__"),
+        ({"model": f"{TOWERS}:Step"}, "Party 1's model .* has no gradient, which strategy"),
+        ({"model": f"{TOWERS}:Silent"}, "Party 1 has a model .* have no gradient: correct"),
+        (
+            {"model": f"{TOWERS}:plain", "model-args": "depth=5"},
+            "Party 1's model .* does not take the arguments 'depth=5': got an unexpected",
+        ),
+        ({"model": f"{TOWERS}:plain", "model-args": "depth"}, "Party 1's .* cannot be read: write"),
+        ({"model": f"{TOWERS}:plain", "model-args": "x.toml"}, "'x.toml ' cannot be read"),
+        ({"model": "mlp", "model-args": "depth=5"}, "and bottom-model = 'mlp' is ours"),
+    ],
+    ids=str,
+)
+def test_a_model_that_cannot_be_had_is_a_sentence_that_names_the_party(
+    words: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as error:
+        between.begin(node(words, {"dataset": "breast-cancer"}), DescribeOrder(outputs=1))
+    assert len(str(error.value)) < 300
+
+
+def test_what_code_says_of_its_data_is_told_to_its_owner_alone() -> None:
+    words, keys = {"model": f"{TOWERS}:unlucky"}, {"dataset": "breast-cancer"}
+    with pytest.raises(CodeError, match=r"\(ValueError in unlucky, towers.py:\d+\)") as told:
+        between.begin(node(words, keys), DescribeOrder(outputs=1))
+    assert "the first number" not in str(told.value)
+    with pytest.raises(ConfigError, match="ValueError: the first number is"):
+        between.begin(node(words, keys, simulated=True), DescribeOrder(outputs=1))
+
+
+def test_a_black_box_of_ones_own_is_trained_by_pairs(run: Start) -> None:
+    finished = run(2, own("Step", **{"strategy": "cascaded"}))
+    assert finished.summary["failure"] is None
+    with pytest.raises(ConfigError, match=r"bottom-model = 'tests\.towers:Step' has no"):
+        resolve(own("Step"))
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("shape", r"that makes \(64, 3\) of 64 rows"), ("nan", "values that are not finite")],
+)
+def test_what_a_model_makes_later_ends_the_run_and_loses_nothing(
+    what: str, said: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    keys = own("Later", **{"model-args": f"what='{what}'", "out": str(out)})
+    with pytest.raises(PartyError, match=f"Party 0.*{said}"):
+        run_local(2, keys)
+    assert (out / "party-1.npz").exists() and (out / "top.npz").exists()
+    assert "Party 0" in json.loads((out / "summary.json").read_text())["failure"]
+
+
+def test_a_model_that_differs_from_the_one_that_was_kept_is_refused(tmp_path: Path) -> None:
+    keys = {**CANCER, "checkpoint-every": 4, "epochs": 3}
+    words = [{"model": f"{TOWERS}:plain", "model-args": "hidden=7"}, {}]
+    out = str(tmp_path / "run")
+    whole = run_local(2, {**keys, "out": out}, node_configs=words)
+    changed: list[tuple[dict[str, Any], str]] = [
+        ({"model": f"{TOWERS}:plain", "model-args": "hidden=6"}, "tests.towers:plain hidden=6"),
+        ({"model": f"{TOWERS}:Half"}, "tests.towers:Half"),
+        ({}, "mlp"),
+    ]
+    before = sorted(whole.folder.iterdir())
+    for words_now, said in changed:
+        then = "and differs from 'tests.towers:plain hidden=7'"
+        with pytest.raises(PartyError, match=f"Party 0's model is '{said}', {then}"):
+            predict_local({"model": out}, [words_now, {}])
+    assert [path for path in sorted(whole.folder.iterdir()) if path.suffix != ".lock"] == before
+
+
+# --- the label holder's -------------------------------------------------------------------------
+
+OURS = {**CANCER, "top-model": "linear", "bottom-model": "linear", "embedding-activation": "none"}
+OF_HOLDER = {
+    **{"top-model": f"{TOWERS}:linear_top", "loss": f"{TOWERS}:loss"},
+    **{"metrics": f"{TOWERS}:figures"},
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "tolerance"),
+    [
+        ({}, 1e-6),
+        ({"window": 4, "dataset": "digits", "epochs": 1}, 1e-6),
+        ({**MOMENTUM, "class-weights": "1,3"}, 1e-6),
+        ({"strategy": "vafl", "server-update": "zeroth-order", "mu": 0.1}, 1e-4),
+        ({"strategy": "cascaded", "mu": 0.1}, 1e-4),
+        ({"strategy": "syn-zoo", "mu": 0.1, "perturbs": "all"}, 1e-4),
+        ({"strategy": "dpzv", "noise-multiplier": 0.5, "mu": 0.1}, 1e-4),
+    ],
+    ids=str,
+)
+def test_a_top_model_and_loss_of_ones_own_are_ours_where_they_say_the_same(
+    keys: dict[str, Any], tolerance: float, run: Start
+) -> None:
+    ours, theirs = run(2, {**OURS, **keys}), run(2, {**OURS, **keys, **OF_HOLDER})
+    expected = ours.parameters("top")
+    for key, values in theirs.parameters("top").items():
+        same = key.replace("module", "layers.0")
+        np.testing.assert_allclose(values, expected[same], atol=tolerance)
+    for key, values in ours.parameters("party-0").items():
+        np.testing.assert_allclose(theirs.parameters("party-0")[key], values, atol=tolerance)
+    assert theirs.summary["test_loss"] == pytest.approx(ours.summary["test_loss"], abs=tolerance)
+    rows = 114 if "dataset" not in keys else 360
+    assert theirs.summary["test_hits"] == pytest.approx(rows * ours.summary["test_accuracy"])
+    assert theirs.summary["test_nothing"] is None
+    assert theirs.history[0]["test_hits"] > 0 and "test_hits" not in ours.history[0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"top-model": f"{TOWERS}:wide_top"}, r"makes \(3, 2\) of 3 rows, which have to"),
+        ({"top-model": f"{TOWERS}:Nope"}, "top-model = 'tests.towers:Nope' cannot be loaded"),
+        ({"top-model": "no-such"}, "top-model = 'no-such' is not known: choose one of sum"),
+        ({"top-model": f"{TOWERS}:Top", "top-args": "depth=1"}, "does not take the arguments"),
+        ({"top-args": "width=3"}, "top-args = 'width=3' are for a top model of your own"),
+        ({"top-model": f"{TOWERS}:Top", "combine": "mean"}, "combine = 'mean' is for top models"),
+        ({"loss": f"{TOWERS}:mean_loss"}, r"loss = .* makes \(\) of 2 rows"),
+        ({"loss": f"{TOWERS}:wide_top"}, "loss = .* cannot read outputs"),
+        ({"metrics": f"{TOWERS}:no_figures"}, "metrics gives no numbers by names"),
+        ({"metrics": f"{TOWERS}:wide_top"}, "metrics = .* cannot read"),
+        ({"loss": f"{TOWERS}:loss", "privacy": "labels", "epsilon": 1.0}, "is not corrected for"),
+        (
+            {"strategy": "dpzv", "loss": f"{TOWERS}:mixed_loss"},
+            "loss = .* lets a row have a part in another's loss",
+        ),
+        (
+            {"strategy": "dpzv", "top-model": f"{TOWERS}:Top", "top-args": "norm=true"},
+            "top-model = .* lets a row have a part in another's outputs",
+        ),
+        (
+            {"strategy": "dpzv", "top-model": f"{TOWERS}:Top", "top-args": "drop=0.5"},
+            "top-model = .* lets a row have a part in another's outputs, or drops",
+        ),
+    ],
+    ids=str,
+)
+def test_what_the_label_holder_cannot_use_is_a_sentence_before_training(
+    keys: dict[str, Any], said: str, run: Start
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(2, {**CANCER, **keys})
+
+
+def test_rows_add_bounded_gradients_to_a_top_model_of_ones_own() -> None:
+    config = resolve({**OURS, "top-model": f"{TOWERS}:Top"})
+    top = build_top(config, [4, 4], 1)
+    x, y = torch.randn(5, 8), torch.rand(5, 1)
+
+    def gradient(z: Tensor, _: Tensor) -> Tensor:
+        return z - y[: len(z)]
+
+    _, _, bounded = top.passes(x, y, 1.0, gradient, False, True, bound=0.1)
+    expected = [torch.zeros_like(p) for p in top.parameters()]
+    for row in range(5):
+        signal = lambda z, _, row=row: z - y[row : row + 1]  # noqa: E731
+        _, _, each = top.passes(x[row : row + 1], y, 1.0, signal, False, True)
+        norm = torch.cat([g.flatten() for g in each]).norm()
+        for total, g in zip(expected, each, strict=True):
+            total += g * min(1.0, 0.1 / float(norm))
+    for found, total in zip(bounded, expected, strict=True):
+        torch.testing.assert_close(found, total)
+
+
+# --- noise --------------------------------------------------------------------------------------
+
+NOISY = {"privacy": "perturbed-embedding", "embedding-noise": 1e-6, "embedding-bound": 0.01}
+
+
+def test_noise_is_on_what_a_module_makes_which_is_clipped_before() -> None:
+    x = np.random.default_rng(0).standard_normal((64, 15)).astype(np.float32)
+    for noise in (1e-6, 1.0):
+        config = resolve(own("plain", **{**NOISY, "embedding-noise": noise}))
+        party = Party(config, 0, 2, 1, FeatureBlock(x, x, ""))
+        norms = party.embeddings(x).norm(dim=1)
+        assert (norms.max() <= 0.0101) == (noise == 1e-6)
+        assert noise == 1e-6 or norms.mean() > 1
+
+
+@pytest.mark.parametrize("name", ["Normal", "Mixing"])
+def test_noise_asks_that_rows_are_apart(name: str, run: Start) -> None:
+    with pytest.raises(PartyError, match=r"Party 0's model .* lets a row have a part in"):
+        run(2, own(name, **NOISY))
+
+
+def test_noise_inside_a_module_of_ones_own_is_refused(run: Start) -> None:
+    with pytest.raises(PartyError, match=r"Party 0's model .* has no layers between which"):
+        run(2, own("plain", **NOISY, **{"inner-noise": 0.1}))
+
+
+# --- on real nodes ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_towers_that_nodes_name_give_over_streams_what_they_give_in_process(tmp_path: Path) -> None:
+    words = {"model": f"{Path(__file__).parent / 'towers.py'}:Conv", "model-args": "drop=0.2"}
+    keys = {**DIGITS, **MOMENTUM, "top-model": f"{TOWERS}:Top", "top-args": "norm=true"}
+    keys |= {"epochs": 2, "transport": "stream", "metrics": f"{TOWERS}:figures"}
+    keys.pop("bottom-model")
+    with fleet(2, tmp_path, {**words, "noise-seed": 0}) as nodes:
+        finished = nodes.finish(nodes.submit(keys))
+        assert finished.summary["transport"] == "stream"
+        said = tmp_path / "said.csv"
+        predict = {"task": "predict", "model": str(finished.folder), "out": str(said)}
+        log = tmp_path / "predict.log"
+        assert nodes.superlink.submit(predict, 2, log).wait(300) == 0
+    of_one = {**keys, "window": finished.summary["window"], "out": str(tmp_path / "here")}
+    here = run_local(2, of_one, node_configs=[words] * 2)
+    assert_equals(finished, here)
+    for key in ("test_loss", "test_hits"):
+        assert finished.summary[key] == pytest.approx(here.summary[key], abs=1e-5)
+    expected = pd.read_csv(predict_local({"model": str(here.folder)}, [words] * 2))
+    pd.testing.assert_frame_equal(pd.read_csv(said), expected, atol=1e-5)
