@@ -18,6 +18,14 @@ from vfl_flower.provenance import free_memory
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
+_LARGE = 2**20  # parameters: 4 MB
+
+
+def is_large(model: nn.Module) -> bool:
+    """Whether its memory is what counts: it is not copied, and meets one mini-batch at once."""
+    return count(model) > _LARGE
+
+
 def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its steps are linear in the gradients, so that several can be taken as one."""
     return isinstance(optimizer, torch.optim.SGD) and optimizer.param_groups[0]["momentum"] == 0
@@ -34,11 +42,18 @@ def step_along(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) ->
     for parameter, gradient in zip(group["params"], gradients, strict=True):
         parameter.grad = gradient
     optimizer.step()
+    forget_gradients(group["params"])
+
+
+def forget_gradients(parameters: Sequence[Tensor]) -> None:
+    """Give their memory back."""
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def build_optimizer(config: RunConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """The configured torch optimizer."""
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     if config.training.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=lr)
     momentum = 0.9 if config.training.optimizer == "momentum" else 0.0
@@ -94,16 +109,26 @@ def load_flat(model: nn.Module, vector: Tensor) -> None:
             p.copy_(part.view_as(p))
 
 
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """A model's parameters by name, which share its memory."""
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
 def model_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     """A model's parameters as named arrays, which share its memory where it is on the CPU."""
-    return {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
+    return {name: tensor.cpu().numpy() for name, tensor in model_tensors(model).items()}
 
 
 def optimizer_arrays(optimizer: torch.optim.Optimizer) -> dict[str, NDArray[Any]]:
-    """The state of a torch optimizer, named as "parameter number.name"."""
+    """The state of a torch optimizer as named arrays, as `optimizer_tensors`."""
+    return {name: tensor.cpu().numpy() for name, tensor in optimizer_tensors(optimizer).items()}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of a torch optimizer, named as "parameter number.name", which shares its memory."""
     parameters = optimizer.param_groups[0]["params"]
     return {
-        f"{number}.{name}": value.cpu().numpy()
+        f"{number}.{name}": value
         for number, parameter in enumerate(parameters)
         for name, value in optimizer.state.get(parameter, {}).items()
         if value is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,8 @@ from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import FeatureBlock, load_features
+from vfl_flower.data.samples import count, tensors
+from vfl_flower.data.source import Rows
 from vfl_flower.errors import OutOfStepError, VflError
 from vfl_flower.messages import (
     SMALL,
@@ -46,9 +49,11 @@ from vfl_flower.messages import (
     checked,
 )
 from vfl_flower.models.bottoms import build_bottom, embedding_size
-from vfl_flower.models.training import as_tensor, build_optimizer, choose_device
+from vfl_flower.models.training import as_tensor, build_optimizer, choose_device, is_large
 from vfl_flower.party.limits import Limits
 from vfl_flower.provenance import code_digest, peak_memory_mb
+
+_AT_ONCE = 1024  # rows that a small model embeds at a time, when it does not learn from them
 
 
 class Party:
@@ -96,9 +101,9 @@ class Party:
         self.pending_secret = b""  # the secret by which it was uploaded
         self.limits = Limits()  # by rules of its own
         self.origin = ""  # the Flower run in which this one began, since when uploads are counted
-        # What this process may still have from the last message: the record that holds this very
-        # model, and what the estimator needs of the pending window's upload.
-        self.kept: object = None
+        # What this process may still have from the last message: the record over this very model's
+        # memory, and what the estimator needs of the pending window's upload.
+        self.kept: weakref.ref[Any] | None = None
         self.trace: Any = None
 
     # --- the messages ---------------------------------------------------------------------------
@@ -139,7 +144,7 @@ class Party:
         self._count(order.exchange)
         self.limits.count(self.block.test_rows)
         self._learn(order.arrays)
-        h = self.embeddings(self.block.test[:]).cpu().numpy()
+        h = self.embeddings(self.block.test).cpu().numpy()
         return replace(
             self._upload({"embedding": h}),
             surrogates=digest(self.links.values()),
@@ -235,7 +240,7 @@ class Party:
             raise VflError(f"was sent feedback that it cannot use: {error}") from None
         finally:
             self.secret = present
-        self.pending = self.trace = None
+            self.pending = self.trace = None  # feedback is used once, even if it fails halfway
 
     def _window(self, order: TrainOrder) -> Window:
         return draw_window(
@@ -248,15 +253,20 @@ class Party:
             b"" if order.coordinated else self.secret,
         )
 
-    def embeddings(self, rows: NDArray[Any]) -> Tensor:
-        """Embeddings [n, E] of samples, with noise if there is any."""
+    def embeddings(self, rows: NDArray[Any] | Rows) -> Tensor:
+        """Embeddings [n, E] of samples, a part after the other, with noise if there is any."""
         window = Window(np.zeros(0, np.int32), np.array([len(rows)], np.int32))
         noise = self.noise(self.exchange, window)
+        begun: dict[int, np.random.Generator] = {}
+        parts: list[Tensor] = []
+        most = self.config.training.batch_size if is_large(self.model) else _AT_ONCE
         self.model.eval()
         with torch.no_grad():
-            h: Tensor = self.model(torch.from_numpy(rows).to(self.device), noise)
+            for first in range(0, max(1, len(rows)), most):
+                x = tensors(rows[first : first + most], self.device)
+                parts.append(self.model(x, noise.of_part(count(x), begun) if noise else None))
         self.model.train()
-        return h
+        return torch.cat(parts)
 
     def _upload(self, arrays: Arrays) -> Upload:
         return Upload(party=self.index, exchange=self.exchange, arrays=arrays)

@@ -54,5 +54,5 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
         exchange=scalars["exchange"],
         alignment=block.alignment,
         code_digest=code_digest(),
-        arrays={"embedding": party.embeddings(block.test[:]).cpu().numpy()},
+        arrays={"embedding": party.embeddings(block.test).cpu().numpy()},
     )

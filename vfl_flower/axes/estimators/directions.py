@@ -7,13 +7,16 @@ being 1 for Gaussian directions and those on the sphere of radius sqrt(d), and d
 All differences of a window are taken at the parameters that the window met. They need no order, so
 S steps are one batched evaluation at S perturbed models. Where that many models are too large, and
 for models that cannot be stacked, steps are evaluated one after the other in the model's own
-memory, as MeZO does: perturbed in place, restored, and the direction drawn anew from its seed.
+memory, as MeZO does: perturbed in place, restored, and the direction drawn anew from its seed. What
+is restored is off by rounding, about 1e-7 of a parameter a step at random, far below what a step
+changes; a copy would be exact, and as large as the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import numpy as np
 import torch
@@ -23,9 +26,10 @@ from torch.func import functional_call, vmap
 
 from vfl_flower.axes.batches import secret_generator
 from vfl_flower.axes.privacy.noise import Perturbation
+from vfl_flower.data.samples import Samples, split
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.tops import TopModel
-from vfl_flower.models.training import is_plain_sgd, step_along
+from vfl_flower.models.training import is_large, is_plain_sgd, step_along
 from vfl_flower.sections import EstimatorConfig
 
 _STACK = 2**24  # numbers in the perturbed models that are evaluated at once: 64 MB
@@ -45,8 +49,9 @@ class Directions:
 
     def __init__(self, config: EstimatorConfig, key: bytes, model: nn.Module) -> None:
         self.config = config
-        self.parameters = [p.detach() for p in model.parameters()]
+        self.parameters = [p.detach() for p in model.parameters() if p.requires_grad]
         self.size = sum(p.numel() for p in self.parameters)  # d
+        self.large = is_large(model)
         self.phi = self.size if config.directions == "sphere" else 1
         self._radius = self.size**0.5 if config.directions == "scaled-sphere" else 1.0
         self._seeds = secret_generator(b"direction|" + key)
@@ -54,7 +59,7 @@ class Directions:
 
     def can_be_stacked(self, steps: int) -> bool:
         """Whether so many are worth it, and fit into memory."""
-        return 1 < steps <= _STACK // self.size
+        return 1 < steps <= _STACK // max(self.size, 1) and not self.large
 
     def stack(self, steps: int) -> Tensor:
         """The directions of all steps, [S, d]."""
@@ -84,15 +89,21 @@ class Directions:
             factor *= self._radius / squares**0.5
         with np.errstate(over="ignore"):  # what diverges becomes infinite, and is refused then
             factor = float(np.float32(factor))
-        for part, drawn in self._draw(step, tensors):
-            part.add_(drawn.to(part.device), alpha=factor)
+        added = 0
+        try:
+            for part, drawn in self._draw(step, tensors):
+                part.add_(drawn.to(part.device), alpha=factor)
+                added += 1
+        except BaseException:  # of which the tensors are to show nothing
+            for part, drawn in islice(self._draw(step, tensors), added):
+                part.sub_(drawn.to(part.device), alpha=factor)
+            raise
 
     def _draw(self, step: int, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Slices of the tensors, each with as many normal draws."""
         generator = _at(np.random.SFC64(_ANY_SEED), self._states_of(step + 1)[step])
-        for tensor in tensors:
-            for part in tensor.view(-1).split(_BLOCK):
-                yield part, torch.from_numpy(generator.standard_normal(len(part), np.float32))
+        for part in blocks(tensors):
+            yield part, torch.from_numpy(generator.standard_normal(len(part), np.float32))
 
     def _states_of(self, steps: int) -> NDArray[np.uint64]:
         """States from which the first steps' directions are drawn; seeding would take longer."""
@@ -101,6 +112,12 @@ class Directions:
             more = self._seeds.integers(0, 2**64, (missing, 4), np.uint64)
             self._states = np.concatenate([self._states, more])
         return self._states
+
+
+def blocks(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Slices [at most `_BLOCK`] of tensors, in order, so that nothing of their size is made."""
+    for tensor in tensors:
+        yield from tensor.view(-1).split(_BLOCK)
 
 
 def _at(bits: np.random.SFC64, state: NDArray[np.uint64]) -> np.random.Generator:
@@ -116,11 +133,11 @@ def _at(bits: np.random.SFC64, state: NDArray[np.uint64]) -> np.random.Generator
 @torch.no_grad()
 def values_of_pairs(
     model: BottomModel | TopModel,
-    x: Tensor,
+    x: Samples,
     lengths: Sequence[int],
     directions: Directions,
     perturb: Perturbation | None = None,
-    second: Tensor | None = None,
+    second: Samples | None = None,
 ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
     """Outputs [R, ...] of rows at w + mu u and at w, or if two-sided at w - mu u.
 
@@ -133,17 +150,22 @@ def values_of_pairs(
     """
     mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
     second = x if second is None else second
-    at_w = None if two_sided else _call(model, second, perturb)
-    if model.stackable and perturb is None and directions.can_be_stacked(len(lengths)):
+    at_w: Tensor | None = None
+    if not (two_sided or directions.large):
+        at_w = _call(model, second, perturb)
+    stackable = model.stackable and perturb is None and directions.can_be_stacked(len(lengths))
+    if stackable and isinstance(x, Tensor) and isinstance(second, Tensor):
         u = directions.stack(len(lengths))
         plus = _at_many(model, x, lengths, u, mu)
         return (plus, _at_many(model, second, lengths, u, -mu) if at_w is None else at_w), u
-    by_step = second.split(list(lengths)), x.split(list(lengths))
+    by_step = split(second, lengths), split(x, lengths)
 
     def evaluate(step: int, first: bool) -> Tensor:
         noise = perturb.of_step(step) if perturb else None
         return _call(model, by_step[first][step], noise.of_pair() if noise and first else noise)
 
+    if not two_sided and at_w is None:  # a large model's activations, of one mini-batch at once
+        at_w = torch.cat([evaluate(step, False) for step in range(len(lengths))])
     firsts, seconds = in_place(directions, len(lengths), evaluate)
     return (torch.cat(firsts), torch.cat(seconds) if at_w is None else at_w), None
 
@@ -153,17 +175,21 @@ def in_place(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """What ``evaluate(step, first)`` gives at w + mu u, and if two-sided at w - mu u.
 
-    The parameters themselves are perturbed and restored, to rounding.
+    The parameters themselves are perturbed and restored, to rounding, whatever becomes of it.
     """
     mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
     firsts, seconds = [], []
     for step in range(steps):
         directions.add(step, directions.parameters, mu)
-        firsts.append(evaluate(step, True))
-        if two_sided:
-            directions.add(step, directions.parameters, -2 * mu)
-            seconds.append(evaluate(step, False))
-        directions.add(step, directions.parameters, mu if two_sided else -mu)
+        at = mu
+        try:
+            firsts.append(evaluate(step, True))
+            if two_sided:
+                directions.add(step, directions.parameters, -2 * mu)
+                at = -mu
+                seconds.append(evaluate(step, False))
+        finally:
+            directions.add(step, directions.parameters, -at)
     return firsts, seconds
 
 
@@ -171,7 +197,7 @@ def _at_many(
     model: BottomModel | TopModel, x: Tensor, lengths: Sequence[int], u: Tensor, mu: float
 ) -> Tensor:
     """Outputs [R, ...] where the rows of step s meet the model at w + mu u_s."""
-    named = dict(model.named_parameters())
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parts = u.split([p.numel() for p in named.values()], dim=1)
     shifted = {
         name: torch.add(p, part.view(-1, *p.shape), alpha=mu)
@@ -183,7 +209,7 @@ def _at_many(
     return outputs.flatten(0, 1) if held is None else outputs[held]
 
 
-def _call(model: nn.Module, x: Tensor, perturb: Perturbation | None) -> Tensor:
+def _call(model: nn.Module, x: Samples, perturb: Perturbation | None) -> Tensor:
     outputs: Tensor = model(x, perturb) if perturb else model(x)
     return outputs
 

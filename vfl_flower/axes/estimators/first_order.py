@@ -28,7 +28,7 @@ from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.messages import Arrays, TrainOrder
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import penalty_gradient
-from vfl_flower.models.training import is_plain_sgd
+from vfl_flower.models.training import forget_gradients, is_plain_sgd
 from vfl_flower.sections import TrainingConfig
 
 
@@ -59,7 +59,8 @@ class FirstOrder(Estimator):
         """The embeddings of the window's rows."""
         x = end.features(window)
         h = end.model(x, end.noise(order.exchange, window))
-        end.trace = x, h
+        in_one = is_plain_sgd(end.optimizer) or len(window.lengths) == 1
+        end.trace = x, h if in_one else None
         return end.send("embedding", h, window)
 
     # --- the label holder -----------------------------------------------------------------------
@@ -121,32 +122,32 @@ def descend(
 
     Plain SGD is linear in the gradient, so one backward pass and one step do the work of S.
     ``h`` is the upload, if its graph is still at hand; else the forward pass is repeated, which
-    gives the same, since the parameters have not changed since.
+    gives the same, since the parameters have not changed since. Of other optimizers, the steps of
+    a window need a copy of the parameters that made the upload; that of a single step does not.
     """
     weight = training.regulariser_weight
-    if is_plain_sgd(optimizer):
+    parameters = optimizer.param_groups[0]["params"]
+    if is_plain_sgd(optimizer) or len(lengths) == 1:
         h = model(x, noise) if h is None else h
-        parameters = optimizer.param_groups[0]["params"]
-        gradients = torch.autograd.grad(h, parameters, gradient_rows)
-        for p, gradient in zip(parameters, gradients, strict=True):
-            p.grad = gradient
+        gradients = list(torch.autograd.grad(h, parameters, gradient_rows, materialize_grads=True))
+        for p in parameters:
+            p.grad = gradients.pop(0)  # so that there are not two of each
             if weight:
-                at = penalty_gradient(training, p.detach())
-                p.grad = gradient + len(lengths) * weight * at
+                p.grad = p.grad + len(lengths) * weight * penalty_gradient(training, p.detach())
         optimizer.step()
+        forget_gradients(parameters)
         return
-    uploaded_with = {
-        name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()
-    }
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    uploaded_with = {name: p.detach().clone().requires_grad_() for name, p in named.items()}
     start = 0
     for step, length in enumerate(lengths):
         rows = slice(start, start + length)
         start += length
         of_step = noise.of_step(step) if noise else None
         h = functional_call(model, uploaded_with, (x[rows], of_step))
-        gradients = torch.autograd.grad(h, list(uploaded_with.values()), gradient_rows[rows])
-        for p, at, gradient in zip(
-            model.parameters(), uploaded_with.values(), gradients, strict=True
-        ):
-            p.grad = gradient + weight * penalty_gradient(training, at.detach())
+        met = list(uploaded_with.values())
+        gradients = list(torch.autograd.grad(h, met, gradient_rows[rows], materialize_grads=True))
+        for p, at in zip(parameters, met, strict=True):
+            p.grad = gradients.pop(0) + weight * penalty_gradient(training, at.detach())
         optimizer.step()
+    forget_gradients(parameters)

@@ -25,7 +25,7 @@ from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.messages import Arrays, TrainOrder
 from vfl_flower.models.losses import loss_of, penalty_gradient, targets
 from vfl_flower.models.tops import TopModel, build_top
-from vfl_flower.models.training import count, flat, load_flat
+from vfl_flower.models.training import count, flat, forget_gradients, load_flat
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,7 @@ class SharedLabels(FirstOrder):
                     own = training.regulariser_weight * penalty_gradient(training, p.detach())
                     p.grad = gradient + own
                 end.optimizer.step()
+        forget_gradients(parameters)
 
     def _broadcast(self, end: PartyEnd, arrays: Arrays, window: Window) -> tuple[Tensor, Tensor]:
         """The others' embeddings of the window's rows, [R, M * E], and each step's top model.

@@ -58,6 +58,7 @@ class Perturbation:
     last: int
     first_step: int = 0
     other_of_pair: bool = False  # zeroth order: each of a pair has noise of its own
+    begun: dict[int, np.random.Generator] | None = None  # by layer, if passes go on one another's
 
     def __call__(self, layer: int, z: Tensor) -> Tensor:
         """``z``, a layer's output before its activation for all rows of a window, with noise."""
@@ -82,19 +83,31 @@ class Perturbation:
         """The same noise, for a pass over the rows of one step of the window."""
         return replace(self, lengths=(self.lengths[step],), first_step=step)
 
+    def of_part(self, rows: int, begun: dict[int, np.random.Generator]) -> Perturbation:
+        """The same noise, for a pass over so many rows of the only step, after those before.
+
+        ``begun`` is the same for all passes, and empty before the first.
+        """
+        return replace(self, lengths=(rows,), begun=begun)
+
     def of_pair(self) -> Perturbation:
         """Noise for the other embedding of a zeroth-order pair."""
         return replace(self, other_of_pair=True)
 
     def _draw(self, step: int, layer: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        # Torch's generator would use 32 bits of the seed, which the label holder could try out.
-        place = f"|{self.exchange}|{step}|{layer}" + "|other" * self.other_of_pair
-        seed = hashlib.sha256(self.secret + place.encode()).digest()
-        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
+        generator = (self.begun or {}).get(layer) or self._generator(step, layer)
+        if self.begun is not None:
+            self.begun[layer] = generator
         if layer == self.last:
             return self.config.embedding_noise * generator.standard_normal(shape)
         half_width = math.sqrt(3) * self.config.inner_noise
         return half_width * (2 * generator.random(shape) - 1)
+
+    def _generator(self, step: int, layer: int) -> np.random.Generator:
+        # Torch's generator would use 32 bits of the seed, which the label holder could try out.
+        place = f"|{self.exchange}|{step}|{layer}" + "|other" * self.other_of_pair
+        seed = hashlib.sha256(self.secret + place.encode()).digest()
+        return np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
 
 
 class ScalarNoise:
