@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError
+from vfl_flower.data.samples import Samples
+from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.models.training import check_size
 from vfl_flower.registry import BOTTOMS
 from vfl_flower.sections import ModelConfig
@@ -77,7 +78,7 @@ def embedding_size(config: RunConfig, outputs: int) -> int:
 
 
 def build_bottom(
-    config: RunConfig, party: int, sample_shape: Shape, size: int, secret: bytes = b""
+    config: RunConfig, party: int, sample: Samples | Shape, size: int, secret: bytes = b""
 ) -> BottomModel:
     """The bottom model of a party, with the initial parameters that (seed, party, secret) give.
 
@@ -87,9 +88,18 @@ def build_bottom(
         If the model cannot read samples of this shape, or makes no embeddings of this size.
     """
     models = config.models
+    sample_shape: Any = sample if isinstance(sample, tuple) else None
+    if isinstance(sample, Tensor):
+        sample_shape = tuple(sample.shape)
     last = models.embedding_activation or ("none" if models.top == "sum" else "relu")
     with seeded(config, party, secret):
         found: Any = BOTTOMS.load(models.bottom)
+        if models.bottom.partition(":")[0] in BOTTOMS.of:
+            try:
+                module = found(sample, size)
+            except VflError as error:
+                raise ConfigError(f"Party {party}'s model {models.bottom!r} {error}") from None
+            return BottomModel([module], [models.embedding_activation or "none"])
         if isinstance(found, type) and issubclass(found, nn.Module):
             module = found(sample_shape, size)
             _try_out(module, models.bottom, sample_shape, size)

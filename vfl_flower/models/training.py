@@ -18,6 +18,30 @@ from vfl_flower.provenance import free_memory
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that learn, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def kept(model: nn.Module) -> dict[str, Tensor]:
+    """What states hold of a model, by name: not what is frozen and can be read from files again."""
+    fixed = tuple(f"{name}." for name, module in model.named_modules() if _fixed(module))
+    return {
+        name: p
+        for name, p in model.named_parameters()
+        if p.requires_grad or not name.startswith(fixed)
+    }
+
+
+def fixed(model: nn.Module) -> str:
+    """Digests of the files that frozen parameters are read from; empty if there are none."""
+    return " ".join(filter(None, map(_fixed, model.modules())))
+
+
+def _fixed(module: nn.Module) -> str:
+    return str(getattr(module, "fixed", ""))
+
+
 _LARGE = 2**20  # parameters: 4 MB
 
 
@@ -53,7 +77,7 @@ def forget_gradients(parameters: Sequence[Tensor]) -> None:
 
 def build_optimizer(config: RunConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """The configured torch optimizer."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = list(trained(model).values())
     if config.training.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=lr)
     momentum = 0.9 if config.training.optimizer == "momentum" else 0.0
@@ -87,8 +111,8 @@ def check_size(numbers: float, keys: str) -> None:
 def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Copy named arrays into a model's parameters."""
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(as_tensor(arrays[name]))
+        for name, tensor in kept(model).items():
+            tensor.copy_(as_tensor(arrays[name]))
 
 
 def count(model: nn.Module) -> int:
@@ -110,12 +134,12 @@ def load_flat(model: nn.Module, vector: Tensor) -> None:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """A model's parameters by name, which share its memory."""
-    return {name: p.detach() for name, p in model.named_parameters()}
+    """What is `kept` of a model, by name, which shares its memory."""
+    return {name: tensor.detach() for name, tensor in kept(model).items()}
 
 
 def model_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
-    """A model's parameters as named arrays, which share its memory where it is on the CPU."""
+    """The same as named arrays, which share its memory where it is on the CPU."""
     return {name: tensor.cpu().numpy() for name, tensor in model_tensors(model).items()}
 
 

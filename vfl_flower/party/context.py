@@ -140,6 +140,7 @@ def resume(context: Context) -> Party:
     if party is None or run != context.run_id or party.about != about:
         check_number(about, place[1])
         party = Party(config, *place, outputs, load_block(context, config))
+        check_weights(party, about)
         if party.about != about:
             raise VflError("has not the data that this run began with: its file has changed since.")
         _skeletons[place] = context.run_id, party
@@ -192,6 +193,15 @@ def read_about(about: str) -> tuple[RunConfig, int, Preparation | None]:
         values["outputs"],
         Preparation(**preparation) if preparation else None,
     )
+
+
+def check_weights(party: Party, about: str) -> None:
+    """Refuse a state without frozen weights, where the files that have them have changed."""
+    if json.loads(party.about).get("weights") != json.loads(about).get("weights"):
+        raise VflError(
+            "has other weights in the folder of its model than this run began with: put those of "
+            "then back."
+        )
 
 
 def check_number(about: str, parties: int) -> None:

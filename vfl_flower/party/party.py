@@ -31,7 +31,7 @@ from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import FeatureBlock, load_features
-from vfl_flower.data.samples import count, tensors
+from vfl_flower.data.samples import Samples, count, first, tensors
 from vfl_flower.data.source import Rows
 from vfl_flower.errors import OutOfStepError, VflError
 from vfl_flower.messages import (
@@ -49,7 +49,7 @@ from vfl_flower.messages import (
     checked,
 )
 from vfl_flower.models.bottoms import build_bottom, embedding_size
-from vfl_flower.models.training import as_tensor, build_optimizer, choose_device, is_large
+from vfl_flower.models.training import as_tensor, build_optimizer, choose_device, fixed, is_large
 from vfl_flower.party.limits import Limits
 from vfl_flower.provenance import code_digest, peak_memory_mb
 
@@ -76,8 +76,7 @@ class Party:
         # What stays the same through a run, and is needed to use its model afterwards.
         preparation = block.preparation.as_json() if block.preparation else None
         about = {"config": config.values(), "parties": parties, "outputs": outputs}
-        about["ids"] = block.ids_digest
-        self.about = json.dumps({**about, "preparation": preparation})
+        about |= {"ids": block.ids_digest, "preparation": preparation}
         self.rows = len(block.train)
         self.size = embedding_size(config, outputs)
         # Decides noise, directions and Poisson mini-batches; known to this party alone, and fresh
@@ -87,8 +86,11 @@ class Party:
             self.secret = f"{config.privacy.noise_seed} {index}".encode()
         # With a file of its own also its first model: who knows that could solve for the features.
         of_model = self.secret if config.data.apart and config.privacy.noise_seed < 0 else b""
-        model = build_bottom(config, index, block.train.shape[1:], self.size, of_model)
+        model = build_bottom(config, index, first(block.train), self.size, of_model)
         self.model = model.to(self.device)
+        if fixed(model):  # which states do not hold
+            about["weights"] = fixed(model)
+        self.about = json.dumps(about)
         self.optimizer = build_optimizer(config, self.model, config.training.party_lr)
         self.estimator = estimators.choose(config)(config)
         tables = self.estimator.party_tables(parties)
@@ -191,12 +193,12 @@ class Party:
 
     # --- what an estimator has of it ------------------------------------------------------------
 
-    def features(self, window: Window) -> Tensor:
+    def features(self, window: Window) -> Samples:
         """The window's rows, [R, ...]."""
         train = self.block.train
         if isinstance(train, np.ndarray):
             return take(torch.from_numpy(train), window).to(self.device)
-        return torch.from_numpy(train[window.ids]).to(self.device)
+        return tensors(train[window.ids], self.device)
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
         """The noise of the upload that answers this message, if there is any."""
@@ -262,8 +264,8 @@ class Party:
         most = self.config.training.batch_size if is_large(self.model) else _AT_ONCE
         self.model.eval()
         with torch.no_grad():
-            for first in range(0, max(1, len(rows)), most):
-                x = tensors(rows[first : first + most], self.device)
+            for start in range(0, max(1, len(rows)), most):
+                x = tensors(rows[start : start + most], self.device)
                 parts.append(self.model(x, noise.of_part(count(x), begun) if noise else None))
         self.model.train()
         return torch.cat(parts)

@@ -12,7 +12,7 @@ from vfl_flower.errors import ConfigError
 from vfl_flower.messages import Predicted, PredictOrder
 from vfl_flower.models.training import load_model
 from vfl_flower.party import state
-from vfl_flower.party.context import check_number, limits_of, read_about
+from vfl_flower.party.context import check_number, check_weights, limits_of, read_about
 from vfl_flower.party.limits import count_predictions
 from vfl_flower.party.party import Party
 from vfl_flower.party.rules import check
@@ -47,6 +47,7 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
     limits.count(block.test_rows)
     count_predictions(context, rules, len(block.test))
     party = Party(config, index, parties, outputs, block)
+    check_weights(party, about)
     load_model(party.model, state.load_arrays(saved, "model"))
     return Predicted(
         party=index,

@@ -21,6 +21,7 @@ from vfl_flower.axes.estimators.directions import Directions
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.config import RunConfig
+from vfl_flower.data.samples import Samples
 from vfl_flower.errors import ConfigError
 from vfl_flower.messages import Arrays, TrainOrder
 from vfl_flower.models.bottoms import BottomModel
@@ -47,7 +48,7 @@ class PartyEnd(Protocol):
     secret: bytes  # which only this party knows
     trace: Any  # of the upload, if this process still has it when the answer comes
 
-    def features(self, window: Window) -> Tensor:
+    def features(self, window: Window) -> Samples:
         """The window's rows, [R, ...]."""
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:

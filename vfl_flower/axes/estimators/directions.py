@@ -29,7 +29,7 @@ from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.data.samples import Samples, split
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.tops import TopModel
-from vfl_flower.models.training import is_large, is_plain_sgd, step_along
+from vfl_flower.models.training import is_large, is_plain_sgd, step_along, trained
 from vfl_flower.sections import EstimatorConfig
 
 _STACK = 2**24  # numbers in the perturbed models that are evaluated at once: 64 MB
@@ -49,7 +49,7 @@ class Directions:
 
     def __init__(self, config: EstimatorConfig, key: bytes, model: nn.Module) -> None:
         self.config = config
-        self.parameters = [p.detach() for p in model.parameters() if p.requires_grad]
+        self.parameters = [p.detach() for p in trained(model).values()]
         self.size = sum(p.numel() for p in self.parameters)  # d
         self.large = is_large(model)
         self.phi = self.size if config.directions == "sphere" else 1
@@ -153,8 +153,8 @@ def values_of_pairs(
     at_w: Tensor | None = None
     if not (two_sided or directions.large):
         at_w = _call(model, second, perturb)
-    stackable = model.stackable and perturb is None and directions.can_be_stacked(len(lengths))
-    if stackable and isinstance(x, Tensor) and isinstance(second, Tensor):
+    stacked = directions.can_be_stacked(len(lengths)) and perturb is None and model.stackable
+    if stacked and isinstance(x, Tensor) and isinstance(second, Tensor):
         u = directions.stack(len(lengths))
         plus = _at_many(model, x, lengths, u, mu)
         return (plus, _at_many(model, second, lengths, u, -mu) if at_w is None else at_w), u
@@ -197,7 +197,7 @@ def _at_many(
     model: BottomModel | TopModel, x: Tensor, lengths: Sequence[int], u: Tensor, mu: float
 ) -> Tensor:
     """Outputs [R, ...] where the rows of step s meet the model at w + mu u_s."""
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    named = trained(model)
     parts = u.split([p.numel() for p in named.values()], dim=1)
     shifted = {
         name: torch.add(p, part.view(-1, *p.shape), alpha=mu)

@@ -25,10 +25,12 @@ from vfl_flower.axes.estimators.base import (
     Reading,
 )
 from vfl_flower.axes.privacy.noise import Perturbation
+from vfl_flower.data import samples
+from vfl_flower.data.samples import Samples
 from vfl_flower.messages import Arrays, TrainOrder
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import penalty_gradient
-from vfl_flower.models.training import forget_gradients, is_plain_sgd
+from vfl_flower.models.training import forget_gradients, is_plain_sgd, trained
 from vfl_flower.sections import TrainingConfig
 
 
@@ -111,7 +113,7 @@ class FirstOrder(Estimator):
 def descend(
     model: BottomModel,
     optimizer: torch.optim.Optimizer,
-    x: Tensor,
+    x: Samples,
     h: Tensor | None,
     gradient_rows: Tensor,
     lengths: Sequence[int],
@@ -137,14 +139,15 @@ def descend(
         optimizer.step()
         forget_gradients(parameters)
         return
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    uploaded_with = {name: p.detach().clone().requires_grad_() for name, p in named.items()}
+    uploaded_with = {
+        name: p.detach().clone().requires_grad_() for name, p in trained(model).items()
+    }
     start = 0
     for step, length in enumerate(lengths):
         rows = slice(start, start + length)
         start += length
         of_step = noise.of_step(step) if noise else None
-        h = functional_call(model, uploaded_with, (x[rows], of_step))
+        h = functional_call(model, uploaded_with, (samples.rows(x, rows), of_step))
         met = list(uploaded_with.values())
         gradients = list(torch.autograd.grad(h, met, gradient_rows[rows], materialize_grads=True))
         for p, at in zip(parameters, met, strict=True):

@@ -21,6 +21,7 @@ from vfl_flower.axes.codecs.channel import Channel, zeros
 from vfl_flower.axes.estimators.base import Arrival, HolderEnd, Links, PartyEnd, Reading
 from vfl_flower.axes.estimators.first_order import FirstOrder
 from vfl_flower.config import RunConfig
+from vfl_flower.data import samples
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.messages import Arrays, TrainOrder
 from vfl_flower.models.losses import loss_of, penalty_gradient, targets
@@ -185,7 +186,7 @@ class SharedLabels(FirstOrder):
             load_flat(top, tops[step])
             for local_step in range(self.config.estimator.local_steps):
                 if h is None or len(lengths) > 1 or local_step:  # else it is the upload's own
-                    h = end.model(x[rows], of_step)
+                    h = end.model(samples.rows(x, rows), of_step)
                 embeddings[rows, columns] = h.detach()
                 with torch.no_grad():
                     met = top.combined(embeddings[rows])
