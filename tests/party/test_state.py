@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,7 +27,10 @@ from vfl_flower.messages import (
     TrainOrder,
     Upload,
 )
+from vfl_flower.models import training
+from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.party import context as between
+from vfl_flower.party import party as party_module
 from vfl_flower.party import state
 from vfl_flower.party.party import Party
 from vfl_flower.wire import read_reply, to_message
@@ -178,7 +180,6 @@ def test_a_state_that_nobody_holds_costs_no_copy(monkeypatch: pytest.MonkeyPatch
     feedback: Arrays = {}
     for exchange in (1, 2, 3):
         context.state = pickle.loads(pickle.dumps(context.state))
-        gc.collect()
         feedback = feedback_of(KEYS, asked(context, turn(exchange, feedback)))
     assert not settled
     held = context.state["model"]  # the control
@@ -213,6 +214,7 @@ def test_what_a_message_that_fails_has_learned_stays_and_is_learned_once(
         patch.setattr(Party, "embeddings", raises)
         with pytest.raises(VflError, match="not enough memory"):
             asked(context, EvaluateOrder(exchange=2, arrays=feedback))
+    twice = copy.deepcopy(context)
     failed = context if goes_on == "here" else elsewhere(context)
     between_ = model_of(failed)
     asked(failed, RejoinOrder(exchange=3, outputs=1), Description)
@@ -220,6 +222,9 @@ def test_what_a_message_that_fails_has_learned_stays_and_is_learned_once(
     between._skeletons.clear()
     asked(whole, EvaluateOrder(exchange=2, arrays=feedback))
     assert same(model_of(failed), between_) and same(model_of(failed), model_of(whole))
+    between._skeletons.clear()
+    sent(twice, EvaluateOrder(exchange=2, arrays=feedback))
+    assert same(model_of(twice), between_)  # if it is sent the same once more
     again = copy.deepcopy(failed)
     sent(again, EvaluateOrder(exchange=5, arrays=feedback))  # which no window awaits any more
     assert same(model_of(again), between_)
@@ -274,3 +279,55 @@ def test_a_direction_that_is_added_in_part_is_taken_back(
     sent(context, turn(1))
     for name, values in model_of(context).items():
         np.testing.assert_allclose(values, before[name], rtol=0, atol=1e-6)
+
+
+# --- large models, and many rows ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize(
+    "privacy", [{}, {"privacy": "perturbed-embedding", "embedding-noise": 0.5}]
+)
+def test_many_rows_are_embedded_part_by_part(
+    large: bool, privacy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node({**KEYS, "batch-size": 16, **privacy})
+    whole, forward, seen = party(), BottomModel.forward, list[int]()
+
+    def watched(model: BottomModel, x: Any, *given: Any) -> Any:
+        seen.append(len(x))
+        return forward(model, x, *given)
+
+    monkeypatch.setattr(BottomModel, "forward", watched)
+    at_once = whole.embeddings(whole.block.test)
+    assert seen == [114]
+    most = 16 if large else 50
+    monkeypatch.setattr(party_module, "_AT_ONCE", 50)
+    monkeypatch.setattr(training, "_LARGE", 10 if large else 2**20)
+    seen.clear()
+    by_part = whole.embeddings(whole.block.test)
+    assert sum(seen) == 114 and max(seen) == most
+    # Noise is on a grid of 2 ** -12 of its bound, on which a last bit may choose another point.
+    torch.testing.assert_close(by_part, at_once, rtol=0, atol=1e-3 if privacy else 1e-6)
+    assert whole.embeddings(whole.block.test[:0]).shape == (0, 32)
+
+
+@pytest.mark.parametrize("strategy", ["cascaded", "dpzv"])
+def test_a_large_model_meets_one_mini_batch_at_once(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = KINDS["dpzv" if strategy == "dpzv" else "zeroth order"]
+    sent_up = asked(node(keys), turn(1)).arrays
+    monkeypatch.setattr(training, "_LARGE", 10)
+    call, rows = directions_module._call, list[int]()
+
+    def watched(model: Any, x: Any, *given: Any) -> Any:
+        rows.append(len(x))
+        return call(model, x, *given)
+
+    monkeypatch.setattr(directions_module, "_call", watched)
+    between._skeletons.clear()
+    found = asked(node(keys), turn(1)).arrays
+    assert set(rows) == {32} and found.keys() == sent_up.keys()
+    for name, values in sent_up.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)

@@ -25,11 +25,12 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def kept(model: nn.Module) -> dict[str, Tensor]:
     """What states hold of a model, by name: not what is frozen and can be read from files again."""
-    fixed = tuple(f"{name}." for name, module in model.named_modules() if _fixed(module))
+    of_files = [name for name, module in model.named_modules() if _fixed(module)]
+    within = tuple(f"{name}." if name else "" for name in of_files)
     return {
         name: p
         for name, p in model.named_parameters()
-        if p.requires_grad or not name.startswith(fixed)
+        if p.requires_grad or not name.startswith(within)
     }
 
 
