@@ -1,10 +1,12 @@
-"""What training a large party takes: peak memory of a step over the size of the model.
+"""What training a large party takes: peak memory over the size of its model.
 
-One party, an mlp of 20 million parameters unless --hidden says otherwise, answers one training
-message and applies the feedback, in a process of its own for each estimator. The peak is that of
-the process, less what it holds when the party has been built without its model; what Flower's
-Context.state takes to keep the model between two messages is beside it. Prints one JSON object as
-its last line.
+One party answers training messages and learns from the feedback, which here is made up, in a
+process of its own for each system and optimizer: an mlp of 20 million parameters, unless --hidden
+says otherwise, or with --text DistilBERT as its configuration has it (66 million, 16 rows of 32
+tokens). Messages are served as in a session, by the ClientApp, which keeps the party's state after
+each. Memory is that of the process, less what it holds when another such party of a few parameters
+has been through the same: its peak during the steps, what is left between two messages, and the
+peak while the test rows are embedded. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import gc
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +25,128 @@ import torch
 from flwr.app import Context, RecordDict
 
 from benchmarks.common import report
-from vfl_flower.messages import DescribeOrder, TrainOrder
-from vfl_flower.party.context import keep
+from vfl_flower import client_app
+from vfl_flower.data.blocks import FeatureBlock
+from vfl_flower.flower_internals import begin_task
+from vfl_flower.messages import EvaluateOrder, Order, TrainOrder, Upload
+from vfl_flower.models.training import count
+from vfl_flower.party import context as between
 from vfl_flower.party.party import Party
 from vfl_flower.systems import resolve
+from vfl_flower.wire import read_reply, to_message
 
+PARTIES, OUTPUTS = 4, 10
+STEPS = 3
 KEYS: dict[str, Any] = {
-    "embedding-size": 1_000,
     "batch-size": 16,
     "window": 1,
     "epochs": 1,
     "noise-seed": 0,
+    "party-lr": 1e-4,
 }
-ESTIMATORS: dict[str, dict[str, Any]] = {
-    "first-order": {"strategy": "vafl"},
-    "one-sided": {"strategy": "cascaded"},
+KINDS: dict[str, dict[str, Any]] = {
+    "cascaded": {"strategy": "cascaded"},
     "dpzv": {"strategy": "dpzv"},
+    "split-nn": {"strategy": "split-nn"},
+    "split-nn momentum": {"strategy": "split-nn", "optimizer": "momentum"},
+    "split-nn adam": {"strategy": "split-nn", "optimizer": "adam"},
 }
+
+
+class Texts:
+    """Rows of random tokens."""
+
+    def __init__(self, rows: int, words: int, length: int = 32) -> None:
+        random = np.random.default_rng(0)
+        self.ids = random.integers(0, words, (rows, length))
+        self.shape = self.ids.shape
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, rows: Any) -> dict[str, Any]:
+        ids = self.ids[rows]
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
+def party_of(kind: str, hidden: int, text: str, small: bool) -> Party:
+    """A party with the large model, or one of a few parameters."""
+    keys = {**KEYS, **KINDS[kind]}
+    if not text:
+        shape = {"bottom-hidden": 4 if small else hidden, "embedding-size": 1000}
+        return Party(resolve({**keys, **shape}), 0, PARTIES, OUTPUTS)
+    folder = Path(text, "small" if small else "large")
+    words = json.loads((folder / "config.json").read_text())["vocab_size"]
+    train, test = Texts(400, words), Texts(100, words)
+    names = np.arange(400), np.arange(400, 500)
+    block = FeatureBlock(train, test, "", None, "", *names)  # type: ignore[arg-type]
+    return Party(resolve({**keys, "bottom-model": f"hf:{folder}"}), 0, PARTIES, OUTPUTS, block)
+
+
+def configurations(folder: Path, hidden: int) -> None:
+    """DistilBERT as it is, or with fewer units if ``hidden`` is small, and one that is tiny."""
+    from transformers import DistilBertConfig
+
+    large = {} if hidden >= 1000 else {"dim": 12, "hidden_dim": hidden, "n_heads": 2}
+    tiny = {"dim": 4, "hidden_dim": 4, "n_heads": 2, "n_layers": 1, "vocab_size": 100}
+    for name, keys in (("large", large), ("small", tiny)):
+        # Without dropout, so that both embeddings of a pair are of the same model.
+        of: Any = {**keys, "dropout": 0.0, "attention_dropout": 0.0}
+        DistilBertConfig(**of).save_pretrained(folder / name)
+
+
+def measure(kind: str, hidden: int, text: str) -> dict[str, Any]:
+    """Peaks over the size of the model, in this process."""
+    torch.set_num_threads(1)
+    begin_task()
+    session(party_of(kind, hidden, text, small=True))  # what libraries load at first use
+    gc.collect()
+    before = resident("VmRSS")
+    party = party_of(kind, hidden, text, small=False)
+    size = count(party.model)
+    step, left, evaluation = (each - before for each in session(party))
+    model = 4 * size / 2**20
+    return {
+        "parameters": size,
+        "model_mb": round(model, 1),
+        "step_over_model": round(step / model, 3),
+        "between_over_model": round(left / model, 3),
+        "evaluation_over_model": round(evaluation / model, 3),
+    }
+
+
+def session(party: Party) -> tuple[float, float, float]:
+    """Uploads, and updates by their feedback; peak, what is left, and peak of an evaluation."""
+    node: dict[str, Any] = {"partition-id": 0, "num-partitions": PARTIES, "simulated": True}
+    context = Context(1, 2, node, RecordDict(), {})
+    between._skeletons[0, PARTIES] = context.run_id, party
+    between.keep(party, context)
+    coordinated = party.config.strategy == "split-nn"
+    forget_peak()
+    feedback: dict[str, Any] = {}
+    for exchange in range(1, STEPS + 1):
+        order = TrainOrder(
+            exchange=exchange,
+            epoch=0,
+            first=exchange - 1,
+            steps=1,
+            coordinated=coordinated,
+            arrays=feedback,
+        )
+        upload = asked(context, order)
+        feedback = {"difference": np.ones(1, np.float32)}
+        if not party.estimator.answers_by_scalars:
+            feedback = {"gradient": np.full_like(upload.arrays["embedding"], 1e-3)}
+    asked(context, EvaluateOrder(exchange=STEPS + 1, arrays=feedback))
+    peak, left = resident("VmHWM"), resident("VmRSS")
+    forget_peak()
+    asked(context, EvaluateOrder(exchange=STEPS + 2))
+    between._skeletons.clear()
+    return peak, left, resident("VmHWM")
+
+
+def asked(context: Context, order: Order) -> Upload:
+    return read_reply(client_app.app(to_message(order, 2, 60), context), Upload)
 
 
 def resident(key: str) -> float:
@@ -52,65 +160,29 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def measure(name: str, hidden: int) -> dict[str, Any]:
-    """Peak of a party's step over its model's size, in this process."""
-    torch.set_num_threads(1)
-    raw = {**KEYS, **ESTIMATORS[name], "bottom-hidden": hidden}
-    config = resolve(raw)
-    small = Party(resolve({**raw, "bottom-hidden": 4}), 0, 4, 10)
-    train(small)  # what torch and NumPy load at first use
-    del small
-    gc.collect()
-    before = resident("VmRSS")
-    party = Party(config, 0, 4, 10)
-    size = sum(p.numel() for p in party.model.parameters())
-    forget_peak()
-    train(party)
-    peak = resident("VmHWM")
-    model = 4 * size / 2**20
-    context = Context(1, 1, {}, RecordDict(), {})
-    keep(party, context)
-    keep(party, context)
-    with_state = resident("VmHWM")
-    return {
-        "parameters": size,
-        "model_mb": round(model, 1),
-        "step_over_model": round((peak - before) / model, 3),
-        "with_state_over_model": round((with_state - before) / model, 3),
-    }
-
-
-def train(party: Party, steps: int = 2) -> None:
-    """Uploads, and updates by their feedback, which here is made up."""
-    party.describe(DescribeOrder(outputs=10))
-    feedback: dict[str, Any] = {}
-    for exchange in range(1, steps + 2):
-        order = TrainOrder(
-            exchange=exchange, epoch=0, first=0, steps=1, coordinated=False, arrays=feedback
-        )
-        upload = party.train(order)
-        feedback = {"difference": np.ones(1, np.float32)}
-        if not party.estimator.answers_by_scalars:
-            feedback = {"gradient": np.full_like(upload.arrays["embedding"], 1e-3)}
-
-
 def main() -> None:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument("--only", choices=ESTIMATORS, help="measure one, in this process")
+    made.add_argument("--only", choices=KINDS, help="measure one, in this process")
     made.add_argument("--hidden", type=int, default=20_000, help="units of the hidden layer")
+    made.add_argument("--text", action="store_true", help="DistilBERT in place of the mlp")
+    made.add_argument("--folder", default="", help=argparse.SUPPRESS)  # of its configurations
     options = made.parse_args()
     if options.only:
-        print(json.dumps(measure(options.only, options.hidden)))
+        print(json.dumps(measure(options.only, options.hidden, options.folder)))
         return
     figures = {}
-    for name in ESTIMATORS:
-        command = [sys.executable, "-m", "benchmarks.memory", "--only", name]
-        command += ["--hidden", str(options.hidden)]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        figures[name] = json.loads(done.stdout.splitlines()[-1])
-        print(f"{name:12s}", figures[name])
+    with tempfile.TemporaryDirectory() as folder:
+        if options.text:
+            configurations(Path(folder), options.hidden)
+        for name in KINDS:
+            command = [sys.executable, "-m", "benchmarks.memory", "--only", name]
+            command += ["--hidden", str(options.hidden)]
+            command += ["--folder", folder] * options.text
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            figures[name] = json.loads(done.stdout.splitlines()[-1])
+            print(f"{name:18s}", figures[name], flush=True)
     report("memory", figures)
 
 

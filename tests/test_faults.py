@@ -23,6 +23,7 @@ from vfl_flower.axes.estimators import first_order, zeroth_order
 from vfl_flower.axes.estimators.zeroth_order import ZerothOrder
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.messages import Upload
+from vfl_flower.party import context as context_of_parties
 from vfl_flower.party.party import Party
 from vfl_flower.runtimes import carrier
 from vfl_flower.runtimes.local import LocalGrid
@@ -90,7 +91,7 @@ def answers_in_vain(message: Message, context: Context) -> Message:
 
 def breaks_off(message: Message, context: Context) -> Message:
     """The party has done all that the message asks for, but not yet kept what it learned."""
-    with patch.object(Party, "keep", side_effect=ValueError):
+    with patch.object(context_of_parties, "keep", side_effect=ValueError):
         reply: Message = client_app.app(message, context)
     return reply
 

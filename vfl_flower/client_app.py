@@ -186,9 +186,13 @@ def _by(
 
     def serve(context: Context, order: O) -> Payload:
         party = party_of(context, order)
-        payload = method(party, order)
-        refuse_unused(order.arrays, "was sent")
-        between.keep(party, context)
+        try:
+            payload = method(party, order)
+            refuse_unused(order.arrays, "was sent")
+            between.keep(party, context)
+        except BaseException:
+            between.break_off(party, context)
+            raise
         return payload
 
     return serve

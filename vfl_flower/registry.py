@@ -28,15 +28,22 @@ class Registry:
     group : the entry points by which installed packages declare theirs.
     known : name -> ``package.module:NAME`` of ours.
     parts : attributes that each has; without any, each can be called.
+    of : prefix -> ``package.module:NAME`` of ours that makes one of what follows ``prefix:``.
     """
 
     def __init__(
-        self, key: str, group: str, known: Mapping[str, str], parts: Sequence[str] = ()
+        self,
+        key: str,
+        group: str,
+        known: Mapping[str, str],
+        parts: Sequence[str] = (),
+        of: Mapping[str, str] | None = None,
     ) -> None:
         self.key = key
         self.group = f"vfl_flower.{group}"
         self.known = dict(known)
         self.parts = parts or ("__call__",)
+        self.of = dict(of or {})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -44,7 +51,12 @@ class Registry:
         return (*self.known, *(each.name for each in entry_points(group=self.group)))
 
     def is_place(self, name: str) -> bool:
-        """Whether a name is the place of code: ``file.py:NAME`` or ``package.module:NAME``."""
+        """Whether a name is the place of code: ``file.py:NAME`` or ``package.module:NAME``.
+
+        Or of files from which something of this kind is made.
+        """
+        if name.partition(":")[0] in self.of:
+            return True
         module, _, attribute = name.rpartition(":")
         parts = module.split(".")
         is_module = module.endswith(".py") or all(part.isidentifier() for part in parts)
@@ -69,6 +81,9 @@ class Registry:
         self.check(name, key)
         if name in self.known:
             return load_place(self.known[name])
+        prefix, _, rest = name.partition(":")
+        if prefix in self.of:
+            return load_place(self.of[prefix])(rest)
         place = name
         if ":" not in name:
             (entry, *_) = (each for each in entry_points(group=self.group) if each.name == name)
@@ -172,6 +187,7 @@ BOTTOMS = Registry(
         name: f"vfl_flower.models.layers:{name}"
         for name in ("linear", "mlp", "cnn", "lstm", "binarised", "scorecard")
     },
+    of={"hf": "vfl_flower.models.pretrained:pretrained"},
 )
 """Bottom models: builders of layers of ours, or what makes torch modules (`models.bottoms`)."""
 

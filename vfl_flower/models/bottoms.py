@@ -305,6 +305,8 @@ def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
         pass
     try:
         module = make(*given, **keys)
+    except VflError as error:  # of ours, as the end of a sentence
+        raise ConfigError(f"{said} {error}") from None
     except Exception as error:
         raise CodeError(f"{said} cannot be built", error) from error
     if not isinstance(module, nn.Module):

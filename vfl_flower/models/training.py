@@ -78,6 +78,13 @@ def step_along(
     for parameter, gradient in zip(group["params"], gradients, strict=True):
         parameter.grad = gradient
     optimizer.step()
+    forget_gradients(group["params"])
+
+
+def forget_gradients(parameters: Sequence[Tensor]) -> None:
+    """Give their memory back."""
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def factors_of(optimizer: torch.optim.Optimizer, first: int, steps: int) -> Tensor | None:
@@ -141,10 +148,36 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def kept(model: nn.Module) -> dict[str, Tensor]:
-    """What is kept of a model, by name: parameters, and the buffers of its ``state_dict``."""
+    """What is kept of a model, by name: parameters, and the buffers of its ``state_dict``.
+
+    But not what is frozen and can be read from files again.
+    """
+    of_files = [name for name, module in model.named_modules() if _fixed(module)]
+    within = tuple(f"{name}." if name else "" for name in of_files)
+    parameters = {
+        name: p
+        for name, p in model.named_parameters()
+        if p.requires_grad or not name.startswith(within)
+    }
     known = model.state_dict().keys() if any(True for _ in model.buffers()) else ()
-    buffers = {name: each for name, each in model.named_buffers() if name in known}
-    return {**dict(model.named_parameters()), **buffers}
+    return parameters | {name: each for name, each in model.named_buffers() if name in known}
+
+
+def fixed(model: nn.Module) -> str:
+    """Digests of the files that frozen parameters are read from; empty if there are none."""
+    return " ".join(filter(None, map(_fixed, model.modules())))
+
+
+def _fixed(module: nn.Module) -> str:
+    return str(getattr(module, "fixed", ""))
+
+
+_LARGE = 2**20  # parameters: 4 MB
+
+
+def is_large(model: nn.Module) -> bool:
+    """Whether its memory is what counts: it is not copied, and meets one mini-batch at once."""
+    return count(model) > _LARGE
 
 
 def kind_of(model: nn.Module) -> str:
@@ -194,16 +227,26 @@ def load_flat(model: nn.Module, vector: Tensor) -> None:
             p.copy_(part.view_as(p))
 
 
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What is `kept` of a model, by name, which shares its memory."""
+    return {name: tensor.detach() for name, tensor in kept(model).items()}
+
+
 def model_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
-    """What is kept of a model as named arrays, which share its memory where it is on the CPU."""
-    return {name: each.detach().cpu().numpy() for name, each in kept(model).items()}
+    """The same as named arrays, which share its memory where it is on the CPU."""
+    return {name: tensor.cpu().numpy() for name, tensor in model_tensors(model).items()}
 
 
 def optimizer_arrays(optimizer: torch.optim.Optimizer) -> dict[str, NDArray[Any]]:
-    """The state of a torch optimizer, named as "parameter number.name"."""
+    """The state of a torch optimizer as named arrays, as `optimizer_tensors`."""
+    return {name: tensor.cpu().numpy() for name, tensor in optimizer_tensors(optimizer).items()}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of a torch optimizer, named as "parameter number.name", which shares its memory."""
     parameters = optimizer.param_groups[0]["params"]
     return {
-        f"{number}.{name}": value.cpu().numpy()
+        f"{number}.{name}": value
         for number, parameter in enumerate(parameters)
         for name, value in optimizer.state.get(parameter, {}).items()
         if value is not None

@@ -1,15 +1,18 @@
 """A party between two messages: what it keeps in Flower's ``Context``, and takes from it again.
 
 Any process may serve any message, so everything that the next one needs is in ``Context.state``.
-The feature block and the model's skeleton are built once a process.
+The feature block and the model are built once a process. While that process goes on, the state
+has the model's own memory, and no copy of it: what leaves the process are the bytes of then.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import weakref
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Context
@@ -22,8 +25,8 @@ from vfl_flower.messages import SMALL, DescribeOrder, RejoinOrder, TrainOrder
 from vfl_flower.models.training import (
     load_model,
     load_optimizer,
-    model_arrays,
-    optimizer_arrays,
+    model_tensors,
+    optimizer_tensors,
 )
 from vfl_flower.party import state, state_file
 from vfl_flower.party.limits import Limits
@@ -34,7 +37,7 @@ from vfl_flower.systems import refuse_places, resolve
 log = logging.getLogger("flwr")
 
 _skeletons: dict[tuple[int, int], tuple[int, Party]] = {}
-"""What a process keeps of each party that it serves, and the run that it is of."""
+"""The parties that a process serves, each with the run that it is of."""
 
 
 def forget(run: int) -> None:
@@ -140,15 +143,32 @@ def keep(party: Party, context: Context) -> None:
         for name, link in party.links.items()
         if link.surrogate is not None
     }
+    _save(party, context, scalars, {**surrogates, **party.arrays})
+
+
+def break_off(party: Party, context: Context) -> None:
+    """Leave what a message that failed has left: the state as it was, but for what was learned.
+
+    Models learn in place, by whole steps (`Estimator.update`). So what was learned stays learned,
+    and the feedback that it was learned from is not awaited any more.
+    """
+    party.trace = None
+    scalars = state.load_scalars(context.state)
+    awaited = scalars.get("pending")
+    if awaited and (party.pending is None or party.pending.exchange != awaited[0]):
+        _save(party, context, {**scalars, "pending": [], "pending-secret": b""}, {})
+
+
+def _save(party: Party, context: Context, scalars: dict[str, Any], large: state.Memory) -> None:
     state.save_state(
         context.state,
         party.about,
         scalars,
-        {**surrogates, **party.arrays},
-        model=model_arrays(party.model),
-        optimizer=optimizer_arrays(party.optimizer),
+        large,
+        model=model_tensors(party.model),
+        optimizer=optimizer_tensors(party.optimizer),
     )
-    party.kept = context.state["model"]
+    party.kept = weakref.ref(context.state["model"])
 
 
 def resume(context: Context) -> Party:
@@ -164,6 +184,7 @@ def resume(context: Context) -> Party:
         check_number(about, place[1])
         party = party_of(context, config, outputs, load_block(context, config))
         check_model(about, party)
+        check_weights(party, about)
         check_training(about, party)
         if party.about != about:
             raise VflError("has not the data that this run began with: its file has changed since.")
@@ -189,11 +210,13 @@ def resume(context: Context) -> Party:
             steps=steps,
             coordinated=bool(coordinated),
         )
-    if party.kept is not context.state.get("model"):
+    kept = party.kept() if party.kept else None
+    if kept is None or kept is not context.state.get("model"):
+        if kept is not None:  # in another Context, for which this model is left as it is
+            state.settle(kept)
         party.trace = None
         load_model(party.model, state.load_arrays(context.state, "model"))
         load_optimizer(party.optimizer, state.load_arrays(context.state, "optimizer"))
-    party.kept = None
     return party
 
 
@@ -215,6 +238,15 @@ def read_about(about: str) -> tuple[RunConfig, int, Preparation | None]:
         values["outputs"],
         Preparation(**preparation) if preparation else None,
     )
+
+
+def check_weights(party: Party, about: str) -> None:
+    """Refuse a state without frozen weights, where the files that have them have changed."""
+    if json.loads(party.about).get("weights") != json.loads(about).get("weights"):
+        raise VflError(
+            "has other weights in the folder of its model than this run began with: put those of "
+            "then back."
+        )
 
 
 def check_number(about: str, parties: int) -> None:

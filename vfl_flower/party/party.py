@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -48,13 +49,23 @@ from vfl_flower.messages import (
     checked,
 )
 from vfl_flower.models.bottoms import build_bottom, embedding_size
-from vfl_flower.models.training import as_tensor, build_optimizer, choose_device, kind_of
+from vfl_flower.models.training import (
+    as_tensor,
+    build_optimizer,
+    choose_device,
+    fixed,
+    is_large,
+    kind_of,
+)
 from vfl_flower.party.limits import Limits
 from vfl_flower.party.rules import OWN_TRAINING
 from vfl_flower.provenance import code_digest, peak_memory_mb
 
 _AT_ONCE = 2**22
-"""Numbers of samples that layers of ours evaluate at once; other models 256 rows."""
+"""Numbers of samples that layers of ours evaluate at once.
+
+Other models evaluate 256 rows, and large ones a mini-batch.
+"""
 
 
 class Party:
@@ -100,6 +111,8 @@ class Party:
         about |= {"ids": block.ids_digest, "model": {**model, "kind": kind_of(self.model)}}
         about["training"] = {key: own.values()[key] for key in OWN_TRAINING}
         about["preparation"] = block.preparation.as_json() if block.preparation else None
+        if fixed(self.model):  # which states do not hold
+            about["weights"] = fixed(self.model)
         self.about = json.dumps(about)
         rate, every = own.training.party_lr, steps_per_epoch(config, self.rows)
         self.optimizer = build_optimizer(own, self.model, rate, every)
@@ -114,9 +127,9 @@ class Party:
         self.pending_secret = b""  # the secret by which it was uploaded
         self.limits = Limits()  # by rules of its own
         self.origin = ""  # the Flower run in which this one began, since when uploads are counted
-        # What this process may still have from the last message: the record that holds this very
-        # model, and what the estimator needs of the pending window's upload.
-        self.kept: object = None
+        # What this process may still have from the last message: the record over this very model's
+        # memory, and what the estimator needs of the pending window's upload.
+        self.kept: weakref.ref[Any] | None = None
         self.trace: Any = None
 
     # --- the messages ---------------------------------------------------------------------------
@@ -253,7 +266,7 @@ class Party:
             raise VflError(f"was sent feedback that it cannot use: {error}") from None
         finally:
             self.secret = present
-        self.pending = self.trace = None
+            self.pending = self.trace = None  # feedback is used once, even if it fails halfway
 
     def _window(self, order: TrainOrder) -> Window:
         return draw_window(
@@ -273,6 +286,8 @@ class Party:
         """
         places = np.arange(len(rows), dtype=np.int32) if ids is None else ids
         most = 256 if self.model.by_step else max(1, _AT_ONCE // self.columns)
+        if is_large(self.model):
+            most = self.config.training.batch_size
         starts = range(0, max(1, len(places)), most)
         parts = [places[start : start + most] for start in starts]
         window = Window(places, np.array([len(part) for part in parts], np.int32))

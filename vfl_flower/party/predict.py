@@ -12,7 +12,14 @@ from vfl_flower.errors import ConfigError
 from vfl_flower.messages import Predicted, PredictOrder
 from vfl_flower.models.training import load_model
 from vfl_flower.party import state
-from vfl_flower.party.context import check_model, check_number, limits_of, party_of, read_about
+from vfl_flower.party.context import (
+    check_model,
+    check_number,
+    check_weights,
+    limits_of,
+    party_of,
+    read_about,
+)
 from vfl_flower.party.limits import count_predictions
 from vfl_flower.party.rules import check
 from vfl_flower.provenance import code_digest
@@ -47,6 +54,7 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
     count_predictions(context, rules, len(block.test))
     party = party_of(context, config, outputs, block)
     check_model(about, party)
+    check_weights(party, about)
     load_model(party.model, state.load_arrays(saved, "model"))
     return Predicted(
         party=index,

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from vfl_flower.config import KEYS
 from vfl_flower.errors import VflError
 from vfl_flower.files import make_folder
+from vfl_flower.registry import BOTTOMS
 from vfl_flower.runtimes.processes import SuperLink
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -47,16 +48,21 @@ def from_anywhere(run_config: Mapping[str, Any]) -> dict[str, Any]:
             values[name] = _absolute(value)
         elif (name == "dataset" or key.registry) and kind.endswith(".py"):
             values[name] = f"{_absolute(kind)}:{path}"
-        elif name == "dataset" and path and _is_path(kind, path):
+        elif path and _is_path(name, kind, path):
             values[name] = f"{kind}:{_absolute(path)}"
     return values
 
 
-def _is_path(kind: str, path: str) -> bool:
-    """Whether what follows the kind of a data set is a path; with hf, it may be a hub's name."""
-    if kind == "hf":
-        return Path(path).exists()
-    return kind in ("files", "npz", "csv", "parquet")
+def _is_path(name: str, kind: str, path: str) -> bool:
+    """Whether what follows the kind of a model, or of a data set, is a path.
+
+    A data set of kind hf may have a hub's name.
+    """
+    if name == "bottom-model":
+        return kind in BOTTOMS.of
+    if name != "dataset":
+        return False
+    return Path(path).exists() if kind == "hf" else kind in ("files", "npz", "csv", "parquet")
 
 
 def of_node_from_anywhere(node_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,6 +75,9 @@ def of_node_from_anywhere(node_config: Mapping[str, Any]) -> dict[str, Any]:
         module, _, name = str(values.get(key, "")).partition(":")
         if module.endswith(".py"):
             values[key] = f"{_absolute(module)}:{name}"
+    kind, _, folder = str(values.get("model", "")).partition(":")
+    if folder and kind in BOTTOMS.of:
+        values["model"] = f"{kind}:{_absolute(folder)}"
     return values
 
 

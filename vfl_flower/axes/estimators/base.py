@@ -49,7 +49,7 @@ class PartyEnd(Protocol):
     trace: Any  # of the upload, if this process still has it when the answer comes
 
     def features(self, window: Window) -> Samples:
-        """The window's rows."""
+        """The window's rows, [R, ...]."""
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
         """The noise of the upload that answers this message, if there is any."""

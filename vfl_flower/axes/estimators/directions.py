@@ -7,13 +7,16 @@ being 1 for Gaussian directions and those on the sphere of radius sqrt(d), and d
 All differences of a window are taken at the parameters that the window met. They need no order, so
 S steps are one batched evaluation at S perturbed models. Where that many models are too large, and
 for models that cannot be stacked, steps are evaluated one after the other in the model's own
-memory, as MeZO does: perturbed in place, restored, and the direction drawn anew from its seed.
+memory, as MeZO does: perturbed in place, restored, and the direction drawn anew from its seed. What
+is restored is off by rounding, about 1e-7 of a parameter a step at random, far below what a step
+changes; a copy would be exact, and as large as the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import numpy as np
 import torch
@@ -30,6 +33,7 @@ from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import (
     factors_of,
+    is_large,
     is_plain_sgd,
     step_along,
     step_as_one,
@@ -57,6 +61,7 @@ class Directions:
         self.key = key
         self.parameters = [p.detach() for p in trained(model).values()]
         self.size = sum(p.numel() for p in self.parameters)  # d
+        self.large = is_large(model)
         self.phi = self.size if config.directions == "sphere" else 1
         self._radius = self.size**0.5 if config.directions == "scaled-sphere" else 1.0
         self._seeds = secret_generator(b"direction|" + key)
@@ -64,7 +69,7 @@ class Directions:
 
     def can_be_stacked(self, steps: int) -> bool:
         """Whether so many are worth it, and fit into memory."""
-        return 1 < steps <= _STACK // self.size
+        return 1 < steps <= _STACK // max(self.size, 1) and not self.large
 
     def stack(self, steps: int) -> Tensor:
         """The directions of all steps, [S, d]."""
@@ -94,15 +99,21 @@ class Directions:
             factor *= self._radius / squares**0.5
         with np.errstate(over="ignore"):  # what diverges becomes infinite, and is refused then
             factor = float(np.float32(factor))
-        for part, drawn in self._draw(step, tensors):
-            part.add_(drawn.to(part.device), alpha=factor)
+        added = 0
+        try:
+            for part, drawn in self._draw(step, tensors):
+                part.add_(drawn.to(part.device), alpha=factor)
+                added += 1
+        except BaseException:  # of which the tensors are to show nothing
+            for part, drawn in islice(self._draw(step, tensors), added):
+                part.sub_(drawn.to(part.device), alpha=factor)
+            raise
 
     def _draw(self, step: int, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Slices of the tensors, each with as many normal draws."""
         generator = _at(np.random.SFC64(_ANY_SEED), self._states_of(step + 1)[step])
-        for tensor in tensors:
-            for part in tensor.view(-1).split(_BLOCK):
-                yield part, torch.from_numpy(generator.standard_normal(len(part), np.float32))
+        for part in blocks(tensors):
+            yield part, torch.from_numpy(generator.standard_normal(len(part), np.float32))
 
     def _states_of(self, steps: int) -> NDArray[np.uint64]:
         """States from which the first steps' directions are drawn; seeding would take longer."""
@@ -111,6 +122,12 @@ class Directions:
             more = self._seeds.integers(0, 2**64, (missing, 4), np.uint64)
             self._states = np.concatenate([self._states, more])
         return self._states
+
+
+def blocks(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Slices [at most `_BLOCK`] of tensors, in order, so that nothing of their size is made."""
+    for tensor in tensors:
+        yield from tensor.view(-1).split(_BLOCK)
 
 
 def _at(bits: np.random.SFC64, state: NDArray[np.uint64]) -> np.random.Generator:
@@ -145,11 +162,11 @@ def values_of_pairs(
     mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
     second = x if second is None else second
     at_w: Tensor | None = None
-    if not two_sided:
+    if not two_sided and (model.by_step or not directions.large):
         at_w = passes.joined(passes.window(model, second, lengths, perturb, directions.key))
     # Rows that fill a shorter step up would have a part in those of a model that mixes them.
-    stackable = model.stackable and (not model.by_step or len(set(lengths)) == 1)
-    if stackable and perturb is None and directions.can_be_stacked(len(lengths)):
+    stacked = directions.can_be_stacked(len(lengths)) and perturb is None
+    if stacked and model.stackable and (not model.by_step or len(set(lengths)) == 1):
         u = directions.stack(len(lengths))
         plus = _at_many(model, x, lengths, u, mu)
         return (plus, _at_many(model, second, lengths, u, -mu) if at_w is None else at_w), u
@@ -160,6 +177,8 @@ def values_of_pairs(
         noise = noise.of_pair() if noise and first else noise
         return passes.one(model, by_step[first][step], step, noise, directions.key, not first)
 
+    if not two_sided and at_w is None:  # a large model's activations, of one mini-batch at once
+        at_w = torch.cat([evaluate(step, False) for step in range(len(lengths))])
     firsts, seconds = in_place(directions, len(lengths), evaluate)
     return (torch.cat(firsts), torch.cat(seconds) if at_w is None else at_w), None
 
@@ -169,17 +188,21 @@ def in_place(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """What ``evaluate(step, first)`` gives at w + mu u, and if two-sided at w - mu u.
 
-    The parameters themselves are perturbed and restored, to rounding.
+    The parameters themselves are perturbed and restored, to rounding, whatever becomes of it.
     """
     mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
     firsts, seconds = [], []
     for step in range(steps):
         directions.add(step, directions.parameters, mu)
-        firsts.append(evaluate(step, True))
-        if two_sided:
-            directions.add(step, directions.parameters, -2 * mu)
-            seconds.append(evaluate(step, False))
-        directions.add(step, directions.parameters, mu if two_sided else -mu)
+        at = mu
+        try:
+            firsts.append(evaluate(step, True))
+            if two_sided:
+                directions.add(step, directions.parameters, -2 * mu)
+                at = -mu
+                seconds.append(evaluate(step, False))
+        finally:
+            directions.add(step, directions.parameters, -at)
     return firsts, seconds
 
 

@@ -67,7 +67,8 @@ class FirstOrder(Estimator):
         """The embeddings of the window's rows."""
         x, noise = end.features(window), end.noise(order.exchange, window)
         hs = passes.window(end.model, x, window.lengths.tolist(), noise, _key(end, order))
-        end.trace = x, hs
+        in_one = is_plain_sgd(end.optimizer) or len(window.lengths) == 1
+        end.trace = x, hs if in_one else None
         return end.send("embedding", passes.joined(hs), window)
 
     # --- the label holder -----------------------------------------------------------------------
@@ -138,7 +139,8 @@ def descend(
     Plain SGD is linear in the gradient, so one backward pass and one step do the work of S.
     ``hs`` are the embeddings uploaded (`passes.window`), if their graph is still at hand; else the
     forward pass is repeated, which gives the same, since the parameters have not changed since.
-    ``first`` is the number of the first step, as in `step_along`.
+    Of other optimizers, the steps of a window need a copy of the parameters that made the upload;
+    that of a single step does not. ``first`` is the number of the first step, as in `step_along`.
     """
     weight, parameters = training.regulariser_weight, trained(model)
     if is_plain_sgd(optimizer) or len(lengths) == 1:

@@ -28,6 +28,7 @@ from vfl_flower.axes.estimators.base import (
 )
 from vfl_flower.axes.estimators.directions import (
     Directions,
+    blocks,
     descend,
     differences,
     in_place,
@@ -260,7 +261,8 @@ def penalties(
         return differences(config, [penalty(training, end) for end in ends])[0].sum(-1)
 
     def g() -> Tensor:
-        return torch.stack([penalty(training, p).sum() for p in directions.parameters]).sum()
+        terms = [penalty(training, part).sum() for part in blocks(directions.parameters)]
+        return torch.stack(terms).sum()
 
     firsts, seconds = in_place(directions, steps, lambda step, first: g())
     ends = [torch.stack(firsts), torch.stack(seconds) if two_sided else g()]
