@@ -22,7 +22,14 @@ def count(samples: Arrays | Samples) -> int:
     """How many rows there are."""
     if isinstance(samples, Tensor | np.ndarray):
         return len(samples)
-    return len(next(iter(samples.values())))
+    lengths: list[int] = [len(each) for each in samples.values()]
+    return lengths[0]
+
+
+def numbers_of(samples: Arrays) -> int:
+    """How many numbers a row has."""
+    parts = samples.values() if isinstance(samples, Mapping) else [samples]
+    return sum(int(np.prod(each.shape[1:])) for each in parts)
 
 
 def tensors(arrays: Arrays, device: torch.device) -> Samples:

@@ -6,8 +6,10 @@ the party in between.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +31,11 @@ from vfl_flower.axes.codecs.channel import check_memory, digest
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.config import RunConfig
-from vfl_flower.data.blocks import FeatureBlock, load_features
+from vfl_flower.data import augmentation
+from vfl_flower.data.blocks import FeatureBlock, load_part
+from vfl_flower.data.samples import Arrays as RowArrays
+from vfl_flower.data.samples import Samples, count, numbers_of, tensors
+from vfl_flower.data.source import Compact, Rows
 from vfl_flower.errors import OutOfStepError, VflError
 from vfl_flower.messages import (
     SMALL,
@@ -50,6 +56,8 @@ from vfl_flower.models.training import as_tensor, build_optimizer, choose_device
 from vfl_flower.party.limits import Limits
 from vfl_flower.provenance import code_digest, peak_memory_mb
 
+_AT_ONCE = 4096  # rows that are read together, of those that are not in memory
+
 
 class Party:
     """One party: bottom model, optimizer, links, and the window that awaits feedback."""
@@ -67,7 +75,7 @@ class Party:
         self.parties = parties
         self.outputs = outputs
         self.device = choose_device(config)
-        self.block = block = block or load_features(config, index, parties)
+        self.block = block = block or load_part(config, index, parties)
         # What stays the same through a run, and is needed to use its model afterwards.
         preparation = block.preparation.as_json() if block.preparation else None
         about = {"config": config.values(), "parties": parties, "outputs": outputs}
@@ -82,7 +90,7 @@ class Party:
             self.secret = f"{config.privacy.noise_seed} {index}".encode()
         # With a file of its own also its first model: who knows that could solve for the features.
         of_model = self.secret if config.data.apart and config.privacy.noise_seed < 0 else b""
-        model = build_bottom(config, index, block.train.shape[1:], self.size, of_model)
+        model = build_bottom(config, index, _shape(block.sample), self.size, of_model)
         self.model = model.to(self.device)
         self.optimizer = build_optimizer(config, self.model, config.training.party_lr)
         self.estimator = estimators.choose(config)(config)
@@ -110,7 +118,7 @@ class Party:
             parties=self.parties,
             train_rows=self.rows,
             test_rows=len(self.block.test),
-            columns=int(np.prod(self.block.train.shape[1:])),
+            columns=numbers_of(self.block.sample),
             embedding_size=self.size,
             alignment=self.block.alignment,
             code_digest=code_digest(),
@@ -139,7 +147,7 @@ class Party:
         self._count(order.exchange)
         self.limits.count(self.block.test_rows)
         self._learn(order.arrays)
-        h = self.embeddings(self.block.test[:]).cpu().numpy()
+        h = self.embeddings(self.block.test).cpu().numpy()
         return replace(
             self._upload({"embedding": h}),
             surrogates=digest(self.links.values()),
@@ -186,12 +194,16 @@ class Party:
 
     # --- what an estimator has of it ------------------------------------------------------------
 
-    def features(self, window: Window) -> Tensor:
-        """The window's rows, [R, ...]."""
+    def features(self, window: Window, exchange: int) -> Samples:
+        """The window's rows, for the upload that answers this message, augmented if so wanted."""
         train = self.block.train
         if isinstance(train, np.ndarray):
-            return take(torch.from_numpy(train), window).to(self.device)
-        return torch.from_numpy(train[window.ids]).to(self.device)
+            x: Samples = take(torch.from_numpy(train), window).to(self.device)
+        else:
+            x = tensors(train[window.ids], self.device)
+        if self.block.augment is augmentation.none:
+            return x
+        return self.block.augment(x, _generator(self.secret + f"|augment|{exchange}".encode()))
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
         """The noise of the upload that answers this message, if there is any."""
@@ -248,18 +260,44 @@ class Party:
             b"" if order.coordinated else self.secret,
         )
 
-    def embeddings(self, rows: NDArray[Any]) -> Tensor:
-        """Embeddings [n, E] of samples, with noise if there is any."""
-        window = Window(np.zeros(0, np.int32), np.array([len(rows)], np.int32))
-        noise = self.noise(self.exchange, window)
+    def embeddings(self, rows: RowArrays | Rows | Compact) -> Tensor:
+        """Embeddings [n, E] of samples, with noise if there is any.
+
+        Those that are read when they are used are read so many at a time.
+        """
+        lengths = [count(rows)] if isinstance(rows, np.ndarray | Mapping) else _pieces(len(rows))
+        noise = self.noise(
+            self.exchange, Window(np.zeros(0, np.int32), np.array(lengths, np.int32))
+        )
+        parts, start = [], 0
         self.model.eval()
         with torch.no_grad():
-            h: Tensor = self.model(torch.from_numpy(rows).to(self.device), noise)
+            for step, length in enumerate(lengths):
+                piece = rows if isinstance(rows, Mapping) else rows[start : start + length]
+                of_step = noise.of_step(step) if noise else None
+                parts.append(self.model(tensors(piece, self.device), of_step))
+                start += length
         self.model.train()
-        return h
+        return torch.cat(parts)
 
     def _upload(self, arrays: Arrays) -> Upload:
         return Upload(party=self.index, exchange=self.exchange, arrays=arrays)
+
+
+def _shape(sample: RowArrays) -> tuple[int, ...]:
+    """The shape of a sample; of several arrays, that of the first."""
+    first = next(iter(sample.values())) if isinstance(sample, Mapping) else sample
+    return first.shape[1:]
+
+
+def _generator(key: bytes) -> torch.Generator:
+    """A generator that follows from a key."""
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:8], "little"))
+
+
+def _pieces(rows: int) -> list[int]:
+    """Lengths of the pieces in which many rows are read."""
+    return [min(_AT_ONCE, rows - at) for at in range(0, rows, _AT_ONCE)]
 
 
 def _within(ids: NDArray[np.int32], rows: int) -> bool:

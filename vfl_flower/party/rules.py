@@ -28,6 +28,7 @@ log = logging.getLogger("flwr")
 _OTHERS = (  # keys of a node configuration that are no rules
     *("partition-id", "num-partitions", "simulated", "states"),
     *("file", "source", "held", "id", "columns", "missing", "text"),
+    *("images", "image-size", "tokenizer", "text-length", "sequence-length", "augment"),
 )
 _DUE = {
     "str": "a text in quotes",
