@@ -27,20 +27,26 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
     if "source" in node_config:
         source: Source = SOURCES.load(str(node_config["source"]))(node_config, party)
         return source
-    size = _number(node_config, "image-size", 0, party)
-    if "images" in node_config:
+    size, tokens, values = (
+        _number(node_config, key, default, party)
+        for key, default in (("image-size", 0), ("text-length", 64), ("sequence-length", 0))
+    )
+    if node_config.get("images"):
+        if node_config.get("file"):
+            raise ConfigError(
+                f"Party {party} has named a file and a folder of images: give one of them, since a "
+                "party has one kind of data."
+            )
         return ImageFolder(str(node_config["images"]), size, party)
     own = OwnFile.of_party(node_config, party)
     if own.text == "tokens":
-        length = _number(node_config, "text-length", 64, party)
         tokenizer = str(node_config.get("tokenizer", ""))
-        return _one_column(own, TextColumn, "text", tokenizer=tokenizer, length=length)
+        return _one_column(own, TextColumn, "text", tokenizer=tokenizer, length=tokens)
     kind = own.kind_of_features
     if kind == "images":
         return _one_column(own, ImageColumn, kind, size=size)
     if kind == "sequences":
-        length = _number(node_config, "sequence-length", 0, party)
-        return _one_column(own, SequenceColumn, kind, length=length)
+        return _one_column(own, SequenceColumn, kind, length=values)
     return _as(LargeTable, own) if is_large(own) else own
 
 

@@ -125,6 +125,9 @@ def check(context: Context, config: RunConfig) -> Rules:
         refuse_places(config.values())
     if not one_owner or rules.dataset:
         _check_dataset(context, config.data.dataset, rules.dataset)
+    tokenizer = config.data.tokenizer
+    if tokenizer and not one_owner and context.node_config.get("tokenizer") != tokenizer:
+        raise refused(context, f"tokenizer = {tokenizer!r}, a folder that others name")
     if rules.systems:
         _check_system(context, config, rules.systems)
     epochs = config.training.epochs
