@@ -31,6 +31,7 @@ from vfl_flower.data.source import Preparation, Source
 from vfl_flower.data.text import TextColumn
 from vfl_flower.errors import ConfigError, PartyError
 from vfl_flower.holder import results
+from vfl_flower.messages import TrainOrder
 from vfl_flower.party.party import Party
 from vfl_flower.systems import refuse_places, resolve
 
@@ -164,6 +165,16 @@ def test_rows_that_are_kept_are_read_by_number_and_have_no_name(
     np.testing.assert_array_equal(file.read(np.array([7, 0, 7])), rows[[7, 0, 7]])
     assert (tmp_path / "vfl-flower").stat().st_mode & 0o777 == 0o700
     assert not list((tmp_path / "vfl-flower").iterdir())
+
+
+def test_a_disk_that_refuses_rows_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_is_large: None
+) -> None:
+    organisations = cut(tmp_path / "files", small())
+    (tmp_path / "home").write_text("no folder")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    with pytest.raises(PartyError, match="failed: cannot keep its rows on its disk"):
+        organisations.run("run", SHORT)
 
 
 # --- images --------------------------------------------------------------------------------------
@@ -432,7 +443,9 @@ def test_augmentation_repeats_and_is_for_training_alone() -> None:
     window = draw_window(config, party.rows, 0, 0, 0, 1)
 
     def seen(exchange: int) -> Array:
-        x = party.features(window, exchange)
+        about: Any = {"epoch": 0, "first": 0, "steps": 1, "coordinated": False}
+        party.pending = TrainOrder(exchange=exchange, **about)
+        x = party.features(window)
         assert isinstance(x, torch.Tensor)
         return x.numpy()
 
@@ -546,7 +559,3 @@ def test_samples_of_a_source_of_ones_own_may_be_dictionaries(tmp_path: Path, laz
     assert found["tokens"].dtype == np.int64
     none: Any = block.train[:0]
     assert none["tokens"].shape == (0, 2)
-    assert {name: each.shape for name, each in block.sample.items()} == {  # type: ignore[union-attr]
-        "tokens": (1, 2),
-        "level": (1, 1),
-    }

@@ -7,6 +7,7 @@ repeated it is of the same samples. `registry.AUGMENTATIONS` names ours.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import torch
@@ -19,6 +20,12 @@ from vfl_flower.errors import ConfigError
 Augment = Callable[[Samples, Generator], Samples]
 
 _MARGIN = 4
+
+
+def generator_of(secret: bytes, exchange: int) -> Generator:
+    """The generator of the upload that answers a message."""
+    key = hashlib.sha256(secret + f"|augment|{exchange}".encode()).digest()
+    return Generator().manual_seed(int.from_bytes(key[:8], "little"))
 
 
 def none(samples: Samples, generator: Generator) -> Samples:

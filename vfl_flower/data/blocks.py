@@ -27,7 +27,6 @@ from vfl_flower.data.augmentation import Augment
 from vfl_flower.data.divided import Divided, open_dataset
 from vfl_flower.data.labels import Labels, class_weights, digest_of_labels, encode_labels
 from vfl_flower.data.own_files import OwnFile
-from vfl_flower.data.samples import Arrays
 from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
 from vfl_flower.data.sources import source_of
 from vfl_flower.data.tables import Table
@@ -59,11 +58,6 @@ class FeatureBlock:
     train_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     test_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     augment: Augment = augmentation.none
-
-    @property
-    def sample(self) -> Arrays:
-        """A row, as a model reads it: arrays [1, ...]."""
-        return self.train[:1] if len(self.train) else self.test[:1]
 
 
 @dataclass(frozen=True)

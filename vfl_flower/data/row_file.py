@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.files import make_folder, told
+from vfl_flower.errors import VflError
+from vfl_flower.files import make_folder
 from vfl_flower.flower_internals import flower_home
 
 Array = NDArray[Any]
@@ -33,7 +36,7 @@ class RowFile:
     def append(self, rows: Array) -> Array:
         """Add rows [n, *shape], and tell their numbers, [n]; `VflError` if the disk refuses."""
         content = np.ascontiguousarray(rows, self.dtype)
-        with told(flower_home() / "vfl-flower"):
+        with _told():
             self._file.write(content.data.cast("B"))
             self._file.flush()
         self._rows += len(rows)
@@ -51,6 +54,18 @@ class RowFile:
 def unnamed() -> BinaryIO:
     """A file without a name; `VflError` if the disk refuses."""
     folder = flower_home() / "vfl-flower"
-    with told(folder):
+    with _told():
         make_folder(folder)
         return cast(BinaryIO, tempfile.TemporaryFile(dir=folder))
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Say as the end of a sentence, by `VflError`, that the disk refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise VflError(
+            f"cannot keep its rows on its disk ({error.strerror}): make room in the folder "
+            "vfl-flower of FLWR_HOME."
+        ) from None

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,16 +19,8 @@ Samples = Tensor | dict[str, Tensor]
 
 def count(samples: Arrays | Samples) -> int:
     """How many rows there are."""
-    if isinstance(samples, Tensor | np.ndarray):
-        return len(samples)
-    lengths: list[int] = [len(each) for each in samples.values()]
-    return lengths[0]
-
-
-def numbers_of(samples: Arrays) -> int:
-    """How many numbers a row has."""
-    parts = samples.values() if isinstance(samples, Mapping) else [samples]
-    return sum(int(np.prod(each.shape[1:])) for each in parts)
+    one: Any = next(iter(samples.values())) if isinstance(samples, Mapping) else samples
+    return len(one)
 
 
 def tensors(arrays: Arrays, device: torch.device) -> Samples:

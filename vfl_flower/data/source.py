@@ -144,9 +144,14 @@ class Rows:
             return {name: each[:0] for name, each in one.items()}
         return one[:0]
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, and the shape of one; of several arrays, that of the first."""
+        return _shape(self)
+
 
 class Compact:
-    """Rows in memory in a compact form, which become samples when they are asked for."""
+    """Rows in memory in another form, which become samples when they are asked for."""
 
     def __init__(self, kept: Array, made: Callable[[Array], Arrays]) -> None:
         self._kept = kept
@@ -157,6 +162,17 @@ class Compact:
 
     def __getitem__(self, rows: Any) -> Arrays:
         return self._made(self._kept[rows])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, and the shape of one; of several arrays, that of the first."""
+        return _shape(self)
+
+
+def _shape(rows: Rows | Compact) -> tuple[int, ...]:
+    one = rows[:1]
+    first = next(iter(one.values())) if isinstance(one, Mapping) else one
+    return (len(rows), *first.shape[1:])
 
 
 # --- scaling ------------------------------------------------------------------------------------

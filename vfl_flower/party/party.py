@@ -6,7 +6,6 @@ the party in between.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from collections.abc import Mapping
@@ -32,9 +31,10 @@ from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.config import RunConfig
 from vfl_flower.data import augmentation
+from vfl_flower.data.augmentation import generator_of
 from vfl_flower.data.blocks import FeatureBlock, load_part
 from vfl_flower.data.samples import Arrays as RowArrays
-from vfl_flower.data.samples import Samples, count, numbers_of, tensors
+from vfl_flower.data.samples import Samples, count, tensors
 from vfl_flower.data.source import Compact, Rows
 from vfl_flower.errors import OutOfStepError, VflError
 from vfl_flower.messages import (
@@ -90,7 +90,7 @@ class Party:
             self.secret = f"{config.privacy.noise_seed} {index}".encode()
         # With a file of its own also its first model: who knows that could solve for the features.
         of_model = self.secret if config.data.apart and config.privacy.noise_seed < 0 else b""
-        model = build_bottom(config, index, _shape(block.sample), self.size, of_model)
+        model = build_bottom(config, index, block.train.shape[1:], self.size, of_model)
         self.model = model.to(self.device)
         self.optimizer = build_optimizer(config, self.model, config.training.party_lr)
         self.estimator = estimators.choose(config)(config)
@@ -118,7 +118,7 @@ class Party:
             parties=self.parties,
             train_rows=self.rows,
             test_rows=len(self.block.test),
-            columns=numbers_of(self.block.sample),
+            columns=int(np.prod(self.block.train.shape[1:])),
             embedding_size=self.size,
             alignment=self.block.alignment,
             code_digest=code_digest(),
@@ -194,16 +194,16 @@ class Party:
 
     # --- what an estimator has of it ------------------------------------------------------------
 
-    def features(self, window: Window, exchange: int) -> Samples:
-        """The window's rows, for the upload that answers this message, augmented if so wanted."""
+    def features(self, window: Window) -> Any:
+        """The pending window's rows, augmented alike in each pass."""
         train = self.block.train
         if isinstance(train, np.ndarray):
             x: Samples = take(torch.from_numpy(train), window).to(self.device)
         else:
             x = tensors(train[window.ids], self.device)
-        if self.block.augment is augmentation.none:
+        if self.block.augment is augmentation.none or self.pending is None:
             return x
-        return self.block.augment(x, _generator(self.secret + f"|augment|{exchange}".encode()))
+        return self.block.augment(x, generator_of(self.secret, self.pending.exchange))
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
         """The noise of the upload that answers this message, if there is any."""
@@ -282,17 +282,6 @@ class Party:
 
     def _upload(self, arrays: Arrays) -> Upload:
         return Upload(party=self.index, exchange=self.exchange, arrays=arrays)
-
-
-def _shape(sample: RowArrays) -> tuple[int, ...]:
-    """The shape of a sample; of several arrays, that of the first."""
-    first = next(iter(sample.values())) if isinstance(sample, Mapping) else sample
-    return first.shape[1:]
-
-
-def _generator(key: bytes) -> torch.Generator:
-    """A generator that follows from a key."""
-    return torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:8], "little"))
 
 
 def _pieces(rows: int) -> list[int]:

@@ -47,8 +47,8 @@ class PartyEnd(Protocol):
     secret: bytes  # which only this party knows
     trace: Any  # of the upload, if this process still has it when the answer comes
 
-    def features(self, window: Window, exchange: int) -> Any:
-        """The window's rows, as the model reads them for the upload that answers this message."""
+    def features(self, window: Window) -> Tensor:
+        """The window's rows, [R, ...]."""
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
         """The noise of the upload that answers this message, if there is any."""

@@ -57,7 +57,7 @@ class FirstOrder(Estimator):
 
     def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Arrays:
         """The embeddings of the window's rows."""
-        x = end.features(window, order.exchange)
+        x = end.features(window)
         h = end.model(x, end.noise(order.exchange, window))
         end.trace = x, h
         return end.send("embedding", h, window)
@@ -101,7 +101,7 @@ class FirstOrder(Estimator):
     def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
         """Optimizer steps along the gradient rows."""
         rows = end.links["gradient"].receive("gradient", arrays, window, end.size)
-        x, h = end.trace or (end.features(window, order.exchange), None)
+        x, h = end.trace or (end.features(window), None)
         noise, training = end.noise(order.exchange, window), self.config.training
         rows, lengths = rows.to(end.device), window.lengths.tolist()
         descend(end.model, end.optimizer, x, h, rows, lengths, training, noise)

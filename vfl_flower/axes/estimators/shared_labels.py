@@ -164,7 +164,7 @@ class SharedLabels(FirstOrder):
     def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
         """Q optimizer steps on each mini-batch of the upload (Alg. 1 line 2)."""
         embeddings, tops = self._broadcast(end, arrays, window)
-        x, h = end.trace or (end.features(window, order.exchange), None)
+        x, h = end.trace or (end.features(window), None)
         top, known = self._top, end.arrays["labels"]
         assert top is not None
         labels = torch.from_numpy(known[window.ids].astype(np.int64)).to(end.device)

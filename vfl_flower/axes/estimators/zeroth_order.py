@@ -131,7 +131,7 @@ class ZerothOrder(Estimator):
 
     def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Arrays:
         """Both embeddings of the window's rows, in the order of `block_names`."""
-        x, noise = end.features(window, order.exchange), end.noise(order.exchange, window)
+        x, noise = end.features(window), end.noise(order.exchange, window)
         directions = self._directions(end, order)
         pair, end.trace = values_of_pairs(end.model, x, window.lengths.tolist(), directions, noise)
         arrays: Arrays = {}
