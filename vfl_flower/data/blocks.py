@@ -122,11 +122,11 @@ def load_own_features(data: DataConfig, own: Source, common: Alignment) -> Featu
         If they cannot be read, or are not what ``own`` says of them.
     """
     train, test = (common.rows[places] for places in _divide(data, len(common.rows)))
-    preparation = own.learn(train)
-    samples = [prepared(own, part, preparation) for part in (train, test)]
     digest = own.digest(common.rows)
     names = own.names(train), own.names(test)
-    own.forget_ids()
+    own.forget_ids()  # before there is anything else that takes much memory
+    preparation = own.learn(train)
+    samples = [prepared(own, part, preparation) for part in (train, test)]
     return FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names)
 
 

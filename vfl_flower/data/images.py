@@ -63,7 +63,7 @@ class Images(KeptSource):
 
     def learn(self, train: Array) -> Preparation:
         """The size of the images, and mean and deviation of each colour."""
-        wanted, moments = np.zeros(len(self.ids), bool), Moments()
+        wanted, moments = np.zeros(self.count, bool), Moments()
         wanted[train[:_LEARNT_FROM]] = True  # training rows are in random order
         shape: tuple[int, ...] = ()
         for _, piece in self._pieces(wanted, Preparation({}, {}, [], [])):

@@ -26,7 +26,7 @@ from vfl_flower.provenance import free_memory
 Array = NDArray[Any]
 
 _LARGE = 2**29  # bytes of a table in double precision, beyond which it is not held in memory
-_AT_ONCE = 2**25  # bytes of columns that are looked at together
+_AT_ONCE = 2**24  # bytes of columns that are looked at together
 
 
 class KeptSource(Source):
@@ -54,9 +54,19 @@ class KeptSource(Source):
         return self._decode(self._files[0].read(self._numbers[places]), preparation)
 
     @cached_property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self.id_column)
+
+    def forget_ids(self) -> None:
+        """As of any source, but for their number."""
+        _ = self.count
+        super().forget_ids()
+
+    @cached_property
     def _numbers(self) -> Array:
         """Where in the file the row at each place is; -1 if it is not there."""
-        return np.full(len(self.ids), -1, np.int64)
+        return np.full(self.count, -1, np.int32)
 
     @cached_property
     def _files(self) -> list[RowFile]:
@@ -170,7 +180,7 @@ class LargeTable(KeptFile):
     def learn(self, train: Array) -> Preparation:
         """What `Table.learn` finds, from a few columns at a time."""
         self.check_features()
-        names, few = self.feature_names, max(1, _AT_ONCE // (8 * len(self.ids)))
+        names, few = self.feature_names, max(1, _AT_ONCE // (8 * self.count))
         parts = [
             self._learn(self._read(group)[group].iloc[train])
             for group in (names[at : at + few] for at in range(0, len(names), few))

@@ -29,7 +29,7 @@ class SequenceColumn(KeptFile):
 
     def learn(self, train: Array) -> Preparation:
         """Length, signals, and mean and deviation of each."""
-        wanted, moments, longest = np.zeros(len(self.ids), bool), Moments(), 1
+        wanted, moments, longest = np.zeros(self.count, bool), Moments(), 1
         wanted[train] = True
         signals = 0
         for _, piece in self._pieces(wanted, Preparation({}, {}, [], [])):

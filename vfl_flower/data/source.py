@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -111,16 +111,22 @@ class Source(ABC):
 
     def names(self, rows: Array) -> NDArray[np.uint64]:
         """A number for the id of each of these rows, the same in all files."""
-        ids = (self.ids[row] for row in rows.tolist())
-        each = b"".join(hashlib.blake2b(encoded, digest_size=8).digest() for encoded in ids)
-        return np.frombuffer(each, "<u8")
+        each = bytearray()
+        for encoded in self._ids_of(rows):
+            each += hashlib.blake2b(encoded, digest_size=8).digest()
+        return np.frombuffer(bytes(each), "<u8")
 
     def digest(self, rows: Array) -> str:
         """Digest of these rows' ids, in their order."""
         digest = hashlib.sha256()
-        for row in rows.tolist():
-            digest.update(self.ids[row] + b"\n")
+        for encoded in self._ids_of(rows):
+            digest.update(encoded + b"\n")
         return digest.hexdigest()
+
+    def _ids_of(self, rows: Array) -> Iterator[bytes]:
+        ids = self.ids
+        for at in range(0, len(rows), 65536):  # all their numbers at once take much memory
+            yield from (ids[row] for row in rows[at : at + 65536].tolist())
 
 
 class Rows:
