@@ -122,7 +122,7 @@ def _opened(folder: str, whose: str) -> Any:
         from transformers import AutoTokenizer
     except ImportError:
         raise ConfigError(
-            f"{whose} names a tokenizer, which needs transformers: install vfl-flower[text]."
+            f"{whose} names a tokenizer, which needs transformers: install vfl-flower[hf]."
         ) from None
     try:
         return AutoTokenizer.from_pretrained(
