@@ -13,7 +13,7 @@ from vfl_flower.axes.batches import divisors, draw_window
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.config import RunConfig
 from vfl_flower.data import samples
-from vfl_flower.data.blocks import FeatureBlock, load_block, load_features
+from vfl_flower.data.blocks import FeatureBlock, load_block, load_part
 from vfl_flower.errors import ConfigError
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import build_bottom
@@ -103,4 +103,4 @@ class Joined(Vertical):
             )
         if carrier.contexts:
             return [load_block(context, self.config) for context in carrier.contexts.values()]
-        return [load_features(self.config, seat.party, len(seats)) for seat in seats]
+        return [load_part(self.config, seat.party, len(seats)) for seat in seats]

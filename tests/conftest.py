@@ -108,3 +108,21 @@ def assert_copies_agree(strategy: Vertical, grid: LocalGrid, *names: str) -> Non
         for name, surrogate in kept.items():
             assert surrogate.any()
             np.testing.assert_array_equal(surrogate, here[name].numpy(), err_msg=name)
+
+
+@pytest.fixture
+def own_log() -> Iterator[list[str]]:
+    """What a party's process logs."""
+    lines: list[str] = []
+    logger = logging.getLogger("flwr")
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    handler, disabled = Keep(), logger.disabled
+    logger.addHandler(handler)
+    logger.disabled = False
+    yield lines
+    logger.disabled = disabled
+    logger.removeHandler(handler)

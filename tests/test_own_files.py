@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,24 +48,6 @@ SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
-
-
-@pytest.fixture
-def own_log() -> Iterator[list[str]]:
-    """What a party's process logs."""
-    lines: list[str] = []
-    logger = logging.getLogger("flwr")
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            lines.append(record.getMessage())
-
-    handler, disabled = Keep(), logger.disabled
-    logger.addHandler(handler)
-    logger.disabled = False
-    yield lines
-    logger.disabled = disabled
-    logger.removeHandler(handler)
 
 
 def models(run: Any, parties: int) -> dict[str, Any]:

@@ -225,6 +225,16 @@ DATASETS = Registry(
 SOURCES = Registry("source", "sources", {"memory": "vfl_flower.data.memory:of_party"})
 """Own data of a party, `data.source.Source`, as its node configuration names it."""
 
+AUGMENTATIONS = Registry(
+    "augment",
+    "augmentations",
+    {
+        "none": "vfl_flower.data.augmentation:none",
+        "crop-flip": "vfl_flower.data.augmentation:crop_flip",
+    },
+)
+"""What a party does to samples in training passes: `data.augmentation.Augment`."""
+
 LEDGERS = Registry(
     "privacy",
     "ledgers",

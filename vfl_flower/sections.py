@@ -78,8 +78,21 @@ class DataConfig:
     )
     image_split: str = key(
         "quadrants",
-        "how images are divided among parties: a near-square grid of blocks, or bands of rows",
-        choices=("quadrants", "rows"),
+        "how images are divided among parties: a near-square grid of blocks, or bands of rows or "
+        "columns of pixels",
+        choices=("quadrants", "rows", "columns"),
+    )
+    tokenizer: str = key(
+        "",
+        "folder of the tokenizer of a divided data set of texts, as transformers saves it; a party "
+        "gets its part of each text's words",
+    )
+    text_length: int = key(64, "tokens of a part of a text, at most", least=1)
+    augment: str = key(
+        "none",
+        "what parties do to samples in training passes, unless their node configurations say it: "
+        "crop-flip, for images",
+        registry=registry.AUGMENTATIONS,
     )
 
     @property

@@ -136,6 +136,8 @@ def run_supernodes(
         permitted["noise-seed"] = config.privacy.noise_seed
     if ":" in config.data.dataset and not config.data.own_data:
         permitted["dataset"] = config.data.dataset
+        if config.data.tokenizer:
+            permitted["tokenizer"] = config.data.tokenizer
     if config.data.own_data:  # one owner starts all, and so may fix the method for all
         permitted["align"] = config.data.align
     with ExitStack() as stack:

@@ -383,4 +383,7 @@ def _sorted(ids: Sequence[bytes]) -> Places:
 
 def _of_all(ids: Sequence[bytes]) -> bytes:
     """A digest of all ids, in any order; it is never sent but blinded."""
-    return b"all:" + hashlib.sha256(b"\n".join(sorted(ids))).digest()
+    digest = hashlib.sha256()
+    for encoded in sorted(ids):  # one by one, since to join millions takes much memory
+        digest.update(encoded + b"\n")
+    return b"all:" + digest.digest()

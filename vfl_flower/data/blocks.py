@@ -12,7 +12,7 @@ import hashlib
 import math
 import os
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +21,43 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from vfl_flower.config import RunConfig
-from vfl_flower.data import memory
+from vfl_flower.data import augmentation, memory
 from vfl_flower.data.alignment import Alignment, common_rows
-from vfl_flower.data.divided import open_dataset
+from vfl_flower.data.augmentation import Augment
+from vfl_flower.data.divided import Divided, open_dataset
 from vfl_flower.data.labels import Labels, class_weights, digest_of_labels, encode_labels
 from vfl_flower.data.own_files import OwnFile
-from vfl_flower.data.source import Preparation, Rows, Source, scaled, scaling
+from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
+from vfl_flower.data.sources import source_of
 from vfl_flower.data.tables import Table
 from vfl_flower.errors import ConfigError
-from vfl_flower.registry import SOURCES
+from vfl_flower.registry import AUGMENTATIONS
 from vfl_flower.sections import DataConfig
 
 Array = NDArray[Any]
 
+_MANY_PIXELS = 2**27  # bytes of images in single precision, beyond which their pixels are held
+
 
 @dataclass(frozen=True)
 class FeatureBlock:
-    """One party's features. ``train`` and ``test`` are float32, [rows, ...sample shape].
+    """One party's features: ``train`` and ``test`` are samples of so many rows, or read them.
 
     ``ids_digest`` is of its rows' ids, and of own data known to the party alone; ``alignment`` is
     what it says of its rows to the label holder (`messages.Description`). ``preparation`` is what
     made the features of the party's own data, if it has some. ``train_rows`` and ``test_rows`` are
-    numbers by which the party knows the rows again, whatever their order.
+    numbers by which the party knows the rows again, whatever their order. ``augment`` is what it
+    does to samples in training passes.
     """
 
-    train: Array | Rows
-    test: Array | Rows
+    train: Array | Rows | Compact
+    test: Array | Rows | Compact
     ids_digest: str
     preparation: Preparation | None = None
     alignment: str = ""
     train_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     test_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    augment: Augment = augmentation.none
 
 
 @dataclass(frozen=True)
@@ -78,13 +84,9 @@ def seat(context: Context) -> tuple[int, int]:
 
 
 def own_source(context: Context) -> Source:
-    """The data that a party's node configuration names, by ``file`` or ``source``."""
+    """The data that a party's node configuration names."""
     index, _ = seat(context)
-    named = context.node_config.get("source")
-    if named is None:
-        return OwnFile.of_party(context.node_config, index)
-    source: Source = SOURCES.load(str(named))(context.node_config, index)
-    return source
+    return source_of(context.node_config, index)
 
 
 def own_table(data: DataConfig) -> Table:
@@ -97,15 +99,18 @@ def own_table(data: DataConfig) -> Table:
 def load_block(context: Context, config: RunConfig) -> FeatureBlock:
     """The features of a node's party: its own, or its columns of the data set that is divided."""
     index, parties = seat(context)
+    own_words = context.node_config.get("augment")
+    augment = AUGMENTATIONS.load(str(own_words or config.data.augment))
     if not config.data.own_data:
-        if context.node_config.keys() & {"file", "source"}:
+        if context.node_config.keys() & {"file", "images", "source"}:
             raise ConfigError(
                 f"Party {index} has a file of its own, and takes part in nothing else than runs "
                 "with dataset = 'files:PATH'."
             )
-        return load_features(config, index, parties)
+        return replace(load_part(config, index, parties), augment=augment)
     own = own_source(context)
-    return load_own_features(config.data, own, common_rows(context, own))
+    block = load_own_features(config.data, own, common_rows(context, own))
+    return replace(block, augment=augment)
 
 
 def load_own_features(data: DataConfig, own: Source, common: Alignment) -> FeatureBlock:
@@ -117,19 +122,37 @@ def load_own_features(data: DataConfig, own: Source, common: Alignment) -> Featu
         If they cannot be read, or are not what ``own`` says of them.
     """
     train, test = (common.rows[places] for places in _divide(data, len(common.rows)))
-    preparation = own.learn(train)
-    samples = [prepared(own, part, preparation) for part in (train, test)]
     digest = own.digest(common.rows)
     names = own.names(train), own.names(test)
+    own.forget_ids()  # before there is anything else that takes much memory
+    preparation = own.learn(train)
+    samples = [prepared(own, part, preparation) for part in (train, test)]
     return FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names)
 
 
-def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows:
+def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:
     """Samples of own rows: read now, or if the source is lazy when they are used."""
-    return Rows(own, rows, preparation) if own.lazy else own.rows(rows, preparation)
+    if own.lazy:
+        return Rows(own, rows, preparation)
+    found = own.rows(rows, preparation)
+    if isinstance(found, np.ndarray):
+        return found
+    parts = dict(found)
+    return Compact(
+        np.arange(len(rows)), lambda at: {name: each[at] for name, each in parts.items()}
+    )
 
 
 def load_features(config: RunConfig, party: int, parties: int) -> ArrayBlock:
+    """`load_part`, in memory: float32 [rows, ...]."""
+    block = load_part(config, party, parties)
+    if isinstance(block, ArrayBlock):
+        return block
+    parts = {name: np.asarray(getattr(block, name)[:]) for name in ("train", "test")}
+    return ArrayBlock(**{**vars(block), **parts})
+
+
+def load_part(config: RunConfig, party: int, parties: int) -> FeatureBlock:
     """Party ``party``'s block of columns of a divided data set, scaled by its own training rows.
 
     Raises
@@ -138,26 +161,37 @@ def load_features(config: RunConfig, party: int, parties: int) -> ArrayBlock:
         If the data cannot be read, is empty or not numeric, or has fewer columns than parties.
     """
     data, sequences = config.data, config.models.bottom == "lstm"
-    return _load_features(_decisive(data), _version(data), sequences, party, parties)
+    return _load_part(_decisive(data), _version(data), sequences, party, parties)
 
 
 @lru_cache(maxsize=128)
-def _load_features(
+def _load_part(
     data: DataConfig, version: Any, sequences: bool, party: int, parties: int
-) -> ArrayBlock:
-    found = open_dataset(data).features(
-        lambda shape: _block(data, sequences, shape, party, parties)
-    )
+) -> FeatureBlock:
+    opened = _opened(data, version)
+    found = opened.features(lambda shape: _block(data, sequences, shape, party, parties))
     train, test, (train_rows, test_rows) = _split(data, found)
-    mean, deviation = scaling(train, per_column=train.ndim == 2 or sequences)
+    digest = _digest(train_rows, test_rows)
+    about: dict[str, Any] = {"ids_digest": digest, "alignment": digest}
+    about |= {"train_rows": train_rows, "test_rows": test_rows}
+    if opened.made:  # of texts
+        return FeatureBlock(Compact(train, opened.made), Compact(test, opened.made), **about)
+    per_column = train.ndim == 2 or sequences
+    if train.dtype == np.uint8 and not per_column and 4 * train.size > _MANY_PIXELS:
+        moments = Moments()
+        for at in range(0, len(train), 1024):
+            moments.add(train[at : at + 1024].reshape(-1, 1))
+        mean, deviation = map(np.array, moments.found())
+        made = partial(scaled, mean=mean, deviation=deviation)
+        return FeatureBlock(Compact(train, made), Compact(test, made), **about)
+    mean, deviation = scaling(train, per_column)
     train, test = scaled(train, mean, deviation), scaled(test, mean, deviation)
     if not (np.isfinite(train).all() and np.isfinite(test).all()):
         raise ConfigError(
             f"The columns of party {party} in {data.called} have missing or infinite values: "
             "fill them in, or drop those rows, at every party."
         )
-    digest = _digest(train_rows, test_rows)
-    return ArrayBlock(train, test, digest, None, digest, train_rows, test_rows)
+    return ArrayBlock(train, test, **about)
 
 
 # --- the label holder ---------------------------------------------------------------------------
@@ -179,7 +213,7 @@ def load_labels(config: RunConfig) -> Labels:
 
 @lru_cache(maxsize=4)
 def _load_labels(data: DataConfig, version: Any) -> Labels:
-    parts = open_dataset(data).labels()
+    parts = _opened(data, version).labels()
     if any(part.ndim != 1 for part in parts):
         raise ConfigError(
             f"The labels of {data.called} have shape {parts[0].shape}: one a row is needed."
@@ -210,16 +244,22 @@ def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
     if not own.feature_names:
         return labels
     block = load_own_features(data, own, common)
-    features = np.asarray(block.train), np.asarray(block.test)
+    features = np.asarray(block.train[:]), np.asarray(block.test[:])
     return replace(labels, features=features, preparation=block.preparation)
 
 
 # --- what is read again -------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=1)  # of images, all parties' are decoded at once
+def _opened(data: DataConfig, version: Any) -> Divided:
+    return open_dataset(data)
+
+
 def _decisive(data: DataConfig) -> DataConfig:
     """What decides the data: runs that differ in the rest share it."""
-    return replace(data, class_weights="", id="id", columns="", missing="refuse", text="refuse")
+    as_always = replace(data, id="id", columns="", missing="refuse", text="refuse")
+    return replace(as_always, class_weights="", augment="none")
 
 
 def _version(data: DataConfig) -> Any:
@@ -252,6 +292,9 @@ def _block(
         return (..., columns)
     if data.image_split == "rows":
         return (slice(None), _cut(shape[0], party, parties, "rows of pixels", data.dataset))
+    if data.image_split == "columns":
+        mine = _cut(shape[1], party, parties, "columns of pixels", data.dataset)
+        return (slice(None), slice(None), mine)
     down = max(d for d in range(1, math.isqrt(parties) + 1) if parties % d == 0)
     across = parties // down
     return (

@@ -7,8 +7,9 @@ add one, write a function like them: a data set of your own is ``dataset='waves.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -16,6 +17,9 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.data.images import decoded
+from vfl_flower.data.samples import Arrays
+from vfl_flower.data.text import Tokenizer, as_samples
 from vfl_flower.errors import ConfigError
 from vfl_flower.registry import DATASETS
 from vfl_flower.sections import DataConfig
@@ -29,10 +33,14 @@ Columns = Callable[[tuple[int, ...]], Any]
 
 @dataclass(frozen=True)
 class Divided:
-    """A data set before its split: one part (all rows) or two (training rows, test rows)."""
+    """A data set before its split: one part (all rows) or two (training rows, test rows).
+
+    ``made`` : what makes samples of features as they are read; if it is none, they are scaled.
+    """
 
     features: Callable[[Columns], list[Array]]
     labels: Callable[[], list[Array]]
+    made: Callable[[Array], Arrays] | None = None
 
 
 def open_dataset(data: DataConfig) -> Divided:
@@ -171,10 +179,22 @@ def hugging_face(data: DataConfig, place: str) -> Divided:
         except (ValueError, TypeError, IndexError) as error:
             raise _of_column(data, name, "has rows of unequal shape: make them equal.") from error
 
+    others = [name for name in names if name != data.label]
+    text = len(others) == 1 and _is_text(parts[0].features[others[0]])
+
+    @cache
+    def only_column() -> list[Array]:
+        """The one feature column of each part."""
+        if isinstance(parts[0].features[others[0]], hugging_face.Image):
+            raw = hugging_face.Image(decode=False)
+            return [_pixels(data, part.cast_column(others[0], raw)[others[0]]) for part in parts]
+        return [column(part, others[0]) for part in parts]
+
     def features(columns: Columns) -> list[Array]:
-        others = [name for name in names if name != data.label]
+        if text:
+            return [_tokens(data, part[others[0]], columns) for part in parts]
         if len(others) == 1:
-            rows = [column(part, others[0]) for part in parts]
+            rows = only_column()
             _all_numeric(data, {others[0]: rows[0].dtype.kind})
             if rows[0].ndim > 1:  # images or sequences
                 if len({each.shape[1:] for each in rows}) > 1:
@@ -208,7 +228,41 @@ def hugging_face(data: DataConfig, place: str) -> Divided:
             raise ConfigError(f"Column {data.label!r} of {data.dataset} has missing labels.")
         return np.array(feature.names)[values]
 
-    return Divided(features, labels)
+    return Divided(features, labels, as_samples if text else None)
+
+
+def _is_text(feature: Any) -> bool:
+    """Whether a column of a Hugging Face data set holds texts."""
+    return getattr(feature, "dtype", "") in ("string", "large_string")
+
+
+def _pixels(data: DataConfig, cells: Iterable[Mapping[str, Any]]) -> Array:
+    """Images, uint8 [n, H, W] or [n, H, W, 3]."""
+    pixels = []
+    for number, cell in enumerate(cells):
+        try:
+            pixels.append(decoded(cell["bytes"] or Path(cell["path"]), grey=True))
+        except ValueError as error:
+            log.warning("Image %d of %s cannot be read: %s", number, data.dataset, error)
+            raise ConfigError(
+                f"{data.dataset} has an image that cannot be read; its reader's log says which."
+            ) from None
+    if len({each.shape for each in pixels}) > 1:
+        raise ConfigError(f"{data.dataset} has images of unequal shape: make them equal.")
+    return np.stack(pixels)
+
+
+def _tokens(data: DataConfig, texts: Sequence[str], columns: Columns) -> Array:
+    """A party's part of the words of each text, as tokens: contiguous parts, as even as can be."""
+    tokenizer = Tokenizer(data.tokenizer, data.text_length, data.dataset)
+    many = 2**20  # as if a text had so many words, since one may have fewer than there are parties
+    mine = columns((many,))[-1]
+    parts = []
+    for text in texts:
+        words = (text or "").split()
+        cut = slice(mine.start * len(words) // many, mine.stop * len(words) // many)
+        parts.append(" ".join(words[cut]))
+    return tokenizer.encode(parts)
 
 
 def _own_columns(data: DataConfig, names: list[str], columns: Columns) -> list[str]:

@@ -42,7 +42,10 @@ class OwnFile(Table):
                 "\"partition-id=... num-partitions=... file='/path/features.parquet' id='id'\"."
             )
         own = cls(path, **{name: value for name, value in given.items() if value}, party=party)
-        for name, known in (("missing", ("refuse", "median")), ("text", ("refuse", "one-hot"))):
+        for name, known in (
+            ("missing", ("refuse", "median")),
+            ("text", ("refuse", "one-hot", "tokens")),
+        ):
             if getattr(own, name) not in known:
                 raise ConfigError(
                     f"Party {party}'s node configuration has another {name} than those known: "
@@ -75,17 +78,29 @@ class OwnFile(Table):
 
     def _read(self, names: list[str]) -> Any:
         import pandas as pd
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         try:
             if self._is_csv:
                 return pd.read_csv(Path(self.path).expanduser(), usecols=names)
-            table = pq.read_table(Path(self.path).expanduser(), columns=names)
-            truths = {pa.bool_(): pd.BooleanDtype()}  # else a missing one makes them objects
-            return table.to_pandas(ignore_metadata=True, types_mapper=truths.get)
+            return as_frame(pq.read_table(Path(self.path).expanduser(), columns=names))
         except (ValueError, OSError, NotImplementedError) as error:
             raise self._unreadable(error) from None
+
+    @property
+    def kind_of_features(self) -> str:
+        """What the feature columns hold: images or sequences, if one of them does; else a table."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        names = self.feature_names
+        if self._is_csv:
+            return "table"
+        types = [pq.read_schema(Path(self.path).expanduser()).field(name).type for name in names]
+        if any(pa.types.is_struct(each) or pa.types.is_binary(each) for each in types):
+            return "images"
+        lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        return "sequences" if any(holds(each) for each in types for holds in lists) else "table"
 
     @property
     def _is_csv(self) -> bool:
@@ -98,6 +113,15 @@ class OwnFile(Table):
         return self._wrong(
             "cannot be read as a table with a header.", f"{type(error).__name__}: {error}"
         )
+
+
+def as_frame(table: Any) -> Any:
+    """A pandas frame of an Arrow table, or of some rows of it."""
+    import pandas as pd
+    import pyarrow as pa
+
+    truths = {pa.bool_(): pd.BooleanDtype()}  # else a missing one makes them objects
+    return table.to_pandas(ignore_metadata=True, types_mapper=truths.get)
 
 
 _WORDS = ("id", "columns", "missing", "text")

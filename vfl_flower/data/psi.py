@@ -85,7 +85,8 @@ def encode_ids(column: Any, whose: str) -> list[bytes]:
             f"{whose} has {missing} missing ids in {len(values)} rows: drop those rows."
         )
     if kind == "whole numbers":
-        encoded = [b"i:%d" % number for number in values.tolist()]
+        pieces = (values[at : at + 65536].tolist() for at in range(0, len(values), 65536))
+        encoded = [b"i:%d" % number for piece in pieces for number in piece]
     elif kind == "texts":
         encoded = [b"t:" + text.encode("utf-8", "surrogatepass") for text in values.tolist()]
     else:

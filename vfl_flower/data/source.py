@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.data.psi import encode_ids, id_kind
+from vfl_flower.data.samples import Arrays
 
 Array = NDArray[Any]
 
@@ -27,13 +28,17 @@ class Preparation:
 
     numbers : numeric columns, in order, and the median of each.
     texts : text columns, in order, and the values of each that get a 0/1 column.
-    mean, deviation : of each resulting column.
+    mean, deviation : of each resulting column; of images, of each colour.
+    shape : of a sample, where it is not the columns that decide it: images, sequences, tokens.
+    tokenizer : digest of what tokens stand for.
     """
 
     numbers: dict[str, float]
     texts: dict[str, list[str]]
     mean: list[float]
     deviation: list[float]
+    shape: list[int] = field(default_factory=list)
+    tokenizer: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """What `Preparation(**...)` makes it of again."""
@@ -64,17 +69,30 @@ class Source(ABC):
         """The id of each row, whole numbers or texts: [rows]."""
 
     @abstractmethod
-    def rows(self, places: Array, preparation: Preparation) -> Array:
-        """Samples of the rows at these places, float32 [n, ...], as the bottom model reads them.
+    def rows(self, places: Array, preparation: Preparation) -> Arrays:
+        """Samples of the rows at these places, as the bottom model reads them.
 
-        ``preparation`` is what `learn` has given, now or when the model was trained.
+        An array [n, ...], or a dictionary of them by name, of float32 or int64. ``preparation`` is
+        what `learn` has given, now or when the model was trained.
         """
 
     def learn(self, train: Array) -> Preparation:
         """What must be known of the training rows, at these places, to prepare any row."""
         return Preparation({}, {}, [], [])
 
+    def load(self, places: Array, preparation: Preparation) -> None:
+        """Have these rows at hand, if the source is lazy and keeps them somewhere.
+
+        What is wrong with any of them is best found here, before training begins.
+        """
+        return
+
     # What follows from the ids.
+
+    def forget_ids(self) -> None:
+        """Let go of what was read of the ids, which take more memory than many columns."""
+        for name in ("ids", "id_column"):
+            vars(self).pop(name, None)
 
     @cached_property
     def ids(self) -> list[bytes]:
@@ -93,16 +111,22 @@ class Source(ABC):
 
     def names(self, rows: Array) -> NDArray[np.uint64]:
         """A number for the id of each of these rows, the same in all files."""
-        ids = (self.ids[row] for row in rows.tolist())
-        each = b"".join(hashlib.blake2b(encoded, digest_size=8).digest() for encoded in ids)
-        return np.frombuffer(each, "<u8")
+        each = bytearray()
+        for encoded in self._ids_of(rows):
+            each += hashlib.blake2b(encoded, digest_size=8).digest()
+        return np.frombuffer(bytes(each), "<u8")
 
     def digest(self, rows: Array) -> str:
         """Digest of these rows' ids, in their order."""
         digest = hashlib.sha256()
-        for row in rows.tolist():
-            digest.update(self.ids[row] + b"\n")
+        for encoded in self._ids_of(rows):
+            digest.update(encoded + b"\n")
         return digest.hexdigest()
+
+    def _ids_of(self, rows: Array) -> Iterator[bytes]:
+        ids = self.ids
+        for at in range(0, len(rows), 65536):  # all their numbers at once take much memory
+            yield from (ids[row] for row in rows[at : at + 65536].tolist())
 
 
 class Rows:
@@ -112,16 +136,49 @@ class Rows:
         self.source = source
         self.places = places
         self.preparation = preparation
-        self.shape = (len(places), *source.rows(places[:1], preparation).shape[1:])
+        source.load(places, preparation)
 
     def __len__(self) -> int:
         return len(self.places)
 
-    def __getitem__(self, rows: Any) -> Array:
+    def __getitem__(self, rows: Any) -> Arrays:
         places = self.places[rows]
-        if not len(places):
-            return np.zeros((0, *self.shape[1:]), np.float32)
-        return self.source.rows(places, self.preparation)
+        if len(places):
+            return self.source.rows(places, self.preparation)
+        one = self.source.rows(self.places[:1], self.preparation)
+        if isinstance(one, Mapping):
+            return {name: each[:0] for name, each in one.items()}
+        return one[:0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, and the shape of one; of several arrays, that of the first."""
+        return _shape(self)
+
+
+class Compact:
+    """Rows in memory in another form, which become samples when they are asked for."""
+
+    def __init__(self, kept: Array, made: Callable[[Array], Arrays]) -> None:
+        self._kept = kept
+        self._made = made
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, rows: Any) -> Arrays:
+        return self._made(self._kept[rows])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows, and the shape of one; of several arrays, that of the first."""
+        return _shape(self)
+
+
+def _shape(rows: Rows | Compact) -> tuple[int, ...]:
+    one = rows[:1]
+    first = next(iter(one.values())) if isinstance(one, Mapping) else one
+    return (len(rows), *first.shape[1:])
 
 
 # --- scaling ------------------------------------------------------------------------------------
@@ -134,6 +191,32 @@ def scaling(train: Array, per_column: bool) -> tuple[Array, Array]:
     deviation = train.std(axis=axes, dtype=np.float64)
     constant = deviation <= 1e-9 * np.abs(mean)  # up to rounding
     return np.asarray(mean), np.where(constant, 1.0, deviation)
+
+
+class Moments:
+    """Mean and deviation of each column, of rows that come piece by piece."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._mean: Any = 0.0
+        self._squares: Any = 0.0  # sum of squared distances from the mean
+
+    def add(self, rows: Array) -> None:
+        """Some more rows, [n, columns]."""
+        if not len(rows):
+            return
+        mean, whole = rows.mean(axis=0, dtype=np.float64), self._rows + len(rows)
+        apart = mean - self._mean
+        self._squares = self._squares + rows.var(axis=0, dtype=np.float64) * len(rows)
+        self._squares = self._squares + apart**2 * self._rows * len(rows) / whole
+        self._mean = self._mean + apart * len(rows) / whole
+        self._rows = whole
+
+    def found(self) -> tuple[list[float], list[float]]:
+        """Mean and deviation of each column; of one that is constant the latter is 1."""
+        deviation = np.sqrt(self._squares / self._rows)
+        constant = deviation <= 1e-9 * np.abs(self._mean)
+        return self._mean.tolist(), np.where(constant, 1.0, deviation).tolist()
 
 
 def scaled(rows: Array, mean: Array, deviation: Array) -> Array:

@@ -118,18 +118,24 @@ class Table(Source):
 
     def learn(self, train: Array) -> Preparation:
         """Medians, values of texts, means and deviations of the training rows."""
-        frame = self._frame
-        if not len(frame.columns):
+        self.check_features()
+        return self._learn(self._frame.iloc[train])
+
+    def check_features(self) -> None:
+        """Whether there is a feature column."""
+        if not self.feature_names:
             raise self._wrong("has no feature columns.", "besides ids and labels, there are none.")
-        numbers = [name for name in frame if frame[name].dtype.kind in "biuf"]
-        texts = [name for name in frame if name not in numbers]
+
+    def _learn(self, learnt: Any) -> Preparation:
+        """What these training rows of some columns, or all, teach of them."""
+        numbers = [name for name in learnt if learnt[name].dtype.kind in "biuf"]
+        texts = [name for name in learnt if name not in numbers]
         if texts and self.text == "refuse":
             raise self._wrong(
                 "has a column that is not numeric: encode it, leave it out by `columns`, or "
                 "set text='one-hot'.",
                 f"column {texts[0]!r} is not numeric.",
             )
-        learnt = frame.iloc[train]
         self._check_missing(learnt, numbers)
         values = {name: sorted(set(_texts(learnt[name]))) for name in texts}
         many = [name for name in texts if len(values[name]) > _MOST_VALUES]
@@ -152,6 +158,13 @@ class Table(Source):
 
     def rows(self, places: Array, preparation: Preparation) -> Array:
         """These rows as float32 [rows, F], by what the training rows have taught."""
+        names = self._check_columns(preparation)
+        known = set(names) == set(self.feature_names)
+        frame = self._frame if known else self._read(names)
+        return self._prepare(frame[names].iloc[places], preparation)
+
+    def _check_columns(self, preparation: Preparation) -> list[str]:
+        """The columns that the training rows had, which must be there."""
         names = [*preparation.numbers, *preparation.texts]
         absent = [name for name in names if name not in self._names]
         if absent:
@@ -159,9 +172,11 @@ class Table(Source):
         if not self.columns and set(self.feature_names) != set(names):
             new = next(name for name in self.feature_names if name not in names)
             raise self._changed(f"column {new!r} is new: name the columns of then by `columns`.")
-        known = set(names) == set(self.feature_names)
-        frame = (self._frame if known else self._read(names))[names].iloc[places]
-        for name in names:
+        return names
+
+    def _prepare(self, frame: Any, preparation: Preparation) -> Array:
+        """These rows of the columns that `preparation` knows, as float32 [rows, F]."""
+        for name in frame:
             numeric = frame[name].dtype.kind in "biuf"
             if numeric != (name in preparation.numbers) and not frame[name].isna().all():
                 raise self._changed(f"column {name!r} does not hold numbers, or texts, as then.")

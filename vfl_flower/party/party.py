@@ -30,8 +30,9 @@ from vfl_flower.axes.codecs.channel import check_memory, digest
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.config import RunConfig
-from vfl_flower.data import samples
-from vfl_flower.data.blocks import FeatureBlock, load_features
+from vfl_flower.data import augmentation, samples
+from vfl_flower.data.augmentation import generator_of
+from vfl_flower.data.blocks import FeatureBlock, load_part
 from vfl_flower.data.samples import Samples
 from vfl_flower.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.messages import (
@@ -86,7 +87,7 @@ class Party:
         self.parties = parties
         self.outputs = outputs
         self.device = choose_device(config)
-        self.block = block = block or load_features(config, index, parties)
+        self.block = block = block or load_part(config, index, parties)
         self.rows = len(block.train)
         self.size = embedding_size(own, outputs)
         # Decides noise, directions and Poisson mini-batches; known to this party alone, and fresh
@@ -218,11 +219,15 @@ class Party:
     # --- what an estimator has of it ------------------------------------------------------------
 
     def features(self, window: Window) -> Samples:
-        """The window's rows."""
+        """The pending window's rows, augmented alike in each pass."""
         train = self.block.train
         if isinstance(train, np.ndarray):
-            return take(torch.from_numpy(train), window).to(self.device)
-        return samples.tensors(train[window.ids], self.device)
+            x: Samples = take(torch.from_numpy(train), window).to(self.device)
+        else:
+            x = samples.tensors(train[window.ids], self.device)
+        if self.block.augment is augmentation.none or self.pending is None:
+            return x
+        return self.block.augment(x, generator_of(self.secret, self.pending.exchange))
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
         """The noise of the upload that answers this message, if there is any."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 from flwr.app import Context, RecordDict
 
 from vfl_flower.data.alignment import common_rows
 from vfl_flower.data.blocks import FeatureBlock, load_block, own_source, prepared, seat
+from vfl_flower.data.source import Compact
 from vfl_flower.errors import ConfigError
 from vfl_flower.messages import Predicted, PredictOrder
 from vfl_flower.models.training import load_model
@@ -46,7 +48,8 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
         own = own_source(context)
         common = common_rows(context, own)
         rows, names = prepared(own, common.rows, preparation), own.names(common.rows)
-        block = FeatureBlock(rows[:0], rows, "", preparation, common.name, names[:0], names)
+        none = Compact(np.zeros(0, np.int64), lambda at: rows[:0])
+        block = FeatureBlock(none, rows, "", preparation, common.name, names[:0], names)
     scalars = state.load_scalars(saved)
     limits = limits_of(context, rules, scalars.get("origin", order.run))
     limits.go_on()

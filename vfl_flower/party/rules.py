@@ -31,6 +31,7 @@ _OTHERS = (  # keys of a node configuration that are no rules
     *("partition-id", "num-partitions", "simulated", "states"),
     *("file", "source", "held", "id", "columns", "missing", "text"),
     *("model", "model-args", "embedding-size"),
+    *("images", "image-size", "tokenizer", "text-length", "sequence-length", "augment"),
 )
 OWN_TRAINING = (  # keys of training that a party may have otherwise for its own model
     *("party-lr", "optimizer", "weight-decay", "lr-schedule", "lr-step", "lr-decay", "warm-up"),
@@ -166,6 +167,9 @@ def check(context: Context, config: RunConfig) -> Rules:
         refuse_places(config.values())
     if not one_owner or rules.dataset:
         _check_dataset(context, config.data.dataset, rules.dataset)
+    tokenizer = config.data.tokenizer
+    if tokenizer and not one_owner and context.node_config.get("tokenizer") != tokenizer:
+        raise refused(context, f"tokenizer = {tokenizer!r}, a folder that others name")
     if rules.systems:
         _check_system(context, config, rules.systems)
     epochs = config.training.epochs

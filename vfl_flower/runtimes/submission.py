@@ -44,7 +44,7 @@ def from_anywhere(run_config: Mapping[str, Any]) -> dict[str, Any]:
         if key is None or not isinstance(value, str):
             continue
         kind, _, path = value.partition(":")
-        if name == "resume" and value:
+        if name in ("resume", "tokenizer") and value:
             values[name] = _absolute(value)
         elif (name == "dataset" or key.registry) and kind.endswith(".py"):
             values[name] = f"{_absolute(kind)}:{path}"
@@ -68,10 +68,10 @@ def _is_path(name: str, kind: str, path: str) -> bool:
 def of_node_from_anywhere(node_config: Mapping[str, Any]) -> dict[str, Any]:
     """As `from_anywhere`, for a party's node configuration."""
     values = dict(node_config)
-    for name in ("file", "states"):
+    for name in ("file", "images", "states", "tokenizer"):
         if isinstance(values.get(name), str) and values[name]:
             values[name] = _absolute(values[name])
-    for key in ("source", "model"):
+    for key in ("augment", "source", "model"):
         module, _, name = str(values.get(key, "")).partition(":")
         if module.endswith(".py"):
             values[key] = f"{_absolute(module)}:{name}"

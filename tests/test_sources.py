@@ -1,0 +1,561 @@
+"""What a party may have besides a table in memory: images, texts, sequences, and large tables."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from numpy.typing import NDArray
+from PIL import Image
+
+from tests.organisations import ID, Organisations, cancer, change, cut, read, small, write
+from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
+from vfl_flower.axes.batches import draw_window
+from vfl_flower.data import blocks, kept, sources
+from vfl_flower.data.alignment import Alignment
+from vfl_flower.data.augmentation import crop_flip
+from vfl_flower.data.images import ImageColumn, ImageFolder
+from vfl_flower.data.kept import LargeTable
+from vfl_flower.data.row_file import RowFile
+from vfl_flower.data.sequences import SequenceColumn
+from vfl_flower.data.source import Preparation, Source
+from vfl_flower.data.text import TextColumn
+from vfl_flower.errors import ConfigError, PartyError
+from vfl_flower.holder import results
+from vfl_flower.messages import TrainOrder
+from vfl_flower.party.party import Party
+from vfl_flower.systems import refuse_places, resolve
+
+Array = NDArray[Any]
+
+SHORT = {"epochs": 2, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
+ALL = np.arange(40)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
+
+
+def source_of(path: Path, **words: Any) -> Source:
+    return sources.source_of({"file": str(path), "id": ID, **words}, 1)
+
+
+def loaded(own: Source, places: Array, train: Array = ALL[:30]) -> tuple[Any, Preparation]:
+    """These rows, and what the training rows have taught."""
+    preparation = own.learn(train)
+    own.load(places, preparation)
+    return own.rows(places, preparation), preparation
+
+
+def photographs(rows: int = 40, size: tuple[int, int] = (8, 6)) -> list[bytes]:
+    """Little images, of which the first column of pixels tells the row."""
+    made = []
+    for row in range(rows):
+        pixels = np.random.default_rng(row).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "png")
+        made.append(file.getvalue())
+    return made
+
+
+def pixels_of(content: bytes) -> Array:
+    return np.asarray(Image.open(io.BytesIO(content)))
+
+
+# --- tables that are too large for memory --------------------------------------------------------
+
+
+@pytest.fixture
+def all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "_LARGE", 0)
+    monkeypatch.setattr(kept, "_AT_ONCE", 3 * 8 * 60)
+    monkeypatch.setattr(LargeTable, "piece", 7)
+
+
+def mixed(rows: int = 60) -> pd.DataFrame:
+    """A table of all that a column can be."""
+    generator = np.random.default_rng(3)
+    table = small(rows)
+    table["gaps"] = np.where(generator.random(rows) < 0.2, np.nan, 1e9 + np.arange(rows))
+    table["number"] = generator.integers(0, 9, rows)
+    table["colour"] = generator.choice(["red", "blue", "12"], rows)
+    table["late"] = ["1"] * 50 + ["other"] * (rows - 50)  # looks like a number for seven pieces
+    table["true"] = generator.random(rows) < 0.5
+    return table.drop(columns="label")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_large_table_gives_what_it_would_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_is_large: None, suffix: str
+) -> None:
+    path, words = tmp_path / f"table{suffix}", {"missing": "median", "text": "one-hot"}
+    write(mixed(), path)
+    large = source_of(path, **words)
+    monkeypatch.setattr(kept, "_LARGE", 2**29)
+    whole = source_of(path, **words)
+    assert isinstance(large, LargeTable) and not whole.lazy
+    places = np.random.default_rng(0).permutation(60)
+    rows, preparation = loaded(large, places[50:], places[:40])
+    expected, known = loaded(whole, places[50:], places[:40])
+    assert (preparation.numbers, preparation.texts) == (known.numbers, known.texts)
+    np.testing.assert_allclose(preparation.mean, known.mean, rtol=1e-12)
+    np.testing.assert_allclose(rows, expected, rtol=1e-5)
+    again = large.rows(places[::-1], preparation)  # of which some are not at hand yet
+    np.testing.assert_array_equal(again, whole.rows(places[::-1], preparation))
+
+
+def test_a_run_on_large_tables_is_that_on_small_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_is_large: None
+) -> None:
+    organisations = cut(tmp_path, cancer(8, 100))  # a parquet and a csv file
+    keys = {**SHORT, "noise-seed": 0, "party-lr": 0.05}
+    large = organisations.run("large", keys)
+    predicted = organisations.predict("large")
+    monkeypatch.setattr(kept, "_LARGE", 2**29)
+    whole = organisations.run("whole", keys)
+    for name, parameters in whole.parameters("party-1").items():
+        np.testing.assert_allclose(parameters, large.parameters("party-1")[name], atol=1e-5)
+    pd.testing.assert_frame_equal(organisations.predict("whole"), predicted)
+
+
+@pytest.mark.usefixtures("all_is_large")
+@pytest.mark.parametrize(
+    ("value", "words", "sentence"),
+    [
+        (np.nan, {}, "has missing values in its features"),
+        (np.inf, {}, "has infinite values"),
+        ("zebra", {}, "has a column that is not numeric"),
+        (1e300, {}, "has numbers that are too large"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_large_table_is_said_before_training(
+    tmp_path: Path, value: Any, words: dict[str, str], sentence: str
+) -> None:
+    organisations = cut(tmp_path, small(), known=1, suffixes=(".csv",))
+
+    def spoil(frame: pd.DataFrame) -> pd.DataFrame:
+        frame["f2"] = frame["f2"].astype(object)
+        frame.loc[55, "f2"] = value
+        return frame
+
+    change(organisations.files[1], spoil)
+    with pytest.raises(PartyError, match=f"Party 1's file {sentence}") as error:
+        organisations.run("run", SHORT)
+    assert "f2" not in str(error.value) and "zebra" not in str(error.value)
+
+
+def test_rows_that_are_kept_are_read_by_number_and_have_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    file, rows = RowFile(np.float32, (3, 2)), np.arange(60, dtype=np.float32).reshape(10, 3, 2)
+    assert file.append(rows[:4]).tolist() == [0, 1, 2, 3]
+    assert file.append(rows[4:]).tolist() == [4, 5, 6, 7, 8, 9]
+    np.testing.assert_array_equal(file.read(np.array([7, 0, 7])), rows[[7, 0, 7]])
+    assert (tmp_path / "vfl-flower").stat().st_mode & 0o777 == 0o700
+    assert not list((tmp_path / "vfl-flower").iterdir())
+
+
+def test_a_disk_that_refuses_rows_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_is_large: None
+) -> None:
+    organisations = cut(tmp_path / "files", small())
+    (tmp_path / "home").write_text("no folder")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+    with pytest.raises(PartyError, match="failed: cannot keep its rows on its disk"):
+        organisations.run("run", SHORT)
+
+
+# --- images --------------------------------------------------------------------------------------
+
+
+def folder_of_images(folder: Path, ids: Any, names: str = "{}.png") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for row, each in enumerate(ids):
+        (folder / names.format(each)).write_bytes(photographs(row + 1)[-1])
+    return folder
+
+
+def column_of_images(path: Path) -> Path:
+    """As Hugging Face writes images."""
+    cells = [{"bytes": content, "path": f"{row}.png"} for row, content in enumerate(photographs())]
+    write(pd.DataFrame({ID: ALL, "photo": cells}), path)
+    return path
+
+
+@pytest.mark.parametrize("in_folder", [True, False], ids=["folder", "column"])
+def test_images_are_read_by_id_and_scaled_by_the_training_images(
+    tmp_path: Path, in_folder: bool
+) -> None:
+    if in_folder:
+        own = sources.source_of({"images": str(folder_of_images(tmp_path / "a", ALL))}, 1)
+    else:
+        own = source_of(column_of_images(tmp_path / "a.parquet"))
+    assert isinstance(own, ImageFolder if in_folder else ImageColumn) and own.lazy
+    where = {int(each): place for place, each in enumerate(own.id_column)}
+    train = np.array([where[row] for row in range(30)])
+    rows, preparation = loaded(own, np.array([where[35], where[3]]), train)
+    raw = np.stack([pixels_of(content) for content in photographs()]).astype(float)
+    mean, deviation = raw[:30].mean((0, 1, 2)), raw[:30].std((0, 1, 2))
+    assert rows.dtype == np.float32 and rows.shape == (2, 6, 8, 3)
+    np.testing.assert_allclose(rows, (raw[[35, 3]] - mean) / deviation, rtol=1e-5)
+    assert Preparation(**json.loads(json.dumps(preparation.as_json()))) == preparation
+
+
+def test_names_that_look_like_numbers_are_numbers_and_others_texts(tmp_path: Path) -> None:
+    for folder, ids, kind in (("a", [7, 12], "whole numbers"), ("b", ["07", "12"], "texts")):
+        own = sources.source_of({"images": str(folder_of_images(tmp_path / folder, ids))}, 0)
+        assert own.id_kind == kind and sorted(own.id_column) == ids
+
+
+def test_images_are_brought_to_one_size_or_refused(tmp_path: Path, own_log: list[str]) -> None:
+    folder = folder_of_images(tmp_path, range(9))
+    Image.new("L", (30, 20)).save(folder / "9.png")  # grey
+    words = {"images": str(folder)}
+    own = sources.source_of(words, 1)
+    with pytest.raises(ConfigError, match="Party 1 has an image that is of another size than the"):
+        own.load(np.arange(10), own.learn(np.arange(9)))
+    assert "image 9.png" in own_log[-1]
+    rows, _ = loaded(sources.source_of({**words, "image-size": 4}, 1), np.arange(10), np.arange(9))
+    assert rows.shape == (10, 4, 4, 3)
+
+
+def test_an_image_that_cannot_be_read_is_named_in_the_partys_own_log_alone(
+    tmp_path: Path, own_log: list[str]
+) -> None:
+    organisations = with_images(tmp_path)
+    path = organisations.folder / "photos" / "1013.png"
+    for number, content in enumerate((b"no image", path.read_bytes()[:60])):
+        path.write_bytes(content)
+        with pytest.raises(PartyError, match="Party 1 has an image that cannot be read") as e:
+            organisations.run(f"run {number}", SHORT)
+        assert "1013" not in str(e.value) and "photos" not in str(e.value)
+        assert any("1013.png of this party cannot be read" in line for line in own_log)
+        own_log.clear()
+
+
+def with_images(folder: Path) -> Organisations:
+    """Party 0 has a table, and party 1 images of which the brightness tells the label."""
+    table = small()
+    organisations = cut(folder, table, known=1)
+    photos = folder / "photos"
+    photos.mkdir()
+    for each, label in zip(table[ID], table["label"], strict=True):
+        pixels = np.random.default_rng(each).integers(0, 128, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels + np.uint8(100 * label)).save(photos / f"{each}.png")
+    organisations.files[1].unlink()
+    organisations.words = [{}, {"file": "", "images": str(photos), "augment": "crop-flip"}]
+    return organisations
+
+
+def test_a_run_on_images_goes_on_and_predicts(tmp_path: Path) -> None:
+    organisations = with_images(tmp_path)
+    keys = {**SHORT, "epochs": 4, "noise-seed": 0, "checkpoint-every": 2, "optimizer": "momentum"}
+    whole = organisations.run("whole", keys)
+    assert whole.summary["test_accuracy"] > 0.8
+    with cut_after(3), pytest.raises(Cut):
+        organisations.run("cut", keys)
+    assert_equal_runs(organisations.resume("cut", **{"checkpoint-every": 2}), whole, 2)
+    organisations.words[1].pop("augment")
+    plain = organisations.run("plain", keys).parameters("party-1")
+    assert any((plain[name] != each).any() for name, each in whole.parameters("party-1").items())
+    labels = tmp_path / "new.csv"
+    write(read(organisations.labels).drop(columns="label")[:20], labels)
+    predicted = [
+        organisations.predict("whole", labels, out=str(tmp_path / f"{n}.csv")) for n in "ab"
+    ]
+    assert len(predicted[0]) == 20
+    pd.testing.assert_frame_equal(*predicted)
+
+
+# --- texts ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a tokenizer of a few words, as transformers saves it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[UNK]", "a", "good", "bad", "day", "night"]
+    made = Tokenizer(WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
+    made.pre_tokenizer = Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", unk_token="[UNK]")
+    folder = tmp_path_factory.mktemp("tokenizer")
+    fast.save_pretrained(folder)
+    return str(folder)
+
+
+TEXTS = ["a good day", "a bad night", "bad", "", "a long and good good day"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_texts_become_tokens_of_one_length(tmp_path: Path, tokenizer: str, suffix: str) -> None:
+    path = tmp_path / f"notes{suffix}"
+    write(pd.DataFrame({ID: range(5), "note": TEXTS, "other": range(5)}), path)
+    words = {"text": "tokens", "tokenizer": tokenizer, "text-length": 4, "columns": "note"}
+    own = source_of(path, **words, missing="median")  # an empty text in csv is missing
+    assert isinstance(own, TextColumn)
+    rows, preparation = loaded(own, np.array([4, 0, 3, 2]), np.arange(3))
+    assert rows["input_ids"].dtype == rows["attention_mask"].dtype == np.int64
+    assert rows["input_ids"].tolist() == [[2, 1, 1, 3], [2, 3, 5, 0], [0] * 4, [4, 0, 0, 0]]
+    assert rows["attention_mask"].sum(1).tolist() == [4, 3, 0, 1]
+    assert preparation.shape == [4]
+    other = Preparation(**{**preparation.as_json(), "tokenizer": "another"})
+    with pytest.raises(ConfigError, match="Party 1 has another tokenizer than its model was tra"):
+        source_of(path, **words).load(np.arange(2), other)
+
+
+def test_a_missing_tokenizer_is_a_sentence(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    organisations = cut(tmp_path, small().assign(note="a good day"), known=1)
+    write(read(organisations.labels)[[ID]].assign(note="a good day"), organisations.files[1])
+
+    numbers = count()
+
+    def refusal(**words: str) -> str:
+        organisations.words = [{}, {"text": "tokens", **words}]
+        with pytest.raises(PartyError) as error:
+            organisations.run(f"run {next(numbers)}", SHORT)
+        return str(error.value)
+
+    node = "Party 1's node configuration"
+    assert f"{node} reads text as tokens and names no tokenizer: give " in refusal()
+    there_is_none = refusal(tokenizer=str(tmp_path / "none"))
+    assert f"{node} names a tokenizer of which the folder is not there" in there_is_none
+    (tmp_path / "empty").mkdir()
+    unreadable = refusal(tokenizer=str(tmp_path / "empty"))
+    assert f"{node} names a tokenizer that cannot be read (" in unreadable
+    assert str(tmp_path) not in there_is_none + unreadable
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "needs transformers: install vfl-flower[hf]" in refusal(tokenizer=f"{tokenizer}/.")
+
+
+# --- sequences -----------------------------------------------------------------------------------
+
+
+def test_sequences_are_scaled_and_filled_up_in_front(tmp_path: Path) -> None:
+    values = [[1.0, 3.0], [5.0], [], [7.0, 9.0, 11.0, 13.0]]
+    write(pd.DataFrame({ID: range(4), "heart": values}), tmp_path / "a.parquet")
+    own = source_of(tmp_path / "a.parquet")
+    assert isinstance(own, SequenceColumn)
+    rows, preparation = loaded(own, np.arange(4), np.arange(2))
+    mean, deviation = 3.0, np.std([1, 3, 5])
+    assert preparation.shape == [2, 1]
+    expected = (np.array([[1, 3], [3, 5], [3, 3], [11, 13]]) - mean) / deviation
+    np.testing.assert_allclose(rows[:, :, 0], expected, rtol=1e-6)
+    longer, _ = loaded(
+        source_of(tmp_path / "a.parquet", **{"sequence-length": 5}), ALL[:4], ALL[:4]
+    )
+    assert longer.shape == (4, 5, 1)
+
+
+def test_sequences_may_have_signals(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    values = [generator.standard_normal((3, 2)) for _ in range(4)]
+    write(pd.DataFrame({ID: range(4), "x": [v.tolist() for v in values]}), tmp_path / "a.parquet")
+    rows, _ = loaded(source_of(tmp_path / "a.parquet"), np.arange(4), np.arange(4))
+    whole = np.stack(values)
+    expected = (whole - whole.mean((0, 1))) / whole.std((0, 1))
+    np.testing.assert_allclose(rows, expected, atol=1e-5)
+    spoilt = [v.tolist() for v in values[:3]] + [[[1.0, np.nan]]]
+    write(pd.DataFrame({ID: range(4), "x": spoilt}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="Party 1's file has a sequence with missing or infinite"):
+        loaded(source_of(tmp_path / "a.parquet"), np.arange(4), np.arange(4))
+
+
+def test_a_run_on_sequences_by_an_lstm(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, small(), known=1)
+    table = read(organisations.files[1])
+    values = [[float(each)] * (1 + row % 3) for row, each in enumerate(table["f2"])]
+    organisations.files[1] = tmp_path / "sequences.parquet"
+    write(pd.DataFrame({ID: table[ID], "x": values}), organisations.files[1])
+    change(organisations.files[0], lambda frame: frame.assign(f1=0.0))
+    run = organisations.run("run", {**SHORT, "noise-seed": 0})
+    assert run.parameters("party-1")["layers.0.1.weight"].shape == (8, 3)
+
+
+def test_one_kind_of_data_a_party(tmp_path: Path) -> None:
+    cells = [{"bytes": content, "path": ""} for content in photographs()]
+    write(pd.DataFrame({ID: ALL, "photo": cells, "age": ALL}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="Party 1's file holds images beside other columns"):
+        source_of(tmp_path / "a.parquet")
+    assert isinstance(source_of(tmp_path / "a.parquet", columns="photo"), ImageColumn)
+    with pytest.raises(ConfigError, match="Party 1 has named a file and a folder of images"):
+        source_of(tmp_path / "a.parquet", images=str(tmp_path))
+    for key in ("image-size", "text-length", "sequence-length"):
+        for value in (0, -1, 1.5, "8", True):
+            with pytest.raises(ConfigError, match=f"gives {key} = .*, where a whole number, at l"):
+                source_of(tmp_path / "a.parquet", columns="photo", text="tokens", **{key: value})
+
+
+# --- augmentation --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(50, 6, 5), (50, 6, 5, 3)])
+def test_images_are_moved_and_mirrored(shape: tuple[int, ...]) -> None:
+    images = torch.randn(shape)
+    moved = crop_flip(images, torch.Generator().manual_seed(0))
+    assert isinstance(moved, torch.Tensor) and moved.shape == images.shape
+    padded = np.pad(images.numpy(), [(0, 0), (4, 4), (4, 4), *[(0, 0)] * (len(shape) - 3)])
+    seen = set()
+    for row, image in zip(padded, moved.numpy(), strict=True):
+        crops = {
+            (y, x, flip): row[y : y + 6, x : x + 5][:, :: -1 if flip else 1]
+            for y in range(9)
+            for x in range(9)
+            for flip in (False, True)
+        }
+        found = [which for which, crop in crops.items() if np.array_equal(crop, image)]
+        assert found
+        seen.add(found[0])
+    assert len(seen) > 30 and {flip for *_, flip in seen} == {False, True}
+    again = crop_flip(images, torch.Generator().manual_seed(0))
+    assert isinstance(again, torch.Tensor) and torch.equal(moved, again)
+    with pytest.raises(ConfigError, match="is for images"):
+        crop_flip(torch.randn(3, 4), torch.Generator())
+
+
+def node_of(words: dict[str, Any], keys: dict[str, Any]) -> Context:
+    """Of one party of two."""
+    seat: dict[str, Any] = {"partition-id": 0, "num-partitions": 2, **words}
+    return Context(1, 1, seat, RecordDict(), keys)
+
+
+def test_augmentation_repeats_and_is_for_training_alone() -> None:
+    config = resolve({"augment": "crop-flip", "embedding-size": 4})
+    plain = blocks.load_features(config, 0, 2)
+    party = Party(config, 0, 2, 10, blocks.load_block(node_of({}, {}), config))
+    window = draw_window(config, party.rows, 0, 0, 0, 1)
+
+    def seen(exchange: int) -> Array:
+        about: Any = {"epoch": 0, "first": 0, "steps": 1, "coordinated": False}
+        party.pending = TrainOrder(exchange=exchange, **about)
+        x = party.features(window)
+        assert isinstance(x, torch.Tensor)
+        return x.numpy()
+
+    first, other = seen(3), seen(4)
+    assert not np.allclose(first, plain.train[window.ids]) and (first != other).any()
+    np.testing.assert_array_equal(seen(3), first)
+    party.secret = b"another"
+    assert (seen(3) != first).any()
+    np.testing.assert_array_equal(party.block.test[:], plain.test)
+
+
+def test_a_party_names_its_own_augmentation(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def zeroed(samples, generator):\n    return 0 * samples\n")
+    mine, keys = f"{tmp_path}/mine.py:zeroed", {"augment": "crop-flip"}
+    block = blocks.load_block(node_of({"augment": mine}, {}), resolve(keys))
+    made = block.augment(torch.ones(3, 2, 2), torch.Generator())
+    assert isinstance(made, torch.Tensor) and not made.any()
+    with pytest.raises(ConfigError, match="augment names code, which a node does not take from"):
+        refuse_places({"augment": mine})
+
+
+# --- divided data sets ---------------------------------------------------------------------------
+
+
+def hugging_face(folder: Path, column: str, values: list[Any]) -> str:
+    """A folder of parquet files, with a training and a test part."""
+    folder.mkdir()
+    for name, rows in (("train", slice(0, 30)), ("test", slice(30, 40))):
+        frame = pd.DataFrame({column: values[rows], "label": (ALL % 2)[rows]})
+        if isinstance(values[0], bytes):
+            import datasets
+
+            features = datasets.Features(
+                {column: datasets.Image(), "label": datasets.Value("int64")}
+            )
+            datasets.Dataset.from_pandas(frame, features).to_parquet(folder / f"{name}.parquet")
+        else:
+            write(frame, folder / f"{name}.parquet")
+    return f"hf:{folder}"
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_images_of_a_data_set_are_divided_by_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    if many:
+        monkeypatch.setattr(blocks, "_MANY_PIXELS", 0)
+    dataset = hugging_face(tmp_path / "images", "picture", photographs())
+    config = resolve({"dataset": dataset, "image-split": "columns"})
+    raw = np.stack([pixels_of(content) for content in photographs()]).astype(float)
+    for party, columns in enumerate((slice(0, 4), slice(4, 8))):
+        block = blocks.load_part(config, party, 2)
+        assert isinstance(block, blocks.ArrayBlock) == (not many)
+        half = raw[:, :, columns]
+        expected = (half - half[:30].mean()) / half[:30].std()
+        np.testing.assert_allclose(np.asarray(block.train[:]), expected[:30], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            np.asarray(block.test[3:5]), expected[33:35], rtol=1e-4, atol=1e-6
+        )
+
+
+def test_an_unreadable_image_of_a_data_set_is_a_sentence(tmp_path: Path) -> None:
+    images = [*photographs()[:39], b"no image"]
+    config = resolve({"dataset": hugging_face(tmp_path / "images", "picture", images)})
+    with pytest.raises(ConfigError, match=r"hf:.* has an image that cannot be read"):
+        blocks.load_part(config, 0, 2)
+
+
+def test_texts_of_a_data_set_are_divided_by_words(tmp_path: Path, tokenizer: str) -> None:
+    texts = ["good day", "bad", "", "a good bad night day"] * 10
+    keys = {"dataset": hugging_face(tmp_path / "texts", "sentence", texts), "text-length": 4}
+    config = resolve({**keys, "tokenizer": tokenizer})
+    samples: list[Any] = [blocks.load_part(config, party, 2).train[:4] for party in range(2)]
+    ids = [each["input_ids"].tolist() for each in samples]
+    assert ids[0] == [[3, 0, 0, 0], [0] * 4, [0] * 4, [2, 3, 0, 0]]
+    assert ids[1] == [[5, 0, 0, 0], [4, 0, 0, 0], [0] * 4, [4, 6, 5, 0]]
+    with pytest.raises(ConfigError, match="reads text as tokens and names no tokenizer: give tok"):
+        blocks.load_part(resolve(keys), 0, 2)
+
+
+# --- a class of one's own ------------------------------------------------------------------------
+
+OWN = """
+import numpy as np
+from vfl_flower.data.source import Source
+
+class Pairs(Source):
+    lazy = {lazy}
+
+    @property
+    def id_column(self):
+        return np.arange(1000, 1060)
+
+    def rows(self, places, preparation):
+        values = self.id_column[places]
+        tokens = np.stack([values % 5, values % 7], axis=1)
+        return {{"tokens": tokens, "level": values[:, None].astype(np.float32)}}
+"""
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_samples_of_a_source_of_ones_own_may_be_dictionaries(tmp_path: Path, lazy: bool) -> None:
+    (tmp_path / "own.py").write_text(OWN.format(lazy=lazy))
+    own = sources.source_of({"source": f"{tmp_path}/own.py:Pairs"}, 0)
+    common = Alignment("a" * 32, np.arange(60))
+    block = blocks.load_own_features(resolve({}).data, own, common)
+    assert (len(block.train), len(block.test)) == (48, 12)
+    found: Any = block.train[np.array([5, 0])]
+    places = own.id_column[np.random.default_rng(0).permutation(60)[12:]][[5, 0]]
+    assert found["level"].tolist() == [[each] for each in places.tolist()]
+    assert found["tokens"].dtype == np.int64
+    none: Any = block.train[:0]
+    assert none["tokens"].shape == (0, 2)

@@ -1,0 +1,156 @@
+"""Images: a folder of files that are named by ids, or a column of a parquet file.
+
+A sample is float32 [H, W, 3], colours last and in RGB, scaled by the mean and the deviation of each
+colour over training rows; on the disk it is kept as bytes. Which image cannot be read, or is of
+another size, a party's own log says; what leaves it does not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.data.kept import KeptFile, KeptSource
+from vfl_flower.data.samples import Arrays
+from vfl_flower.data.source import Moments, Preparation, scaled
+from vfl_flower.errors import ConfigError
+
+log = logging.getLogger("flwr")
+
+Array = NDArray[Any]
+
+_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_TOGETHER = 64  # images that are read together
+_LEARNT_FROM = 10_000  # images, of which mean and deviation are known well enough
+
+
+def decoded(content: Path | bytes, size: int = 0, grey: bool = False) -> Array:
+    """The pixels of an image file, uint8 [H, W, 3]; resized to a square, if a size is given.
+
+    Where ``grey`` is wanted, an image without colours is [H, W].
+
+    Raises
+    ------
+    ValueError
+        If it cannot be read as an image, with what is wrong.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(BytesIO(content) if isinstance(content, bytes) else content) as image:
+            if size:
+                image.draft("RGB", (size, size))  # of a large JPEG only what is needed
+            pixels = image.convert("L" if grey and image.mode == "L" else "RGB")
+            if size and pixels.size != (size, size):
+                pixels = pixels.resize((size, size), Image.Resampling.BILINEAR)
+            return np.asarray(pixels)
+    except Exception as error:  # decoders raise many kinds
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+class Images(KeptSource):
+    """What images of files and those of columns have in common."""
+
+    size: int  # which all are brought to; 0: all are of one size
+
+    def learn(self, train: Array) -> Preparation:
+        """The size of the images, and mean and deviation of each colour."""
+        wanted, moments = np.zeros(self.count, bool), Moments()
+        wanted[train[:_LEARNT_FROM]] = True  # training rows are in random order
+        shape: tuple[int, ...] = ()
+        for _, piece in self._pieces(wanted, Preparation({}, {}, [], [])):
+            pixels = self._decoded(piece, shape)
+            shape = pixels.shape[1:]
+            moments.add(pixels.reshape(-1, 3))
+        return Preparation({}, {}, *moments.found(), shape=list(shape))
+
+    def _encode(self, piece: Any, preparation: Preparation) -> Array:
+        return self._decoded(piece, tuple(preparation.shape))
+
+    def _decode(self, rows: Array, preparation: Preparation) -> Arrays:
+        return scaled(rows, np.array(preparation.mean), np.array(preparation.deviation))
+
+    def _decoded(self, piece: list[tuple[str, Any]], shape: tuple[int, ...]) -> Array:
+        """Pixels [n, H, W, 3] of images, each with what the log calls it."""
+        made: list[Array] = []
+        for name, content in piece:
+            try:
+                pixels = decoded(content, self.size)
+            except ValueError as error:
+                raise self._wrong_image(name, "cannot be read", str(error)) from None
+            shape = shape or pixels.shape
+            if pixels.shape != shape:
+                raise self._wrong_image(
+                    name,
+                    "is of another size than the first: give image-size",
+                    f"{pixels.shape[1]} x {pixels.shape[0]}, where {shape[1]} x {shape[0]} is due",
+                )
+            made.append(pixels)
+        return np.stack(made)
+
+    def _wrong_image(self, name: str, what: str, detail: str) -> ConfigError:
+        log.warning("The image %s of this party %s (%s).", name, what, detail)
+        return ConfigError(f"Party {self.party} has an image that {what}. Its own log says which.")
+
+
+class ImageFolder(Images):
+    """Files in a folder, of which each is named by the id of its row: ``4711.jpg``."""
+
+    def __init__(self, folder: str, size: int, party: int) -> None:
+        super().__init__({}, party)
+        self.folder = Path(folder).expanduser()
+        self.size = size
+
+    @property
+    def whose(self) -> str:
+        """The folder as the subject of a sentence."""
+        return f"Party {self.party}'s folder of images"
+
+    @cached_property
+    def _paths(self) -> list[Path]:
+        if not self.folder.is_dir():
+            log.warning("The folder of images %s of this party is not there.", self.folder)
+            raise ConfigError(f"{self.whose} is not there. Its own log says more.")
+        return sorted(path for path in self.folder.iterdir() if path.suffix.lower() in _SUFFIXES)
+
+    @cached_property
+    def id_column(self) -> Array:
+        """The files' names without what follows the dot; whole numbers, if all look like one."""
+        stems = [path.stem for path in self._paths]
+        numbers = all(stem.isdecimal() and str(int(stem)) == stem for stem in stems)
+        return np.array(
+            [int(stem) for stem in stems] if numbers else stems, None if numbers else object
+        )
+
+    def _pieces(self, wanted: Array, preparation: Preparation) -> Iterator[tuple[Array, Any]]:
+        places = np.flatnonzero(wanted)
+        for at in range(0, len(places), _TOGETHER):
+            found = places[at : at + _TOGETHER]
+            yield found, [(self._paths[place].name, self._paths[place]) for place in found]
+
+
+@dataclass(frozen=True)
+class ImageColumn(Images, KeptFile):  # type: ignore[misc]  # rows need not be one array
+    """A column of image files, as Hugging Face writes it: their bytes, or bytes and paths."""
+
+    piece: ClassVar[int] = _TOGETHER
+
+    size: int = 0
+
+    def _pieces(self, wanted: Array, preparation: Preparation) -> Iterator[tuple[Array, Any]]:
+        for places, frame in super()._pieces(wanted, preparation):
+            (column,) = (frame[name] for name in frame)
+            yield places, [(f"in row {place}", _content(cell)) for place, cell in column.items()]
+
+
+def _content(cell: Any) -> bytes:
+    """The bytes of an image; none where there is no image, or only a path."""
+    return (cell.get("bytes") if isinstance(cell, Mapping) else cell) or b""

@@ -1,0 +1,76 @@
+"""A column of sequences: lists of numbers, or of lists of as many numbers each.
+
+A sample is float32 [T, signals], scaled by the mean and the deviation of each signal over training
+rows: the last T values, and before a sequence that is shorter zeros, which are the mean; so that a
+model that reads from first to last ends with what is newest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.data.kept import KeptFile
+from vfl_flower.data.source import Moments, Preparation, scaled
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class SequenceColumn(KeptFile):
+    """The one column of lists in a parquet file."""
+
+    piece: ClassVar[int] = 1024
+
+    length: int = 0  # T; 0: that of the longest in the training rows
+
+    def learn(self, train: Array) -> Preparation:
+        """Length, signals, and mean and deviation of each."""
+        wanted, moments, longest = np.zeros(self.count, bool), Moments(), 1
+        wanted[train] = True
+        signals = 0
+        for _, piece in self._pieces(wanted, Preparation({}, {}, [], [])):
+            for values in self._values(piece, signals):
+                signals = values.shape[1]
+                longest = max(longest, len(values))
+                moments.add(values)
+        if not signals:
+            raise self._wrong("has no sequence in the training rows.", "all are empty.")
+        shape = [self.length or longest, signals]
+        return Preparation({}, {}, *moments.found(), shape=shape)
+
+    def _encode(self, piece: Any, preparation: Preparation) -> Array:
+        length, signals = preparation.shape
+        mean, deviation = np.array(preparation.mean), np.array(preparation.deviation)
+        rows = np.zeros((len(piece), length, signals), np.float32)
+        for row, values in zip(rows, self._values(piece, signals), strict=True):
+            last = scaled(values, mean, deviation)[-length:]
+            row[length - len(last) :] = last
+        if not np.isfinite(rows).all():
+            raise self._wrong("has numbers that are too large.", "some are infinite in 32 bits.")
+        return rows
+
+    def _values(self, piece: Any, signals: int) -> list[Array]:
+        """The values [T, signals] of each row of a piece."""
+        (column,) = (piece[name] for name in piece)
+        found = []
+        for place, cell in column.items():
+            try:
+                values = np.array([np.asarray(each, np.float64) for each in cell], np.float64)
+            except (TypeError, ValueError):
+                values = np.full((1, 1, 1), np.nan)
+            if not values.size:
+                values = np.zeros((0, signals or 1))
+            values = values[:, None] if values.ndim == 1 else values
+            signals = signals or values.shape[1]
+            if values.ndim > 2 or values.shape[1] != signals or not np.isfinite(values).all():
+                raise self._wrong(
+                    "has a sequence with missing or infinite values, or of other signals than the "
+                    "others.",
+                    f"row {place}.",
+                )
+            found.append(values)
+        return found

@@ -1,0 +1,75 @@
+"""Which source a party's node configuration names: what its file holds, or a class of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from vfl_flower.data.images import ImageColumn, ImageFolder
+from vfl_flower.data.kept import LargeTable, is_large
+from vfl_flower.data.own_files import OwnFile
+from vfl_flower.data.sequences import SequenceColumn
+from vfl_flower.data.source import Source
+from vfl_flower.data.text import TextColumn
+from vfl_flower.errors import ConfigError
+from vfl_flower.registry import SOURCES
+
+
+def source_of(node_config: Mapping[str, Any], party: int) -> Source:
+    """The data of a party: by ``source`` code, by ``images`` a folder, by ``file`` a file.
+
+    Raises
+    ------
+    ConfigError
+        If a key has a value that it cannot have, or the file cannot be read.
+    """
+    if "source" in node_config:
+        source: Source = SOURCES.load(str(node_config["source"]))(node_config, party)
+        return source
+    size, tokens, values = (
+        _number(node_config, key, default, party)
+        for key, default in (("image-size", 0), ("text-length", 64), ("sequence-length", 0))
+    )
+    if node_config.get("images"):
+        if node_config.get("file"):
+            raise ConfigError(
+                f"Party {party} has named a file and a folder of images: give one of them, since a "
+                "party has one kind of data."
+            )
+        return ImageFolder(str(node_config["images"]), size, party)
+    own = OwnFile.of_party(node_config, party)
+    if own.text == "tokens":
+        tokenizer = str(node_config.get("tokenizer", ""))
+        return _one_column(own, TextColumn, "text", tokenizer=tokenizer, length=tokens)
+    kind = own.kind_of_features
+    if kind == "images":
+        return _one_column(own, ImageColumn, kind, size=size)
+    if kind == "sequences":
+        return _one_column(own, SequenceColumn, kind, length=values)
+    return _as(LargeTable, own) if is_large(own) else own
+
+
+def _one_column(own: OwnFile, kind: type[OwnFile], what: str, **more: Any) -> OwnFile:
+    """The file as one that has a single feature column, of such content."""
+    if len(own.feature_names) != 1:
+        raise own._wrong(
+            f"holds {what} beside other columns, where a party has one kind of data: name the one "
+            "column by `columns`.",
+            f"its feature columns are {', '.join(own.feature_names[:8])}.",
+        )
+    return _as(kind, own, **more)
+
+
+def _as(kind: type[OwnFile], own: OwnFile, **more: Any) -> OwnFile:
+    return kind(**{spec.name: getattr(own, spec.name) for spec in fields(OwnFile)}, **more)
+
+
+def _number(node_config: Mapping[str, Any], key: str, default: int, party: int) -> int:
+    value = node_config.get(key, default)
+    if type(value) is not int or value < (key in node_config):
+        raise ConfigError(
+            f"Party {party}'s node configuration gives {key} = {value!r}, where a whole number, at "
+            "least 1, is due."
+        )
+    return value

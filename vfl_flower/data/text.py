@@ -1,0 +1,135 @@
+"""A column of text, through a tokenizer in a folder on this machine.
+
+A sample is ``input_ids`` and ``attention_mask``, int64 [L]: the tokens of a text, cut at L and
+filled up behind, and which of them are the text's. Tokenizers are those of `transformers`, in the
+form in which ``save_pretrained`` leaves them; nothing is downloaded, and no code of theirs is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.data.kept import KeptFile
+from vfl_flower.data.samples import Arrays
+from vfl_flower.data.source import Preparation
+from vfl_flower.errors import ConfigError
+
+Array = NDArray[Any]
+
+
+class Tokenizer:
+    """Texts to tokens, of at most so many.
+
+    Parameters
+    ----------
+    whose : the subject of sentences.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such folder, nothing in it that can be read, or `transformers` is missing.
+    """
+
+    def __init__(self, folder: str, length: int, whose: str) -> None:
+        self.length = length
+        self._tokenizer = _opened(folder, whose)
+        self._filler = self._tokenizer.pad_token_id or 0
+
+    def encode(self, texts: Sequence[str]) -> Array:
+        """Tokens and which of them are the text's, int32 [n, 2, L]."""
+        made = np.zeros((len(texts), 2, self.length), np.int32)
+        made[:, 0] = self._filler
+        if len(texts):
+            found = self._tokenizer(list(texts), truncation=True, max_length=self.length)
+            for row, tokens in zip(made, found["input_ids"], strict=True):
+                row[0, : len(tokens)] = tokens
+                row[1, : len(tokens)] = 1
+        return made
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of what tokens stand for."""
+        vocabulary = sorted(self._tokenizer.get_vocab().items())
+        return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
+
+
+def as_samples(rows: Array) -> Arrays:
+    """What a model reads of tokens [n, 2, L]."""
+    whole = rows.astype(np.int64)
+    return {
+        "input_ids": np.ascontiguousarray(whole[:, 0]),
+        "attention_mask": np.ascontiguousarray(whole[:, 1]),
+    }
+
+
+@dataclass(frozen=True)
+class TextColumn(KeptFile):
+    """The one text column of a csv or parquet file."""
+
+    tokenizer: str = ""
+    length: int = 64
+
+    def learn(self, train: Array) -> Preparation:
+        """How many tokens a sample has, and what they stand for."""
+        return Preparation({}, {}, [], [], [self.length], self._tokens.digest)
+
+    def _encode(self, piece: Any, preparation: Preparation) -> Array:
+        if preparation.tokenizer != self._tokens.digest:
+            raise ConfigError(
+                f"Party {self.party} has another tokenizer than its model was trained with."
+            )
+        (column,) = (piece[name] for name in piece)
+        if self.missing == "refuse" and column.isna().any():
+            raise self._wrong(
+                "has missing texts: fill them in, drop those rows, or set missing='median', by "
+                "which they are empty.",
+                f"column {column.name!r} has {int(column.isna().sum())} in some rows.",
+            )
+        texts = column.astype(object).where(column.notna(), "").map(str).tolist()
+        return Tokenizer(self.tokenizer, preparation.shape[0], self.whose).encode(texts)
+
+    def _decode(self, rows: Array, preparation: Preparation) -> Arrays:
+        return as_samples(rows)
+
+    @cached_property
+    def _tokens(self) -> Tokenizer:
+        return Tokenizer(self.tokenizer, self.length, f"Party {self.party}'s node configuration")
+
+
+@lru_cache(maxsize=4)
+def _opened(folder: str, whose: str) -> Any:
+    if not folder:
+        raise ConfigError(
+            f"{whose} reads text as tokens and names no tokenizer: give tokenizer='FOLDER', as "
+            "save_pretrained of transformers leaves one."
+        )
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise ConfigError(
+            f"{whose} names a tokenizer of which the folder is not there: save one by "
+            "save_pretrained of transformers."
+        )
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ConfigError(
+            f"{whose} names a tokenizer, which needs transformers: install vfl-flower[hf]."
+        ) from None
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=False, use_fast=True
+        )
+    except Exception as error:  # the library raises many kinds
+        raise ConfigError(
+            f"{whose} names a tokenizer that cannot be read ({type(error).__name__}): save one by "
+            "save_pretrained of transformers."
+        ) from None
