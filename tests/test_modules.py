@@ -257,7 +257,7 @@ class Rows(source.Rows):
     def __init__(self, rows: int) -> None:
         self.places = np.arange(rows)
         generator = np.random.default_rng(0)
-        self.samples = {
+        self.samples: dict[str, Any] = {
             "words": generator.integers(0, 10, (rows, 5)),
             "numbers": generator.standard_normal((rows, 3)).astype(np.float32),
         }

@@ -78,9 +78,12 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def kept(model: nn.Module) -> dict[str, Tensor]:
     """What is kept of a model, by name: parameters, and the buffers of its ``state_dict``."""
-    known = model.state_dict().keys() if any(True for _ in model.buffers()) else ()
-    buffers = {name: each for name, each in model.named_buffers() if name in known}
-    return {**dict(model.named_parameters()), **buffers}
+    tensors: dict[str, Tensor] = dict(model.named_parameters())
+    buffers = dict(model.named_buffers()) if getattr(model, "by_step", True) else {}
+    if buffers:  # which layers of ours do not have
+        known = model.state_dict().keys()
+        tensors |= {name: each for name, each in buffers.items() if name in known}
+    return tensors
 
 
 def kind_of(model: nn.Module) -> str:

@@ -132,27 +132,26 @@ def descend(
     ``hs`` are the embeddings uploaded (`passes.window`), if their graph is still at hand; else the
     forward pass is repeated, which gives the same, since the parameters have not changed since.
     """
-    weight, parameters = training.regulariser_weight, trained(model)
+    weight, parameters = training.regulariser_weight, optimizer.param_groups[0]["params"]
     if is_plain_sgd(optimizer) or len(lengths) == 1:
         if hs is None:
             hs = passes.window(model, x, lengths, noise, key, learns=False)
-        gradients = _gradients(hs, parameters.values(), gradient_rows)
-        for p, gradient in zip(parameters.values(), gradients, strict=True):
+        gradients = _gradients(hs, parameters, gradient_rows)
+        for p, gradient in zip(parameters, gradients, strict=True):
             p.grad = gradient
             if weight:
                 at = penalty_gradient(training, p.detach())
                 p.grad = gradient + len(lengths) * weight * at
         optimizer.step()
         return
-    uploaded_with = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
+    named = trained(model).items()
+    uploaded_with = {name: p.detach().clone().requires_grad_() for name, p in named}
     of_steps = samples.split(x, lengths), gradient_rows.split(list(lengths))
     for step, (rows, gradient_of) in enumerate(zip(*of_steps, strict=True)):
         of_step = noise.of_step(step) if noise else None
         h = passes.one(model, rows, step, of_step, key, False, uploaded_with)
         gradients = _gradients([h], uploaded_with.values(), gradient_of)
-        for p, at, gradient in zip(
-            parameters.values(), uploaded_with.values(), gradients, strict=True
-        ):
+        for p, at, gradient in zip(parameters, uploaded_with.values(), gradients, strict=True):
             p.grad = gradient + weight * penalty_gradient(training, at.detach())
         optimizer.step()
 
@@ -161,5 +160,5 @@ def _gradients(
     hs: Sequence[Tensor], parameters: Iterable[Tensor], rows: Tensor
 ) -> tuple[Tensor, ...]:
     """Gradients of parameters, from the gradient rows of embeddings; zero where one has no part."""
-    parts = rows.split([len(h) for h in hs])
+    parts = [rows] if len(hs) == 1 else rows.split([len(h) for h in hs])
     return torch.autograd.grad(hs, list(parameters), parts, materialize_grads=True)
