@@ -193,7 +193,8 @@ class Model:
         """
         _, figures = self._said(features, labels, id, labelled=True)
         about = ("model", "rows", "epsilon")
-        return {name: figures[name] for name in figures if name not in about}
+        applies = (name for name in figures if name not in about and figures[name] is not None)
+        return {name: figures[name] for name in applies}
 
     def save(self, folder: str | Path) -> None:
         """Copy the results folder, from which `load` reads it.
