@@ -193,9 +193,8 @@ class Model:
         """
         _, figures = self._said(features, labels, id, labelled=True)
         about = ("model", "rows", "epsilon")
-        return {
-            name: each for name, each in figures.items() if name not in about and each is not None
-        }
+        applies = (name for name in figures if name not in about and figures[name] is not None)
+        return {name: figures[name] for name in applies}
 
     def save(self, folder: str | Path) -> None:
         """Copy the results folder, from which `load` reads it.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock
 from typing import Any, Protocol
 
@@ -96,15 +96,18 @@ def pair(
     return joined(of_first), joined(of_second)
 
 
-@contextmanager
-def repeatable(model: nn.Module, key: bytes, step: int = 0, learns: bool = True) -> Iterator[None]:
+def repeatable(
+    model: nn.Module, key: bytes, step: int = 0, learns: bool = True
+) -> AbstractContextManager[None]:
     """Have torch's random numbers follow from key and step, and buffers learn or stay as they are.
 
     Nothing of it for models of ours, which need neither.
     """
-    if not by_step(model):
-        yield
-        return
+    return _repeatable(model, key, step, learns) if by_step(model) else nullcontext()
+
+
+@contextmanager
+def _repeatable(model: nn.Module, key: bytes, step: int, learns: bool) -> Iterator[None]:
     kept = {} if learns else {name: each.clone() for name, each in model.named_buffers()}
     cuda = {p.device for p in model.parameters() if p.device.type == "cuda"}
     seed = hashlib.sha256(key + f"|random|{step}".encode()).digest()

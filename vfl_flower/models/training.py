@@ -159,8 +159,9 @@ def kept(model: nn.Module) -> dict[str, Tensor]:
         for name, p in model.named_parameters()
         if p.requires_grad or not name.startswith(within)
     }
-    known = model.state_dict().keys() if any(True for _ in model.buffers()) else ()
-    return parameters | {name: each for name, each in model.named_buffers() if name in known}
+    buffers = dict(model.named_buffers()) if getattr(model, "by_step", True) else {}
+    known = model.state_dict().keys() if buffers else ()  # which layers of ours do not have
+    return parameters | {name: each for name, each in buffers.items() if name in known}
 
 
 def fixed(model: nn.Module) -> str:

@@ -108,7 +108,8 @@ def party_of(context: Context, config: RunConfig, outputs: int, block: FeatureBl
 
 def check_model(about: str, party: Party) -> None:
     """Refuse, by `ConfigError`, a party's bottom model that is not the one it wrote down."""
-    then, now = (json.loads(each)["model"] for each in (about, party.about))
+    nothing = {"name": "none of this version", "args": ""}
+    then, now = (json.loads(each).get("model", nothing) for each in (about, party.about))
     if then != now:
         shown = [f"{each['name']} {each['args']}".strip() for each in (then, now)]
         raise ConfigError(

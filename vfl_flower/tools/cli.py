@@ -33,7 +33,7 @@ _NodeConfig = Annotated[
     typer.Option(
         metavar=_PAIRS,
         help="Once for each party: its file, id, columns (with commas), missing ('refuse' or "
-        "'median') and text ('refuse' or 'one-hot').",
+        "'median') and text ('refuse' or 'one-hot'); model, model-args and embedding-size.",
     ),
 ]
 _Parties = Annotated[

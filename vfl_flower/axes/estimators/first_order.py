@@ -142,7 +142,7 @@ def descend(
     Of other optimizers, the steps of a window need a copy of the parameters that made the upload;
     that of a single step does not. ``first`` is the number of the first step, as in `step_along`.
     """
-    weight, parameters = training.regulariser_weight, trained(model)
+    weight, parameters = training.regulariser_weight, optimizer.param_groups[0]["params"]
     if is_plain_sgd(optimizer) or len(lengths) == 1:
         if hs is None:
             hs = passes.window(model, x, lengths, noise, key, learns=False)
@@ -152,18 +152,19 @@ def descend(
             steps = float(factors.sum())
             of_rows = factors.repeat_interleave(torch.tensor(lengths))
             gradient_rows = gradient_rows * of_rows.to(gradient_rows)[:, None]
-        gradients = _gradients(hs, parameters.values(), gradient_rows)
+        gradients = _gradients(hs, parameters, gradient_rows)
         if weight:
             gradients = tuple(
                 gradient + steps * weight * penalty_gradient(training, p.detach())
-                for p, gradient in zip(parameters.values(), gradients, strict=True)
+                for p, gradient in zip(parameters, gradients, strict=True)
             )
         if plain:
             step_as_one(optimizer, gradients)
         else:
             step_along(optimizer, gradients, first)
         return
-    uploaded_with = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
+    named = trained(model).items()
+    uploaded_with = {name: p.detach().clone().requires_grad_() for name, p in named}
     of_steps = samples.split(x, lengths), gradient_rows.split(list(lengths))
     for step, (rows, gradient_of) in enumerate(zip(*of_steps, strict=True)):
         of_step = noise.of_step(step) if noise else None
@@ -180,5 +181,5 @@ def _gradients(
     hs: Sequence[Tensor], parameters: Iterable[Tensor], rows: Tensor
 ) -> tuple[Tensor, ...]:
     """Gradients of parameters, from the gradient rows of embeddings; zero where one has no part."""
-    parts = rows.split([len(h) for h in hs])
+    parts = [rows] if len(hs) == 1 else rows.split([len(h) for h in hs])
     return torch.autograd.grad(hs, list(parameters), parts, materialize_grads=True)
