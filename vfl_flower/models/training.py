@@ -25,13 +25,14 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def kept(model: nn.Module) -> dict[str, Tensor]:
     """What states hold of a model, by name: not what is frozen and can be read from files again."""
-    of_files = [name for name, module in model.named_modules() if _fixed(module)]
+    named: dict[str, Tensor] = dict(model.named_parameters())
+    frozen = [name for name, p in named.items() if not p.requires_grad]
+    of_files = [name for name, module in model.named_modules() if _fixed(module)] if frozen else []
     within = tuple(f"{name}." if name else "" for name in of_files)
-    return {
-        name: p
-        for name, p in model.named_parameters()
-        if p.requires_grad or not name.startswith(within)
-    }
+    for name in frozen:
+        if name.startswith(within):
+            del named[name]
+    return named
 
 
 def fixed(model: nn.Module) -> str:
