@@ -152,16 +152,16 @@ def kept(model: nn.Module) -> dict[str, Tensor]:
 
     But not what is frozen and can be read from files again.
     """
-    of_files = [name for name, module in model.named_modules() if _fixed(module)]
+    tensors: dict[str, Tensor] = dict(model.named_parameters())
+    frozen = [name for name, tensor in tensors.items() if not tensor.requires_grad]
+    of_files = [name for name, module in model.named_modules() if _fixed(module)] if frozen else []
     within = tuple(f"{name}." if name else "" for name in of_files)
-    parameters = {
-        name: p
-        for name, p in model.named_parameters()
-        if p.requires_grad or not name.startswith(within)
-    }
+    for name in frozen:
+        if name.startswith(within):
+            del tensors[name]
     buffers = dict(model.named_buffers()) if getattr(model, "by_step", True) else {}
     known = model.state_dict().keys() if buffers else ()  # which layers of ours do not have
-    return parameters | {name: each for name, each in buffers.items() if name in known}
+    return tensors | {name: each for name, each in buffers.items() if name in known}
 
 
 def fixed(model: nn.Module) -> str:

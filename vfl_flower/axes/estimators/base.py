@@ -226,5 +226,6 @@ class Estimator(ABC):
     def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
         """Party: learn from the answer to an upload, by the parameters that made it.
 
+        The model changes in place, by whole steps: there is no copy of it to go back to.
         `VflError`, as the end of a sentence, if the answer says nothing.
         """
