@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import subprocess
@@ -11,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
+from PIL import Image
 
 CHECKOUT = Path(__file__).parent.parent
 BENCHMARKS = sorted(
@@ -22,6 +26,7 @@ BENCHMARKS = sorted(
 SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "clock": "--mnist {mnist} --epochs 2 --seeds 1 --target 0 --picture {picture}",
     "codecs": "--mnist {mnist} --repeats 1",
+    "images": "--cifar {cifar} --epochs 1",
     "large_table": "--rows 3000 --columns 12 --both 3000",
     "losslessness": "--credit {credit} --trials 2 --epochs 1",
     "memory": "--hidden 50",
@@ -52,7 +57,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     table, defaulted = random.standard_normal((300, 23)), random.integers(0, 2, 300)
     np.savez(folder / "credit.npz", X=table, y=defaulted)
+    (folder / "cifar").mkdir()
+    for name in ("train", "test"):
+        rows = [{"image": {"bytes": png(random), "path": None}, "label": n % 10} for n in range(60)]
+        parquet.write_table(pa.Table.from_pylist(rows), folder / "cifar" / f"{name}.parquet")
     return folder
+
+
+def png(random: np.random.Generator) -> bytes:
+    """A small picture of noise."""
+    file = io.BytesIO()
+    Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(file, "png")
+    return file.getvalue()
 
 
 def numbers(figures: Any) -> Iterator[float]:
@@ -81,7 +97,8 @@ def test_a_benchmark_prints_figures_and_leaves_the_checkout_as_it_was(
     name: str, data: Path, tmp_path: Path
 ) -> None:
     picture, before = tmp_path / "picture.png", files()
-    places = {"mnist": data / "mnist.npz", "credit": data / "credit.npz", "picture": picture}
+    places = {"mnist": data / "mnist.npz", "credit": data / "credit.npz"}
+    places |= {"cifar": data / "cifar", "picture": picture}
     words = [word.format(**places) for word in SMALL[name].split()]
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *words],

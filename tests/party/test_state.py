@@ -252,7 +252,7 @@ def test_a_perturbed_model_is_restored_when_its_pass_fails(
             raise KeyboardInterrupt
         return torch.zeros(32, 32)
 
-    monkeypatch.setattr(directions_module, "_call", call)
+    monkeypatch.setattr(passes, "one", call)
     with pytest.raises(KeyboardInterrupt):
         sent(context, turn(1))
     for name, values in model_of(context).items():

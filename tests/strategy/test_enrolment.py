@@ -41,8 +41,9 @@ def test_a_party_that_fits_takes_part() -> None:
         ),
         (
             {"embedding_size": 16},
-            "Party 1 has embeddings of size 16, where the run configuration gives 32: start all "
-            "with the same configuration.",
+            "Party 1 has embeddings of size 16, where the run configuration gives 32, and a top "
+            "model that adds them up, or labels = 'shared', needs all alike: leave its "
+            "embedding-size out.",
         ),
         (
             {"code_digest": "older"},
@@ -56,4 +57,4 @@ def test_a_party_that_does_not_fit_is_refused_with_a_sentence(
     change: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(sentence)}$"):
-        check(replace(FITS, **change), resolve({}), LABELS, 3)
+        check(replace(FITS, **change), resolve({"combine": "mean"}), LABELS, 3)

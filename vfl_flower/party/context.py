@@ -184,11 +184,12 @@ def resume(context: Context) -> Party:
     if party is None or run != context.run_id or party.about != about:
         check_number(about, place[1])
         party = party_of(context, config, outputs, load_block(context, config))
+        then, now = json.loads(about), json.loads(party.about)
+        if any(now[name] != then[name] for name in ("ids", "preparation")):
+            raise VflError("has not the data that this run began with: its file has changed since.")
         check_model(about, party)
         check_weights(party, about)
         check_training(about, party)
-        if party.about != about:
-            raise VflError("has not the data that this run began with: its file has changed since.")
         _skeletons[place] = context.run_id, party
     scalars = state.load_scalars(context.state)
     party.origin = scalars["origin"]
