@@ -59,7 +59,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "credit.npz", X=table, y=defaulted)
     (folder / "cifar").mkdir()
     for name in ("train", "test"):
-        rows = [{"image": {"bytes": png(random), "path": None}, "label": n % 10} for n in range(60)]
+        rows = [{"image": {"bytes": png(random), "path": ""}, "label": n % 10} for n in range(60)]
         parquet.write_table(pa.Table.from_pylist(rows), folder / "cifar" / f"{name}.parquet")
     return folder
 

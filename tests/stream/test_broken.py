@@ -31,9 +31,8 @@ from tests.stream.nodes import (
     eventually,
 )
 from vfl_flower.errors import PartyError
-from vfl_flower.flower_internals import from_bytes, to_bytes
+from vfl_flower.flower_internals import from_bytes, state_to_bytes, to_bytes
 from vfl_flower.messages import SMALL, SessionOrder
-from vfl_flower.flower_internals import state_to_bytes
 from vfl_flower.party import state_file
 from vfl_flower.runtimes.stream import grid, links, session
 from vfl_flower.wire import to_failure
