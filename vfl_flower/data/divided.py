@@ -185,9 +185,11 @@ def hugging_face(data: DataConfig, place: str) -> Divided:
     @cache
     def only_column() -> list[Array]:
         """The one feature column of each part."""
-        if isinstance(parts[0].features[others[0]], hugging_face.Image):
-            raw = hugging_face.Image(decode=False)
+        feature, raw = parts[0].features[others[0]], hugging_face.Image(decode=False)
+        if isinstance(feature, hugging_face.Image):
             return [_pixels(data, part.cast_column(others[0], raw)[others[0]]) for part in parts]
+        if isinstance(feature, Mapping) and feature.keys() == {"bytes", "path"}:  # unnamed images
+            return [_pixels(data, part[others[0]]) for part in parts]
         return [column(part, others[0]) for part in parts]
 
     def features(columns: Columns) -> list[Array]:
