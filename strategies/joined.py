@@ -13,6 +13,7 @@ from vfl_flower.axes.batches import divisors, draw_window
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.config import RunConfig
 from vfl_flower.data import samples
+from vfl_flower.data.augmentation import augmented
 from vfl_flower.data.blocks import FeatureBlock, load_block, load_part
 from vfl_flower.errors import ConfigError
 from vfl_flower.models import passes
@@ -55,10 +56,13 @@ class Joined(Vertical):
             divided = divisors(self.config, rows_of, window.lengths).tolist()
             for ids, divisor in zip(batches, divided, strict=True):
                 rows = ids.to(holder.device)
-                embeddings = [
-                    passes.one(bottom, samples.rows(x, rows), 0, key=holder.key)
-                    for bottom, x in zip(bottoms, inputs, strict=True)
-                ]
+                embeddings = []
+                for party, bottom, block, x in zip(
+                    holder.columns, bottoms, blocks, inputs, strict=True
+                ):
+                    key = holder.key + f"|{party}".encode()
+                    of_rows = augmented(block.augment, samples.rows(x, rows), key, holder.steps)
+                    embeddings.append(passes.one(bottom, of_rows, 0, key=key))
                 own = holder.table.rows[rows, holder.table.received :]
                 h = torch.cat([*embeddings, own], dim=1)
                 outputs = passes.one(holder.top, h, 0, key=holder.key)

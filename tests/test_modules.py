@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,15 @@ from torch.nn import functional
 
 from tests.conftest import Start, nightly
 from tests.fleet import assert_equals, fleet
+from tests.party.nodes import asked
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower import client_app
 from vfl_flower.axes.batches import draw_window
 from vfl_flower.axes.estimators.directions import Directions, values_of_pairs
-from vfl_flower.data import samples, source
+from vfl_flower.data import augmentation, samples, source
 from vfl_flower.data.blocks import FeatureBlock, load_features, load_labels
 from vfl_flower.errors import CodeError, ConfigError, PartyError, VflError
-from vfl_flower.messages import DescribeOrder, EvaluateOrder, TrainOrder
+from vfl_flower.messages import DescribeOrder, Description, EvaluateOrder, TrainOrder
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
@@ -379,7 +381,7 @@ def test_code_of_the_label_holder_is_loaded_by_no_party(tmp_path: Path) -> None:
         ({"model": f"{TOWERS}:fixed"}, "Party 1's model .* has no parameter to train"),
         ({"model": f"{TOWERS}:double"}, "Party 1's model .* trains parameters of torch.float64"),
         ({"model": f"{TOWERS}:infinite"}, "Party 1 has a model .* that are not finite"),
-        ({"model": f"{TOWERS}:Conv"}, "Party 1's model .* cannot be built .ValueError in __init__"),
+        ({"model": f"{TOWERS}:Conv"}, "Party 1's model .* cannot be built: ValueError"),
         ({"model": f"{TOWERS}:Step"}, "Party 1's model .* has no gradient, which strategy"),
         ({"model": f"{TOWERS}:Silent"}, "Party 1 has a model .* have no gradient: correct"),
         (
@@ -402,11 +404,15 @@ def test_a_model_that_cannot_be_had_is_a_sentence_that_names_the_party(
 
 def test_what_code_says_of_its_data_is_told_to_its_owner_alone() -> None:
     words, keys = {"model": f"{TOWERS}:unlucky"}, {"dataset": "breast-cancer"}
-    with pytest.raises(CodeError, match=r"\(ValueError in unlucky, towers.py:\d+\)") as told:
+    with pytest.raises(CodeError, match="ValueError: the first number is") as told:
         between.begin(node(words, keys), DescribeOrder(outputs=1))
-    assert "the first number" not in str(told.value)
-    with pytest.raises(ConfigError, match="ValueError: the first number is"):
-        between.begin(node(words, keys, simulated=True), DescribeOrder(outputs=1))
+    assert re.search(r"\(ValueError in unlucky, towers.py:\d+\)", told.value.outside)
+    assert "the first number" not in told.value.outside
+    for simulated in (False, True):
+        with pytest.raises(VflError) as answered:
+            asked(node(words, keys, simulated=simulated), DescribeOrder(outputs=1), Description)
+        assert ("the first number" in str(answered.value)) == simulated
+        assert str(Path(__file__).parent) not in str(answered.value)
 
 
 def test_a_black_box_of_ones_own_is_trained_by_pairs(run: Start) -> None:
@@ -559,10 +565,80 @@ def test_noise_is_on_what_a_module_makes_which_is_clipped_before() -> None:
         assert noise == 1e-6 or norms.mean() > 1
 
 
-@pytest.mark.parametrize("name", ["Normal", "Mixing"])
-def test_noise_asks_that_rows_are_apart(name: str, run: Start) -> None:
+def test_noise_asks_that_buffers_do_not_learn(run: Start) -> None:
     with pytest.raises(PartyError, match=r"Party 0's model .* lets a row have a part in"):
-        run(2, own(name, **NOISY))
+        run(2, own("Normal", **NOISY))
+
+
+def test_with_noise_a_row_has_no_part_in_another_s_embedding() -> None:
+    model = build_bottom(resolve(own("Mixing", **NOISY)), 0, torch.zeros(15), 4)
+    x = torch.randn(8, 15, generator=torch.Generator().manual_seed(0))
+    other = torch.cat([x[:1], -x[1:]])
+    with torch.no_grad():
+        assert not torch.allclose(model(x)[0], model(other)[0])  # the control
+        both = [model(rows, lambda layer, z: z) for rows in (x, other)]
+    assert torch.equal(both[0][0], both[1][0]) and both[0].shape == (8, 4)
+
+
+def test_noise_takes_no_augmentation_that_could_mix_rows() -> None:
+    x = np.zeros((64, 15), np.float32)
+    for augment in (lambda rows, generator: rows, augmentation.none):
+        block = FeatureBlock(x, x, "", augment=augment)
+        if augment is augmentation.none:
+            Party(resolve(own("plain", **NOISY)), 0, 2, 1, block)
+            continue
+        Party(resolve(own("plain")), 0, 2, 1, block)
+        with pytest.raises(ConfigError, match="has an augmentation of its own, by which"):
+            Party(resolve(own("plain", **NOISY)), 0, 2, 1, block)
+
+
+# --- what modules of one's own might do ----------------------------------------------------------
+
+
+def test_layers_that_wait_for_rows_draw_from_the_party_s_secret() -> None:
+    drawn = [
+        build_bottom(resolve(own("lazy")), 0, torch.zeros(15), 4, secret).state_dict()
+        for secret in (b"one", b"one", b"other")
+    ]
+    name = next(iter(drawn[0]))
+    assert torch.equal(drawn[0][name], drawn[1][name])
+    assert not torch.equal(drawn[0][name], drawn[2][name])
+
+
+def test_frozen_weights_are_kept_whatever_they_are_called() -> None:
+    model = build_bottom(resolve(own("Half")), 0, torch.zeros(15), 4)
+    assert any("fixed" in name for name in kept(model))
+
+
+def test_a_module_may_write_to_what_it_reads() -> None:
+    x = np.random.default_rng(0).standard_normal((64, 15)).astype(np.float32)
+    before = x.copy()
+    party = Party(resolve(own("Writes", **{"batch-size": 64})), 0, 2, 1, FeatureBlock(x, x, ""))
+    order = TrainOrder(exchange=1, epoch=0, first=0, steps=1, coordinated=True)
+    party.train(order)
+    np.testing.assert_array_equal(x, before)
+
+
+def test_a_mini_batch_of_one_row_is_found_before_training() -> None:
+    x = np.zeros((65, 15), np.float32)
+    Party(resolve(own("Normal", **{"batch-size": 13})), 0, 2, 1, FeatureBlock(x, x, ""))
+    with pytest.raises(ConfigError, match="cannot be trained on a mini-batch of one row"):
+        Party(resolve(own("Normal", **{"batch-size": 32})), 0, 2, 1, FeatureBlock(x, x, ""))
+
+
+def test_an_evaluation_that_fails_leaves_the_model_as_it_was() -> None:
+    x = np.zeros((64, 15), np.float32)
+    party = Party(resolve(own("Normal")), 0, 2, 1, FeatureBlock(x, x, ""))
+    with pytest.raises(IndexError):
+        party.embeddings(x, np.array([99], np.int32))
+    assert party.model.training
+
+
+def test_a_loss_by_which_one_label_changes_all_is_refused_with_scalar_noise(run: Start) -> None:
+    keys = {"strategy": "dpzv", "epsilon": 1.0, "loss": f"{TOWERS}:balanced"}
+    with pytest.raises(ConfigError, match="lets a row have a part in another's loss"):
+        run(2, own("plain", **keys))
+    run(2, own("plain", **{**keys, "loss": f"{TOWERS}:half"}))
 
 
 def test_noise_inside_a_module_of_ones_own_is_refused(run: Start) -> None:

@@ -321,13 +321,13 @@ def refused(place: Any, sample: Samples = TEXT, **args: Any) -> str:
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "google/vit-base-patch16-224", "/nowhere"])
 def test_a_name_of_a_hub_is_no_folder(name: str) -> None:
-    assert "which is no folder here: write hf:FOLDER" in refused(name)
+    assert "that is not here: write hf:FOLDER" in refused(name)
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
-    assert "which has no config.json" in refused(tmp_path)
+    assert "that has no config.json" in refused(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    assert "which has no config.json" in refused(tmp_path)
+    assert "that has no config.json" in refused(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "unheard-of"}')
     assert refused(tmp_path).startswith("cannot be made of what")
 
@@ -385,7 +385,7 @@ def test_code_in_a_folder_would_run_if_it_were_trusted(
 def test_adapters_to_a_model_elsewhere_are_refused(folders: Path, tmp_path: Path) -> None:
     place = copy_of(folders, "distilbert", tmp_path)
     (place / "adapter_config.json").write_text('{"base_model_name_or_path": "bert"}')
-    assert "which has adapters to a model that is elsewhere" in refused(place)
+    assert "that has adapters to a model that is elsewhere" in refused(place)
 
 
 def test_weights_of_another_model_are_refused(folders: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from logging import ERROR
+from logging import ERROR, WARNING
 from typing import TypeVar
 
 from flwr.app import Context, Message
@@ -16,7 +16,7 @@ from flwr.common import log
 
 from vfl_flower.data import alignment
 from vfl_flower.data.blocks import own_source, seat
-from vfl_flower.errors import OutOfStepError, VflError
+from vfl_flower.errors import CodeError, OutOfStepError, VflError
 from vfl_flower.messages import (
     AlignOrder,
     CheckpointOrder,
@@ -209,6 +209,10 @@ def _serve(
         Rules.of(context.node_config)  # so that no order is served by rules that are misspelt
         order = read_order(message, kind, between.largest_order(context))
         return to_reply(serve(context, order), message)
+    except CodeError as error:
+        log(WARNING, "%s", error)
+        said = str(error) if simulated(context) else error.outside  # one owner may read it all
+        return to_failure(said, message)
     except VflError as error:
         return to_failure(str(error), message, isinstance(error, OutOfStepError))
     except MemoryError:

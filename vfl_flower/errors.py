@@ -14,13 +14,16 @@ class ConfigError(VflError):
 
 
 class CodeError(ConfigError):
-    """Code of one's own raises: what it says may quote data, and is for who owns it alone."""
+    """Code of one's own raises: what it says may quote data, and is for who owns it alone.
+
+    outside : the sentence for others, without that.
+    """
 
     def __init__(self, sentence: str, error: Exception) -> None:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.name}, {place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
-        super().__init__(f"{sentence} ({type(error).__name__} in {where}): its own log says why.")
-        self.whole = f"{sentence}: {type(error).__name__}: {error}"
+        super().__init__(f"{sentence}: {type(error).__name__}: {error}")
+        self.outside = f"{sentence} ({type(error).__name__} in {where}): its own log says why."
 
 
 class OutOfStepError(VflError):

@@ -16,7 +16,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.errors import ConfigError
+from vfl_flower.errors import CodeError, ConfigError
 
 
 class Registry:
@@ -77,7 +77,7 @@ class Registry:
         ConfigError
             If there is none, its place does not have it, or it is something else.
         """
-        key = key or self.key
+        own, key = bool(key), key or self.key
         self.check(name, key)
         if name in self.known:
             return load_place(self.known[name])
@@ -88,11 +88,13 @@ class Registry:
         if ":" not in name:
             (entry, *_) = (each for each in entry_points(group=self.group) if each.name == name)
             place = entry.value
-        found = load_place(place, f"{key} = {name!r}")
+        # What a party names lies in a folder of its own, which is nobody else's affair.
+        called = f"{key} = {(name.rpartition('/')[2] if own else name)!r}"
+        found = load_place(place, called)
         missing = [part for part in self.parts if not hasattr(found, part)]
         if missing:
             what = "cannot be called" if missing == ["__call__"] else f"has no {missing[0]!r}"
-            raise ConfigError(f"{key} = {name!r} is none: it {what}. See CONTRIBUTING.md.")
+            raise ConfigError(f"{called} is none: it {what}. See CONTRIBUTING.md.")
         return found
 
 
@@ -108,10 +110,8 @@ def load_place(place: str, said: str = "") -> Any:
     try:
         return getattr(_of_file(module) if module.endswith(".py") else import_module(module), name)
     except Exception as error:  # the code of others may raise any
-        raise ConfigError(
-            f"{said or repr(place)} cannot be loaded ({type(error).__name__}: {error}): "
-            "write FILE.py:NAME or PACKAGE.MODULE:NAME, of something that is there."
-        ) from error
+        what = f"{said or repr(place)} cannot be loaded: write FILE.py:NAME or PACKAGE.MODULE:NAME"
+        raise CodeError(f"{what}, of something that is there", error) from error
 
 
 def _of_file(place: str) -> Any:

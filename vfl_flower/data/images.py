@@ -45,9 +45,17 @@ def decoded(content: Path | bytes, size: int = 0, grey: bool = False) -> Array:
     from PIL import Image
 
     try:
-        with Image.open(BytesIO(content) if isinstance(content, bytes) else content) as image:
+        with Image.open(BytesIO(content) if isinstance(content, bytes) else content) as opened:
+            image: Image.Image = opened
             if size:
-                image.draft("RGB", (size, size))  # of a large JPEG only what is needed
+                opened.draft("RGB", (size, size))  # of a large JPEG only what is needed
+            if image.mode.startswith("I"):  # 16 bits, as of X-rays, which convert would cut off
+                levels = np.asarray(image)
+                if levels.min(initial=0) < 0 or levels.max(initial=0) >= 2**16:
+                    raise ValueError("its pixels are none of 16 bits")
+                image = Image.fromarray((levels >> 8).astype(np.uint8))
+            elif image.mode == "F":
+                raise ValueError("its pixels are floating-point numbers")
             pixels = image.convert("L" if grey and image.mode == "L" else "RGB")
             if size and pixels.size != (size, size):
                 pixels = pixels.resize((size, size), Image.Resampling.BILINEAR)
@@ -119,7 +127,11 @@ class ImageFolder(Images):
         if not self.folder.is_dir():
             log.warning("The folder of images %s of this party is not there.", self.folder)
             raise ConfigError(f"{self.whose} is not there. Its own log says more.")
-        return sorted(path for path in self.folder.iterdir() if path.suffix.lower() in _SUFFIXES)
+        return sorted(
+            path
+            for path in self.folder.iterdir()
+            if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+        )
 
     @cached_property
     def id_column(self) -> Array:

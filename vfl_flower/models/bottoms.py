@@ -37,6 +37,7 @@ from torch.nn import functional
 
 from vfl_flower.config import RunConfig, pairs
 from vfl_flower.data import samples
+from vfl_flower.data.augmentation import GENERATOR
 from vfl_flower.data.samples import Samples
 from vfl_flower.errors import CodeError, ConfigError, VflError
 from vfl_flower.models import passes
@@ -122,6 +123,15 @@ class OwnBottom(BottomModel):
 
     def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
         """Embeddings [R, E]; `VflError`, as the end of a sentence, if it makes none."""
+        if perturb is not None:
+            # Each row by itself: the noise on its embedding hides it nowhere else.
+            rows = range(samples.count(x))
+            apart = [self._made(samples.rows(x, slice(row, row + 1))) for row in rows]
+            z = torch.cat(apart) if apart else self._made(x)
+            return self.activations[0](perturb(0, z))
+        return self.activations[0](self._made(x))
+
+    def _made(self, x: Samples) -> Tensor:
         due = samples.count(x), self.size
         with autocast(self, self.precision):
             z = self.layers[0](x)
@@ -131,8 +141,7 @@ class OwnBottom(BottomModel):
                 f"has a model {self.name!r} that makes {made} of {due[0]} rows, which have to "
                 f"become embeddings {due}: correct its forward."
             )
-        z = z.float()
-        return self.activations[0](z if perturb is None else perturb(0, z))
+        return z.float()
 
     @cached_property
     def stackable(self) -> bool:
@@ -150,14 +159,31 @@ class OwnBottom(BottomModel):
         return True
 
     def apart(self) -> bool:
-        """Whether no row has a part in another's embedding, as far as two rows tell."""
-        if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in self.modules()):
-            return False
-        alike = self._two()
-        beside = samples.each(alike, lambda x: torch.stack([x[0], _another(x[1])]))
+        """Whether no row has a part in another's embedding, if rows are passed one by one.
+
+        That it has where buffers learn from rows, as those of BatchNorm do.
+        """
+        before = {name: each.clone() for name, each in self.named_buffers()}
         with torch.no_grad():
-            first, second = (passes.one(self, x, 0, learns=False) for x in (alike, beside))
-        return torch.allclose(first[0], second[0], rtol=1e-4, atol=1e-6)
+            passes.one(self, self._two(), 0)
+        learned = False
+        for name, buffer in self.named_buffers():
+            if name not in before or not torch.equal(buffer, before[name]):
+                learned = True
+                buffer.data.copy_(before.get(name, buffer))
+        return not learned
+
+    def check_one_row(self) -> None:
+        """Raise `VflError`, as the end of a sentence, if a mini-batch of one row cannot be."""
+        one = samples.each(self._two(), lambda x: x[:1])
+        try:
+            with torch.no_grad():
+                passes.one(self, one, 0, learns=False)
+        except Exception as error:  # whatever it says of it
+            raise VflError(
+                f"has a model {self.name!r} that cannot be trained on a mini-batch of one row, as "
+                "here some are: choose another batch-size."
+            ) from error
 
     def try_out(self, gradients: bool) -> None:
         """Raise `VflError`, as the end of a sentence, if two rows do not become embeddings.
@@ -183,12 +209,6 @@ class OwnBottom(BottomModel):
         """Twice the sample, where the model is."""
         device = next(self.parameters()).device
         return samples.each(self.sample, lambda x: torch.stack([x, x]).to(device))
-
-
-def _another(sample: Tensor) -> Tensor:
-    """A sample that is not this one, of the same shape and kind."""
-    turned = sample.flatten().flip(0).view_as(sample)
-    return 2 * turned + 1 if sample.is_floating_point() else turned
 
 
 def has_gradient(bottom: str, key: str = "") -> bool:
@@ -235,7 +255,8 @@ def build_bottom(
     if isinstance(sample, dict):
         raise ConfigError(
             f"bottom-model = {models.bottom!r} reads one tensor, and a sample of party {party} has "
-            f"{', '.join(sample)}: name a model of your own."
+            f"{', '.join(sample)}: give it a model of its own, by model='FILE.py:NAME' in its node "
+            "configuration."
         )
     builder: Builder = BOTTOMS.load(models.bottom)
     last = models.embedding_activation or ("none" if models.top == "sum" else "relu")
@@ -269,15 +290,17 @@ def _build_own(
             "that out, or choose one of ours."
         )
     make = BOTTOMS.load(models.bottom, said)
-    said = f"{said} {models.bottom!r}"
+    name = models.bottom.rpartition("/")[2]  # folders are nobody else's affair
+    said = f"{said} {name!r}"
     with seeded(config, party, secret):
         module = built(make, said, models.bottom_args, sample, size)
+        _draw_lazy(module, sample)
     if not trained(module):
         raise ConfigError(
             f"{said} has no parameter to train: add a layer, or leave one requires_grad."
         )
     activation, precision = models.embedding_activation or "none", config.training.precision
-    model = OwnBottom(module, activation, models.bottom, size, sample, precision)
+    model = OwnBottom(module, activation, name, size, sample, precision)
     try:
         model.try_out(gradients=has_gradient(models.bottom))
     except VflError as error:
@@ -286,6 +309,15 @@ def _build_own(
         what = f"{said} cannot read samples of shape {samples.shape(sample)}"
         raise CodeError(what, error) from error
     return model
+
+
+def _draw_lazy(module: nn.Module, sample: Samples) -> None:
+    """Have layers that wait for their first rows draw their parameters now, while it is secret."""
+    if any(nn.parameter.is_lazy(p) for p in module.parameters()):
+        module.eval()
+        with torch.no_grad():
+            module(samples.each(sample, lambda x: torch.stack([x, x])))
+        module.train()
 
 
 def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
@@ -300,7 +332,8 @@ def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
     try:
         inspect.signature(make).bind(*given, **keys)
     except TypeError as error:
-        raise ConfigError(f"{said} does not take the arguments {arguments!r}: {error}.") from error
+        what = f"the arguments {arguments!r}" if arguments else "what models are built of"
+        raise ConfigError(f"{said} does not take {what}: {error}. See docs/models.md.") from error
     except ValueError:  # it does not say which it takes
         pass
     try:
@@ -314,13 +347,16 @@ def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
     odd = {str(p.dtype) for p in trained(module).values()} - {"torch.float32"}
     if odd:
         raise ConfigError(f"{said} trains parameters of {odd.pop()}: make them torch.float32.")
+    for p in trained(module).values():
+        if not nn.parameter.is_lazy(p):  # directions are added to them as they lie in memory
+            p.data = p.data.contiguous()
     return module
 
 
 @contextmanager
 def seeded(config: RunConfig, who: int, secret: bytes = b"") -> Iterator[None]:
     """Initialise a model from (seed, who, secret), leaving torch's own random state as it was."""
-    with passes.GENERATOR, torch.random.fork_rng(devices=[]):
+    with GENERATOR, torch.random.fork_rng(devices=[]):
         sequence = np.random.SeedSequence([config.training.seed, who + 1])
         words = sequence.generate_state(1, np.uint64)
         torch.manual_seed(int(words[0] >> np.uint64(1)))

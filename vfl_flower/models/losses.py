@@ -129,7 +129,8 @@ def try_out(loss: Loss, name: str, outputs: int, labels: Tensor, alone: bool) ->
     z = torch.randn(len(labels), outputs, generator=generator).to(labels.device)
     try:
         losses, _ = loss.own(z, labels), loss.gradient(z, labels)
-        others = loss.own(torch.cat([z[:1], 2 * z[1:] + 1]), labels)
+        beside = [(torch.cat([z[:1], 2 * z[1:] + 1]), of_others) for of_others in _turned(labels)]
+        others = [loss.own(*each)[0] for each in beside] if alone else []
     except Exception as error:
         raise CodeError(f"loss = {name!r} cannot read outputs {tuple(z.shape)}", error) from error
     if losses.shape != labels.shape or not torch.isfinite(losses).all():
@@ -137,11 +138,19 @@ def try_out(loss: Loss, name: str, outputs: int, labels: Tensor, alone: bool) ->
             f"loss = {name!r} makes {tuple(losses.shape)} of {len(labels)} rows, where a finite "
             "loss of each is due: correct it."
         )
-    if alone and not torch.allclose(losses[0], others[0]):
+    if any(not torch.allclose(losses[0], other) for other in others):
         raise ConfigError(
             f"loss = {name!r} lets a row have a part in another's loss, where privacy = 'scalar' "
             "hides what one row adds: take each row by itself."
         )
+
+
+def _turned(labels: Tensor) -> list[Tensor]:
+    """Labels of which the first stays: as they are, each another, and all others alike."""
+    numbers = labels.is_floating_point()
+    another = 2 * labels + 1 if numbers else labels.max() - labels
+    alike = torch.full_like(labels, float(labels.max() + numbers))
+    return [labels, *(torch.cat([labels[:1], each[1:]]) for each in (another, alike))]
 
 
 def _probability(outputs: Tensor, targets: Tensor) -> Tensor:

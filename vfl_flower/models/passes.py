@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from threading import Lock
 from typing import Any, Protocol
 
 import torch
@@ -20,9 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from vfl_flower.data import samples
+from vfl_flower.data.augmentation import GENERATOR
 from vfl_flower.data.samples import Samples
-
-GENERATOR = Lock()  # torch's own generator is one of all threads, which may each have a party
 
 
 class Noise(Protocol):
@@ -72,6 +70,8 @@ def one(
     key : what is random follows from it and the step.
     learns : whether buffers do, such as running statistics.
     """
+    if by_step(model):  # which may write to what it reads
+        x = samples.each(x, torch.clone)
     given = (x, noise) if noise else (x,)
     outputs: Tensor
     with repeatable(model, key, step, learns):
@@ -117,4 +117,5 @@ def _repeatable(model: nn.Module, key: bytes, step: int, learns: bool) -> Iterat
             yield
     finally:
         for name, buffer in model.named_buffers() if kept else ():
-            buffer.data.copy_(kept[name])  # unseen by autograd, which backward passes allow
+            if name in kept and kept[name].shape == buffer.shape:  # else it was made by this pass
+                buffer.data.copy_(kept[name])  # unseen by autograd, which backward passes allow

@@ -72,7 +72,7 @@ class Pretrained(nn.Module):
             _add_adapters(self.backbone, lora)
         # Digest of the files from which frozen parameters can be read again, so that no state
         # needs to hold them.
-        self.fixed = _digest(settings, weights) if whole and (freeze or lora) else ""
+        self.digest_of_files = _digest(settings, weights) if whole and (freeze or lora) else ""
         two = samples.each(sample, lambda x: torch.stack([x, x]))
         self.eval()
         with torch.no_grad():
@@ -126,7 +126,7 @@ def _settings(place: Path) -> bytes:
     """The content of config.json, if nothing in the folder is refused."""
     if not place.is_dir():
         raise VflError(
-            f"is to be read from {place}, which is no folder here: write hf:FOLDER, with a folder "
+            "is to be read from a folder that is not here: write hf:FOLDER, with a folder "
             "that has config.json; nothing is fetched from a hub."
         )
     try:
@@ -135,7 +135,7 @@ def _settings(place: Path) -> bytes:
         kind = settings["model_type"]
     except (OSError, ValueError, TypeError, KeyError):
         raise VflError(
-            f"is to be read from {place}, which has no config.json of the transformers library: "
+            "is to be read from a folder that has no config.json of the transformers library: "
             "write it with save_pretrained."
         ) from None
     refused = [name for name in ("auto_map", "quantization_config") if name in settings]
@@ -149,13 +149,13 @@ def _settings(place: Path) -> bytes:
         )
     if (place / "adapter_config.json").exists():
         raise VflError(
-            f"is to be read from {place}, which has adapters to a model that is elsewhere: merge "
+            "is to be read from a folder that has adapters to a model that is elsewhere: merge "
             "them, by merge_and_unload, and save the whole model."
         )
     others = sorted(each.name for pattern in _OTHER_WEIGHTS for each in place.glob(pattern))
     if others and not any(place.glob("*.safetensors")):
         raise VflError(
-            f"is to be read from {place}, whose weights are in {others[0]} alone: save them as "
+            f"is to be read from a folder whose weights are in {others[0]} alone: save them as "
             "safetensors, by save_pretrained, since nothing is read that can hold code."
         )
     return content

@@ -51,7 +51,7 @@ class Rates:
         if self.schedule == "one-cycle":
             peak, last = _PEAK * self.total - 1, self.total - 1
             if step <= peak:
-                return rise * _cosine(1 / _START, 1.0, step / peak)
+                return rise * _cosine(1 / _START, 1.0, step / peak if peak > 0 else 1.0)
             down = (step - peak) / (last - peak)
             return rise * _cosine(1.0, 1 / (_START * _END), min(1.0, down))
         return rise

@@ -170,7 +170,8 @@ def fixed(model: nn.Module) -> str:
 
 
 def _fixed(module: nn.Module) -> str:
-    return str(getattr(module, "fixed", ""))
+    found = getattr(module, "digest_of_files", "")
+    return found if isinstance(found, str) else ""
 
 
 _LARGE = 2**20  # parameters: 4 MB

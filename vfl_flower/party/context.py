@@ -20,7 +20,7 @@ from flwr.app import Context
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import FeatureBlock, load_block, seat
 from vfl_flower.data.source import Preparation
-from vfl_flower.errors import CodeError, ConfigError, OutOfStepError, VflError
+from vfl_flower.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.messages import SMALL, DescribeOrder, RejoinOrder, TrainOrder
 from vfl_flower.models.training import (
     load_model,
@@ -96,14 +96,7 @@ def party_of(context: Context, config: RunConfig, outputs: int, block: FeatureBl
     ConfigError
         If that model cannot be had, or makes no embeddings.
     """
-    try:
-        own = own_config(context, config)
-        return Party(config, *seat(context), outputs, block, own)
-    except CodeError as error:
-        log.warning("%s", error.whole)
-        if simulated(context):  # all are of one owner, who may read what the code says
-            raise ConfigError(error.whole) from error
-        raise
+    return Party(config, *seat(context), outputs, block, own_config(context, config))
 
 
 def check_model(about: str, party: Party) -> None:
@@ -185,7 +178,7 @@ def resume(context: Context) -> Party:
         check_number(about, place[1])
         party = party_of(context, config, outputs, load_block(context, config))
         then, now = json.loads(about), json.loads(party.about)
-        if any(now[name] != then[name] for name in ("ids", "preparation")):
+        if any(now[name] != then.get(name) for name in ("ids", "preparation")):
             raise VflError("has not the data that this run began with: its file has changed since.")
         check_model(about, party)
         check_weights(party, about)
@@ -219,6 +212,7 @@ def resume(context: Context) -> Party:
         party.trace = None
         load_model(party.model, state.load_arrays(context.state, "model"))
         load_optimizer(party.optimizer, state.load_arrays(context.state, "optimizer"))
+    party.model.train()  # whatever a message that failed has left
     return party
 
 

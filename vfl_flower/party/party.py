@@ -31,7 +31,7 @@ from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation
 from vfl_flower.config import RunConfig
 from vfl_flower.data import augmentation, samples
-from vfl_flower.data.augmentation import generator_of
+from vfl_flower.data.augmentation import augmented
 from vfl_flower.data.blocks import FeatureBlock, load_part
 from vfl_flower.data.samples import Samples
 from vfl_flower.errors import ConfigError, OutOfStepError, VflError
@@ -49,7 +49,7 @@ from vfl_flower.messages import (
     bounded,
     checked,
 )
-from vfl_flower.models.bottoms import build_bottom, embedding_size
+from vfl_flower.models.bottoms import OwnBottom, build_bottom, embedding_size
 from vfl_flower.models.training import (
     as_tensor,
     build_optimizer,
@@ -106,10 +106,12 @@ class Party:
                 "embedding, so that noise on its own would not hide it: leave out such as "
                 "BatchNorm, or privacy."
             )
+        self._check_rows(samples.each(sample, lambda x: x[None]))
         # What stays the same through a run, and is needed to use its model afterwards.
         model = {"name": own.models.bottom.rpartition("/")[2], "args": own.models.bottom_args}
         about = {"config": config.values(), "parties": parties, "outputs": outputs}
         about |= {"ids": block.ids_digest, "model": {**model, "kind": kind_of(self.model)}}
+        about["augment"] = getattr(block.augment, "__qualname__", type(block.augment).__name__)
         about["training"] = {key: own.values()[key] for key in OWN_TRAINING}
         about["preparation"] = block.preparation.as_json() if block.preparation else None
         if fixed(self.model):  # which states do not hold
@@ -132,6 +134,27 @@ class Party:
         # memory, and what the estimator needs of the pending window's upload.
         self.kept: weakref.ref[Any] | None = None
         self.trace: Any = None
+
+    def _check_rows(self, one: Samples) -> None:
+        """Refuse, by `ConfigError`, what would fail at some row, or take a row's noise in vain."""
+        config, augment = self.config, self.block.augment
+        of_embeddings = ledger_of(config).noise_on == "embeddings"
+        if of_embeddings and augment not in (augmentation.none, augmentation.crop_flip):
+            raise ConfigError(
+                f"Party {self.index} has an augmentation of its own, by which a row could have a "
+                "part in another's embedding, and noise would not hide it: leave out one of them."
+            )
+        small, batch = config.schedule.sampling == "poisson", config.training.batch_size
+        try:
+            augmented(augment, one, b"", 0)
+            if isinstance(self.model, OwnBottom) and (
+                small or batch == 1 or self.rows % batch == 1
+            ):
+                self.model.check_one_row()
+        except ConfigError:
+            raise
+        except VflError as error:
+            raise ConfigError(f"Party {self.index} {error}") from None
 
     # --- the messages ---------------------------------------------------------------------------
 
@@ -225,9 +248,9 @@ class Party:
             x: Samples = take(torch.from_numpy(train), window).to(self.device)
         else:
             x = samples.tensors(train[window.ids], self.device)
-        if self.block.augment is augmentation.none or self.pending is None:
+        if self.pending is None:
             return x
-        return self.block.augment(x, generator_of(self.secret, self.pending.exchange))
+        return augmented(self.block.augment, x, self.secret, self.pending.exchange)
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
         """The noise of the upload that answers this message, if there is any."""
@@ -299,12 +322,14 @@ class Party:
         noise = self.noise(self.exchange, window)
         found = []
         self.model.eval()
-        with torch.no_grad():
-            for number, part in enumerate(parts):
-                read = rows[part] if len(parts) > 1 or ids is not None else rows[:]
-                x = samples.tensors(read, self.device)
-                found.append(self.model(x, noise.of_step(number) if noise else None))
-        self.model.train()
+        try:
+            with torch.no_grad():
+                for number, part in enumerate(parts):
+                    read = rows[part] if len(parts) > 1 or ids is not None else rows[:]
+                    x = samples.tensors(read, self.device)
+                    found.append(self.model(x, noise.of_step(number) if noise else None))
+        finally:
+            self.model.train()
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _upload(self, arrays: Arrays) -> Upload:

@@ -165,6 +165,7 @@ def check(context: Context, config: RunConfig) -> Rules:
     rules, one_owner = Rules.of(context.node_config), simulated(context)
     if not one_owner:
         refuse_places(config.values())
+        _check_arguments(context, config.models.bottom_args)
     if not one_owner or rules.dataset:
         _check_dataset(context, config.data.dataset, rules.dataset)
     tokenizer = config.data.tokenizer
@@ -207,6 +208,17 @@ def with_own(config: RunConfig, own: Mapping[str, Any]) -> RunConfig:
         return config
     of_schedule = {"lr-step": None, "lr-decay": None} if "lr-schedule" in own else {}
     return config.with_values({**of_schedule, **own})
+
+
+def _check_arguments(context: Context, arguments: str) -> None:
+    """Refuse arguments that others name, with which code that is installed here would be run."""
+    own = context.node_config
+    if arguments and "model" not in own and own.get("model-args") != arguments:
+        raise refused(
+            context,
+            f"model-args = {arguments!r}, which others name: its own node configuration gives "
+            f"{_or_none('model-args', own.get('model-args'))}",
+        )
 
 
 def _check_dataset(context: Context, dataset: str, permitted: str) -> None:
