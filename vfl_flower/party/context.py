@@ -102,6 +102,13 @@ def party_of(context: Context, config: RunConfig, outputs: int, block: FeatureBl
         raise
 
 
+def check_data(about: str, party: Party) -> None:
+    """Refuse, by `VflError`, data of a party that are not those that it wrote down."""
+    then, now = ({**json.loads(each), "model": None} for each in (about, party.about))
+    if then != now:
+        raise VflError("has not the data that this run began with: its file has changed since.")
+
+
 def check_model(about: str, party: Party) -> None:
     """Refuse, by `ConfigError`, a party's bottom model that is not the one it wrote down."""
     nothing = {"name": "none of this version", "args": ""}
@@ -153,9 +160,8 @@ def resume(context: Context) -> Party:
     if party is None or run != context.run_id or party.about != about:
         check_number(about, place[1])
         party = party_of(context, config, outputs, load_block(context, config))
+        check_data(about, party)
         check_model(about, party)
-        if party.about != about:
-            raise VflError("has not the data that this run began with: its file has changed since.")
         _skeletons[place] = context.run_id, party
     scalars = state.load_scalars(context.state)
     party.origin = scalars["origin"]
