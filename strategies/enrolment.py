@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from vfl_flower.axes import estimators
 from vfl_flower.axes.codecs.channel import check_memory
@@ -51,7 +53,18 @@ def enrol(
     then = dict(enumerate(found.strategy["holder"]["sizes"])) if found else None
     for description in descriptions.values():
         check(description, config, labels, len(descriptions), then)
+    _check_table([each.embedding_size for each in descriptions.values()], labels)
     return {each.party: Member(node, each.embedding_size) for node, each in descriptions.items()}
+
+
+def _check_table(sizes: Sequence[int], labels: Labels) -> None:
+    """Refuse embeddings of so many rows, of parties with these sizes, that do not fit."""
+    needed = 4 * sum(sizes) * (len(labels.train) + len(labels.test))
+    if needed > free_memory():
+        raise ConfigError(
+            f"Party {int(np.argmax(sizes))} has embeddings of size {max(sizes)}, and those of all "
+            f"need {needed / 1e9:.1f} GB, which are not free: give it a smaller embedding-size."
+        )
 
 
 def _check_surrogates(carrier: Carrier, config: RunConfig, labels: Labels, parties: int) -> None:
@@ -122,12 +135,6 @@ def check(
             f"{who} has embeddings of size {given}, where the run configuration gives {size}, and "
             "a top model that adds them up, or labels = 'shared', needs all alike: leave its "
             "embedding-size out."
-        )
-    table = 4 * given * (rows[0] + rows[1])
-    if table > free_memory():
-        raise ConfigError(
-            f"{who} has embeddings of size {given}, whose table of {table / 1e9:.1f} GB does not "
-            "fit into memory: give it a smaller embedding-size."
         )
     if description.code_digest != code_digest():
         raise ConfigError(

@@ -530,6 +530,16 @@ def test_what_the_label_holder_cannot_use_is_a_sentence_before_training(
         run(2, {**CANCER, **keys})
 
 
+def test_a_top_model_that_differs_from_the_one_that_was_kept_is_refused(tmp_path: Path) -> None:
+    file, out = tmp_path / "mine.py", str(tmp_path / "run")
+    text = "from torch import nn\n\n\ndef top(sizes, outputs):\n    return nn.Linear(8, {})\n"
+    file.write_text(text.format("outputs"))
+    run_local(2, {**CANCER, "top-model": f"{file}:top", "out": out})
+    file.write_text(text.format("outputs, bias=False"))
+    with pytest.raises(ConfigError, match=r"top-model = .* differs from the model that"):
+        predict_local({"model": out})
+
+
 def test_rows_add_bounded_gradients_to_a_top_model_of_ones_own() -> None:
     config = resolve({**OURS, "top-model": f"{TOWERS}:Top"})
     top = build_top(config, [4, 4], 1)

@@ -23,20 +23,19 @@ from vfl_flower.axes.estimators.directions import Directions
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
-from vfl_flower.errors import ConfigError, DivergedError, PoisonError, VflError
+from vfl_flower.errors import DivergedError, PoisonError, VflError
 from vfl_flower.holder import metrics as figures
 from vfl_flower.holder.metrics import Metrics, check_finite, metrics
 from vfl_flower.holder.table import USUAL, Table, own_features
 from vfl_flower.messages import LARGEST, Arrays, TrainOrder, Upload, bounded, checked
 from vfl_flower.models import losses
 from vfl_flower.models.losses import loss_of
-from vfl_flower.models.tops import build_top
+from vfl_flower.models.tops import build_top, load_top
 from vfl_flower.models.training import (
     as_tensor,
     build_optimizer,
     choose_device,
     flat,
-    load_model,
     load_optimizer,
     model_arrays,
     optimizer_arrays,
@@ -76,8 +75,7 @@ class LabelHolder:
         self.deviation = labels.deviation  # a unit of the outputs, under regression
         self.loss = loss_of(config, labels.train, len(labels.classes), self.device)
         alone = noise is not None
-        some = self.labels[:2]
-        losses.try_out(self.loss, config.models.loss, labels.outputs, some, alone)
+        losses.try_out(self.loss, config.models.loss, labels.outputs, self.labels[:8], alone)
         self.more = METRICS.load(config.models.metrics)
         figures.try_out(self.more, config.models.metrics, labels.outputs, self.test_labels)
         train, test = own_features(config, labels)
@@ -371,10 +369,7 @@ class LabelHolder:
 
     def _load_top(self, groups: dict[str, Arrays]) -> None:
         """Take over what `_top_arrays` gave."""
-        try:
-            load_model(self.top, groups["top"])
-        except VflError as error:
-            raise ConfigError(f"top-model = {self.config.models.top!r} {error}") from None
+        load_top(self.config, self.top, groups["top"])
         if self.optimizer:
             load_optimizer(self.optimizer, groups["optimizer"])
 

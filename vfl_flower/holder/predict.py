@@ -34,8 +34,8 @@ from vfl_flower.holder.checkpoint import Checkpoint, check_states
 from vfl_flower.holder.label_holder import of_group
 from vfl_flower.holder.metrics import Metrics, metrics
 from vfl_flower.messages import SMALL, Predicted, PredictOrder, bounded, checked
-from vfl_flower.models.tops import build_top
-from vfl_flower.models.training import as_tensor, load_model
+from vfl_flower.models.tops import build_top, load_top
+from vfl_flower.models.training import as_tensor
 from vfl_flower.provenance import code_digest
 from vfl_flower.registry import LOSSES, METRICS
 from vfl_flower.runtimes.carrier import Carrier, ask_all
@@ -106,10 +106,7 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any]) -> No
             raise PartyError(f"Party {answer.party}", f"sent {error}") from None
         blocks.append(as_tensor(block))
     top = build_top(found.config, sizes, outputs, rows.own.shape[1]).eval()
-    try:
-        load_model(top, of_group("top", found.arrays))
-    except VflError as error:
-        raise ConfigError(f"top-model = {found.config.models.top!r} {error}") from None
+    load_top(found.config, top, of_group("top", found.arrays))
     said = top(torch.cat([*blocks, torch.from_numpy(rows.own)], dim=1))
     reached = _metrics(said, rows.labels, found) if rows.labels is not None else None
     figures = {"model": str(config.model), "rows": len(rows.ids)}

@@ -129,7 +129,9 @@ def try_out(loss: Loss, name: str, outputs: int, labels: Tensor, alone: bool) ->
     z = torch.randn(len(labels), outputs, generator=generator).to(labels.device)
     try:
         losses, _ = loss.own(z, labels), loss.gradient(z, labels)
-        beside = [(torch.cat([z[:1], 2 * z[1:] + 1]), of_others) for of_others in _turned(labels)]
+        beside = [
+            (torch.cat([z[:1], 2 * z[1:] + 1]), of_others) for of_others in _turned(labels, outputs)
+        ]
         others = [loss.own(*each)[0] for each in beside] if alone else []
     except Exception as error:
         raise CodeError(f"loss = {name!r} cannot read outputs {tuple(z.shape)}", error) from error
@@ -145,12 +147,12 @@ def try_out(loss: Loss, name: str, outputs: int, labels: Tensor, alone: bool) ->
         )
 
 
-def _turned(labels: Tensor) -> list[Tensor]:
+def _turned(labels: Tensor, outputs: int) -> list[Tensor]:
     """Labels of which the first stays: as they are, each another, and all others alike."""
     numbers = labels.is_floating_point()
-    another = 2 * labels + 1 if numbers else labels.max() - labels
-    alike = torch.full_like(labels, float(labels.max() + numbers))
-    return [labels, *(torch.cat([labels[:1], each[1:]]) for each in (another, alike))]
+    another = 2 * labels + 1 if numbers else (labels + 1) % max(2, outputs)
+    alike = [torch.full_like(labels, each) for each in (0, 1)]
+    return [labels, *(torch.cat([labels[:1], each[1:]]) for each in (another, *alike))]
 
 
 def _probability(outputs: Tensor, targets: Tensor) -> Tensor:

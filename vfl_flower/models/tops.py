@@ -16,15 +16,17 @@ Its gradients are by autograd, behind the methods that ours has.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from vfl_flower.config import RunConfig
-from vfl_flower.errors import CodeError, ConfigError
+from vfl_flower.errors import CodeError, ConfigError, VflError
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import (
     BottomModel,
@@ -34,7 +36,7 @@ from vfl_flower.models.bottoms import (
     seeded,
 )
 from vfl_flower.models.top_layers import TopModel, with_block
-from vfl_flower.models.training import check_size, in_float32, trained
+from vfl_flower.models.training import check_size, in_float32, load_model, trained
 from vfl_flower.registry import BOTTOMS, TOPS
 from vfl_flower.sections import ModelConfig
 
@@ -184,6 +186,14 @@ def build_top(
         layers = [nn.Linear(wide, out) for wide, out in pairwise(widths)]
     combine = models.combine if layers else "sum"
     return TopModel(sizes, combine, layers, outputs, own, precision)
+
+
+def load_top(config: RunConfig, top: TopModel, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Copy what was kept of a top model into one; raise `ConfigError` if it is another's."""
+    try:
+        load_model(top, arrays)
+    except VflError as error:
+        raise ConfigError(f"top-model = {config.models.top!r} {error}") from None
 
 
 def _build_own(config: RunConfig, blocks: list[int], outputs: int, alone: bool) -> nn.Module:

@@ -99,6 +99,13 @@ def party_of(context: Context, config: RunConfig, outputs: int, block: FeatureBl
     return Party(config, *seat(context), outputs, block, own_config(context, config))
 
 
+def check_data(about: str, party: Party) -> None:
+    """Refuse, by `VflError`, data of a party that are not those that it wrote down."""
+    then, now = json.loads(about), json.loads(party.about)
+    if any(now[name] != then.get(name) for name in ("ids", "preparation", "augment")):
+        raise VflError("has not the data that this run began with: its file has changed since.")
+
+
 def check_model(about: str, party: Party) -> None:
     """Refuse, by `ConfigError`, a party's bottom model that is not the one it wrote down."""
     nothing = {"name": "none of this version", "args": ""}
@@ -177,9 +184,7 @@ def resume(context: Context) -> Party:
     if party is None or run != context.run_id or party.about != about:
         check_number(about, place[1])
         party = party_of(context, config, outputs, load_block(context, config))
-        then, now = json.loads(about), json.loads(party.about)
-        if any(now[name] != then.get(name) for name in ("ids", "preparation")):
-            raise VflError("has not the data that this run began with: its file has changed since.")
+        check_data(about, party)
         check_model(about, party)
         check_weights(party, about)
         check_training(about, party)
