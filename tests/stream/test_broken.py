@@ -124,8 +124,8 @@ def test_a_file_that_holds_no_state_is_told(streamed: Streamed, logged: list[str
     file.write_bytes(b"no state")
     assert_equals_in_process(streamed.train(nodes), nodes)
     assert logged == [f"The party's state in {file} cannot be read: it is left out."]
-    kept = state_file.read(file)
-    assert state_to_bytes(kept) == state_to_bytes(nodes.contexts[FIRST + 1].state)
+    kept, there = state_file.read(file), nodes.contexts[FIRST + 1].state
+    assert state_to_bytes(kept) == state_to_bytes(there)
 
 
 def test_a_folder_that_cannot_be_written_is_told(streamed: Streamed, logged: list[str]) -> None:
