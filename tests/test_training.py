@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from tests.conftest import Start
+from tests.conftest import Start, nightly
 from vfl_flower.axes.estimators import directions as zeroth_order
 from vfl_flower.axes.estimators.directions import Directions
 from vfl_flower.axes.estimators.first_order import descend
@@ -349,7 +349,9 @@ def test_float32_takes_no_other_path() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"bottom-model": "cnn", "optimizer": "nesterov", "party-lr": 0.02, "server-lr": 0.02},
+        nightly(
+            {"bottom-model": "cnn", "optimizer": "nesterov", "party-lr": 0.02, "server-lr": 0.02}
+        ),
         {"strategy": "ef-vfl", "labels": "shared", "codec": "identity"},
         {"privacy": "perturbed-embedding", "embedding-noise": 0.01, "noise-seed": 0},
     ],
