@@ -123,6 +123,7 @@ def test_a_user_configuration_meets_the_setting_of_an_attack(tmp_path: Path) -> 
     assert found["direct, uploads read*"].success >= 0.99
 
 
+@pytest.mark.nightly
 def test_equal_seeds_give_equal_audits(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"strategy": "asyrevel", "dataset": "breast-cancer", "epochs": 1}
     first, second = (audited(tmp_path / each, 2, **keys) for each in "ab")
@@ -141,6 +142,7 @@ def test_compression_hides_no_labels(tmp_path: Path, strategy: str) -> None:
     assert found["feature reconstruction"].success > 0.2
 
 
+@pytest.mark.nightly
 def test_an_audit_decodes_pairs_through_codecs(tmp_path: Path) -> None:
     found = audited(tmp_path, strategy="cascaded", **FEEDBACK)
     for name in ("direct, uploads read*", "direct, uploads guessed*", "gradient directions"):

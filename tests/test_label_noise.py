@@ -173,6 +173,7 @@ def test_the_file_is_its_owners_and_damage_is_one_sentence(home: Path) -> None:
     assert drawn(labels)[1] == 1.0
 
 
+@pytest.mark.nightly
 def test_processes_that_draw_at_once_have_one_draw_and_one_sum(tmp_path: Path) -> None:
     code = (
         "import sys, hashlib\n"

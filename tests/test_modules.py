@@ -503,7 +503,7 @@ def test_a_top_model_and_loss_of_ones_own_are_ours_where_they_say_the_same(
         ({"top-model": f"{TOWERS}:Top", "top-args": "depth=1"}, "does not take the arguments"),
         ({"top-args": "width=3"}, "top-args = 'width=3' are for a top model of your own"),
         ({"top-model": f"{TOWERS}:Top", "combine": "mean"}, "combine = 'mean' is for top models"),
-        ({"loss": f"{TOWERS}:mean_loss"}, r"loss = .* makes \(\) of 2 rows"),
+        ({"loss": f"{TOWERS}:mean_loss"}, r"loss = .* makes \(\) of 8 rows"),
         ({"loss": f"{TOWERS}:wide_top"}, "loss = .* cannot read outputs"),
         ({"metrics": f"{TOWERS}:no_figures"}, "metrics gives no numbers by names"),
         ({"metrics": f"{TOWERS}:wide_top"}, "metrics = .* cannot read"),

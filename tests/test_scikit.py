@@ -94,6 +94,7 @@ def test_columns_may_be_numbered_by_an_array() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_what_other_processes_have_fitted_predicts_here() -> None:
     x, y = load_breast_cancer(return_X_y=True)
     vertical = VerticalClassifier(config={"epochs": 2})
