@@ -6,11 +6,13 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def load(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(Path(name).name, EXAMPLES / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -23,3 +25,13 @@ def test_two_parties_train_towers_of_their_own(capsys: Any) -> None:
     assert said.startswith("accuracy 0.9") and "among the first 3 0.9" in said
     assert len(model.predict()) == 360
     assert model.evaluate().keys() == {"loss", "accuracy", "top_3"}
+
+
+@pytest.mark.nightly
+def test_photographs_and_a_table_are_learned_from_files() -> None:
+    assert load("images/photographs").main() > 0.8
+
+
+@pytest.mark.nightly
+def test_notes_and_values_are_learned_from_files() -> None:
+    assert load("text/notes").main() > 0.8

@@ -102,7 +102,7 @@ def party_of(context: Context, config: RunConfig, outputs: int, block: FeatureBl
 def check_data(about: str, party: Party) -> None:
     """Refuse, by `VflError`, data of a party that are not those that it wrote down."""
     then, now = json.loads(about), json.loads(party.about)
-    if any(now[name] != then.get(name) for name in ("ids", "preparation", "augment")):
+    if any(now[name] != then[name] for name in ("ids", "preparation")):
         raise VflError("has not the data that this run began with: its file has changed since.")
 
 
@@ -111,17 +111,16 @@ def check_model(about: str, party: Party) -> None:
     nothing = {"name": "none of this version", "args": ""}
     then, now = (json.loads(each).get("model", nothing) for each in (about, party.about))
     if then != now:
-        shown = [f"{each['name']} {each['args']}".strip() for each in (then, now)]
         raise ConfigError(
-            f"Party {party.index}'s model is {shown[1]!r}, and differs from {shown[0]!r}, with "
-            "which the run began, in name, arguments or parameters: give it the one of then."
+            f"Party {party.index}'s model is {now['name']!r}, and differs from {then['name']!r}, "
+            "with which the run began, in name, arguments or parameters: give it the one of then."
         )
 
 
 def check_training(about: str, party: Party) -> None:
     """Refuse, by `ConfigError`, to train a party's model otherwise than when the run began."""
-    then, now = (json.loads(each)["training"] for each in (about, party.about))
-    if then != now:
+    then, now = (json.loads(each) for each in (about, party.about))
+    if any(then[name] != now[name] for name in ("training", "augment")):
         raise ConfigError(
             f"Party {party.index}'s node configuration says otherwise how its model is trained "
             "than when the run began: put back what it said then."
