@@ -42,9 +42,7 @@ def write(folder: Path) -> None:
     known = {word: number for number, word in enumerate(["[PAD]", "[UNK]", *words])}
     tokenizer = Tokenizer(models.WordLevel(known, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]"
-    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
     fast.save_pretrained(folder / "bert")
     config = DistilBertConfig(
         vocab_size=len(known), dim=32, hidden_dim=64, n_heads=2, n_layers=1, pad_token_id=0
