@@ -2,8 +2,9 @@
 
     python examples/images/photographs.py
 
-The photographs are the upper halves of scikit-learn's digits, the table has the pixels of the lower
-ones, and each party lacks some people. Photographs go through a ResNet-20, the table through an mlp.
+The photographs are the upper halves of scikit-learn's digits, the table has the pixels of the
+lower ones, and each party lacks some people. Photographs go through a ResNet-20, the table through
+an mlp.
 """
 
 from __future__ import annotations
