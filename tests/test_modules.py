@@ -33,6 +33,7 @@ from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import kept, load_model, model_arrays
 from vfl_flower.party import context as between
+from vfl_flower.party import rules
 from vfl_flower.party.party import Party
 from vfl_flower.start import predict_local, run_local
 from vfl_flower.systems import resolve
@@ -634,6 +635,21 @@ def test_a_mini_batch_of_one_row_is_found_before_training() -> None:
     Party(resolve(own("Normal", **{"batch-size": 13})), 0, 2, 1, FeatureBlock(x, x, ""))
     with pytest.raises(ConfigError, match="cannot be trained on a mini-batch of one row"):
         Party(resolve(own("Normal", **{"batch-size": 32})), 0, 2, 1, FeatureBlock(x, x, ""))
+
+
+def test_weights_may_lie_otherwise_in_memory() -> None:
+    config = resolve(own("strided", **{"strategy": "cascaded"}))
+    x = np.zeros((64, 15), np.float32)
+    party = Party(config, 0, 2, 1, FeatureBlock(x, x, ""))
+    party.train(TrainOrder(exchange=1, epoch=0, first=0, steps=1, coordinated=True))
+
+
+def test_arguments_for_installed_code_are_the_party_s_own_affair() -> None:
+    for words in ({"model-args": "hidden=7"}, {"model": "another"}):
+        rules._check_arguments(node(words, {}), "hidden=7")
+    for words in ({}, {"model-args": "hidden=9"}):
+        with pytest.raises(ConfigError, match="Party 1 refuses model-args = 'hidden=7', which oth"):
+            rules._check_arguments(node(words, {}), "hidden=7")
 
 
 def test_an_evaluation_that_fails_leaves_the_model_as_it_was() -> None:

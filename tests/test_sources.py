@@ -22,14 +22,14 @@ from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
 from vfl_flower.axes.batches import draw_window
 from vfl_flower.data import blocks, kept, sources
 from vfl_flower.data.alignment import Alignment
-from vfl_flower.data.augmentation import crop_flip
-from vfl_flower.data.images import ImageColumn, ImageFolder
+from vfl_flower.data.augmentation import augmented, crop_flip
+from vfl_flower.data.images import ImageColumn, ImageFolder, decoded
 from vfl_flower.data.kept import LargeTable
 from vfl_flower.data.row_file import RowFile
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.data.source import Preparation, Source
 from vfl_flower.data.text import TextColumn
-from vfl_flower.errors import ConfigError, PartyError
+from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.holder import results
 from vfl_flower.messages import TrainOrder
 from vfl_flower.party.party import Party
@@ -245,6 +245,23 @@ def test_an_image_that_cannot_be_read_is_named_in_the_partys_own_log_alone(
         own_log.clear()
 
 
+def test_sixteen_bits_are_not_cut_off_at_eight() -> None:
+    levels, file = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8), io.BytesIO()
+    Image.fromarray(levels).save(file, "png")
+    np.testing.assert_array_equal(decoded(file.getvalue())[..., 0], levels >> 8)
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((8, 8), np.float32)).save(file, "tiff")
+    with pytest.raises(ValueError, match="floating-point numbers"):
+        decoded(file.getvalue())
+
+
+def test_files_that_are_hidden_are_no_images(tmp_path: Path) -> None:
+    folder = folder_of_images(tmp_path / "images", range(3))
+    (folder / "._1.png").write_bytes(b"of a file system")
+    own = sources.source_of({"images": str(folder)}, 0)
+    assert own.id_kind == "whole numbers" and sorted(own.id_column) == [0, 1, 2]
+
+
 def with_images(folder: Path) -> Organisations:
     """Party 0 has a table, and party 1 images of which the brightness tells the label."""
     table = small()
@@ -428,6 +445,26 @@ def test_images_are_moved_and_mirrored(shape: tuple[int, ...]) -> None:
     assert isinstance(again, torch.Tensor) and torch.equal(moved, again)
     with pytest.raises(ConfigError, match="is for images"):
         crop_flip(torch.randn(3, 4), torch.Generator())
+
+
+def test_an_augmentation_repeats_and_changes_neither_samples_nor_their_shape() -> None:
+    x = torch.ones(6, 4)
+
+    def jittered(samples: Any, generator: torch.Generator) -> Any:  # by torch's own numbers
+        return samples.add_(torch.randn(6, 4))
+
+    def shortened(samples: Any, generator: torch.Generator) -> Any:
+        return samples[:3]
+
+    def of(secret: bytes, seed: int) -> Any:
+        return augmented(jittered, x, secret, seed)
+
+    first, again = of(b"secret", 3), of(b"secret", 3)
+    assert torch.equal(first, again) and torch.equal(x, torch.ones(6, 4))
+    assert not torch.equal(first, of(b"secret", 4))
+    assert not torch.equal(first, of(b"other", 3))
+    with pytest.raises(VflError, match="changes the shape or the type of samples"):
+        augmented(shortened, x, b"secret", 3)
 
 
 def node_of(words: dict[str, Any], keys: dict[str, Any]) -> Context:

@@ -16,6 +16,8 @@ from tests.conftest import Start, nightly
 from vfl_flower.axes.estimators import directions as zeroth_order
 from vfl_flower.axes.estimators.directions import Directions
 from vfl_flower.axes.estimators.first_order import descend
+from vfl_flower.axes.estimators.zeroth_order import ZerothOrder
+from vfl_flower.axes.privacy.scalars import ScalarLedger
 from vfl_flower.axes.server import by_gradient
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
@@ -281,6 +283,20 @@ def test_the_estimate_of_a_zeroth_order_step_is_clipped() -> None:
 
 
 # --- precision ----------------------------------------------------------------------------------
+
+
+def test_one_cycle_of_few_steps_has_no_way_up() -> None:
+    training = resolve({"lr-schedule": "one-cycle", "epochs": 1}).training
+    assert Rates(training, 1.0, 10 / 3).of(0) == 1.0
+
+
+def test_a_mechanism_that_clips_takes_no_rounded_gradients() -> None:
+    config = resolve({"strategy": "dpzv", "epsilon": 1.0})
+    estimator = ZerothOrder(config)
+    ScalarLedger.check(config, estimator)
+    with pytest.raises(ConfigError, match="by which a row could add more than"):
+        ScalarLedger.check(config.with_values(BFLOAT16), estimator)
+
 
 BFLOAT16 = {"precision": "bfloat16"}
 

@@ -150,11 +150,6 @@ class Rows:
             return {name: each[:0] for name, each in one.items()}
         return one[:0]
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows, and the shape of one; of several arrays, that of the first."""
-        return _shape(self)
-
 
 class Compact:
     """Rows in memory in another form, which become samples when they are asked for."""
@@ -168,17 +163,6 @@ class Compact:
 
     def __getitem__(self, rows: Any) -> Arrays:
         return self._made(self._kept[rows])
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows, and the shape of one; of several arrays, that of the first."""
-        return _shape(self)
-
-
-def _shape(rows: Rows | Compact) -> tuple[int, ...]:
-    one = rows[:1]
-    first = next(iter(one.values())) if isinstance(one, Mapping) else one
-    return (len(rows), *first.shape[1:])
 
 
 # --- scaling ------------------------------------------------------------------------------------

@@ -89,6 +89,11 @@ class ScalarLedger(Ledger):
             )
         if privacy.epsilon is None and privacy.noise_multiplier is None:
             raise ConfigError("privacy = 'scalar' needs a budget, epsilon, or a noise-multiplier.")
+        if config.training.precision != "float32":
+            raise ConfigError(
+                f"precision = {config.training.precision!r} rounds the top model's gradients off, "
+                "by which a row could add more than privacy = 'scalar' clips it to: leave it out."
+            )
         if config.data.class_weights == "balanced":
             raise ConfigError(
                 "class-weights = 'balanced' follows from all labels, which no noise of privacy = "
