@@ -3,7 +3,8 @@
 A linear top model on both embeddings of 64, batch 128, momentum 0.9, weight decay
 5e-4, one cycle up to 0.2. The plain loop is ordinary PyTorch on joined data, the same modules and
 torch's own optimizer and schedule. Every way includes one evaluation on the test rows. `ef-vfl`
-keeps 10 % of the entries in both directions. Prints one JSON object as its last line.
+keeps 10 % of the entries in both directions. `cascaded` and `dpzv` pass once over the rows, at
+rates for an estimate by differences. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from vfl_flower.systems import resolve
 
 TOWERS = Path(__file__).parents[1] / "examples/images/towers.py"
 PARTIES, CPU = 2, torch.device("cpu")
+ONCE = {"optimizer": "sgd", "epochs": 1, "eval-every": 1}
 
 
 def keys_of(cifar: str, epochs: int) -> dict[str, Any]:
@@ -109,6 +111,8 @@ def main() -> None:
     ways: dict[str, dict[str, Any]] = {
         "split-nn": {},
         "ef-vfl": {**both, "codec": "top-k", "downlink-codec": "top-k"},
+        "cascaded": {**ONCE, "party-lr": 1e-4, "server-lr": 0.05},
+        "dpzv": {**ONCE, "party-lr": 1e-4, "server-lr": 1e-3},
     }
     figures: dict[str, Any] = {}
     with cifar_of(options.cifar, options.rows) as folder:
