@@ -20,7 +20,7 @@ from strategies.run import Run
 from strategies.vertical import strategy_of
 from vfl_flower.api import train
 from vfl_flower.client_app import app as client_app
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.blocks import load_labels, with_presence
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.systems import resolve
 
@@ -131,8 +131,9 @@ def local_epoch(parties: int, keys: Mapping[str, Any]) -> dict[str, Any]:
     config = resolve(keys)
     strategy = strategy_of(config)(config, load_labels(config))
     grid = LocalGrid(client_app, parties, keys, config)
-    labels = strategy.labels
-    strategy.run = Run(grid, enrol(grid, config, labels), config, labels, strategy.history)
+    nodes = enrol(grid, config, strategy.labels)
+    strategy.labels = with_presence(strategy.labels, config, len(nodes))
+    strategy.run = Run(grid, nodes, config, strategy.labels, strategy.history)
     start = time.perf_counter()
     strategy.train()
     return {**strategy.run.history.last, "seconds": time.perf_counter() - start}

@@ -22,12 +22,16 @@ class Frozen(Vertical):
         """Take all embeddings, and train the top model on them."""
         run, epochs = self.run, self.config.training.epochs
         rows = np.arange(len(self.labels.train), dtype=np.int32)
-        for order in (
-            EmbedOrder(exchange=1, arrays={"ids": rows}),
-            EvaluateOrder(exchange=2),
-        ):
-            run.mailbox.post(run.mailbox.message(seat, order) for seat in run.seats)
-            self.wait_for(run.seats)
+        present = run.holder.table.present
+        for seat in run.seats:
+            held = present[seat.party]
+            ids = rows if held is None else rows[held]
+            order = EmbedOrder(exchange=1, arrays={"ids": ids})
+            run.mailbox.post([run.mailbox.message(seat, order)])
+        self.wait_for(run.seats)
+        evaluate = EvaluateOrder(exchange=2)
+        run.mailbox.post(run.mailbox.message(seat, evaluate) for seat in run.seats)
+        self.wait_for(run.seats)
         for epoch in range(epochs):
             window = draw_window(self.config, len(rows), None, epoch, 0, run.plan.per_epoch)
             run.holder.learn(window)

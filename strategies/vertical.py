@@ -22,6 +22,7 @@ from strategies.history import History
 from strategies.run import Run
 from strategies.seats import FINAL, Seat, State
 from vfl_flower.config import RunConfig
+from vfl_flower.data.blocks import with_presence
 from vfl_flower.data.labels import Labels
 from vfl_flower.holder.checkpoint import Keeper
 from vfl_flower.holder.observers import Observer
@@ -93,6 +94,7 @@ class Vertical(Strategy):
         """
         carrier, keeper = carrier_of(grid), self.keeper
         nodes = enrol(carrier, self.config, self.labels, keeper.found if keeper else None)
+        self.labels = with_presence(self.labels, self.config, len(nodes))
         self.run = Run(carrier, nodes, self.config, self.labels, self.history)
         if initial_arrays is not None:
             load_model(self.run.holder.top, unpack(initial_arrays))

@@ -362,7 +362,7 @@ def test_scalars_and_zeroth_order_steps_of_weighted_rows(combine: str, own: int)
     top = copy.deepcopy(holder.top)
     halves = [torch.cat([h[:, :SIZE], half, h[:, 2 * SIZE :]], dim=1) for half in pair]
     expected = (f(top, halves[0], [4] * 4) - f(top, halves[1], [4] * 4)) / 0.1
-    answers = holder.answer([Arrival(1, window, False, PairReading(pair[1], pair))])
+    answers = holder.answer([Arrival(1, window, False, PairReading(pair[1], pair), window)])
     assert answers.keys() == {1}
     found = torch.from_numpy(answers[1]["difference"])
     torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5)

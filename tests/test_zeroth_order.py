@@ -106,7 +106,7 @@ def answer(holder: LabelHolder, pair: Pair, lengths: list[int]) -> Tensor:
     """The scalars that the second party gets for a pair of the first rows."""
     assert holder.columns[1] == MINE
     window = window_of(lengths)
-    arrival = Arrival(1, window, False, PairReading(pair[1], pair))
+    arrival = Arrival(1, window, False, PairReading(pair[1], pair), window)
     joint = join(holder.config, len(holder.labels), [window])
     feedback = ZerothOrder(holder.config).answer(holder, [arrival], joint)
     assert feedback.keys() == {1} and feedback[1].keys() == {"difference"}
@@ -556,7 +556,8 @@ def joint_answer(holder: LabelHolder, pairs: dict[int, Pair], lengths: list[int]
     """The scalars that all parties get for pairs of the same rows."""
     window = window_of(lengths)
     arrivals = [
-        Arrival(party, window, True, PairReading(pair[1], pair)) for party, pair in pairs.items()
+        Arrival(party, window, True, PairReading(pair[1], pair), window)
+        for party, pair in pairs.items()
     ]
     answers = holder.answer(arrivals)
     assert answers.keys() == pairs.keys()

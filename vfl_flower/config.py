@@ -75,6 +75,16 @@ class RunConfig:
         own = sections.pop("")
         return cls(**own, **{name: _SECTIONS[name](**sections[name]) for name in sections})
 
+    @property
+    def subsets(self) -> str:
+        """What the top model learns from besides each row's parties."""
+        return self.training.subsets or ("sampled" if self.data.partial else "off")
+
+    @property
+    def partial(self) -> bool:
+        """Whether the top model reads any subset of the parties' embeddings."""
+        return self.data.partial or self.subsets != "off"
+
     def values(self) -> dict[str, Any]:
         """Key -> value: what `of` makes this configuration of again."""
         return {name: each.of(self) for name, each in KEYS.items()}

@@ -65,9 +65,22 @@ class DataConfig:
     )
     align: str = key(
         "psi",
-        "with files: rows that all have are found by private set intersection; or ids: all must "
-        "have the same ids, which parties must allow in their node configurations",
-        choices=("psi", "ids"),
+        "with files: rows that all have are found by private set intersection; any: so are rows "
+        "that at least `min-parties` have; or ids: all must have the same ids, which parties must "
+        "allow in their node configurations",
+        choices=("psi", "any", "ids"),
+    )
+    min_parties: int = key(
+        1,
+        "with align = 'any': parties that must have a row for it to be used; 0: none, where the "
+        "label holder has columns of its own",
+        least=0,
+    )
+    presence: float = key(
+        1.0,
+        "share of the rows of a divided data set that each party has, drawn by seed, to try out "
+        "partial rows; a row that nobody would have is one party's",
+        above=0,
     )
     test_fraction: float = key(
         0.2,
@@ -104,6 +117,11 @@ class DataConfig:
     def apart(self) -> bool:
         """Whether participants have files of their own, rather than parts of what one owner has."""
         return self.dataset.startswith("files:")
+
+    @property
+    def partial(self) -> bool:
+        """Whether parties may lack rows."""
+        return self.align == "any" or self.presence < 1
 
     @property
     def own_data(self) -> bool:
@@ -217,6 +235,13 @@ class TrainingConfig:
         "numbers by which models are passed through, forward and backward; bfloat16: matrix "
         "products and convolutions, by torch's autocast",
         choices=("float32", "bfloat16"),
+    )
+    subsets: str | None = key(
+        None,
+        "what the top model learns from besides each row's parties: nothing; a random subset of "
+        "them, of uniform size; or one of each size, weighted as LASER-VFL does",
+        auto="sampled where parties may lack rows, else off",
+        choices=("off", "sampled", "laser"),
     )
     regulariser: str = key(
         "l2",

@@ -41,6 +41,18 @@ class Window:
     distinct: bool = False
 
 
+def kept(window: Window, present: NDArray[np.bool_] | None) -> Window:
+    """Those rows of a window that a party has, by a mask [N]; all, if there is none."""
+    if present is None:
+        return window
+    held = present[window.ids]
+    if held.all():
+        return window
+    step = np.repeat(np.arange(len(window.lengths)), window.lengths)
+    lengths = np.bincount(step[held], minlength=len(window.lengths)).astype(np.int32)
+    return Window(window.ids[held], lengths, distinct=window.distinct)
+
+
 def take(table: Tensor, window: Window) -> Tensor:
     """The window's rows of a table [N, ...]; for a full batch, the table itself."""
     if window.whole:
@@ -74,7 +86,7 @@ def divisors(config: RunConfig, rows: int, lengths: NDArray[np.int32]) -> NDArra
     """What each step's sum is divided by: its rows, or with Poisson sampling those expected."""
     if config.schedule.sampling == "poisson":
         return np.full(len(lengths), expected_rows(config, rows), np.int32)
-    return lengths
+    return np.maximum(lengths, 1)  # a step may have none of a party's rows
 
 
 def expected_rows(config: RunConfig, rows: int) -> int:
@@ -160,11 +172,19 @@ def _draw_poisson(
     return Window(ids, lengths)
 
 
-def uploaded(config: RunConfig, rows: int, party: int, order: TrainOrder, arrays: Arrays) -> Window:
-    """The mini-batches of the upload that answers an order, at the label holder.
+def uploaded(
+    config: RunConfig,
+    rows: int,
+    party: int,
+    order: TrainOrder,
+    arrays: Arrays,
+    present: NDArray[np.bool_] | None = None,
+) -> tuple[Window, Window]:
+    """The mini-batches that an order is of, and those of their rows that were uploaded.
 
-    Both ends know those that are coordinated, and those of a party's own shuffled order, of which
-    the ids are compared; Poisson mini-batches are read, as the party has drawn them in secret.
+    These are the rows that the party has, by a mask [N], if it lacks some. Both ends know
+    mini-batches that are coordinated, and those of a party's own shuffled order, of which the ids
+    are compared; Poisson mini-batches are read, as the party has drawn them in secret.
 
     Raises
     ------
@@ -173,25 +193,32 @@ def uploaded(config: RunConfig, rows: int, party: int, order: TrainOrder, arrays
     """
     owner = None if order.coordinated else party
     if not order.coordinated and config.schedule.sampling == "poisson":
-        return _read_window(rows, order.steps, arrays)
-    window = draw_window(config, rows, owner, order.epoch, order.first, order.steps)
-    if not order.coordinated:
-        ids = _sent(arrays, "ids", window.ids.shape)
-        if not np.array_equal(ids, window.ids):
-            raise VflError(
-                "sent sample ids that are not those of its mini-batches: another party's, or "
-                "another run's."
-            )
-    return window
+        window = _read_window(rows, order.steps, arrays, present)
+        return window, window
+    batches = draw_window(config, rows, owner, order.epoch, order.first, order.steps)
+    window = kept(batches, present)
+    if order.coordinated:
+        return batches, window
+    ids = _sent(arrays, "ids", window.ids.shape)
+    if not np.array_equal(ids, window.ids):
+        raise VflError(
+            "sent sample ids that are not those of its mini-batches: another party's, or another "
+            "run's."
+        )
+    return window, window
 
 
-def _read_window(rows: int, steps: int, arrays: Arrays) -> Window:
+def _read_window(
+    rows: int, steps: int, arrays: Arrays, present: NDArray[np.bool_] | None
+) -> Window:
     lengths = _sent(arrays, "lengths", (steps,))
     if lengths.min() < 0 or lengths.max() > rows:
         raise VflError(f"sent mini-batches of {lengths.min()} to {lengths.max()} rows.")
     ids = _sent(arrays, "ids", (int(lengths.sum(dtype=np.int64)),))
     if len(ids) and not (ids.min() >= 0 and ids.max() < rows):
         raise VflError("sent sample ids out of range.")
+    if present is not None and not present[ids].all():
+        raise VflError("sent sample ids of rows that it does not have.")
     places = np.repeat(np.arange(steps), lengths) * rows + ids  # one number for (step, row)
     if len(np.unique(places)) < len(places):
         raise VflError("sent a mini-batch in which a row occurs more than once.")
@@ -217,6 +244,13 @@ class Joint:
     window: Window
     divisors: NDArray[Any]
     places: list[NDArray[np.int64]]
+
+
+def among(window: Window, batches: Window) -> NDArray[np.int64]:
+    """Where in mini-batches the rows of a window are, of which it has some, in the same order."""
+    step = np.arange(len(batches.lengths))
+    all_of, some = (np.repeat(step, each.lengths) << 32 | each.ids for each in (batches, window))
+    return np.flatnonzero(np.isin(all_of, some))
 
 
 def join(config: RunConfig, rows: int, windows: Sequence[Window]) -> Joint:

@@ -20,6 +20,7 @@ from vfl_flower.axes.estimators.directions import (
     values_of_pairs,
 )
 from vfl_flower.axes.privacy.noise import ScalarNoise
+from vfl_flower.axes.subsets import Copies
 from vfl_flower.models import passes
 from vfl_flower.models.losses import Loss
 from vfl_flower.models.top_layers import TopModel
@@ -39,6 +40,7 @@ def by_gradient(
     noise: ScalarNoise | None = None,
     key: bytes = b"",
     first: int = 0,
+    counted: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """Step along the gradient of each step's loss; gradient rows of embeddings, and the losses.
 
@@ -57,6 +59,7 @@ def by_gradient(
     noise : what is added to the mean of rows' gradients, whose norms are clipped then (DP-SGD).
     key : what is random in the top model follows from it.
     first : number of the first step, as in `step_along`.
+    counted : weights of the rows in the loss, [R], of which `subsets.Copies` have some; else 1.
 
     Returns
     -------
@@ -68,22 +71,26 @@ def by_gradient(
     of_classes = loss.row_weights(labels)
     if of_classes is not None:
         weights = weights * of_classes
+    if counted is not None:
+        weights = weights * counted
     weights = weights[:, None]
     own = top.own if optimizer else None  # which changes with each step
-    x = h if own else top.combined(top.embedded(h))
+    x = h if own else top.combined(top.embedded(h), h)
     y = loss.targets(labels, top.outputs)
     gradient = partial(loss.gradient, squared=labels.is_floating_point())
     parts = list(lengths) if optimizer or top.by_step else [len(h)]
     all_outputs, all_rows = [], []
-    bounds = [noise.top_clip / each for each in divisors] if noise else [math.inf] * len(lengths)
-    for step, (x_step, y_step, weights_step) in enumerate(
-        zip(x.split(parts), y.split(parts), weights.split(parts), strict=True)
+    # Copies of a row, which weigh alike where there is noise, together add no more than one would.
+    share = 1.0 if counted is None else float(counted.max())
+    bounds = [share * noise.top_clip / each if noise else math.inf for each in divisors]
+    for step, (h_step, x_step, y_step, weights_step) in enumerate(
+        zip(*(each.split(parts) for each in (h, x, y, weights)), strict=True)
     ):
         if own:
             with torch.enable_grad():
-                embedding = own(x_step[:, top.received :])
-            blocks = torch.cat([x_step[:, : top.received], embedding.detach()], dim=1)
-            x_step = top.combined(blocks)
+                embedding = own(top.features(h_step))
+            blocks = torch.cat([h_step[:, : top.received], embedding.detach()], dim=1)
+            x_step = top.combined(blocks, h_step)
         with (
             passes.repeatable(top, key, step, learns=optimizer is not None),
             autocast(top, top.precision),
@@ -98,7 +105,7 @@ def by_gradient(
                 bound=bounds[step],
             )
         if own:
-            signal = top.spread_to(slice(top.received, None), rows)
+            signal = top.spread_to(slice(top.received, None), rows, h_step)
             gradients += torch.autograd.grad(embedding, list(own.parameters()), signal)
         all_outputs.append(outputs)
         all_rows.append(rows)
@@ -107,8 +114,10 @@ def by_gradient(
                 gradients = noise.added_to_gradients(gradients, divisors[step])
             step_along(optimizer, gradients, first + step)
     of_rows = loss.per_row(torch.cat(all_outputs), labels)
+    if counted is not None:
+        of_rows = of_rows * counted
     of_steps = step_means(of_rows, lengths, divisors)
-    return top.spread(torch.cat(all_rows)) if rows_wanted else None, of_steps
+    return top.spread(torch.cat(all_rows), h) if rows_wanted else None, of_steps
 
 
 @torch.no_grad()
@@ -123,6 +132,7 @@ def by_differences(
     loss: Loss = Loss(),  # noqa: B008  (it is frozen)
     noise: ScalarNoise | None = None,
     first: int = 0,
+    copies: Copies | None = None,
 ) -> Tensor:
     """Step along directions of its own (AsyREVEL Eq. 17); the losses [S].
 
@@ -131,13 +141,21 @@ def by_differences(
     directions : of the top model; who knows them knows the gradient along them.
     noise : what is added to each difference, of which a row's is clipped then.
     first : number of the first step, as in `step_along`.
+    copies : of the rows, by whose mean loss each counts; else it counts as it is.
     """
+    x, y, of_steps = h, labels, lengths
+    if copies is not None:
+        x, y, of_steps = copies.h, labels[copies.rows], copies.lengths
+
+    def by_row(outputs: Tensor) -> Tensor:
+        of_rows = loss.per_row(outputs, y)
+        return of_rows if copies is None else copies.mean(of_rows)
+
     if optimizer is None:  # a top model without parameters
-        outputs = passes.joined(passes.window(top, h, lengths, key=directions.key))
-        return step_means(loss.per_row(outputs, labels), lengths, divisors)
-    pair, u = values_of_pairs(top, h, lengths, directions)
-    values = [loss.per_row(outputs, labels) for outputs in pair]
-    of_rows, losses = differences(directions.config, values)
+        outputs = passes.joined(passes.window(top, x, of_steps, key=directions.key))
+        return step_means(by_row(outputs), lengths, divisors)
+    pair, u = values_of_pairs(top, x, of_steps, directions)
+    of_rows, losses = differences(directions.config, [by_row(outputs) for outputs in pair])
     descend(optimizer, directions, u, noisy_means(of_rows, lengths, divisors, noise), first)
     return step_means(losses, lengths, divisors)
 

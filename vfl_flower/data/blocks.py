@@ -27,6 +27,7 @@ from vfl_flower.data.augmentation import Augment
 from vfl_flower.data.divided import Divided, open_dataset
 from vfl_flower.data.labels import Labels, class_weights, digest_of_labels, encode_labels
 from vfl_flower.data.own_files import OwnFile
+from vfl_flower.data.presence import Known, drawn
 from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
 from vfl_flower.data.sources import source_of
 from vfl_flower.data.tables import Table
@@ -47,7 +48,8 @@ class FeatureBlock:
     what it says of its rows to the label holder (`messages.Description`). ``preparation`` is what
     made the features of the party's own data, if it has some. ``train_rows`` and ``test_rows`` are
     numbers by which the party knows the rows again, whatever their order. ``augment`` is what it
-    does to samples in training passes.
+    does to samples in training passes. ``known`` says which of the run's training and test rows
+    these are, where the party lacks some.
     """
 
     train: Array | Rows | Compact
@@ -58,6 +60,7 @@ class FeatureBlock:
     train_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     test_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     augment: Augment = augmentation.none
+    known: tuple[Known, Known] | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,31 @@ def load_part(config: RunConfig, party: int, parties: int) -> FeatureBlock:
         If the data cannot be read, is empty or not numeric, or has fewer columns than parties.
     """
     data, sequences = config.data, config.models.bottom == "lstm"
-    return _load_part(_decisive(data), _version(data), sequences, party, parties)
+    block = _load_part(_decisive(data), _version(data), sequences, party, parties)
+    return block if data.presence >= 1 else _with_presence(block, config, party, parties)
+
+
+def _with_presence(
+    block: FeatureBlock, config: RunConfig, party: int, parties: int
+) -> FeatureBlock:
+    """Those rows of a divided data set that are a party's (`presence.drawn`)."""
+    numbers = block.train_rows, block.test_rows
+    has = drawn(config, 1 + max(int(part.max()) for part in numbers), parties)[:, party]
+    known = Known.of(has[numbers[0]]), Known.of(has[numbers[1]])
+    if not len(known[0].ids):
+        raise ConfigError(
+            f"presence = {config.data.presence} leaves party {party} no training row: raise it."
+        )
+    rows = [numbers[part][known[part].ids] for part in (0, 1)]
+    of = block.train, block.test
+    train, test = (_some(part, each.ids) for part, each in zip(of, known, strict=True))
+    return replace(
+        block, train=train, test=test, train_rows=rows[0], test_rows=rows[1], known=known
+    )
+
+
+def _some(rows: Array | Rows | Compact, ids: Array) -> Array | Compact:
+    return rows[ids] if isinstance(rows, np.ndarray) else Compact(ids, rows.__getitem__)
 
 
 @lru_cache(maxsize=128)
@@ -211,6 +238,16 @@ def load_labels(config: RunConfig) -> Labels:
     return labels
 
 
+def with_presence(labels: Labels, config: RunConfig, parties: int) -> Labels:
+    """Labels that know which party has which row of a divided data set, if any lacks some."""
+    if config.data.own_data or config.data.presence >= 1:
+        return labels
+    assert labels.places is not None and labels.test_places is not None
+    numbers = labels.places, labels.test_places
+    has = drawn(config, 1 + max(int(part.max()) for part in numbers), parties)
+    return replace(labels, present=(has[numbers[0]], has[numbers[1]]))
+
+
 @lru_cache(maxsize=4)
 def _load_labels(data: DataConfig, version: Any) -> Labels:
     parts = _opened(data, version).labels()
@@ -222,7 +259,8 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
     digest = _digest(*rows)
     whole = digest_of_labels("", data.target == "regression", *parts)
     labels = encode_labels(data, train, test, digest)
-    return replace(labels, alignment=digest, places=rows[0], whole=whole)
+    labels = replace(labels, alignment=digest, whole=whole)
+    return replace(labels, places=rows[0], test_places=rows[1])
 
 
 def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
@@ -239,7 +277,8 @@ def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
     every = np.arange(len(own.ids))
     known = own.labels_with_gaps(every)
     whole = digest_of_labels(own.digest(every), data.target == "regression", known)
-    labels = replace(labels, alignment=common.name, places=common.rows[train], whole=whole)
+    labels = replace(labels, alignment=common.name, whole=whole)
+    labels = replace(labels, places=common.rows[train], test_places=common.rows[test])
     class_weights(data, labels.train, len(labels.classes))  # to find what is wrong
     if not own.feature_names:
         return labels
@@ -258,7 +297,7 @@ def _opened(data: DataConfig, version: Any) -> Divided:
 
 def _decisive(data: DataConfig) -> DataConfig:
     """What decides the data: runs that differ in the rest share it."""
-    as_always = replace(data, id="id", columns="", missing="refuse", text="refuse")
+    as_always = replace(data, id="id", columns="", missing="refuse", text="refuse", presence=1.0)
     return replace(as_always, class_weights="", augment="none")
 
 

@@ -25,9 +25,10 @@ class Labels:
     under regression float32 [rows], the labels less the training labels' ``mean`` over their
     ``deviation``, and there are no classes. ``features`` are columns of its own, if it has any:
     training rows float32 [rows, F] and test rows, as ``preparation`` has made them of its file.
-    ``alignment`` is what parties must say of their rows (`messages.Description`). ``places`` are
-    the numbers of the training rows among all that the label holder has, and ``whole`` is a digest
-    of the ids and labels of all those. ``bounds`` are those of regression's labels, if named.
+    ``alignment`` is what parties must say of their rows (`messages.Description`). ``places`` and
+    ``test_places`` are the numbers of the rows among all that the label holder has, and ``whole``
+    is a digest of the ids and labels of all those. ``bounds`` are those of regression's labels, if
+    named. ``present`` says which party has which training and test row, [rows, M], where some lack some.
     """
 
     train: Array
@@ -40,8 +41,10 @@ class Labels:
     preparation: Preparation | None = None
     alignment: str = ""
     places: Array | None = None
+    test_places: Array | None = None
     whole: str = ""
     bounds: tuple[float, float] | None = None
+    present: tuple[Array, Array] | None = None
 
     def about(self, private: bool = False) -> dict[str, Any]:
         """Which rows these are, and what is needed to predict: for a checkpoint, in JSON.

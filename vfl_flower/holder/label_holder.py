@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,18 +16,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.axes import estimators, server
-from vfl_flower.axes.batches import Window, join, take, uploaded
+from vfl_flower.axes import estimators, server, subsets
+from vfl_flower.axes.batches import Window, among, join, take, uploaded
 from vfl_flower.axes.codecs.channel import Channel, digest
 from vfl_flower.axes.estimators.base import Arrival
 from vfl_flower.axes.estimators.directions import Directions
 from vfl_flower.axes.privacy.noise import ScalarNoise
+from vfl_flower.axes.subsets import Copies
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.errors import DivergedError, PoisonError, VflError
 from vfl_flower.holder import metrics as figures
 from vfl_flower.holder.metrics import Metrics, check_finite, metrics
-from vfl_flower.holder.table import USUAL, Table, own_features
+from vfl_flower.holder.table import USUAL, Table, own_features, present_of
 from vfl_flower.messages import LARGEST, Arrays, TrainOrder, Upload, bounded, checked
 from vfl_flower.models import losses
 from vfl_flower.models.losses import loss_of
@@ -79,9 +81,12 @@ class LabelHolder:
         self.more = METRICS.load(config.models.metrics)
         figures.try_out(self.more, config.models.metrics, labels.outputs, self.test_labels)
         train, test = own_features(config, labels)
-        self.table = Table(sizes, train, self.device, config.schedule.max_delay)
-        self.test_table = Table(sizes, test, self.device)
+        present = present_of(config, labels, list(sizes))
+        delay = config.schedule.max_delay
+        self.table = Table(sizes, train, self.device, delay, present and present[0])
+        self.test_table = Table(sizes, test, self.device, 0, present and present[1])
         self.columns = self.table.columns
+        self.parties = len(sizes)
         top = build_top(config, list(sizes.values()), labels.outputs, train.shape[1], alone)
         self.top = top.to(self.device)
         trainable = bool(trained(self.top))
@@ -106,7 +111,8 @@ class LabelHolder:
         VflError
             If its ids or embeddings are not what the order asked for.
         """
-        window = uploaded(self.config, len(self.labels), party, order, upload.arrays)
+        rows, present = len(self.labels), self.table.present[party]
+        batches, window = uploaded(self.config, rows, party, order, upload.arrays, present)
         columns = self.columns[party]
         size = columns.stop - columns.start
         try:
@@ -114,7 +120,7 @@ class LabelHolder:
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
         self._write(party, window, reading.fresh, reading.embeddings)
-        return Arrival(party, window, order.coordinated, reading)
+        return Arrival(party, window, order.coordinated, reading, batches)
 
     def refresh(self, party: int, ids: NDArray[np.int32], upload: Upload) -> None:
         """Write a party's fresh embeddings of these rows into the table."""
@@ -165,8 +171,11 @@ class LabelHolder:
             knows nothing of it then, and if a run can go on without it, the top model is as it was.
         """
         coordinated = arrivals[0].coordinated
-        windows = [each.window for each in arrivals[: 1 if coordinated else None]]
-        joint = join(self.config, len(self.labels), windows)
+        batches = [each.batches for each in arrivals[: 1 if coordinated else None]]
+        joint = join(self.config, len(self.labels), batches)
+        if coordinated and any(each.window is not each.batches for each in arrivals):
+            places = [among(each.window, each.batches) for each in arrivals]
+            joint = replace(joint, places=places)
         before = self._top_state() if self.config.running.on_party_failure == "continue" else {}
         try:
             return self.estimator.answer(self, arrivals, joint)
@@ -217,24 +226,38 @@ class LabelHolder:
             If gradient rows are such as no party would take.
         """
         rows: Tensor | None = None
+        copies = self.copies(h, lengths)
+        counted = copies.weights if copies else None
         batches = h, labels, lengths, divisors
+        of_copies = batches
+        if copies:
+            of_copies = copies.h, labels[copies.rows], copies.lengths, divisors
         if self.config.estimator.server_update == "first-order":
             rows, losses = server.by_gradient(
-                *(self.top, self.optimizer, *batches, gradients),
-                *(self.loss, self.noise_of_top, self.key, self.steps),
+                *(self.top, self.optimizer, *of_copies, gradients),
+                *(self.loss, self.noise_of_top, self.key, self.steps, counted),
             )
         else:
             if gradients:
                 rows, _ = server.by_gradient(
-                    self.top, None, *batches, True, self.loss, None, self.key
+                    *(self.top, None, *of_copies, True, self.loss, None, self.key, 0, counted),
                 )
             losses = server.by_differences(
                 *(self.directions(), self.top, self.optimizer, *batches),
-                *(self.loss, self.noise_of_top, self.steps),
+                *(self.loss, self.noise_of_top, self.steps, copies),
             )
+        rows = copies.total(rows) if copies and rows is not None else rows
         if rows is not None and not (rows.abs() <= LARGEST).all():
             raise DivergedError
         return rows, losses
+
+    def copies(self, h: Tensor, lengths: list[int]) -> Copies | None:
+        """The rows with subsets of their parties, if the top model is to learn from these."""
+        if self.config.subsets == "off":
+            return None
+        least = int(self.top.own is None)
+        key = [self.config.training.seed, 8, self.steps]
+        return subsets.copies(self.config.subsets, h, lengths, self.parties, least, key)
 
     def directions(self) -> Directions:
         """New directions of the top model."""
@@ -280,12 +303,16 @@ class LabelHolder:
 
         ``digest`` is what its surrogates' must be: `digest_for` when it was asked.
         """
-        shape = tuple(self.test_table.of(party).shape)
+        table, held = self.test_table.of(party), self.test_table.present[party]
+        rows = len(table) if held is None else int(held.sum())
         try:
+            shape = rows, table.shape[1]
             sent = bounded("embedding", checked(upload.arrays, "embedding", "float32", shape))
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
-        self.test_table.of(party)[:] = as_tensor(sent).to(self.device)
+        table[slice(None) if held is None else torch.from_numpy(held)] = as_tensor(sent).to(
+            self.device
+        )
         if digest != upload.surrogates:
             raise VflError("keeps other surrogates than the label holder: start the run again.")
 

@@ -2,7 +2,8 @@
 
 [N, E_1 + ... + E_M], side by side; zero until the first upload. With error feedback it is the label
 holder's copy of the parties' surrogates. To their right stand the features of the label holder's
-own, if it has any, [N, F]: it is as a party whose embedding, never sent, is always fresh.
+own, if it has any, [N, F]: it is as a party whose embedding, never sent, is always fresh. Last,
+where parties may lack rows, is 1 for each that has the row and 0 for one that has not, [N, M].
 """
 
 from __future__ import annotations
@@ -42,10 +43,16 @@ class Table:
     sizes : party -> embedding size.
     own : features of the label holder's own, [N, F].
     max_delay : bound D on the age of an embedding that is used, in label-holder steps; 0: none.
+    present : who has which rows, [N, M], where any may lack some.
     """
 
     def __init__(
-        self, sizes: Mapping[int, int], own: NDArray[Any], device: torch.device, max_delay: int = 0
+        self,
+        sizes: Mapping[int, int],
+        own: NDArray[Any],
+        device: torch.device,
+        max_delay: int = 0,
+        present: NDArray[np.bool_] | None = None,
     ) -> None:
         ends = np.cumsum(list(sizes.values())).tolist()
         self.columns = {
@@ -53,6 +60,10 @@ class Table:
             for (party, size), end in zip(sizes.items(), ends, strict=True)
         }
         self.received = sum(sizes.values())  # columns of parties
+        self.present = dict.fromkeys(sizes)  # masks [N]; none of who has all rows
+        if present is not None:
+            self.present = dict(zip(sizes, present.T, strict=True))
+            own = np.concatenate([own, present.astype(np.float32)], axis=1)
         self.rows = torch.zeros(len(own), self.received + own.shape[1], device=device)
         self.rows[:, self.received :] = torch.from_numpy(own)
         self.peaks: dict[int, float] = {}  # by party, the largest of all embeddings that it sent
@@ -114,6 +125,8 @@ class Table:
             for party in set(parties) - {uploader}:
                 written = self.written[party][window.ids]
                 old = (written < 0) | (used_at - written > self.max_delay)
+                if (held := self.present[party]) is not None:
+                    old &= held[window.ids]
                 if old.any():
                     late.setdefault(party, []).append(window.ids[old])
         return {party: np.unique(np.concatenate(ids)) for party, ids in late.items()}
@@ -169,3 +182,16 @@ def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArr
             "= 'zeroth-order' for the label holder's own columns, or columns = 'none'."
         )
     return labels.features
+
+
+def present_of(
+    config: RunConfig, labels: Labels, parties: Sequence[int]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
+    """Who of these parties has which training and test rows; none where no row is looked at so."""
+    if not config.partial:
+        return None
+    if labels.present is None:
+        every = (np.ones((len(part), len(parties)), bool) for part in (labels.train, labels.test))
+        return next(every), next(every)
+    train, test = (part[:, list(parties)] for part in labels.present)
+    return train, test

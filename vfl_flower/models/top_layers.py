@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -41,6 +42,7 @@ class TopModel(nn.Module):
         self.parties = len(sizes)
         self.blocks = self.parties + (own is not None)
         self.received = sum(sizes)  # columns of h that are parties' embeddings
+        self.starts = list(accumulate(sizes, initial=0))  # of each party's
         self.combine = combine
         self.outputs = outputs
         self.layers = nn.ModuleList(layers)
@@ -53,10 +55,10 @@ class TopModel(nn.Module):
 
     def first(self, h: Tensor) -> Tensor:
         """The first layer's output before its activation, [R, width]."""
-        x = self.combined(self.embedded(h))
+        x = self.combined(self.embedded(h), h)
         return self.layers[0](x) if len(self.layers) else x
 
-    def first_change(self, columns: slice, change: Tensor) -> Tensor:
+    def first_change(self, columns: slice, change: Tensor, h: Tensor) -> Tensor:
         """How `first` changes when one party's ``columns`` of h change so, [R, E] to [R, width]."""
         change = change / self.blocks if self.combine == "mean" else change
         if not len(self.layers):
@@ -84,30 +86,34 @@ class TopModel(nn.Module):
         What is random follows from ``key``, and buffers do not learn.
         """
         z = self.first(with_block(h, columns, second))
-        change = self.first_change(columns, first - second)  # the other parties' part is the same
+        change = self.first_change(columns, first - second, h)  # the others' part is the same
         return self.rest(z + change), self.rest(z)
 
     def embedded(self, h: Tensor) -> Tensor:
         """Embeddings of all blocks, [R, B * E], of rows h."""
         if self.own is None:
             return h
-        return torch.cat([h[:, : self.received], self.own(h[:, self.received :])], dim=1)
+        return torch.cat([h[:, : self.received], self.own(self.features(h))], dim=1)
 
-    def combined(self, blocks: Tensor) -> Tensor:
-        """What the first layer reads of embeddings [R, B * E]."""
+    def features(self, h: Tensor) -> Tensor:
+        """The label holder's own features of rows h, [R, F]."""
+        return h[:, self.received :]
+
+    def combined(self, blocks: Tensor, h: Tensor) -> Tensor:
+        """What the first layer reads of the embeddings [R, B * E] of rows h."""
         if self.combine == "concat":
             return blocks
         blocks = blocks.view(len(blocks), self.blocks, blocks.shape[1] // self.blocks)
         return blocks.sum(1) if self.combine == "sum" else blocks.mean(1)
 
-    def spread(self, rows: Tensor) -> Tensor:
+    def spread(self, rows: Tensor, h: Tensor) -> Tensor:
         """Gradient rows of the parties, [R, M * E], from those of what the first layer reads."""
         if self.combine == "concat":
             return rows[:, : self.received]
         rows = rows / self.blocks if self.combine == "mean" else rows
         return rows.repeat(1, self.parties)
 
-    def spread_to(self, columns: slice, rows: Tensor) -> Tensor:
+    def spread_to(self, columns: slice, rows: Tensor, h: Tensor) -> Tensor:
         """Gradient rows of one block, whose ``columns`` of [R, B * E] these are, [R, E]."""
         if self.combine == "concat":
             return rows[:, columns]
@@ -166,6 +172,68 @@ class TopModel(nn.Module):
         for each, read in zip(signals, inputs, strict=False) if parameters else ():
             gradients += [each.T @ read, each.sum(0)]
         return outputs, in_float32(signal), list(map(in_float32, gradients))
+
+
+class PartialTop(TopModel):
+    """The same of any subset of the parties' embeddings, which each row says itself.
+
+    The last M columns of rows h are 1 for each party that has the row, and 0 for one that lacks it,
+    whose embedding is left out: of a mean or sum; side by side it is replaced by a placeholder, one
+    learned column of the first layer for each party that is absent.
+    """
+
+    def embedded(self, h: Tensor) -> Tensor:
+        """Embeddings of all blocks, [R, B * E], of rows h."""
+        return super().embedded(h) if self.own is not None else h[:, : self.received]
+
+    def features(self, h: Tensor) -> Tensor:
+        """The label holder's own features of rows h, [R, F]."""
+        return h[:, self.received : h.shape[1] - self.parties]
+
+    def combined(self, blocks: Tensor, h: Tensor) -> Tensor:
+        """What the first layer reads of the embeddings [R, B * E] of rows h."""
+        if self.combine == "concat":
+            present = h[:, -self.parties :]
+            return torch.cat([self._masked(blocks, h), 1 - present], dim=1)
+        blocks = self._masked(blocks, h)
+        x = blocks.view(len(blocks), self.blocks, blocks.shape[1] // self.blocks).sum(1)
+        return x / self._count(h) if self.combine == "mean" else x
+
+    def first_change(self, columns: slice, change: Tensor, h: Tensor) -> Tensor:
+        """How `first` changes when one party's ``columns`` of h change so, [R, E] to [R, width]."""
+        party = self.starts.index(columns.start) - self.parties
+        change = change * h[:, party, None]
+        change = change / self._count(h) if self.combine == "mean" else change
+        if not len(self.layers):
+            return change
+        weight = cast(nn.Linear, self.layers[0]).weight
+        return change @ (weight[:, columns] if self.combine == "concat" else weight).T
+
+    def spread(self, rows: Tensor, h: Tensor) -> Tensor:
+        """Gradient rows of the parties, [R, M * E], zero of who lacks the row."""
+        if self.combine == "concat":
+            return self._masked(rows[:, : self.received], h)
+        rows = rows / self._count(h) if self.combine == "mean" else rows
+        return self._masked(rows.repeat(1, self.parties), h)
+
+    def spread_to(self, columns: slice, rows: Tensor, h: Tensor) -> Tensor:
+        """Gradient rows of the label holder's own block, [R, E]; its columns are ``columns``."""
+        if self.combine == "concat":
+            return rows[:, columns.start : rows.shape[1] - self.parties]
+        return rows / self._count(h) if self.combine == "mean" else rows
+
+    def _masked(self, blocks: Tensor, h: Tensor) -> Tensor:
+        """Blocks [R, ...] of which those of absent parties are zero."""
+        sizes = torch.tensor(self.starts, device=h.device).diff()
+        held = h[:, -self.parties :].repeat_interleave(sizes, 1, output_size=self.received)
+        if blocks.shape[1] == self.received:
+            return blocks * held
+        return torch.cat([blocks[:, : self.received] * held, blocks[:, self.received :]], dim=1)
+
+    def _count(self, h: Tensor) -> Tensor:
+        """Blocks that each row has, [R, 1]; at least one."""
+        own = int(self.own is not None)
+        return (h[:, -self.parties :].sum(1, keepdim=True) + own).clamp_min(1)
 
 
 def with_block(h: Tensor, columns: slice, block: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ function that gives one. The contract:
   of the label holder's own columns if it has some; the arguments are those of ``top-args``.
 * ``forward(h)`` makes outputs [R, outputs] of embeddings side by side, [R, sum(sizes)]: logits of
   the classes (one of two classes, that of the second), or numbers.
+* Where parties may lack rows it is called as ``forward(h, present)``, with 1 in [R, len(sizes)] for
+  each part of h that is there; one that is not is 0.
 * All of it is kept in checkpoints, as of a bottom model (`models.bottoms`), and so is the rest.
 
 Its gradients are by autograd, behind the methods that ours has.
@@ -35,7 +37,7 @@ from vfl_flower.models.bottoms import (
     embedding_size,
     seeded,
 )
-from vfl_flower.models.top_layers import TopModel, with_block
+from vfl_flower.models.top_layers import PartialTop, TopModel, with_block
 from vfl_flower.models.training import check_size, in_float32, load_model, trained
 from vfl_flower.registry import BOTTOMS, TOPS
 from vfl_flower.sections import ModelConfig
@@ -62,8 +64,12 @@ class OwnTop(TopModel):
 
     def rest(self, z: Tensor) -> Tensor:
         """Outputs [R, C] of embeddings of all blocks."""
-        outputs: Tensor = self.module(z)
+        outputs: Tensor = self.module(*self.given(z))
         return outputs
+
+    def given(self, z: Tensor) -> tuple[Tensor, ...]:
+        """What the module is called with."""
+        return (z,)
 
     def pair(
         self,
@@ -92,7 +98,7 @@ class OwnTop(TopModel):
         of_module = trained(self.module)
         with torch.enable_grad():
             x = x.detach().requires_grad_(rows)
-            outputs = in_float32(self.module(x))
+            outputs = in_float32(self.module(*self.given(x)))
         signal = loss_gradient(outputs.detach(), targets) * weights
         wanted = [x] * rows + list(of_module.values()) * (parameters and bound == math.inf)
         found: Sequence[Tensor] = ()
@@ -110,7 +116,7 @@ class OwnTop(TopModel):
 
         def of_row(row: Tensor, its_signal: Tensor) -> dict[str, Tensor]:
             def outputs(parameters: dict[str, Tensor]) -> Tensor:
-                made: Tensor = functional_call(self.module, parameters, (row[None],))
+                made: Tensor = functional_call(self.module, parameters, self.given(row[None]))
                 return made[0]
 
             gradients: dict[str, Tensor] = vjp(outputs, dict(of_module))[1](its_signal)[0]
@@ -121,6 +127,17 @@ class OwnTop(TopModel):
         kept = (bound / norms.clamp_min(1e-30)).clamp_max(1.0).nan_to_num(nan=0.0)[:, None]
         sums = (torch.where(kept > 0, each * kept, 0.0).sum(0) for each in of_rows)
         return [each.view_as(p) for each, p in zip(sums, of_module.values(), strict=True)]
+
+
+class PartialOwnTop(OwnTop, PartialTop):
+    """The same of any subset of the parties' embeddings, which the module is told."""
+
+    def given(self, z: Tensor) -> tuple[Tensor, ...]:
+        """Embeddings, and which are there."""
+        present = 1 - z[:, -self.parties :]
+        if self.own is not None:
+            present = torch.cat([present, present.new_ones(len(z), 1)], dim=1)
+        return z[:, : -self.parties], present
 
 
 def check(models: ModelConfig) -> None:
@@ -176,8 +193,10 @@ def build_top(
     precision = config.training.precision
     if models.top not in TOPS.known:
         module = _build_own(config, blocks, outputs, alone)
-        return OwnTop(sizes, module, outputs, own, precision)
-    inputs = sum(blocks) if models.combine == "concat" else blocks[0]
+        own_top = PartialOwnTop if config.partial else OwnTop
+        return own_top(sizes, module, outputs, own, precision)
+    placeholders = len(sizes) if config.partial else 0
+    inputs = sum(blocks) + placeholders if models.combine == "concat" else blocks[0]
     widths = TOPS.load(models.top)(inputs, outputs, models)
     with seeded(config, -1):
         check_size(
@@ -185,7 +204,8 @@ def build_top(
         )
         layers = [nn.Linear(wide, out) for wide, out in pairwise(widths)]
     combine = models.combine if layers else "sum"
-    return TopModel(sizes, combine, layers, outputs, own, precision)
+    top = PartialTop if config.partial else TopModel
+    return top(sizes, combine, layers, outputs, own, precision)
 
 
 def load_top(config: RunConfig, top: TopModel, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -202,9 +222,11 @@ def _build_own(config: RunConfig, blocks: list[int], outputs: int, alone: bool) 
     make = TOPS.load(config.models.top)
     with seeded(config, -1):
         module = built(make, said, config.models.top_args, blocks, outputs)
-    top = OwnTop(blocks, module, outputs)
+    top = (PartialOwnTop if config.partial else OwnTop)(blocks, module, outputs)
     h = torch.randn(3, sum(blocks), generator=torch.Generator().manual_seed(0))
     other = torch.cat([h[:1], 2 * h[1:] + 1])
+    if config.partial:
+        h, other = (torch.cat([each, torch.ones(3, len(blocks))], dim=1) for each in (h, other))
     try:
         top.eval()
         said_of_h = passes.one(top, h, 0, learns=False)
@@ -232,7 +254,8 @@ def _is_alone(top: OwnTop, h: Tensor, other: Tensor) -> bool:
     try:
         with torch.no_grad():
             first, second = passes.pair(top, h, other, [len(h)], b"")
-            top.passes(h, first, 1.0, lambda z, _: torch.ones_like(z), False, True, bound=1.0)
+            x = top.combined(h[:, : top.received], h)
+            top.passes(x, first, 1.0, lambda z, _: torch.ones_like(z), False, True, bound=1.0)
     except Exception:  # whatever it is that vmap cannot do of single rows
         return False
     return torch.allclose(first[0], second[0], rtol=1e-4, atol=1e-6)

@@ -22,6 +22,7 @@ from vfl_flower.axes.batches import (
     Window,
     check_order,
     draw_window,
+    kept,
     most_rows,
     steps_per_epoch,
     take,
@@ -88,7 +89,9 @@ class Party:
         self.outputs = outputs
         self.device = choose_device(config)
         self.block = block = block or load_part(config, index, parties)
-        self.rows = len(block.train)
+        self.rows = block.known[0].rows if block.known else len(block.train)  # of the run
+        self.mask = block.known[0].mask if block.known else None  # which of them it has
+        self.places = np.cumsum(self.mask) - 1 if self.mask is not None else None  # in its block
         self.size = embedding_size(own, outputs)
         # Decides noise, directions and Poisson mini-batches; known to this party alone, and fresh
         # for each message, unless the run has a seed of noise.
@@ -97,7 +100,7 @@ class Party:
             self.secret = f"{config.privacy.noise_seed} {index}".encode()
         # With a file of its own also its first model: who knows that could solve for the features.
         of_model = self.secret if config.data.apart and config.privacy.noise_seed < 0 else b""
-        sample = samples.first(block.train if self.rows else block.test)
+        sample = samples.first(block.train if len(block.train) else block.test)
         self.columns = samples.numbers(sample)
         self.model = build_bottom(own, index, sample, self.size, of_model).to(self.device)
         if ledger_of(config).noise_on == "embeddings" and not self.model.apart():
@@ -148,7 +151,7 @@ class Party:
         try:
             augmented(augment, one, b"", 0)
             if isinstance(self.model, OwnBottom) and (
-                small or batch == 1 or self.rows % batch == 1
+                small or batch == 1 or self.rows % batch == 1 or self.mask is not None
             ):
                 self.model.check_one_row()
         except ConfigError:
@@ -164,7 +167,7 @@ class Party:
             party=self.index,
             parties=self.parties,
             train_rows=self.rows,
-            test_rows=len(self.block.test),
+            test_rows=self.block.known[1].rows if self.block.known else len(self.block.test),
             columns=self.columns,
             embedding_size=self.size,
             alignment=self.block.alignment,
@@ -179,7 +182,8 @@ class Party:
         self.steps += order.steps
         self.limits.check_steps(self.steps, steps_per_epoch(self.config, self.rows))
         window = self._window(order)
-        self.limits.count(self.block.train_rows, window.ids, self.estimator.uploads_per_row)
+        places = self._places(window.ids)
+        self.limits.count(self.block.train_rows, places, self.estimator.uploads_per_row)
         self._learn(order.arrays)
         self.pending, self.pending_secret = order, self.secret
         arrays = self.estimator.embed(self, order, window)
@@ -209,10 +213,13 @@ class Party:
             raise VflError("was asked for rows that it does not have.")
         if len(np.unique(ids)) < len(ids):
             raise VflError("was asked for a row more than once: each time has noise of its own.")
-        self.limits.count(self.block.train_rows, ids)
+        if self.mask is not None and not self.mask[ids].all():
+            raise VflError("was asked for rows that it does not have.")
+        places = self._places(ids)
+        self.limits.count(self.block.train_rows, places)
         if len(order.arrays) > 1:
             self._learn(order.arrays)
-        h = self.embeddings(self.block.train, ids)
+        h = self.embeddings(self.block.train, places)
         window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
         return self._upload(self.send("embedding", h, window))
 
@@ -244,10 +251,10 @@ class Party:
     def features(self, window: Window) -> Samples:
         """The pending window's rows, augmented alike in each pass."""
         train = self.block.train
-        if isinstance(train, np.ndarray):
+        if isinstance(train, np.ndarray) and self.places is None:
             x: Samples = take(torch.from_numpy(train), window).to(self.device)
         else:
-            x = samples.tensors(train[window.ids], self.device)
+            x = samples.tensors(train[self._places(window.ids)], self.device)
         if self.pending is None:
             return x
         return augmented(self.block.augment, x, self.secret, self.pending.exchange)
@@ -297,7 +304,7 @@ class Party:
             self.pending = self.trace = None  # feedback is used once, even if it fails halfway
 
     def _window(self, order: TrainOrder) -> Window:
-        return draw_window(
+        batches = draw_window(
             self.config,
             self.rows,
             None if order.coordinated else self.index,
@@ -306,6 +313,11 @@ class Party:
             order.steps,
             b"" if order.coordinated else self.secret,
         )
+        return kept(batches, self.mask)
+
+    def _places(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Where in its block the party has rows of the run."""
+        return ids if self.places is None else self.places[ids].astype(np.int32)
 
     def embeddings(self, rows: Any, ids: NDArray[np.int32] | None = None) -> Tensor:
         """Embeddings [n, E] of rows of a block, all or these, with noise if there is any.

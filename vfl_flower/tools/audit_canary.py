@@ -164,7 +164,8 @@ def of_labels(
             holder = LabelHolder(small, randomised(small, labels, key), sizes)
             window = draw_window(small, rows, None, 0, 0, 1)
             nothing = Reading(torch.zeros(rows, 1))
-            answer = holder.answer([Arrival(each, window, True, nothing) for each in (0, 1)])
+            both = [Arrival(each, window, True, nothing, window) for each in (0, 1)]
+            answer = holder.answer(both)
             answers.append(-answer[0]["gradient"][:, 0].astype(np.float64) * rows)
         scores.append(np.mean(answers, 0))
     shown = shown_at_least(scores[1], scores[0], 0.0, confidence)
@@ -245,7 +246,7 @@ def _played(
         if not ledger.answered([(party, window) for party in parties]):
             return 0.0
         answers = holder.answer(
-            [Arrival(party, window, together, PairReading(at, pair)) for party in parties]
+            [Arrival(party, window, together, PairReading(at, pair), window) for party in parties]
         )
         return float(sum(answer["difference"].sum() for answer in answers.values()))
 

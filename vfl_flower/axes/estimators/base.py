@@ -20,6 +20,7 @@ from vfl_flower.axes.codecs.channel import Channel, zeros
 from vfl_flower.axes.estimators.directions import Directions
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
+from vfl_flower.axes.subsets import Copies
 from vfl_flower.config import RunConfig
 from vfl_flower.data.samples import Samples
 from vfl_flower.errors import ConfigError
@@ -67,6 +68,7 @@ class HolderEnd(Protocol):
     optimizer: torch.optim.Optimizer | None  # none for a top model without parameters
     labels: Tensor  # of the training rows, [N]
     loss: Loss
+    parties: int
     columns: dict[int, slice]  # of each party's embeddings in the table
     links: dict[int, Links]  # by party
     noise: ScalarNoise | None
@@ -83,6 +85,9 @@ class HolderEnd(Protocol):
         self, h: Tensor, labels: Tensor, lengths: list[int], divisors: list[int], gradients: bool
     ) -> tuple[Tensor | None, Tensor]:
         """Step the top model once a mini-batch; gradient rows, if wanted, and losses [S]."""
+
+    def copies(self, h: Tensor, lengths: list[int]) -> Copies | None:
+        """The rows with subsets of their parties, if the top model is to learn from these."""
 
     def directions(self) -> Directions:
         """New directions of the top model."""
@@ -105,12 +110,17 @@ class Reading:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A party's upload of one window, now in the table."""
+    """A party's upload of one window, now in the table.
+
+    ``batches`` are the mini-batches that losses are means over: the window, or if it is coordinated
+    those of all parties, of which this one may lack rows.
+    """
 
     party: int
     window: Window
     coordinated: bool
     reading: Reading
+    batches: Window
 
 
 class Estimator(ABC):

@@ -90,18 +90,18 @@ class FirstOrder(Estimator):
         for number, arrival in enumerate(arrivals):
             mine = rows[:, end.columns[arrival.party]]
             if joint.places:
-                mine = self._of_own_batches(mine, joint, number, arrival.window, len(end.labels))
+                mine = self._of_own_batches(mine, joint, number, arrival, len(end.labels))
             key = f"{self.config.training.seed}|down|{arrival.party}|{end.steps}"
             link: Channel = end.links[arrival.party]["gradient"]
             feedback[arrival.party] = link.send("gradient", mine, arrival.window, key)
         return feedback
 
     def _of_own_batches(
-        self, rows: Tensor, joint: Joint, number: int, window: Window, of: int
+        self, rows: Tensor, joint: Joint, number: int, arrival: Arrival, of: int
     ) -> Tensor:
         """Of rows of joint steps those of one window, in its order, over its own divisors."""
-        own = divisors(self.config, of, window.lengths)
-        scale = np.repeat(joint.divisors[: len(own)] / own, window.lengths).astype(np.float32)
+        own, lengths = divisors(self.config, of, arrival.batches.lengths), arrival.window.lengths
+        scale = np.repeat(joint.divisors[: len(own)] / own, lengths).astype(np.float32)
         mine = rows[torch.from_numpy(joint.places[number]).to(rows.device)]
         return mine * torch.from_numpy(scale).to(rows.device)[:, None]
 

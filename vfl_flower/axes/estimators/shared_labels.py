@@ -206,9 +206,9 @@ class SharedLabels(FirstOrder):
                     h = passes.one(end.model, of_rows, step, of_step, key, learns=False)
                 embeddings[rows, columns] = h.detach()
                 with torch.no_grad(), autocast(top, top.precision):
-                    met = top.combined(embeddings[rows])
+                    met = top.combined(embeddings[rows], embeddings[rows])
                     _, signal, _ = top.passes(met, y[rows], weights, loss.gradient, True, False)
-                signal = top.spread_to(columns, signal)
+                signal = top.spread_to(columns, signal, embeddings[rows])
                 gradients = torch.autograd.grad(h, parameters, signal, materialize_grads=True)
                 whole = [
                     gradient + training.regulariser_weight * penalty_gradient(training, p.detach())

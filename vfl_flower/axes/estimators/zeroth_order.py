@@ -183,11 +183,16 @@ class ZerothOrder(Estimator):
         first, second = (each.to(end.device) for each in arrival.reading.pair)
         window, columns, top = arrival.window, end.columns[arrival.party], end.top
         h, labels = end.gather(window)
-        lengths = window.lengths.tolist()
-        pair = top.pair(h, columns, first, second, lengths, end.key)
+        lengths = of_steps = window.lengths.tolist()
+        copies = end.copies(h, lengths)
+        if copies:
+            h, labels, of_steps = copies.h, labels[copies.rows], copies.lengths
+            first, second = first[copies.rows], second[copies.rows]
+        pair = top.pair(h, columns, first, second, of_steps, end.key)
         values = [end.loss.per_row(each, labels) for each in pair]
         of_rows, _ = differences(self.config.estimator, values)
-        divided = divisors(self.config, len(end.labels), window.lengths).tolist()
+        of_rows = copies.mean(of_rows) if copies else of_rows
+        divided = divisors(self.config, len(end.labels), arrival.batches.lengths).tolist()
         return self._means(end, of_rows, lengths, divided)
 
     @torch.no_grad()
@@ -199,19 +204,32 @@ class ZerothOrder(Estimator):
         The top model is of them, where it learns by differences too: it then steps by this scalar.
         """
         h, labels = end.gather(joint.window)
-        pair = h.clone(), h.clone()
-        for arrival in arrivals:
+        first, second = h.clone(), h.clone()
+        for number, arrival in enumerate(arrivals):
             assert isinstance(arrival.reading, PairReading)
-            for rows, sent in zip(pair, arrival.reading.pair, strict=True):
-                rows[:, end.columns[arrival.party]] = sent.to(end.device)
+            for rows, sent in zip((first, second), arrival.reading.pair, strict=True):
+                mine = rows[:, end.columns[arrival.party]]
+                if joint.places:
+                    mine[torch.from_numpy(joint.places[number]).to(end.device)] = sent.to(
+                        end.device
+                    )
+                else:
+                    mine[:] = sent.to(end.device)
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
+        y, of_steps, copies = labels, lengths, end.copies(first, lengths)
+        if copies:
+            y, of_steps, first = labels[copies.rows], copies.lengths, copies.h
+            second = torch.cat(
+                [second[copies.rows][:, : -end.parties], first[:, -end.parties :]], 1
+            )
         own = end.optimizer if self.config.estimator.server_update == "zeroth-order" else None
         if own:
             directions = end.directions()
-            outputs, u = values_of_pairs(end.top, pair[0], lengths, directions, second=pair[1])
+            outputs, u = values_of_pairs(end.top, first, of_steps, directions, second=second)
         else:
-            outputs = passes.pair(end.top, pair[0], pair[1], lengths, end.key)
-        values = [end.loss.per_row(each, labels) for each in outputs]
+            outputs = passes.pair(end.top, first, second, of_steps, end.key)
+        values = [end.loss.per_row(each, y) for each in outputs]
+        values = [copies.mean(each) for each in values] if copies else values
         of_rows, at_centre = differences(self.config.estimator, values)
         scalars = self._means(end, of_rows, lengths, divided)
         if own:
