@@ -114,6 +114,7 @@ class Checkpoints:
             number=self.keeper.number,
             finished=finished,
             rows=self.keeper.rows,
+            present=self.keeper.present,
             about_labels=run.labels.about(hides_labels(run.config)),
             strategy=state,
             arrays=arrays,

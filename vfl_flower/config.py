@@ -44,6 +44,10 @@ class RunConfig:
         choices=("train", "predict"),
     )
     model: str = key("", "results folder of the run whose model predicts")
+    without: str = key(
+        "",
+        "with task = 'predict': parties that are left out, as in '0,3', by a model of any subset",
+    )
     strategy: str = key(
         "split-nn",
         "system or baseline to run; `vfl list` describes each",

@@ -120,13 +120,14 @@ def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper)
     """The labels of the rows that all have."""
     if not keeper.found:
         common = align(carrier, config, own)
-        keeper.rows = common.rows
+        keeper.rows, keeper.present = common.rows, common.present
     elif len(own.ids) <= keeper.rows.max():
         raise ConfigError(
             f"{own.path} has lost rows since the run in {config.running.resume} began."
         )
     else:
-        common = Alignment(keeper.found.about_labels["alignment"], keeper.rows)
+        name = keeper.found.about_labels["alignment"]
+        common = Alignment(name, keeper.rows, keeper.present)
     return load_own_labels(config.data, own, common)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from vfl_flower.axes import estimators
+from vfl_flower.axes import estimators, subsets
 from vfl_flower.axes.codecs import channel as codecs
 from vfl_flower.axes.estimators.base import Estimator
 from vfl_flower.axes.privacy.ledger import ledger_of
@@ -114,6 +114,7 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     tops.check(config.models)
     losses.check(config)
     rates.check(config.training)
+    subsets.check(config)
     streams.check(config.running)
     estimator = estimators.choose(config)(config)
     ledger_of(config).check(config, estimator)

@@ -28,9 +28,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ from vfl_flower.messages import (
     checked,
 )
 from vfl_flower.party.rules import Rules, simulated
-from vfl_flower.runtimes.carrier import Carrier, ask, ask_all
+from vfl_flower.runtimes.carrier import Carrier, ask, ask_all, ask_present
 from vfl_flower.wire import pack, record_of, unpack
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -73,20 +73,33 @@ _SAMPLE = 10_000  # rows whose ids a party asks about; of more, it finds one str
 
 @dataclass(frozen=True)
 class Alignment:
-    """Rows of one's own data that all have, in common order, and the name of their alignment.
+    """Rows of one's own data that a run is of, in common order, and the name of their alignment.
 
-    The label holder draws the name; it says nothing of the rows.
+    The label holder draws the name; it says nothing of the rows. A party has -1 for a row that it
+    lacks, and only the label holder knows who has which, ``present`` [N, M]; none where all have
+    all. ``nodes`` are those that were told, by party.
     """
 
     name: str
     rows: Places
+    present: NDArray[np.bool_] | None = None
+    nodes: Mapping[int, int] = field(default_factory=dict)
 
 
 # --- the label holder ---------------------------------------------------------------------------
 
 
-def align(carrier: Carrier, config: RunConfig, own: Source) -> Alignment:
+def align(
+    carrier: Carrier, config: RunConfig, own: Source, without: Collection[int] | None = None
+) -> Alignment:
     """The label holder's rows that every party has too; parties know theirs.
+
+    With align = 'any' those that `min-parties` have.
+
+    Parameters
+    ----------
+    without : given to predict with align = 'any': parties that are left out, besides those that are
+        not there. All rows are used, then.
 
     Raises
     ------
@@ -94,8 +107,11 @@ def align(carrier: Carrier, config: RunConfig, own: Source) -> Alignment:
         If ids cannot be used or compared, if no row is common to all, or if a party refuses.
     """
     blinding, name = Blinding(), secrets.token_hex(16)
-    find = _all_rows if config.data.align == "ids" else _common_rows
-    rows, asked = find(carrier, config, own, blinding)
+    present: NDArray[np.bool_] | None = None
+    if config.data.align == "ids":
+        rows, asked = _all_rows(carrier, config, own, blinding)
+    else:
+        rows, present, asked = _common_rows(carrier, config, own, blinding, without)
     orders = {}
     for node, question in asked.items():
         try:
@@ -107,7 +123,7 @@ def align(carrier: Carrier, config: RunConfig, own: Source) -> Alignment:
             ) from None
         orders[node] = ConfirmOrder(alignment=name, arrays=answer)
     ask(carrier, orders, Introduction, config.running.party_timeout)
-    return Alignment(name, rows)
+    return Alignment(name, rows, present, {each.party: node for node, each in asked.items()})
 
 
 def _all_rows(
@@ -120,17 +136,27 @@ def _all_rows(
 
 
 def _common_rows(
-    carrier: Carrier, config: RunConfig, own: Source, blinding: Blinding
-) -> tuple[Places, Mapping[int, Introduction]]:
-    """The rows that all have, and what the parties ask about theirs."""
+    carrier: Carrier,
+    config: RunConfig,
+    own: Source,
+    blinding: Blinding,
+    without: Collection[int] | None,
+) -> tuple[Places, NDArray[np.bool_] | None, Mapping[int, Introduction]]:
+    """The rows that all have, or so many parties, and who; and what they ask about theirs."""
+    any_party = config.data.align == "any"
     order = shuffled(len(own.ids), secrets.token_bytes(16))
     arrays = {"ids": blinding.of_ids(own.ids, order)}
     question = AlignOrder(method="psi", id_kind=own.id_kind, arrays=arrays)
     carrier.expect({AlignOrder.kind: SMALL + arrays["ids"].nbytes + 32 * Rules.max_ids})
     if len(own.ids) >= MANY:  # no bar shows what parties do
         notice.info("%d ids are sent blinded; parties now blind them and their own.", len(own.ids))
-    answers = ask_all(carrier, question, Aligned, config.running)
+    if without is None:
+        answers = ask_all(carrier, question, Aligned, config.running)
+    else:
+        answers = ask_present(carrier, question, Aligned, config.running, without)
     del arrays, question  # here and below: large
+    parties = {node: answer.party for node, answer in answers.items()}
+    of_all = max(answer.parties for answer in answers.values())
     places = {}  # by node: where in the party's order each of the label holder's rows is, or -1
     for node in list(answers):
         answer = answers.pop(node)
@@ -140,23 +166,35 @@ def _common_rows(
         notice.info(
             "Party %d has %d of the label holder's %d ids.", answer.party, len(here), len(own.ids)
         )
-        if not len(here):
+        if not len(here) and without is None:
             raise ConfigError(
                 f"Party {answer.party} has none of the {len(own.ids)} ids of {own.whose}: are they "
                 "the same kind of id, written alike?"
             )
     rows = _sorted(own.ids)
-    common = rows[np.all([each[rows] >= 0 for each in places.values()], axis=0)]
+    present = np.zeros((len(rows), of_all), bool)
+    for node, party in parties.items():
+        present[:, party] = places[node][rows] >= 0
+    wanted = config.data.min_parties if any_party else len(places)
+    wanted = 0 if without is not None else wanted
+    used = present.sum(1) >= wanted
+    common, present = rows[used], present[used]
     if not len(common):
-        raise ConfigError(f"No id of {own.whose} is at all {len(places)} parties: nothing to do.")
-    if len(places) > 1:
+        where = f"{wanted} or more of the" if any_party else "all"
+        raise ConfigError(f"No id of {own.whose} is at {where} {len(places)} parties: none to use.")
+    if any_party and without is None:
+        notice.info("%d of them are used, which %d or more parties have.", len(common), wanted)
+    elif len(places) > 1 and not any_party:
         notice.info("All parties together have %d of them.", len(common))
     sent = np.argsort(order)[common].astype(np.int32)
-    told = {
-        node: CommonOrder(arrays={"places": each[common], "sent": sent})
-        for node, each in places.items()
-    }
-    return common, ask(carrier, told, Introduction, config.running.party_timeout)
+    told = {}
+    for node, each in places.items():
+        has = present[:, parties[node]]
+        if has.any():  # else there is nothing that it could be told
+            arrays = {"places": each[common], "sent": sent[has]}
+            told[node] = CommonOrder(arrays=arrays)
+    asked = ask(carrier, told, Introduction, config.running.party_timeout)
+    return common, present if any_party else None, asked
 
 
 def _matched(blinding: Blinding, answer: Aligned, rows: int) -> tuple[Places, Places]:
@@ -246,21 +284,24 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
         raise VflError("was told rows that it was not asked about.")
     if not np.array_equal(kept["file"], _digest(own, np.arange(len(own.ids)))):
         raise VflError("has other ids than a moment ago: its file has changed.")
-    _check_distinct(places, len(own.ids), "rows that it does not have", "a row")
+    has = places != -1
+    _check_distinct(places[has], len(own.ids), "rows that it does not have", "a row")
     if len(places) > len(kept["sent"]):
         raise VflError(f"was told {len(places)} rows, and had been sent {len(kept['sent'])} ids.")
-    if sent.dtype != np.int32 or sent.shape != places.shape:
+    if sent.dtype != np.int32 or sent.shape != (has.sum(),):
         raise VflError("was not told which ids the rows are to have.")
     _check_distinct(sent, len(kept["sent"]), "ids that it had not been sent", "an id")
-    _check_fewest(_rules(context, "psi"), len(places))
-    rows = shuffled(len(own.ids), kept["secret"].tobytes())[places]
-    some = np.arange(len(rows))
-    if len(rows) > _SAMPLE:
-        some = shuffled(len(rows), secrets.token_bytes(16))[:_SAMPLE]
+    _check_fewest(_rules(context, "psi"), len(sent))
+    mine = shuffled(len(own.ids), kept["secret"].tobytes())[places[has]]
+    some = np.arange(len(mine))
+    if len(mine) > _SAMPLE:
+        some = shuffled(len(mine), secrets.token_bytes(16))[:_SAMPLE]
     with _subject("was sent"):
-        ids = [own.ids[row] for row in rows[some].tolist()]
+        ids = [own.ids[row] for row in mine[some].tolist()]
         question, answer = challenge(ids, kept["sent"][sent[some]])
-    _keep(context, told=rows, digest=_digest(own, rows), answer=answer, method=_PSI)
+    rows = np.full(len(places), -1, np.int64)
+    rows[has] = mine
+    _keep(context, told=rows, digest=_digest(own, mine), answer=answer, method=_PSI)
     return Introduction(party=own.party, parties=parties, arrays={"question": question})
 
 
@@ -290,7 +331,7 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
 
 
 def common_rows(context: Context, own: Source) -> Alignment:
-    """The rows of a party's own data that all have.
+    """The rows of a party's own data that a run is of; -1 for one that it lacks.
 
     Raises
     ------
@@ -303,9 +344,10 @@ def common_rows(context: Context, own: Source) -> Alignment:
     rows: Places = kept["rows"]
     method = "psi" if kept["method"].any() else "ids"
     rules = _rules(context, method)  # which may be stricter than they were when it was told
+    mine = rows[rows >= 0]
     _check_method(rules, method)
-    _check_fewest(rules, len(rows))
-    if rows.max() >= len(own.ids) or not np.array_equal(kept["digest"], _digest(own, rows)):
+    _check_fewest(rules, len(mine))
+    if mine.max() >= len(own.ids) or not np.array_equal(kept["digest"], _digest(own, mine)):
         raise VflError("has lost rows of its file, or has others, since they were aligned.")
     return Alignment(kept["name"].tobytes().decode(), rows)
 

@@ -124,13 +124,21 @@ def load_own_features(data: DataConfig, own: Source, common: Alignment) -> Featu
     ConfigError
         If they cannot be read, or are not what ``own`` says of them.
     """
-    train, test = (common.rows[places] for places in _divide(data, len(common.rows)))
-    digest = own.digest(common.rows)
+    parts = [common.rows[places] for places in _divide(data, len(common.rows))]
+    train, test = (part[part >= 0] for part in parts)
+    if not len(train):
+        raise ConfigError(f"{own.whose} has none of the training rows: more of them are needed.")
+    known = None
+    if data.align == "any" and own.party is not None:
+        known = Known.of(parts[0] >= 0), Known.of(parts[1] >= 0)
+    digest = own.digest(common.rows[common.rows >= 0])
     names = own.names(train), own.names(test)
     own.forget_ids()  # before there is anything else that takes much memory
     preparation = own.learn(train)
     samples = [prepared(own, part, preparation) for part in (train, test)]
-    return FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names)
+    return FeatureBlock(
+        samples[0], samples[1], digest, preparation, common.name, *names, known=known
+    )
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:
@@ -279,6 +287,8 @@ def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
     whole = digest_of_labels(own.digest(every), data.target == "regression", known)
     labels = replace(labels, alignment=common.name, whole=whole)
     labels = replace(labels, places=common.rows[train], test_places=common.rows[test])
+    if common.present is not None:
+        labels = replace(labels, present=(common.present[train], common.present[test]))
     class_weights(data, labels.train, len(labels.classes))  # to find what is wrong
     if not own.feature_names:
         return labels

@@ -28,7 +28,8 @@ class Labels:
     ``alignment`` is what parties must say of their rows (`messages.Description`). ``places`` and
     ``test_places`` are the numbers of the rows among all that the label holder has, and ``whole``
     is a digest of the ids and labels of all those. ``bounds`` are those of regression's labels, if
-    named. ``present`` says which party has which training and test row, [rows, M], where some lack some.
+    named. ``present`` says which party has which training and test row, [rows, M], where any may
+    lack some.
     """
 
     train: Array
@@ -62,6 +63,20 @@ class Labels:
             "deviation": self.deviation,
             "preparation": self.preparation.as_json() if self.preparation else None,
         }
+
+    def prior(self, privacy: PrivacyConfig) -> list[float]:
+        """Outputs for a row of which nothing is known: by the shares of the classes, or the mean.
+
+        Of labels that are randomised the shares are estimated.
+        """
+        if not self.classes:
+            return [float(self.train.mean())]
+        counts = _counts(self.train, len(self.classes), kept_share(privacy, len(self.classes)))
+        chances = np.maximum(counts, 1) / np.maximum(counts, 1).sum()
+        if len(chances) == 2:
+            return [float(np.log(chances[1] / chances[0]))]
+        outputs: list[float] = np.log(chances).tolist()
+        return outputs
 
     @property
     def outputs(self) -> int:

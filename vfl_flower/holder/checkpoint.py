@@ -37,6 +37,7 @@ class Checkpoint:
     run, number : under which the parties have kept their states.
     finished : whether the run was.
     rows : with own files, the common rows of the label holder's, in common order.
+    present : which party has which of them, [N, M], where any may lack some.
     about_labels : what is needed to tell a model's outputs as labels (`Labels.about`).
     strategy : scalars of the strategy and the label holder, as their ``state`` gives them.
     arrays : their arrays.
@@ -47,6 +48,7 @@ class Checkpoint:
     number: int
     finished: bool
     rows: NDArray[np.int64]
+    present: NDArray[np.bool_] | None
     about_labels: dict[str, Any]
     strategy: dict[str, Any]
     arrays: Arrays
@@ -70,6 +72,7 @@ class Checkpoint:
         encoded = np.frombuffer(json.dumps(text).encode(), np.uint8)
         arrays: dict[str, Any] = {f"array.{name}": array for name, array in self.arrays.items()}
         arrays |= {_TEXT: encoded, "rows": self.rows}
+        arrays |= {} if self.present is None else {"present": self.present}
         with whole(folder / FILE, sealed=True) as file:
             np.savez(file, **arrays)
 
@@ -88,6 +91,7 @@ class Keeper:
         self.run = run
         self.found = found
         self.rows: NDArray[np.int64] = found.rows if found else np.zeros(0, np.int64)
+        self.present = found.present if found else None
         self.number = found.number if found else 0
         self.journal = folder / JOURNAL
 
@@ -110,7 +114,10 @@ def load(folder: str | Path) -> Checkpoint:
             text = json.loads(file[_TEXT].tobytes())
             arrays = {name[6:]: file[name] for name in file.files if name.startswith("array.")}
             config = RunConfig.of(text.pop("config"))
-            return Checkpoint(config=config, rows=file["rows"], arrays=arrays, **text)
+            present = file["present"] if "present" in file.files else None
+            return Checkpoint(
+                config=config, rows=file["rows"], present=present, arrays=arrays, **text
+            )
     except (KeyError, TypeError, ValueError, OSError, VflError) as error:
         raise ConfigError(
             f"{path} cannot be read as a checkpoint of this version: it is damaged, or another's."
@@ -180,8 +187,10 @@ class _OfCheckpoint(Protocol):
     def exchange(self) -> int: ...
 
 
-def check_states(found: Checkpoint, states: Collection[_OfCheckpoint]) -> None:
+def check_states(found: Checkpoint, states: Collection[_OfCheckpoint], whole: bool = True) -> None:
     """Refuse parties that are not those of a checkpoint, or have an older state than it.
+
+    Where they need not be ``whole``, some may be missing.
 
     Raises
     ------
@@ -189,7 +198,7 @@ def check_states(found: Checkpoint, states: Collection[_OfCheckpoint]) -> None:
         Which party it is. One that had failed before the checkpoint may have an older state.
     """
     seats = {seat["party"]: seat for seat in found.strategy["seats"]}
-    if len(states) != len(seats):
+    if len(states) != len(seats) and (whole or not {each.party for each in states} <= seats.keys()):
         raise ConfigError(f"That run is of {len(seats)} parties, and {len(states)} are here.")
     for state in states:
         seat = seats[state.party]

@@ -75,6 +75,8 @@ class LabelHolder:
         self.labels = torch.from_numpy(labels.train).to(self.device)  # of the training rows
         self.test_labels = torch.from_numpy(labels.test).to(self.device)
         self.deviation = labels.deviation  # a unit of the outputs, under regression
+        # What is said of a row that nobody has. Where noise is not on labels, they would tell.
+        self.prior = None if noise else labels.prior(config.privacy)
         self.loss = loss_of(config, labels.train, len(labels.classes), self.device)
         alone = noise is not None
         losses.try_out(self.loss, config.models.loss, labels.outputs, self.labels[:8], alone)
@@ -354,6 +356,7 @@ class LabelHolder:
             "drawn": self.drawn,
             "noises": self.noise.drawn if self.noise else 0,
             "sizes": [each.stop - each.start for each in self.columns.values()],
+            "prior": self.prior,
         }
         losses = torch.cat([torch.zeros(0), *(each.cpu() for each in self.losses)])
         groups = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from vfl_flower.axes.privacy.journal import Journal
 from vfl_flower.axes.privacy.ledger import EVALUATE, hides_labels, ledger_of
 from vfl_flower.config import RunConfig
 from vfl_flower.data.alignment import align
-from vfl_flower.data.blocks import load_labels, own_table, prepared
+from vfl_flower.data.blocks import load_labels, own_table, prepared, with_presence
 from vfl_flower.data.source import Preparation
 from vfl_flower.data.tables import is_missing
 from vfl_flower.errors import ConfigError, PartyError, VflError
@@ -38,7 +38,7 @@ from vfl_flower.models.tops import build_top, load_top
 from vfl_flower.models.training import as_tensor
 from vfl_flower.provenance import code_digest
 from vfl_flower.registry import LOSSES, METRICS
-from vfl_flower.runtimes.carrier import Carrier, ask_all
+from vfl_flower.runtimes.carrier import Carrier, ask, ask_all, ask_present
 
 notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
 
@@ -86,35 +86,88 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any]) -> No
         raise ConfigError("There is no model to predict by: name a run's results folder by model.")
     predictions_file(config)  # before anybody is asked
     found = checkpoint.load(config.model)
-    rows = _rows(carrier, config, given, found)
+    without = left_out(config, found) if found.config.partial else None
+    rows = _rows(carrier, config, given, found, without)
     epsilon = _count_uploads(config, found)
     classes = found.about_labels["classes"]
     outputs = 1 if len(classes) in (0, 2) else len(classes)
     sizes: list[int] = found.strategy["holder"]["sizes"]
     carrier.expect({PredictOrder.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
     order = PredictOrder(run=found.run, number=found.number)
-    answers = ask_all(carrier, order, Predicted, config.running)
-    check_states(found, answers.values())
-    blocks = []
-    for answer, size in zip(answers.values(), sizes, strict=True):
+    if without is None:
+        answers = ask_all(carrier, order, Predicted, config.running)
+    elif rows.nodes:
+        orders = dict.fromkeys(rows.nodes.values(), order)
+        answers = ask(carrier, orders, Predicted, config.running.party_timeout)
+    else:
+        answers = ask_present(carrier, order, Predicted, config.running, without)
+    check_states(found, answers.values(), whole=without is None)
+    present = np.ones((len(rows.ids), len(sizes)), bool) if rows.present is None else rows.present
+    h = [torch.zeros(len(rows.ids), size) for size in sizes]
+    for answer in answers.values():
+        party = answer.party
+        places = torch.from_numpy(present[:, party])
         try:
             if (answer.alignment, answer.code_digest) != (rows.alignment, code_digest()):
                 raise VflError("embeddings of other rows, or by another version of the code.")
-            block = checked(answer.arrays, "embedding", "float32", (len(rows.ids), size))
+            shape = int(places.sum()), sizes[party]
+            block = checked(answer.arrays, "embedding", "float32", shape)
             bounded("embedding", block)
         except VflError as error:
-            raise PartyError(f"Party {answer.party}", f"sent {error}") from None
-        blocks.append(as_tensor(block))
+            raise PartyError(f"Party {party}", f"sent {error}") from None
+        h[party][places] = as_tensor(block)
+    h.append(torch.from_numpy(rows.own))
+    if without is not None:
+        absent = sorted(set(range(len(sizes))) - {answer.party for answer in answers.values()})
+        present[:, absent] = False
+        h.append(torch.from_numpy(present.astype(np.float32)))
     top = build_top(found.config, sizes, outputs, rows.own.shape[1]).eval()
     load_top(found.config, top, of_group("top", found.arrays))
-    said = top(torch.cat([*blocks, torch.from_numpy(rows.own)], dim=1))
+    said = top(torch.cat(h, dim=1))
+    if without is not None and not rows.own.shape[1]:
+        said = _with_prior(said, present, found)
     reached = _metrics(said, rows.labels, found) if rows.labels is not None else None
     figures = {"model": str(config.model), "rows": len(rows.ids)}
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
     figures |= reached.figures() if reached else {}
-    _write(config, _table(rows.ids, said, found).iloc[rows.order], figures)
+    table = _table(rows.ids, said, found)
+    if without is not None:
+        table["parties"] = [" ".join(map(str, np.flatnonzero(row))) for row in present]
+    _write(config, table.iloc[rows.order], figures)
     spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
     notice.info("%d predictions%s%s", len(rows.ids), _in_words(reached), spent)
+
+
+def left_out(config: RunConfig, found: Checkpoint) -> set[int]:
+    """The parties that are to be left out, by the key `without`.
+
+    Raises
+    ------
+    ConfigError
+        If they are not numbers of parties of that run.
+    """
+    parties = len(found.strategy["holder"]["sizes"])
+    words = config.without.replace(",", " ").split()
+    if not all(word.isdecimal() and int(word) < parties for word in words):
+        raise ConfigError(
+            f"without = {config.without!r} must be numbers of parties, from 0 to {parties - 1}, "
+            "with commas between them."
+        )
+    return {int(word) for word in words}
+
+
+def _with_prior(said: Tensor, present: NDArray[np.bool_], found: Checkpoint) -> Tensor:
+    """Outputs, of which those of rows that nobody has follow from the training labels alone."""
+    nobody = torch.from_numpy(~present.any(1))
+    if not nobody.any():
+        return said
+    prior: list[float] | None = found.strategy["holder"]["prior"]
+    what = "what the top model says of no embedding"
+    if prior:
+        said = torch.where(nobody[:, None], torch.tensor(prior), said)
+        what = "the shares of the classes in training, or the mean"
+    notice.info("No party has %d of the rows: they get %s.", int(nobody.sum()), what)
+    return said
 
 
 @dataclass(frozen=True)
@@ -122,6 +175,7 @@ class _Rows:
     """What the label holder has of the rows to predict.
 
     ``own`` are its own columns, float32 [N, F]; ``order`` puts rows into that of its file.
+    ``present`` says who has which, [N, M], if any may lack some; ``nodes`` who was told of them.
     """
 
     ids: Array
@@ -129,10 +183,16 @@ class _Rows:
     own: NDArray[np.float32]
     order: Array
     labels: Array | None = None
+    present: NDArray[np.bool_] | None = None
+    nodes: Mapping[int, int] = field(default_factory=dict)
 
 
 def _rows(
-    carrier: Carrier, config: RunConfig, given: Mapping[str, Any], found: Checkpoint
+    carrier: Carrier,
+    config: RunConfig,
+    given: Mapping[str, Any],
+    found: Checkpoint,
+    without: Collection[int] | None,
 ) -> _Rows:
     """The rows that all have; or the test rows, as the model was trained beside."""
     trained = found.config
@@ -143,12 +203,14 @@ def _rows(
                 "predicts its test rows: leave dataset out. New rows need dataset = 'files:PATH' "
                 "from training on."
             )
-        labels = load_labels(trained)
+        parties = len(found.strategy["holder"]["sizes"])
+        labels = with_presence(load_labels(trained), trained, parties)
         if labels.about(hides_labels(trained)) != found.about_labels:
             raise ConfigError(f"{trained.data.dataset} has changed since the model was trained.")
         own = np.zeros((len(labels.test), 0), np.float32)
         ids = np.arange(len(own))
-        return _Rows(ids, labels.alignment, own, ids, labels.test)
+        present = labels.present[1].copy() if labels.present else None
+        return _Rows(ids, labels.alignment, own, ids, labels.test, present)
     if not config.data.own_data:
         raise ConfigError(
             f"The model in {config.model} is of files: name that of the new rows by "
@@ -157,13 +219,16 @@ def _rows(
     words = trained.with_values({name: given[name] for name in _OF_FILE if name in given})
     file = own_table(words.data)
     preparation = found.about_labels["preparation"]
-    common = align(carrier, words, file)
+    common = align(carrier, words, file, without if words.data.align == "any" else None)
     rows = common.rows
     own = np.zeros((len(rows), 0), np.float32)
     if preparation:
         own = np.asarray(prepared(file, rows, Preparation(**preparation)))
     said = file.labels_with_gaps(rows) if file.has_labels else None
-    return _Rows(file.id_values(rows), common.name, own, np.argsort(rows), said)
+    by_file = np.argsort(rows)
+    return _Rows(
+        file.id_values(rows), common.name, own, by_file, said, common.present, common.nodes
+    )
 
 
 _OF_FILE = ("dataset", "id", "label", "columns", "missing", "text", "align", "party-timeout")

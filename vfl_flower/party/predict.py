@@ -47,7 +47,8 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
     else:
         own = own_source(context)
         common = common_rows(context, own)
-        rows, names = prepared(own, common.rows, preparation), own.names(common.rows)
+        mine = common.rows[common.rows >= 0]  # of those that it is asked about
+        rows, names = prepared(own, mine, preparation), own.names(mine)
         none = Compact(np.zeros(0, np.int64), lambda at: rows[:0])
         block = FeatureBlock(none, rows, "", preparation, common.name, names[:0], names)
     scalars = state.load_scalars(saved)

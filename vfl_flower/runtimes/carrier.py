@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +24,7 @@ from vfl_flower.sections import RunningConfig
 from vfl_flower.wire import read_reply, to_message
 
 log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 P = TypeVar("P", bound=Payload)
 I = TypeVar("I", bound=Introduction)  # noqa: E741
@@ -249,4 +250,55 @@ def ask_all(carrier: Carrier, order: Order, kind: type[I], running: RunningConfi
             f"The nodes' partition-ids are {numbers}: give each SuperNode its own, from 0 to "
             f"{len(found) - 1}."
         )
+    return dict(sorted(found.items(), key=lambda each: each[1].party))
+
+
+def ask_present(
+    carrier: Carrier,
+    order: Order,
+    kind: type[I],
+    running: RunningConfig,
+    without: Collection[int],
+) -> dict[int, I]:
+    """As `ask_all`, of the parties that are there and not among those to do ``without``.
+
+    Of one that fails, or does not come within the time-out, a notice says that it is left out.
+
+    Raises
+    ------
+    ConfigError
+        If no party is left.
+    """
+    asked: dict[str, int] = {}
+    found: dict[int, I] = {}
+    deadline = time.monotonic() + running.party_timeout
+    wanted, failed = max(1, running.parties), 0
+    while True:
+        new = [node for node in carrier.get_node_ids() if node not in asked.values()]
+        messages = [to_message(order, node, running.party_timeout) for node in new]
+        asked.update(zip(carrier.send(messages), new, strict=True))
+        pending = [key for key, node in asked.items() if node not in found]
+        pause = min(deadline, time.monotonic() + _SLEEPS[1])
+        for message in carrier.receive(pending, pause) if pending else ():
+            node = asked[message.metadata.reply_to_message_id]
+            try:
+                found[node] = read_reply(message, kind, carrier.most_bytes(order.kind))
+            except VflError as error:
+                failed += 1
+                notice.warning("The party on node %d %s It is left out.", node, error)
+        here = {each.party for each in found.values()}
+        wanted = max([wanted, *(each.parties for each in found.values())])
+        if len(found) + failed >= wanted or len(here | set(without)) >= wanted:
+            break
+        if time.monotonic() > deadline:
+            away = wanted - len(found) - failed
+            notice.warning("%d parties are not there: they are left out.", away)
+            break
+        if not pending:
+            time.sleep(_SLEEPS[1])
+    found = {node: each for node, each in found.items() if each.party not in without}
+    if len({each.party for each in found.values()}) < len(found):
+        raise ConfigError("Two nodes have the same partition-id: give each SuperNode its own.")
+    if not found:
+        raise ConfigError("No party is there by which rows could be predicted: start one.")
     return dict(sorted(found.items(), key=lambda each: each[1].party))

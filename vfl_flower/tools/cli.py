@@ -243,6 +243,9 @@ def _predict(
     run_config: _RunConfig = None,
     node_config: _NodeConfig = None,
     out: Annotated[str, typer.Option(help=".csv or .parquet. Default: RUN/predictions.csv.")] = "",
+    without: Annotated[
+        str, typer.Option(help="Parties to leave out, as 0,3; their node configurations too.")
+    ] = "",
 ) -> None:
     """Predict by the model of a run: the test rows, or rows of new files.
 
@@ -253,6 +256,7 @@ def _predict(
     from vfl_flower.start import predict_local
 
     keys = {**_keys(run_config, out), "model": model}
+    keys |= {"without": without} if without else {}
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
     print(f"predictions: {predict_local(keys, _node_configs(node_config))}")
 
