@@ -26,7 +26,7 @@ class Alone(Vertical):
 
     def train(self, checkpoints: Checkpoints | None = None) -> None:
         """Run each, and tell of the best."""
-        alone = {"quorum": None, "max-delay": 0, "on-party-failure": "stop"}
+        alone = {"quorum": None, "max-delay": 0, "on-party-failure": "stop", "subsets": "off"}
         config, carrier = self.config.with_values(alone), self.run.carrier
         runs: dict[int | str, Vertical] = {
             seat.party: Vertical(config, self.labels) for seat in self.run.seats

@@ -24,3 +24,10 @@ JOINED = System(
     strategy="strategies.joined:Joined",
     gradients=True,
 )
+COMMON = System(
+    name="common",
+    about="Baseline of partial rows: `joined` with the rows alone that all have; simulations only.",
+    baseline="no messages · centralised training on the rows that all parties have",
+    strategy="strategies.joined:Common",
+    gradients=True,
+)

@@ -141,4 +141,4 @@ class History:
 
 
 def _metric_record(entry: dict[str, Any]) -> MetricRecord:
-    return MetricRecord({key: value for key, value in entry.items() if value is not None})
+    return MetricRecord({k: each for k, each in entry.items() if isinstance(each, int | float)})

@@ -1,20 +1,28 @@
 """Baseline `joined`: the same model, centralised on joined data; the ceiling.
 
-It needs every party's columns in one place, so it runs in simulations only.
+It needs every party's columns in one place, so it runs in simulations only. Where parties lack
+rows, what they lack is zero there. `common` is that with the rows alone that all parties have.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count, islice
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from strategies.checkpoints import Checkpoints
 from strategies.vertical import Vertical
-from vfl_flower.axes.batches import divisors, draw_window
+from vfl_flower.axes.batches import divisors, draw_window, steps_per_epoch
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.config import RunConfig
 from vfl_flower.data import samples
 from vfl_flower.data.augmentation import augmented
 from vfl_flower.data.blocks import FeatureBlock, load_block, load_part
+from vfl_flower.data.samples import Samples
 from vfl_flower.errors import ConfigError
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import build_bottom
@@ -37,7 +45,7 @@ class Joined(Vertical):
             )
         run, holder, training = self.run, self.run.holder, self.config.training
         blocks, configs = self._blocks(), self._configs()
-        inputs = [samples.tensors(block.train[:], holder.device) for block in blocks]
+        inputs = [self._whole(block, 0) for block in blocks]
         sizes = [columns.stop - columns.start for columns in holder.columns.values()]
         models = [
             build_bottom(own, party, samples.first(block.train), size)
@@ -49,12 +57,9 @@ class Joined(Vertical):
             for own, bottom in zip(configs, models, strict=True)
         ]
         optimizers += [holder.optimizer] if holder.optimizer else []
+        batches = self._batches(self._rows())
         for epoch in range(training.epochs):
-            rows_of = len(inputs[0])
-            window = draw_window(self.config, rows_of, None, epoch, 0, run.plan.per_epoch)
-            batches = torch.from_numpy(window.ids).split(window.lengths.tolist())
-            divided = divisors(self.config, rows_of, window.lengths).tolist()
-            for ids, divisor in zip(batches, divided, strict=True):
+            for ids, divisor in islice(batches, run.plan.per_epoch):
                 rows = ids.to(holder.device)
                 embeddings = []
                 for party, bottom, block, x in zip(
@@ -86,10 +91,40 @@ class Joined(Vertical):
                 bottoms.eval()
                 with torch.no_grad():
                     for party, bottom, block in zip(holder.columns, bottoms, blocks, strict=True):
-                        test = samples.tensors(block.test[:], holder.device)
-                        holder.test_table.of(party)[:] = bottom(test)
+                        holder.test_table.of(party)[:] = bottom(self._whole(block, 1))
                 bottoms.train()
                 run.record()
+
+    def _rows(self) -> NDArray[np.int64]:
+        """The training rows to use: all. What a party lacks is zero, as any other value."""
+        holder = self.run.holder
+        for table in (holder.table, holder.test_table) if holder.partial else ():
+            table.rows[:, -len(self.run.seats) :] = 1
+        holder.partial = False
+        return np.arange(len(self.labels.train))
+
+    def _batches(self, rows: NDArray[np.int64]) -> Iterator[tuple[Tensor, int]]:
+        """Mini-batches of these rows without end, and what each sum of losses is divided by."""
+        per_epoch = steps_per_epoch(self.config, len(rows))
+        for epoch in count():
+            window = draw_window(self.config, len(rows), None, epoch, 0, per_epoch)
+            ids = torch.from_numpy(rows[window.ids]).split(window.lengths.tolist())
+            divided = divisors(self.config, len(rows), window.lengths).tolist()
+            yield from zip(ids, divided, strict=True)
+
+    def _whole(self, block: FeatureBlock, part: int) -> Samples:
+        """A party's training (0) or test samples (1), with zeros for rows that it lacks."""
+        device = self.run.holder.device
+        found = samples.tensors((block.train, block.test)[part][:], device)
+        if not block.known:
+            return found
+        known = block.known[part]
+        places = torch.from_numpy(known.ids).to(device)
+
+        def filled(x: Tensor) -> Tensor:
+            return x.new_zeros(known.rows, *x.shape[1:]).index_copy_(0, places.long(), x)
+
+        return samples.each(found, filled)
 
     def _configs(self) -> list[RunConfig]:
         """The configuration of every party's bottom model."""
@@ -108,3 +143,15 @@ class Joined(Vertical):
         if carrier.contexts:
             return [load_block(context, self.config) for context in carrier.contexts.values()]
         return [load_part(self.config, seat.party, len(seats)) for seat in seats]
+
+
+class Common(Joined):
+    """Trained on the rows that all parties have, for as many steps; predicts whatever is there."""
+
+    def _rows(self) -> NDArray[np.int64]:
+        rows = np.arange(len(self.labels.train))
+        if self.labels.present is not None:
+            rows = np.flatnonzero(self.labels.present[0].all(1))
+        if not len(rows):
+            raise ConfigError("strategy = 'common' has no training row that all parties have.")
+        return rows

@@ -150,6 +150,7 @@ SYSTEMS = Registry(
         "frozen": "strategies.baselines:FROZEN",
         "alone": "strategies.baselines:ALONE",
         "joined": "strategies.baselines:JOINED",
+        "common": "strategies.baselines:COMMON",
     },
     parts=("name", "about", "quorum", "defaults", "strategy"),
 )

@@ -89,6 +89,7 @@ class LabelHolder:
         self.test_table = Table(sizes, test, self.device, 0, present and present[1])
         self.columns = self.table.columns
         self.parties = len(sizes)
+        self.partial = config.partial  # whether figures are by subsets of the parties too
         top = build_top(config, list(sizes.values()), labels.outputs, train.shape[1], alone)
         self.top = top.to(self.device)
         trainable = bool(trained(self.top))
@@ -323,8 +324,22 @@ class LabelHolder:
         """The model on the test rows, by the latest embeddings of every party."""
         self.top.eval()
         outputs = self.top(self.test_table.rows)
+        given = self.test_labels, self.deviation
+        found = metrics(outputs, *given, self.loss.own, self.more)
+        if self.partial:
+            found = replace(found, subsets=figures.by_subset(self._by, self._test_present, *given))
         self.top.train()
-        return metrics(outputs, self.test_labels, self.deviation, self.loss.own, self.more)
+        return found
+
+    @property
+    def _test_present(self) -> Tensor:
+        """Who has which test row, [R, M]."""
+        return self.test_table.rows[:, -self.parties :]
+
+    def _by(self, used: Tensor) -> Tensor:
+        """Outputs for the test rows, [R, C], by the parties for which ``used`` is 1, [R, M]."""
+        outputs: Tensor = self.top(torch.cat([self.test_table.rows[:, : -self.parties], used], 1))
+        return outputs
 
     # --- parties that come back -----------------------------------------------------------------
 

@@ -26,7 +26,8 @@ class Metrics:
 
     ``loss`` is the mean without class weights, to compare with runs that have others; ``auc`` is
     for two classes. Under regression ``rmse`` is in units of the labels, and ``r2`` the share of
-    the test labels' variance explained, in place of accuracy.
+    the test labels' variance explained, in place of accuracy. ``more`` are figures of one's own,
+    and ``subsets`` those of `by_subset`.
     """
 
     loss: float
@@ -35,12 +36,13 @@ class Metrics:
     rmse: float | None = None
     r2: float | None = None
     more: Mapping[str, float | None] = field(default_factory=dict)
+    subsets: Mapping[str, Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
 
-    def figures(self) -> dict[str, float | None]:
+    def figures(self) -> dict[str, Any]:
         """All by name, what does not apply as none."""
         ours = asdict(self)
-        more = ours.pop("more")
-        return {**ours, **more}
+        more, subsets = ours.pop("more"), ours.pop("subsets")
+        return {**ours, **more, **subsets}
 
 
 def metrics(
@@ -64,6 +66,42 @@ def metrics(
     """
     found = _metrics(outputs, labels, deviation, loss)
     return replace(found, more=_numbers(more(outputs, labels))) if more else found
+
+
+def by_subset(
+    outputs: Callable[[Tensor], Tensor], present: Tensor, labels: Tensor, deviation: float
+) -> dict[str, dict[str, dict[str, float | None]]]:
+    """How a model of any subset does on the rows that so many parties have, and by each alone.
+
+    Parameters
+    ----------
+    outputs : of all rows [R, C], by who is to be used, [R, M].
+    present : who has which row, [R, M].
+
+    Returns
+    -------
+    ``by_parties``, by how many have a row, and ``by_party``, by whom alone is used, on the rows
+    that it has: the number of rows, and accuracy and AUC, or R2.
+    """
+
+    def figures(said: Tensor, rows: Tensor) -> dict[str, float | None]:
+        found = _metrics(said[rows], labels[rows], deviation)
+        given = {"accuracy": found.accuracy, "auc": found.auc, "r2": found.r2}
+        known = {name: value for name, value in given.items() if value is not None}
+        return {"rows": int(rows.sum()), **known}
+
+    said, counts, parties = outputs(present), present.sum(1), range(present.shape[1])
+    of_counts = {k: counts == k for k in sorted(set(counts.int().tolist()))}
+    by_party = {}
+    for party in parties:
+        alone = torch.zeros_like(present)
+        alone[:, party] = present[:, party]
+        if alone.any():
+            by_party[str(party)] = figures(outputs(alone), alone[:, party] > 0)
+    return {
+        "by_parties": {str(k): figures(said, rows) for k, rows in of_counts.items()},
+        "by_party": by_party,
+    }
 
 
 def try_out(more: More, name: str, outputs: int, labels: Tensor) -> None:

@@ -108,7 +108,10 @@ def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     stands = {"labels": "epsilon" in keys, "scalar": False, "perturbed-embedding": name != "joined"}
     if not stands.get(common.get("privacy", "none"), True):
         keys.pop("privacy")
-    model = resolve({**keys, "strategy": "frozen"}).models.bottom
+    of_common = resolve({**keys, "strategy": "frozen"})
+    if name == "common" and not of_common.data.partial:
+        return None
+    model = of_common.models.bottom
     if name != "frozen" and not has_gradient(model):
         return None
     resolve({**keys, "strategy": name})
