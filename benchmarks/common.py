@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from strategies.enrolment import enrol
 from strategies.run import Run
-from strategies.vertical import strategy_of
+from strategies.vertical import Vertical, strategy_of
 from vfl_flower.api import train
 from vfl_flower.client_app import app as client_app
 from vfl_flower.data.blocks import load_labels, with_presence
@@ -123,7 +123,14 @@ def quiet_run(
 
 
 def local_epoch(parties: int, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The last history entry of a run in process, with the seconds of its training alone.
+    """The last history entry of a run in process, with the seconds of its training alone."""
+    strategy, _, seconds = trained(parties, keys)
+    last = strategy.run.history.last or strategy.figures()  # of a baseline that has several runs
+    return {**last, "seconds": seconds}
+
+
+def trained(parties: int, keys: Mapping[str, Any]) -> tuple[Vertical, LocalGrid, float]:
+    """The strategy of a run in process and its parties, and the seconds of its training alone.
 
     The seconds of a history also count the building of the label holder and its table, which is
     before training here, as the building of its model is in a plain loop.
@@ -136,7 +143,7 @@ def local_epoch(parties: int, keys: Mapping[str, Any]) -> dict[str, Any]:
     strategy.run = Run(grid, nodes, config, strategy.labels, strategy.history)
     start = time.perf_counter()
     strategy.train()
-    return {**strategy.run.history.last, "seconds": time.perf_counter() - start}
+    return strategy, grid, time.perf_counter() - start
 
 
 def report(name: str, figures: Mapping[str, Any]) -> None:

@@ -51,7 +51,7 @@ class Joined(Vertical):
             build_bottom(own, party, samples.first(block.train), size)
             for party, own, block, size in zip(holder.columns, configs, blocks, sizes, strict=True)
         ]
-        bottoms = torch.nn.ModuleList(models).to(holder.device)
+        self.bottoms = bottoms = torch.nn.ModuleList(models).to(holder.device)
         optimizers = [
             build_optimizer(own, bottom, own.training.party_lr, run.plan.per_epoch)
             for own, bottom in zip(configs, models, strict=True)

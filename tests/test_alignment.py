@@ -30,8 +30,11 @@ from vfl_flower.messages import (
     ConfirmOrder,
     DescribeOrder,
     Description,
+    EmbedOrder,
     Introduction,
     Order,
+    TrainOrder,
+    Upload,
 )
 from vfl_flower.party.rules import Rules
 from vfl_flower.party.state import load_about, load_arrays, load_scalars
@@ -120,6 +123,32 @@ def test_a_label_holder_that_keeps_to_the_protocol_is_served(node: Context) -> N
     assert set(load_arrays(node.state, "aligned")["rows"]) == set(range(55))
 
 
+def test_a_party_is_told_where_it_lacks_a_row(node: Context) -> None:
+    node.run_config["align"] = "any"
+    holder = LabelHolder(node, IDS[:55] + STRANGE[:5])
+    holder.align()
+    places = np.full(60, -1)
+    places[5:] = holder.places
+    holder.tell(places, holder.sent)
+    holder.confirm()
+    description = served(node)
+    assert description.train_rows + description.test_rows == 60
+    rows = load_arrays(node.state, "aligned")["rows"]
+    assert (rows[:5] == -1).all() and set(rows[5:]) == set(range(55))
+    mine = int((_train_rows(rows) >= 0).sum())
+    order = TrainOrder(exchange=1, epoch=0, first=0, steps=2, coordinated=True)
+    upload = asked(node, order, Upload)
+    assert 0 < len(upload.arrays["embedding"]) < 60 and mine > 30
+    absent = np.flatnonzero(_train_rows(rows) < 0)[:1].astype(np.int32)
+    assert len(absent)
+    with pytest.raises(VflError, match="was asked for rows that it does not have"):
+        asked(node, EmbedOrder(exchange=2, arrays={"ids": absent}), Upload)
+
+
+def _train_rows(rows: NDArray[Any]) -> NDArray[Any]:
+    return rows[np.random.default_rng(0).permutation(len(rows))[12:]]
+
+
 def test_more_rows_than_ids_are_refused(node: Context) -> None:
     node.node_config["min-rows"] = 1
     holder = LabelHolder(node, IDS[:1])
@@ -204,7 +233,9 @@ def test_rows_are_told_once_by_alignment(node: Context) -> None:
     ("places", "sent", "sentence"),
     [
         (ROWS + 1, ROWS, "was told rows that it does not have"),
-        (ROWS - 1, ROWS, "was told rows that it does not have"),
+        (ROWS - 2, ROWS, "was told rows that it does not have"),
+        (ROWS - 1, ROWS, "was not told which ids the rows are to have"),  # one of which it lacks
+        (ROWS * 0 - 1, ROWS[:0], "was told rows that it does not have"),
         (ROWS[:0], ROWS[:0], "was told rows that it does not have"),
         (ROWS // 2, ROWS, "was told a row more than once"),
         (ROWS.astype(np.int64), ROWS, "was told rows that it was not asked about"),

@@ -129,6 +129,8 @@ SYSTEMS_TO_CUT: dict[str, dict[str, Any]] = {
         **{"compression": "error-feedback", "window": 4},
     },
     "perturbed": {"privacy": "perturbed-embedding", "noise-seed": 0},
+    "partial rows": {"presence": 0.5, "window": 2},
+    "ef-vfl, partial rows": {"strategy": "ef-vfl", "presence": 0.5},
 }
 
 
@@ -196,14 +198,18 @@ def test_an_asynchronous_run_goes_on_from_its_last_checkpoint(
     assert_equal_runs(resumed(folder, **{"checkpoint-every": every}), whole)
 
 
+@pytest.mark.parametrize("align", ["psi", "any"])
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl"])
 @pytest.mark.parametrize("target", ["classification", "regression"])
-def test_a_run_on_files_goes_on_with_its_rows(tmp_path: Path, target: str, strategy: str) -> None:
+def test_a_run_on_files_goes_on_with_its_rows(
+    tmp_path: Path, target: str, strategy: str, align: str
+) -> None:
     table = small(80)
     if target == "regression":
         table["label"] = 100 + 10 * table["f0"] - 5 * table["f3"]
     organisations = cut(tmp_path, table, own=1)
     keys = {"epochs": 4, "target": target, "checkpoint-every": 6, "strategy": strategy}
+    keys["align"] = align
     keys["noise-seed"] = 0  # else parties draw other models in each of the two runs
     whole = organisations.run("whole", keys)
     with cut_after(3), pytest.raises(Cut):

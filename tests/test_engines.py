@@ -80,6 +80,13 @@ def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
             id="supernodes, zeroth order",
             marks=pytest.mark.nightly,
         ),
+        pytest.param(
+            run_supernodes,
+            2,
+            {"presence": 0.6, "epochs": 3, "window": 4},
+            id="supernodes, partial rows",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_synchronous_run_is_the_same_as_in_process(

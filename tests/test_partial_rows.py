@@ -1,0 +1,397 @@
+"""Rows that some parties lack: top models of any subset, training, alignment, predictions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.conftest import Start
+from tests.organisations import ID, Organisations, cancer, cut, read
+from vfl_flower.axes import subsets
+from vfl_flower.axes.batches import Window, among, draw_window, kept
+from vfl_flower.axes.server import by_gradient
+from vfl_flower.data.blocks import load_labels, load_part, with_presence
+from vfl_flower.data.presence import drawn
+from vfl_flower.errors import ConfigError
+from vfl_flower.holder import checkpoint
+from vfl_flower.models.bottoms import build_bottom
+from vfl_flower.models.tops import build_top
+from vfl_flower.models.training import build_optimizer, trained
+from vfl_flower.systems import resolve
+
+SIZES, OUTPUTS, ROWS = [3, 3, 3], 4, 12
+HERE = str(Path(__file__).absolute())
+
+
+class Average(nn.Module):
+    """A top model of one's own, which is told who is there."""
+
+    def __init__(self, sizes: list[int], outputs: int) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.last = nn.Linear(sizes[0], outputs)
+
+    def forward(self, h: Tensor, present: Tensor) -> Tensor:
+        blocks = h.view(len(h), len(self.sizes), -1)
+        mean = blocks.sum(1) / present.sum(1, keepdim=True).clamp_min(1)
+        return self.last(mean)  # type: ignore[no-any-return]
+
+
+def rows_of(own: int = 0) -> tuple[Tensor, Tensor]:
+    """Embeddings, features of the label holder's own, and who is there; labels."""
+    generator = torch.Generator().manual_seed(1)
+    present = (torch.rand(ROWS, len(SIZES), generator=generator) < 0.6).float()
+    present[0], present[1] = 0, 1
+    h = torch.randn(ROWS, sum(SIZES), generator=generator)
+    h *= present.repeat_interleave(3, 1)
+    features = torch.randn(ROWS, own, generator=generator)
+    labels = torch.randint(0, OUTPUTS, (ROWS,), generator=generator)
+    return torch.cat([h, features, present], dim=1), labels
+
+
+MODELS: list[dict[str, Any]] = [
+    *({"top-model": top, "combine": how} for top in ("linear", "mlp") for how in ("mean", "sum")),
+    *({"top-model": top} for top in ("linear", "mlp")),
+    {"top-model": f"{HERE}:Average"},
+]
+
+
+# --- top models of any subset -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [0, 2])
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model.values()).split("/")[-1])
+def test_an_absent_party_has_no_part_in_outputs_and_gets_no_gradient(
+    model: dict[str, Any], own: int
+) -> None:
+    config = resolve({"presence": 0.5, "embedding-size": 3, "server-lr": 0.0, **model})
+    top = build_top(config, SIZES, OUTPUTS, own)
+    h, labels = rows_of(own)
+    junk = h.clone()
+    junk[:, : sum(SIZES)] += 5 * (1 - h[:, -3:]).repeat_interleave(3, 1)
+    assert torch.equal(top(h), top(junk))
+    assert not torch.allclose(top(h), top(torch.cat([junk[:, :-3], torch.ones(ROWS, 3)], 1)))
+
+    wanted = h.clone().requires_grad_()
+    loss = functional.cross_entropy(top(wanted), labels)
+    (due,) = torch.autograd.grad(loss, wanted)
+    rows, losses = by_gradient(top, None, h, labels, [ROWS], [ROWS])
+    assert rows is not None
+    torch.testing.assert_close(rows, due[:, : sum(SIZES)], rtol=1e-4, atol=1e-7)
+    assert not rows[h[:, -3:].repeat_interleave(3, 1) == 0].any()
+    assert losses.item() == pytest.approx(loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model.values()).split("/")[-1])
+def test_parameters_learn_as_by_autograd(model: dict[str, Any]) -> None:
+    config = resolve({"presence": 0.5, "embedding-size": 3, **model})
+    tops = [build_top(config, SIZES, OUTPUTS) for _ in range(2)]
+    h, labels = rows_of()
+    optimizers = [torch.optim.SGD(trained(top).values(), 0.5) for top in tops]
+    functional.cross_entropy(tops[0](h), labels).backward()
+    optimizers[0].step()
+    by_gradient(tops[1], build_optimizer(config, tops[1], 0.5), h, labels, [ROWS], [ROWS])
+    for ours, theirs in zip(tops[1].parameters(), tops[0].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model.values()).split("/")[-1])
+def test_a_pair_is_evaluated_as_its_two_cases(model: dict[str, Any]) -> None:
+    config = resolve({"presence": 0.5, "embedding-size": 3, **model})
+    top = build_top(config, SIZES, OUTPUTS)
+    h, _ = rows_of()
+    columns, blocks = slice(3, 6), (torch.randn(ROWS, 3), torch.randn(ROWS, 3))
+    with torch.no_grad():
+        pair = top.pair(h, columns, *blocks, [ROWS], b"")
+        for outputs, block in zip(pair, blocks, strict=True):
+            replaced = h.clone()
+            replaced[:, columns] = block
+            torch.testing.assert_close(outputs, top(replaced), rtol=1e-4, atol=1e-6)
+    absent = h[:, -2] == 0
+    assert absent.any() and torch.equal(pair[0][absent], pair[1][absent])
+
+
+# --- subsets ------------------------------------------------------------------------------------
+
+
+def test_subsets_are_of_who_is_there_and_of_uniform_size() -> None:
+    present = np.zeros((6000, 4), np.float32)
+    present[:, :3] = 1
+    h = torch.from_numpy(np.concatenate([np.ones((6000, 2), np.float32), present], axis=1))
+    found = subsets.copies("sampled", h, [2000, 4000], 4, 1, [0])
+    assert found.lengths == [4000, 8000] and torch.equal(found.weights, torch.full((12000,), 0.5))
+    assert torch.equal(found.rows, torch.arange(6000).repeat_interleave(2))
+    whole, drawn_ones = found.h[::2], found.h[1::2]
+    assert torch.equal(whole, h) and not drawn_ones[:, -1].any()
+    sizes = Counter(drawn_ones[:, -4:].sum(1).int().tolist())
+    assert set(sizes) == {1, 2, 3} and all(abs(n - 2000) < 200 for n in sizes.values())
+    assert all(abs(float(n) - 4000) < 200 for n in drawn_ones[:, -4:-1].sum(0))
+    again = subsets.copies("sampled", h, [2000, 4000], 4, 1, [0])
+    assert torch.equal(again.h, found.h)
+    assert not torch.equal(subsets.copies("sampled", h, [6000], 4, 1, [1]).h, found.h)
+    least_0 = subsets.copies("sampled", h, [6000], 4, 0, [0]).h[1::2, -4:]
+    assert (least_0.sum(1) == 0).float().mean().item() == pytest.approx(0.25, abs=0.03)
+
+
+def test_laser_weights_are_those_of_the_mean_over_all_subsets() -> None:
+    """An estimate is unbiased: over many draws it is the mean of a value over all subsets."""
+    value = torch.tensor([1.0, 10.0, 100.0])
+    h = torch.ones(20_000, 3)
+    h[10_000:, 0] = 0
+    found = subsets.copies("laser", h, [20_000], 3, 1, [0])
+    means = found.mean((found.h * value).sum(1) ** 2)
+    for rows, parties in ((means[:10_000], [1.0, 10, 100]), (means[10_000:], [10.0, 100])):
+        many = [
+            sum(each for bit, each in enumerate(parties) if which >> bit & 1) ** 2
+            for which in range(1, 2 ** len(parties))
+        ]
+        assert rows.mean().item() == pytest.approx(np.mean(many), rel=0.03)
+    ones = found.total(found.weights)
+    assert torch.allclose(ones, torch.ones(20_000))
+
+
+def test_gradients_of_copies_are_those_of_their_mean_loss() -> None:
+    config = resolve({"presence": 0.5, "embedding-size": 3, "combine": "mean"})
+    top = build_top(config, SIZES, OUTPUTS)
+    h, labels = rows_of()
+    found = subsets.copies("sampled", h, [5, 7], 3, 1, [3])
+    rows, losses = by_gradient(
+        top, None, found.h, labels[found.rows], found.lengths, [5, 7], counted=found.weights
+    )
+    assert rows is not None
+    wanted = h[:, :9].clone().requires_grad_()
+    of_copies = torch.cat([wanted[found.rows], found.h[:, 9:]], 1)
+    each = functional.cross_entropy(top(of_copies), labels[found.rows], reduction="none")
+    by_row = found.mean(each)
+    steps = [by_row[:5].mean(), by_row[5:].mean()]
+    (due,) = torch.autograd.grad(steps[0] + steps[1], wanted)
+    torch.testing.assert_close(found.total(rows), due, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(losses, torch.stack(steps), rtol=1e-4, atol=1e-6)
+
+
+# --- windows ------------------------------------------------------------------------------------
+
+
+def test_a_window_keeps_the_rows_that_a_party_has() -> None:
+    window = Window(np.array([4, 0, 3, 1, 2], np.int32), np.array([2, 1, 2], np.int32), False, True)
+    mask = np.array([True, False, True, False, True])
+    found = kept(window, mask)
+    assert found.ids.tolist() == [4, 0, 2] and found.lengths.tolist() == [2, 0, 1]
+    assert among(found, window).tolist() == [0, 1, 4]
+    assert kept(window, None) is window and kept(window, np.ones(5, bool)) is window
+
+
+def test_presence_is_drawn_by_seed_and_leaves_no_row_to_nobody() -> None:
+    config = resolve({"presence": 0.3, "seed": 5})
+    has = drawn(config, 4000, 3)
+    assert has.any(1).all() and np.array_equal(has, drawn(config, 4000, 3))
+    # One that nobody would have is one of three's.
+    assert has.mean() == pytest.approx(0.3 + 0.7**3 / 3, abs=0.02)
+    assert not np.array_equal(has, drawn(resolve({"presence": 0.3}), 4000, 3))
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+QUICK: dict[str, Any] = {
+    **{"dataset": "breast-cancer", "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8},
+    **{"batch-size": 64, "noise-seed": 0, "presence": 0.5},
+}
+
+
+def centralised(keys: dict[str, Any], parties: int) -> tuple[list[Any], Any]:
+    """Bottom models and top after plain training with those who are there, by autograd."""
+    config = resolve(keys)
+    labels = with_presence(load_labels(config), config, parties)
+    assert labels.present is not None
+    present = torch.from_numpy(labels.present[0].astype(np.float32))
+    y = torch.from_numpy(labels.train).float()
+    blocks = [load_part(config.with_values({"presence": 1.0}), m, parties) for m in range(parties)]
+    x = [torch.from_numpy(np.asarray(block.train)) for block in blocks]
+    bottoms = [build_bottom(config, m, x[m][0], 4) for m in range(parties)]
+    top = build_top(config, [4] * parties, 1)
+    every = [p for model in (*bottoms, top) for p in model.parameters()]
+    optimizer = torch.optim.SGD(every, config.training.party_lr)
+    steps = -(-len(y) // 64)
+    for epoch in range(config.training.epochs):
+        order = torch.from_numpy(draw_window(config, len(y), None, epoch, 0, steps).ids).long()
+        for ids in order.split(64):
+            h = torch.cat([b(x[m][ids]) for m, b in enumerate(bottoms)], dim=1)
+            outputs = top(torch.cat([h, present[ids]], dim=1))
+            loss = functional.binary_cross_entropy_with_logits(outputs[:, 0], y[ids])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return bottoms, top
+
+
+@pytest.mark.parametrize("combine", ["concat", "mean"])
+def test_split_learning_of_partial_rows_is_centralised_training(run: Start, combine: str) -> None:
+    keys = {**QUICK, "combine": combine, "subsets": "off", "window": 1, "epochs": 3}
+    keys |= {"party-lr": 0.1, "server-lr": 0.1}
+    found = run(3, keys)
+    bottoms, top = centralised(keys, 3)
+    with np.load(found.folder / "top.npz") as arrays:
+        for name, parameter in top.named_parameters():
+            np.testing.assert_allclose(arrays[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+    for party, bottom in enumerate(bottoms):
+        with np.load(found.folder / f"party-{party}.npz") as arrays:
+            for name, parameter in bottom.named_parameters():
+                np.testing.assert_allclose(arrays[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+
+
+SYSTEMS: list[dict[str, Any]] = [
+    {"strategy": "split-nn"},
+    {"strategy": "split-nn", "optimizer": "adam", "window": 4, "party-lr": 0.01, "server-lr": 0.01},
+    {"strategy": "split-nn", "subsets": "laser", "combine": "mean"},
+    {"strategy": "split-nn", "sampling": "poisson"},
+    {"strategy": "split-nn", "privacy": "labels", "epsilon": 4.0},
+    {"strategy": "vafl"},
+    {"strategy": "vafl", "max-delay": 3},
+    {"strategy": "vafl-t", "quorum": 2, "sampling": "poisson"},
+    {"strategy": "ef-vfl"},
+    {"strategy": "ef-vfl", "downlink-codec": "top-k", "downlink-compression": "error-feedback"},
+    {"strategy": "cascaded", "party-lr": 0.02},
+    {"strategy": "syn-zoo", "perturbs": "all", "party-lr": 0.03, "server-lr": 0.03, "epochs": 40},
+    {"strategy": "syn-zoo", "top-model": "sum", "embedding-size": "auto", "party-lr": 0.02},
+    {"strategy": "dpzv", "epsilon": 8.0, "party-lr": 0.01, "server-lr": 0.01},
+    {"strategy": "frozen"},
+    {"strategy": "alone"},
+    {"strategy": "joined"},
+]
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda each: "-".join(map(str, each.values())))
+def test_every_system_learns_from_partial_rows(run: Start, system: dict[str, Any]) -> None:
+    rates = {"party-lr": 0.5, "server-lr": 0.5, "epochs": 15}
+    found = run(3, {**QUICK, **rates, **system})
+    print(found.summary["test_accuracy"], found.summary["test_auc"])
+    floor = 0.6 if system["strategy"] in ("dpzv", "frozen") else 0.8
+    assert found.summary["test_auc"] > floor
+    if system["strategy"] not in ("alone", "joined"):
+        by = found.summary["test_by_parties"]
+        assert sum(each["rows"] for each in by.values()) == 114 and set(by) == {"1", "2", "3"}
+        assert set(found.summary["test_by_party"]) == {"0", "1", "2"}
+
+
+def test_a_party_uploads_its_own_rows_alone(run: Start) -> None:
+    whole, partial = (run(3, {**QUICK, "epochs": 1, "presence": share}) for share in (1.0, 0.5))
+    labels = with_presence(load_labels(resolve(QUICK)), resolve(QUICK), 3)
+    assert labels.present is not None
+    share = labels.present[0].mean()
+    assert partial.summary["bytes_up"] == round(share * whole.summary["bytes_up"])
+
+
+def test_all_rows_and_no_subsets_are_as_ever(run: Start) -> None:
+    ever = {key: value for key, value in QUICK.items() if key != "presence"}
+    runs = [run(3, {**ever, "epochs": 2, **more}) for more in ({}, {"presence": 1.0})]
+    assert runs[0].summary["test_loss"] == runs[1].summary["test_loss"]
+    assert "test_by_party" not in runs[0].summary
+    sampled = run(3, {**ever, "epochs": 2, "subsets": "sampled"})
+    assert set(sampled.summary["test_by_parties"]) == {"3"}
+    assert set(sampled.summary["test_by_party"]) == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"presence": 1.5}, "is no share"),
+        ({"align": "any"}, "is for parties with files of their own"),
+        ({"min-parties": 2}, "min-parties is for align"),
+        ({"presence": 0.5, "dataset": "files:x.csv"}, "leave it out, and set align"),
+        ({"presence": 0.5, "strategy": "ef-vfl", "labels": "shared"}, "who has which rows"),
+        ({"strategy": "dpzv", "subsets": "laser"}, "cannot bound one by one"),
+    ],
+)
+def test_contradictions_are_found_before_anything_starts(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolve(keys)
+
+
+# --- files --------------------------------------------------------------------------------------
+
+FILES: dict[str, Any] = {
+    **{"strategy": "vafl", "align": "any", "epochs": 15, "noise-seed": 0},
+    **{"party-lr": 0.05, "server-lr": 0.05},
+}
+
+
+@pytest.fixture(scope="module")
+def clinic(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
+    """Three parties with three fifths of the people each, and a run of them."""
+    organisations = cut(tmp_path_factory.mktemp("clinic"), cancer(), parties=3, known=0.6)
+    organisations.run("run", FILES)
+    return organisations
+
+
+def known_by(organisations: Organisations) -> dict[Any, str]:
+    """Who has each of the label holder's people, in words."""
+    sets = [set(read(path)[ID]) for path in organisations.files]
+    ids = read(organisations.labels)[ID]
+    return {
+        each: " ".join(str(party) for party, ids in enumerate(sets) if each in ids) for each in ids
+    }
+
+
+def test_everyone_gets_a_line_with_the_parties_used(clinic: Organisations) -> None:
+    said = clinic.predict("run").set_index("id")
+    due = known_by(clinic)
+    assert said.index.tolist() == read(clinic.labels)[ID].tolist()
+    assert said["parties"].fillna("").astype(str).to_dict() == due
+    nobody = said[[due[each] == "" for each in said.index]]
+    found = checkpoint.load(clinic.folder / "run")
+    labels = read(clinic.labels).set_index(ID)["label"]
+    assert 10 < len(nobody) < 80 and nobody["probability_1"].nunique() == 1
+    in_training = labels.loc[read(clinic.labels)[ID].iloc[found.rows]].mean()
+    assert nobody["probability_1"].iloc[0] == pytest.approx(in_training, abs=0.03)
+    others = said.drop(nobody.index)
+    assert (others["prediction"] == labels.loc[others.index]).mean() > 0.85
+
+
+def test_parties_that_are_left_out_have_no_part(clinic: Organisations, tmp_path: Path) -> None:
+    said = clinic.predict("run", without="1", out=str(tmp_path / "without.csv")).set_index("id")
+    due = {who: words.replace("1", "").split() for who, words in known_by(clinic).items()}
+    used = said["parties"].fillna("").astype(str).str.split()
+    assert used.to_dict() == due
+    clinic.files[1].rename(tmp_path / "gone")  # for good
+    try:
+        gone = clinic.predict("run", without="1", out=str(tmp_path / "gone.csv")).set_index("id")
+        by_itself = clinic.predict("run", out=str(tmp_path / "itself.csv")).set_index("id")
+    finally:
+        (tmp_path / "gone").rename(clinic.files[1])
+    pd.testing.assert_frame_equal(gone, said)
+    pd.testing.assert_frame_equal(by_itself, said)
+    with pytest.raises(ConfigError, match="numbers of parties, from 0 to 2"):
+        clinic.predict("run", without="3", out=str(tmp_path / "no.csv"))
+
+
+def test_rows_that_fewer_know_than_are_to_are_not_used(
+    clinic: Organisations, tmp_path: Path
+) -> None:
+    counts = Counter(len(words.split()) for words in known_by(clinic).values())
+    for fewest in (1, 2, 3):
+        clinic.run(f"of-{fewest}", {**FILES, "epochs": 1, "min-parties": fewest})
+        found = checkpoint.load(clinic.folder / f"of-{fewest}")
+        assert found.present is not None
+        assert len(found.rows) == sum(n for count, n in counts.items() if count >= fewest)
+        assert found.present.sum(1).min() == fewest
+    with pytest.raises(ConfigError, match="4 or more of the 3 parties"):
+        clinic.run("of-4", {**FILES, "min-parties": 4})
+
+
+def test_with_columns_of_its_own_the_label_holder_needs_nobody(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, cancer(), parties=2, own=10, known=0.4)
+    found = organisations.run("run", {**FILES, "min-parties": 0})
+    kept_rows = checkpoint.load(found.folder)
+    assert len(kept_rows.rows) == 569 and found.summary["test_accuracy"] > 0.85
+    assert found.summary["test_by_parties"]["0"]["rows"] > 20
+    said = organisations.predict("run").set_index("id")
+    nobody = said[said["parties"].isna()]
+    assert len(nobody) > 100 and nobody["probability_1"].nunique() > 50  # by its own columns
