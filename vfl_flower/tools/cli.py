@@ -288,6 +288,26 @@ def _report(
     print(f"report: {page}")
 
 
+@app.command("contribution", cls=_Command)
+def _contribution(
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    metric: Annotated[
+        str, typer.Option(help="accuracy, auc, log-loss (its fall) or r2. Default: by the labels.")
+    ] = "",
+) -> None:
+    """What each party is worth to a model that predicts by any subset.
+
+    RUN is the results folder of a run with partial rows or subsets='sampled'.
+    The value of a party is its Shapley value on the test rows: what it adds
+    to those before it, on average over all orders of the parties. Nobody is
+    asked for anything; the values are kept in RUN/contribution.json, for the
+    report.
+    """
+    from vfl_flower.holder.contribution import contribution, table
+
+    print(table(contribution(run.expanduser(), metric)))
+
+
 @app.command("list", cls=_Command)
 def _list() -> None:
     """Systems, baselines and every configuration key."""

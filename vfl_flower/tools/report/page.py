@@ -28,6 +28,7 @@ from vfl_flower.tools.report.sections import (
     shown_megabytes,
     versions,
 )
+from vfl_flower.tools.report.subsets import subsets
 
 _LOSSES = {"test_loss": "test loss", "train_loss": "training loss"}
 _LABELS = MEASURES | _LOSSES
@@ -59,6 +60,7 @@ def page(runs: Sequence[Shown]) -> dict[str, Any]:
     parts = [
         _comparison(runs) if len(runs) > 1 else None,
         _curves(runs),
+        subsets(runs),
         bytes_by_party(runs),
         delays(runs),
         privacy(runs),

@@ -29,7 +29,8 @@ NOTHING = "–"
 class Shown:
     """A run on the page.
 
-    ``summary`` is empty if the run has not finished, ``audit`` if it was not attacked.
+    ``summary`` is empty if the run has not finished, ``audit`` if it was not attacked, and
+    ``contribution`` if `vfl contribution` has not seen it.
     """
 
     title: str
@@ -37,6 +38,7 @@ class Shown:
     summary: dict[str, Any]
     history: list[dict[str, Any]]
     audit: dict[str, Any]
+    contribution: dict[str, Any]
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -131,7 +133,8 @@ def _run(folder: Path, title: str = "") -> Shown:
             "evaluated yet: wait for it."
         )
     title = title or text(summary.get("strategy", folder.name))
-    return Shown(title, folder, summary, history, _json(folder / "audit.json"))
+    more = (_json(folder / name) for name in ("audit.json", "contribution.json"))
+    return Shown(title, folder, summary, history, *more)
 
 
 def _json(path: Path) -> dict[str, Any]:

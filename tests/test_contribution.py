@@ -1,0 +1,130 @@
+"""Shapley values of parties: what they add up to, by whom they are found, and for whom."""
+
+from __future__ import annotations
+
+import json
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from tests.organisations import ID, Organisations, cancer, cut
+from vfl_flower.data.labels import Labels
+from vfl_flower.errors import ConfigError
+from vfl_flower.holder import checkpoint
+from vfl_flower.holder.contribution import FILE, Worth, _by_row, _labels, _outputs, contribution
+from vfl_flower.holder.contribution import table as shown
+from vfl_flower.start import run_local
+
+KEYS: dict[str, Any] = {
+    **{"strategy": "vafl", "align": "any", "epochs": 25, "noise-seed": 0},
+    **{"party-lr": 0.05, "server-lr": 0.05},
+}
+
+
+def with_noise() -> pd.DataFrame:
+    """The columns of two parties that know something, and of one that has noise."""
+    table = cancer(columns=20)
+    noise = np.random.default_rng(0).standard_normal((len(table), 10))
+    for column in range(10):
+        table[f"noise{column}"] = noise[:, column]
+    return table
+
+
+@pytest.fixture(scope="module")
+def clinic(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
+    organisations = cut(tmp_path_factory.mktemp("clinic"), with_noise(), parties=3, known=0.8)
+    organisations.run("run", KEYS)
+    return organisations
+
+
+def test_values_are_those_of_all_orders_and_add_up_to_the_whole_gain(clinic: Organisations) -> None:
+    folder = clinic.folder / "run"
+    figures = contribution(folder)
+    found = checkpoint.load(folder)
+    labels = _labels(found)
+    outputs = _outputs(found, labels)
+
+    def auc(parties: set[int]) -> float:
+        said = outputs(tuple(party in parties for party in range(3)))
+        return float(roc_auc_score(labels.test, said[:, 0]))
+
+    for party, each in enumerate(figures["parties"]):
+        gains = [
+            auc({*order[: order.index(party)], party}) - auc(set(order[: order.index(party)]))
+            for order in permutations(range(3))
+        ]
+        assert each["party"] == party and each["value"] == pytest.approx(np.mean(gains), abs=1e-9)
+    total = sum(each["value"] for each in figures["parties"])
+    assert total == pytest.approx(figures["all"] - figures["nobody"], abs=1e-12)
+    assert figures["nobody"] == 0.5 and figures["all"] > 0.9
+    assert json.loads((folder / FILE).read_text()) == figures
+
+
+def test_a_party_of_noise_is_told_from_others(clinic: Organisations) -> None:
+    first, second, noise = contribution(clinic.folder / "run")["parties"]
+    assert min(each["value"] - each["margin"] for each in (first, second)) > 0.05
+    assert abs(noise["value"]) < noise["margin"]
+    assert shown(contribution(clinic.folder / "run")).endswith("not above zero: party 2")
+
+
+@pytest.mark.parametrize("metric", ["auc", "accuracy", "log-loss"])
+def test_random_orders_come_close_and_say_how_close(clinic: Organisations, metric: str) -> None:
+    exact = contribution(clinic.folder / "run", metric)
+    drawn = contribution(clinic.folder / "run", metric, exact=1)
+    assert exact["orders"] is None and drawn["orders"] == 200
+    for one, other in zip(exact["parties"], drawn["parties"], strict=True):
+        assert other["value"] == pytest.approx(one["value"], abs=0.02)
+        assert other["margin"] >= 0.5 * one["margin"]
+    total = sum(each["value"] for each in drawn["parties"])
+    assert total == pytest.approx(drawn["all"] - drawn["nobody"], abs=1e-9)
+
+
+def test_margins_are_those_of_other_test_rows() -> None:
+    """Of many samples of rows nineteen in twenty have the true value within their margin."""
+    generator = np.random.default_rng(0)
+    inside = {"auc": 0, "accuracy": 0}
+    for _ in range(300):
+        y = (np.arange(200) % 2).astype(np.int64)
+        scores = generator.standard_normal(200) + y
+        labels = Labels(y, y, (0, 1), "")
+        for metric, true in (("auc", 0.7602), ("accuracy", 0.6707)):  # of normals one apart
+            worth, at = Worth(), torch.from_numpy(scores)[:, None]
+            worth.add(1.0, _by_row(metric, at, labels))
+            inside[metric] += abs(worth.value - true) < 1.96 * worth.variance**0.5
+    # Accuracy of a threshold at 0: half of those at 0, and 0.8413 of those at 1.
+    assert all(270 <= each <= 300 for each in inside.values()), inside
+
+
+def test_numbers_are_judged_by_r2(tmp_path: Path) -> None:
+    table = cancer(columns=6).assign(label=lambda each: 3 * each["f0"] + each["f5"])
+    organisations = cut(tmp_path, table, parties=2, known=0.9)
+    organisations.run("run", {**KEYS, "target": "regression", "party-lr": 0.02, "server-lr": 0.02})
+    figures = contribution(tmp_path / "run")
+    assert figures["metric"] == "r2" and figures["all"] > 0.5 > figures["nobody"]
+    with pytest.raises(ConfigError, match="choose r2"):
+        contribution(tmp_path / "run", "auc")
+
+
+def test_what_cannot_be_told_is_said(clinic: Organisations, tmp_path: Path) -> None:
+    whole = {"dataset": "breast-cancer", "epochs": 1, "out": str(tmp_path / "whole")}
+    run_local(2, whole)
+    with pytest.raises(ConfigError, match="needs all its parties"):
+        contribution(tmp_path / "whole")
+    any_subset = {**whole, "subsets": "sampled", "out": str(tmp_path / "any")}
+    run_local(2, any_subset)
+    assert len(contribution(tmp_path / "any")["parties"]) == 2
+    before = clinic.labels.read_text()
+    try:
+        frame = pd.read_csv(clinic.labels)
+        frame[ID] = frame[ID].to_numpy()[::-1]
+        frame.to_csv(clinic.labels, index=False)
+        with pytest.raises(ConfigError, match="has other rows than when the run began"):
+            contribution(clinic.folder / "run")
+    finally:
+        clinic.labels.write_text(before)
