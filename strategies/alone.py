@@ -55,7 +55,12 @@ class Alone(Vertical):
         figures = best.figures()
         metric = main_metric(figures)
         each = {str(party): run.run.history.last[metric] for party, run in self._finished.items()}
-        return {**figures, "best_party": who, f"{metric}_of_party": each}
+        figures |= {"best_party": who, f"{metric}_of_party": each}
+        if self.config.partial:  # of each by itself, on the rows that it has
+            runs = {party: run for party, run in self._finished.items() if party != "label holder"}
+            of_party = {str(m): each.run.history.last["test_by_party"] for m, each in runs.items()}
+            figures["test_by_party"] = {m: found["0"] for m, found in of_party.items() if found}
+        return figures
 
     def top_arrays(self) -> Arrays:
         """The top model that the best party has trained."""

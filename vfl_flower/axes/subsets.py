@@ -57,7 +57,8 @@ def copies(
     least : parties of a subset, at least: none where the label holder has columns of its own.
     key : what is drawn follows from it.
     """
-    present = h[:, -parties:].cpu().numpy() > 0
+    columns = slice(h.shape[1] - parties, None)
+    present = h[:, columns].cpu().numpy() > 0
     generator = np.random.default_rng(key)
     order = np.where(present, generator.random(present.shape), 2.0).argsort(1).argsort(1)
     counts = present.sum(1)
@@ -73,7 +74,7 @@ def copies(
     step = np.repeat(np.arange(len(lengths)), lengths)[row]
     rows = torch.from_numpy(row).to(h.device)
     chosen = h[rows]
-    chosen[:, -parties:] = torch.from_numpy(subset).to(h)
+    chosen[:, columns] = torch.from_numpy(subset).to(h)
     return Copies(
         rows,
         chosen,

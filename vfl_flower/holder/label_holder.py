@@ -334,11 +334,13 @@ class LabelHolder:
     @property
     def _test_present(self) -> Tensor:
         """Who has which test row, [R, M]."""
-        return self.test_table.rows[:, -self.parties :]
+        rows = self.test_table.rows
+        return rows[:, rows.shape[1] - self.parties :]
 
     def _by(self, used: Tensor) -> Tensor:
         """Outputs for the test rows, [R, C], by the parties for which ``used`` is 1, [R, M]."""
-        outputs: Tensor = self.top(torch.cat([self.test_table.rows[:, : -self.parties], used], 1))
+        rows = self.test_table.rows
+        outputs: Tensor = self.top(torch.cat([rows[:, : rows.shape[1] - self.parties], used], 1))
         return outputs
 
     # --- parties that come back -----------------------------------------------------------------

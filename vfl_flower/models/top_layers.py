@@ -182,6 +182,10 @@ class PartialTop(TopModel):
     learned column of the first layer for each party that is absent.
     """
 
+    def present(self, h: Tensor) -> Tensor:
+        """Who has rows h, [R, M]; of a label holder that is alone [R, 0]."""
+        return h[:, h.shape[1] - self.parties :]
+
     def embedded(self, h: Tensor) -> Tensor:
         """Embeddings of all blocks, [R, B * E], of rows h."""
         return super().embedded(h) if self.own is not None else h[:, : self.received]
@@ -193,16 +197,15 @@ class PartialTop(TopModel):
     def combined(self, blocks: Tensor, h: Tensor) -> Tensor:
         """What the first layer reads of the embeddings [R, B * E] of rows h."""
         if self.combine == "concat":
-            present = h[:, -self.parties :]
-            return torch.cat([self._masked(blocks, h), 1 - present], dim=1)
+            return torch.cat([self._masked(blocks, h), 1 - self.present(h)], dim=1)
         blocks = self._masked(blocks, h)
         x = blocks.view(len(blocks), self.blocks, blocks.shape[1] // self.blocks).sum(1)
         return x / self._count(h) if self.combine == "mean" else x
 
     def first_change(self, columns: slice, change: Tensor, h: Tensor) -> Tensor:
         """How `first` changes when one party's ``columns`` of h change so, [R, E] to [R, width]."""
-        party = self.starts.index(columns.start) - self.parties
-        change = change * h[:, party, None]
+        party = self.starts.index(columns.start)
+        change = change * self.present(h)[:, party, None]
         change = change / self._count(h) if self.combine == "mean" else change
         if not len(self.layers):
             return change
@@ -219,13 +222,13 @@ class PartialTop(TopModel):
     def spread_to(self, columns: slice, rows: Tensor, h: Tensor) -> Tensor:
         """Gradient rows of the label holder's own block, [R, E]; its columns are ``columns``."""
         if self.combine == "concat":
-            return rows[:, columns.start : rows.shape[1] - self.parties]
+            return rows[:, columns.start : rows.shape[1] - self.parties]  # placeholders last
         return rows / self._count(h) if self.combine == "mean" else rows
 
     def _masked(self, blocks: Tensor, h: Tensor) -> Tensor:
         """Blocks [R, ...] of which those of absent parties are zero."""
         sizes = torch.tensor(self.starts, device=h.device).diff()
-        held = h[:, -self.parties :].repeat_interleave(sizes, 1, output_size=self.received)
+        held = self.present(h).repeat_interleave(sizes, 1, output_size=self.received)
         if blocks.shape[1] == self.received:
             return blocks * held
         return torch.cat([blocks[:, : self.received] * held, blocks[:, self.received :]], dim=1)
@@ -233,7 +236,7 @@ class PartialTop(TopModel):
     def _count(self, h: Tensor) -> Tensor:
         """Blocks that each row has, [R, 1]; at least one."""
         own = int(self.own is not None)
-        return (h[:, -self.parties :].sum(1, keepdim=True) + own).clamp_min(1)
+        return (self.present(h).sum(1, keepdim=True) + own).clamp_min(1)
 
 
 def with_block(h: Tensor, columns: slice, block: Tensor) -> Tensor:

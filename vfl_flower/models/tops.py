@@ -134,10 +134,11 @@ class PartialOwnTop(OwnTop, PartialTop):
 
     def given(self, z: Tensor) -> tuple[Tensor, ...]:
         """Embeddings, and which are there."""
-        present = 1 - z[:, -self.parties :]
+        embeddings, absent = z.tensor_split([z.shape[1] - self.parties], dim=1)
+        present = 1 - absent
         if self.own is not None:
             present = torch.cat([present, present.new_ones(len(z), 1)], dim=1)
-        return z[:, : -self.parties], present
+        return embeddings, present
 
 
 def check(models: ModelConfig) -> None:
