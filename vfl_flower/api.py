@@ -24,7 +24,7 @@ from vfl_flower.holder.checkpoint import Checkpoint
 from vfl_flower.registry import ENGINES
 from vfl_flower.start import Engine, Finished, predict_local
 
-_NOT_BESIDE_FEATURES = ("align", "dataset", "resume", "task")
+_NOT_BESIDE_FEATURES = ("dataset", "resume", "task")
 
 
 def train(
@@ -72,6 +72,7 @@ def train(
         stack.enter_context(_quiet())
         if features:
             beside = [name for name in _NOT_BESIDE_FEATURES if name in keys]
+            beside += ["align"] * (keys.get("align", "any") != "any")
             if beside:
                 raise ConfigError(
                     f"{beside[0]} = {keys[beside[0]]!r} is not for features that are handed over: "
@@ -89,7 +90,8 @@ def train(
             id = id or keys.get("id", "")
             data = RunConfig.of(keys).data
             name = stack.enter_context(held(*handed_over(features, labels, data, id)))
-            keys |= {"dataset": f"memory:{name}", "align": "ids"}
+            keys |= {"dataset": f"memory:{name}"}
+            keys.setdefault("align", "ids")
             node_configs = [{"source": "memory", "held": name}] * parties
             if id:
                 keys["id"] = id
@@ -182,7 +184,8 @@ class Model:
     def predict_proba(self, features: Sequence[Any] = (), *, own: Any = None, id: str = "") -> Any:
         """The probability of each class, [N, classes]; with ids, a pandas frame by id."""
         frame, _ = self._said(features, own, id)
-        return _by_id(frame.drop(columns=["id", "prediction"]), frame, id)
+        chances = frame.filter(like="probability_")
+        return _by_id(chances, frame, id)
 
     def evaluate(
         self, features: Sequence[Any] = (), labels: Any = None, *, id: str = ""
@@ -240,7 +243,7 @@ class Model:
             out = Path(stack.enter_context(tempfile.TemporaryDirectory()), "said.parquet")
             if features:
                 name = stack.enter_context(held(*handed_over(features, own, data, id)))
-                keys |= {"dataset": f"memory:{name}", "align": "ids"}
+                keys |= {"dataset": f"memory:{name}", "align": data.align}
                 node_configs = [{"source": "memory", "held": name}] * parties
             predict_local({**keys, "out": str(out)}, node_configs)
             figures = json.loads(out.with_suffix(".json").read_text())

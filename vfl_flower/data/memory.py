@@ -148,7 +148,8 @@ def handed_over(
     ----------
     features : of each party an array, a tensor, lists, a frame or a torch data set.
     labels : of the rows, or a frame of the label holder's own; None where it has nothing.
-    id : the column of ids that all have, of which the common ones are used; or empty.
+    id : the column of ids that all have, of which the common ones are used, or with align = 'any'
+        those that the labels have; or empty.
 
     Raises
     ------
@@ -161,6 +162,8 @@ def handed_over(
         _check_columns(part, f"The features of party {party}", id)
     if id:
         labels, *features = _common(features, labels, data, id)
+    elif data.align == "any":
+        raise ConfigError("align = 'any' is for frames with ids: name their column by id.")
     sources = [_source(part, party, data, id) for party, part in enumerate(features)]
     rows = len(sources[0].id_column)
     if labels is None:
@@ -216,16 +219,19 @@ def as_array(values: Any, whose: str) -> Array:
 
 
 def _common(features: Sequence[Any], labels: Any, data: DataConfig, id: str) -> list[Any]:
-    """Labels and features of the rows whose ids all have."""
+    """Labels and features of the rows whose ids all have, or any."""
     import pandas as pd
 
     if labels is None:
-        labels = features[0][[id]]
+        every = [frame[[id]] for frame in features]
+        labels = pd.concat(every).drop_duplicates() if data.align == "any" else every[0]
     if isinstance(labels, pd.Series):
         labels = labels.rename(data.label).rename_axis(id).reset_index()
     if id not in getattr(labels, "columns", ()):
         raise ConfigError(f"With id = {id!r}, labels must be a frame with ids, or a Series by id.")
     _check_columns(labels, "The labels", id)
+    if data.align == "any":
+        return [labels, *features]
     common = set(labels[id]).intersection(*(frame[id] for frame in features))
     if not common:
         raise ConfigError(
