@@ -45,7 +45,13 @@ def test_three_kinds_of_data_on_supernodes(tmp_path: Path) -> None:
     ]
     out = str(tmp_path / "run")
     keys = {"dataset": f"files:{tmp_path / 'labels.csv'}", "id": "person", "out": out}
-    keys |= {"optimizer": "adamw", "party-lr": 0.003, "server-lr": 0.003, "epochs": 12}
+    keys |= {
+        "optimizer": "adamw",
+        "party-lr": 0.003,
+        "server-lr": 0.003,
+        "epochs": 12,
+        "noise-seed": 0,
+    }
     run = run_supernodes(3, keys, nodes)
     assert run.summary["transport"] == "stream" and run.summary["test_accuracy"] > 0.85
     new = {"model": out, "dataset": f"files:{tmp_path / 'new.csv'}"}
