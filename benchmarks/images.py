@@ -106,6 +106,8 @@ def main() -> None:
     made.add_argument("--cifar", default="../shared/data/cifar10", metavar="FOLDER")
     made.add_argument("--epochs", type=int, default=6)
     made.add_argument("--rows", type=int, help="the first of each part, to try it out")
+    made.add_argument("--ways", nargs="*", help="some of plain, split-nn, ef-vfl, cascaded, dpzv")
+    made.add_argument("--times", type=int, default=1, help="each, one after the other in turns")
     options = made.parse_args()
     both = {"compression": "error-feedback", "downlink-compression": "error-feedback"}
     ways: dict[str, dict[str, Any]] = {
@@ -114,20 +116,21 @@ def main() -> None:
         "cascaded": {**ONCE, "party-lr": 1e-4, "server-lr": 0.05},
         "dpzv": {**ONCE, "party-lr": 1e-4, "server-lr": 1e-3},
     }
-    figures: dict[str, Any] = {}
+    figures: dict[str, list[dict[str, float]]] = {}
     with cifar_of(options.cifar, options.rows) as folder:
         keys = keys_of(folder, options.epochs)
-        figures["plain"] = plain(keys)
-        print("plain", figures["plain"], flush=True)
-        for name, more in ways.items():
-            last = local_epoch(PARTIES, {"strategy": name, **keys, **more})
-            figures[name] = {
-                "test_accuracy": last["test_accuracy"],
-                "seconds": last["seconds"],
-                "megabytes": (last["bytes_up"] + last["bytes_down"]) / 1e6,
-            }
-            print(name, figures[name], flush=True)
-    report("images", figures)
+        for name in options.times * (options.ways or ["plain", *ways]):
+            if name == "plain":
+                found = plain(keys)
+            else:
+                last = local_epoch(PARTIES, {"strategy": name, **keys, **ways[name]})
+                found = {each: last[each] for each in ("test_accuracy", "seconds")}
+                found["megabytes"] = (last["bytes_up"] + last["bytes_down"]) / 1e6
+            figures.setdefault(name, []).append(found)
+            print(name, found, flush=True)
+    report(
+        "images", {name: each if options.times > 1 else each[0] for name, each in figures.items()}
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,10 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+
+from vfl_flower.start import predict_local, run_supernodes
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -25,6 +28,37 @@ def test_two_parties_train_towers_of_their_own(capsys: Any) -> None:
     assert said.startswith("accuracy 0.9") and "among the first 3 0.9" in said
     assert len(model.predict()) == 360
     assert model.evaluate().keys() == {"loss", "accuracy", "top_3"}
+
+
+@pytest.mark.nightly
+def test_three_kinds_of_data_on_supernodes(tmp_path: Path) -> None:
+    load("mixed_files").write(tmp_path)
+    tower = f"{EXAMPLES / 'images/towers.py'}:ResNet20"
+    bert = str(tmp_path / "bert")
+    nodes: list[dict[str, Any]] = [
+        {"images": str(tmp_path / "photographs"), "model": tower, "embedding-size": 16},
+        {"file": str(tmp_path / "table.csv"), "id": "person", "model": "mlp"},
+        {
+            **{"file": str(tmp_path / "notes.csv"), "id": "person", "columns": "note"},
+            **{"text": "tokens", "tokenizer": bert, "model": f"hf:{bert}"},
+        },
+    ]
+    out = str(tmp_path / "run")
+    keys = {"dataset": f"files:{tmp_path / 'labels.csv'}", "id": "person", "out": out}
+    keys |= {
+        "optimizer": "adamw",
+        "party-lr": 0.003,
+        "server-lr": 0.003,
+        "epochs": 12,
+        "noise-seed": 0,
+    }
+    run = run_supernodes(3, keys, nodes)
+    assert run.summary["transport"] == "stream" and run.summary["test_accuracy"] > 0.85
+    new = {"model": out, "dataset": f"files:{tmp_path / 'new.csv'}"}
+    said = pd.read_csv(predict_local(new, nodes))
+    due = pd.read_csv(tmp_path / "new.csv").set_index("person")["label"]
+    assert len(due) - 60 < len(said) < len(due)  # each party lacks some
+    assert (said["prediction"].to_numpy() == due[said["id"]].to_numpy()).mean() > 0.85
 
 
 @pytest.mark.nightly
