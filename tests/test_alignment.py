@@ -15,7 +15,17 @@ import pytest
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
-from tests.organisations import ID, Recorder, change, common, cut, read, small, write
+from tests.organisations import (
+    ID,
+    Recorder,
+    change,
+    common,
+    cut,
+    forget_alignments,
+    read,
+    small,
+    write,
+)
 from vfl_flower import client_app, start
 from vfl_flower.data import alignment, psi
 from vfl_flower.data.blocks import own_source
@@ -231,8 +241,8 @@ def test_a_party_refuses_rows_that_cannot_be(
     assert_gives_no_rows(node)
 
 
-@pytest.mark.parametrize("name", ["", "0" * 31, "0" * 10_000])
-def test_an_alignment_has_a_name_of_32_characters(node: Context, name: str) -> None:
+@pytest.mark.parametrize("name", ["", "0" * 31, "0" * 10_000, "../" * 10 + "ab", "A" * 32])
+def test_an_alignment_has_a_name_of_32_hexadecimal_digits(node: Context, name: str) -> None:
     holder = LabelHolder(node, IDS)
     holder.align()
     holder.tell(holder.places, holder.sent)
@@ -250,6 +260,7 @@ def test_it_is_said_when_parties_have_much_to_do(
     organisations = cut(tmp_path, small())
     for many in (61, 60):
         monkeypatch.setattr(alignment, "MANY", many)
+        forget_alignments()
         organisations.run(str(many), SHORT)
     assert [line for line in lines if "sent" in line] == [
         "60 ids are sent blinded; parties now blind them and their own."
@@ -378,6 +389,7 @@ def test_the_label_holder_takes_no_more_ids_than_it_allows(
     monkeypatch.setattr(Rules, "max_ids", 54)
     organisations.run("run", SHORT)
     monkeypatch.setattr(Rules, "max_ids", 53)
+    forget_alignments()
     with pytest.raises(ConfigError, match=r"^Party 0 sent 54 blinded ids, and at most 53 may be"):
         organisations.run("other", SHORT)
 
@@ -485,6 +497,7 @@ def test_another_alignment_has_another_name(tmp_path: Path) -> None:
     organisations = cut(tmp_path, small())
     names = set()
     for out in ("one", "two"):
+        forget_alignments()
         organisations.run(out, SHORT)
         names.add(checkpoint.load(tmp_path / out).about_labels["alignment"])
     assert len(names) == 2 and all(len(bytes.fromhex(name)) == 16 for name in names)

@@ -20,6 +20,7 @@ Either way rows are then in the order of their encoded ids, at every party and t
 digest of ids leaves a party, since whoever guesses ids would find them by it: parties name the
 alignment instead (`Description`), and each sees to it itself that its ids stay as they were.
 
+What comes of it is kept, and used again while ids stay as they are (`vfl_flower.data.recall`).
 A party's node configuration fixes the method, the fewest rows to align and the most ids to be sent.
 """
 
@@ -30,7 +31,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 
 from vfl_flower.config import RunConfig
+from vfl_flower.data.alignment_file import check_name
 from vfl_flower.data.psi import (
     MANY,
     Blinding,
@@ -75,11 +77,13 @@ _SAMPLE = 10_000  # rows whose ids a party asks about; of more, it finds one str
 class Alignment:
     """Rows of one's own data that all have, in common order, and the name of their alignment.
 
-    The label holder draws the name; it says nothing of the rows.
+    The label holder draws the name; it says nothing of the rows. ``answers`` are those by which it
+    has shown to each party that it knows their ids, [parties, 32]; nobody else has seen them.
     """
 
     name: str
     rows: Places
+    answers: Points = field(default_factory=lambda: np.zeros((0, 32), np.uint8))
 
 
 # --- the label holder ---------------------------------------------------------------------------
@@ -96,7 +100,7 @@ def align(carrier: Carrier, config: RunConfig, own: Source) -> Alignment:
     blinding, name = Blinding(), secrets.token_hex(16)
     find = _all_rows if config.data.align == "ids" else _common_rows
     rows, asked = find(carrier, config, own, blinding)
-    orders = {}
+    orders, answers = {}, {}
     for node, question in asked.items():
         try:
             point = checked(question.arrays, "question", "uint8", (1, 32))
@@ -106,8 +110,9 @@ def align(carrier: Carrier, config: RunConfig, own: Source) -> Alignment:
                 f"Party {question.party} asked nothing that can be answered: {error}"
             ) from None
         orders[node] = ConfirmOrder(alignment=name, arrays=answer)
+        answers[question.party] = answer["answer"]
     ask(carrier, orders, Introduction, config.running.party_timeout)
-    return Alignment(name, rows)
+    return Alignment(name, rows, np.concatenate([answers[party] for party in sorted(answers)]))
 
 
 def _all_rows(
@@ -211,8 +216,8 @@ def _ask_about_all(context: Context, own: Source, rules: Rules, theirs: Points) 
     if len(theirs) != 1:
         raise VflError(f"{len(theirs)} blinded digests, where one is due.")
     question, answer = challenge([_of_all(own.ids)], theirs)
-    rows = _sorted(own.ids)
-    _keep(context, told=rows, digest=_digest(own, rows), answer=answer, method=_IDS)
+    rows, file = _sorted(own.ids), _digest(own, np.arange(len(own.ids)))
+    _keep(context, told=rows, digest=_digest(own, rows), answer=answer, method=_IDS, file=file)
     return {"question": question}
 
 
@@ -260,7 +265,8 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
     with _subject("was sent"):
         ids = [own.ids[row] for row in rows[some].tolist()]
         question, answer = challenge(ids, kept["sent"][sent[some]])
-    _keep(context, told=rows, digest=_digest(own, rows), answer=answer, method=_PSI)
+    about = {"digest": _digest(own, rows), "method": _PSI, "file": kept["file"]}
+    _keep(context, told=rows, answer=answer, **about)
     return Introduction(party=own.party, parties=parties, arrays={"question": question})
 
 
@@ -281,12 +287,28 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
             f"Party {party} has other ids than the label holder has shown to know: align = 'ids' "
             "demands the same ids, and align = 'psi' finds those that all have."
         )
-    if len(order.alignment) != 32:
-        raise VflError("was told rows by an alignment without a name.")
+    check_name(order.alignment)
     name = np.frombuffer(order.alignment.encode(), np.uint8)
-    which = {"digest": kept["digest"], "method": kept["method"]}
+    which = {each: kept[each] for each in ("digest", "method", "file", "answer")}
     _keep(context, rows=kept["told"], name=name, **which)
     return Introduction(party=party, parties=parties)
+
+
+def confirmed(context: Context) -> Arrays:
+    """What a party knows of the rows that all have: what `use` makes of it again."""
+    return _kept(context) if is_aligned(context) else {}
+
+
+def use(context: Context, arrays: Arrays) -> None:
+    """Have a party use rows as if they had just been confirmed.
+
+    Raises
+    ------
+    VflError
+        If its rules forbid it.
+    """
+    _check_rules(context, arrays)
+    _keep(context, **arrays)
 
 
 def common_rows(context: Context, own: Source) -> Alignment:
@@ -301,13 +323,17 @@ def common_rows(context: Context, own: Source) -> Alignment:
         raise VflError("was not told which of its rows are common to all.")
     kept = _kept(context)
     rows: Places = kept["rows"]
-    method = "psi" if kept["method"].any() else "ids"
-    rules = _rules(context, method)  # which may be stricter than they were when it was told
-    _check_method(rules, method)
-    _check_fewest(rules, len(rows))
+    _check_rules(context, kept)  # which may be stricter than they were when it was told
     if rows.max() >= len(own.ids) or not np.array_equal(kept["digest"], _digest(own, rows)):
         raise VflError("has lost rows of its file, or has others, since they were aligned.")
     return Alignment(kept["name"].tobytes().decode(), rows)
+
+
+def _check_rules(context: Context, kept: Arrays) -> None:
+    method = "psi" if kept["method"].any() else "ids"
+    rules = _rules(context, method)
+    _check_method(rules, method)
+    _check_fewest(rules, len(kept["rows"]))
 
 
 def is_aligned(context: Context) -> bool:
