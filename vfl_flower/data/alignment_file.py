@@ -113,7 +113,7 @@ def newest_first(folder: Path, pattern: str) -> list[Path]:
     """The files of a folder, the last written first."""
     found = []
     for path in folder.glob(pattern):
-        with suppress(FileNotFoundError):  # another run may just remove it
+        with suppress(OSError):  # another run may just remove it
             found.append((path.stat().st_mtime_ns, path))
     return [path for _, path in sorted(found, reverse=True)]
 

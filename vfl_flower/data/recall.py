@@ -152,7 +152,7 @@ def keep(context: Context, party: int, parties: int) -> None:
     try:
         if not path.exists():  # nor does who has heard of a name take it from whose it is
             files.save(path, kept, _of_party(party))
-    except VflError as error:
+    except (OSError, VflError) as error:
         log.warning("The party cannot keep this alignment for later runs: %s", error)
 
 
