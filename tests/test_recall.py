@@ -304,8 +304,10 @@ def test_stricter_rules_of_a_party_hold_for_what_was_kept(organisations: Organis
     with pytest.raises(PartyError, match="aligns by 'ids' alone"):
         organisations.run("three", SHORT)
     organisations.words = [{"max-epochs": 0}, {}]  # type: ignore[dict-item]
+    orders = Orders()
     with pytest.raises(PartyError, match="refuses epochs = 1"):
-        organisations.run("four", SHORT)
+        organisations.run("four", SHORT, orders)
+    assert orders.kinds == AGAIN  # before it says whether its ids have changed
 
 
 def test_what_one_side_has_lost_is_aligned_anew(
