@@ -70,6 +70,7 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _KEPT = "aligned"  # the record of a party's state
 _IDS, _PSI = np.zeros(1, np.uint8), np.ones(1, np.uint8)  # methods, in that record
+_OF_LATER_RUNS = "file", "answer"  # arrays in that record: digest of all ids; what proves who asks
 _SAMPLE = 10_000  # rows whose ids a party asks about; of more, it finds one stranger in a thousand
 
 
@@ -295,8 +296,13 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
 
 
 def confirmed(context: Context) -> Arrays:
-    """What a party knows of the rows that all have: what `use` makes of it again."""
-    return _kept(context) if is_aligned(context) else {}
+    """What `use` needs in another run: rows that were just confirmed, and what is asked for then.
+
+    The latter does not stay in the party's state.
+    """
+    kept = _kept(context)
+    use(context, kept)
+    return kept
 
 
 def use(context: Context, arrays: Arrays) -> None:
@@ -308,7 +314,7 @@ def use(context: Context, arrays: Arrays) -> None:
         If its rules forbid it.
     """
     _check_rules(context, arrays)
-    _keep(context, **arrays)
+    _keep(context, **{name: arrays[name] for name in arrays if name not in _OF_LATER_RUNS})
 
 
 def common_rows(context: Context, own: Source) -> Alignment:

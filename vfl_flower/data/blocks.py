@@ -46,8 +46,8 @@ class FeatureBlock:
     ``ids_digest`` is of its rows' ids, and of own data known to the party alone; ``alignment`` is
     what it says of its rows to the label holder (`messages.Description`). ``preparation`` is what
     made the features of the party's own data, if it has some. ``train_rows`` and ``test_rows`` are
-    numbers by which the party knows the rows again, whatever their order. ``augment`` is what it
-    does to samples in training passes.
+    numbers by which the party knows the rows again, whatever their order; of own data none, where
+    it counts no uploads. ``augment`` is what it does to samples in training passes.
     """
 
     train: Array | Rows | Compact
@@ -109,12 +109,15 @@ def load_block(context: Context, config: RunConfig) -> FeatureBlock:
             )
         return replace(load_part(config, index, parties), augment=augment)
     own = own_source(context)
-    block = load_own_features(config.data, own, common_rows(context, own))
+    counted = "max-uploads" in context.node_config
+    block = load_own_features(config.data, own, common_rows(context, own), counted)
     return replace(block, augment=augment)
 
 
-def load_own_features(data: DataConfig, own: Source, common: Alignment) -> FeatureBlock:
-    """A participant's own features of the common rows.
+def load_own_features(
+    data: DataConfig, own: Source, common: Alignment, counted: bool = False
+) -> FeatureBlock:
+    """A participant's own features of the common rows; with their numbers, if they are counted.
 
     Raises
     ------
@@ -123,7 +126,8 @@ def load_own_features(data: DataConfig, own: Source, common: Alignment) -> Featu
     """
     train, test = (common.rows[places] for places in _divide(data, len(common.rows)))
     digest = own.digest(common.rows)
-    names = own.names(train), own.names(test)
+    none = train[:0]
+    names = (own.names(train), own.names(test)) if counted else (none, none)
     own.forget_ids()  # before there is anything else that takes much memory
     preparation = own.learn(train)
     samples = [prepared(own, part, preparation) for part in (train, test)]

@@ -141,11 +141,11 @@ def _last(carrier: Carrier, config: RunConfig, own: Source, file: str) -> Kept |
 
 def keep(context: Context, party: int, parties: int) -> None:
     """Have a party keep the rows that were just confirmed, for later runs."""
+    arrays = alignment.confirmed(context)
     rules, folder = Rules.of(context.node_config), _folder(context)
     _forget_old(folder, party, rules)
     if not rules.alignment_days or context.node_config.get("source") == "memory":
         return
-    arrays = alignment.confirmed(context)
     name, file = arrays["name"].tobytes().decode(), arrays["file"].tobytes().hex()
     kept = Kept(name=name, parties=parties, made=time.time(), file=file, arrays=arrays)
     path = files.of_party(folder, name, party)
