@@ -46,18 +46,18 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def note_first_training_order() -> None:
-    """Write down the kinds of orders, and the seconds from now to the first that trains."""
+    """Write down when which kinds of orders are sent, in seconds from now, until one trains."""
     start, send = time.perf_counter(), Carrier.send
     kinds: list[str] = []
 
     def noting(self: Carrier, messages: Iterable[Message]) -> list[str]:
         messages = list(messages)
-        kind = messages[0].metadata.message_type
+        kind = messages[0].metadata.message_type.removeprefix("query.")
+        seconds = time.perf_counter() - start
         if not kinds or kinds[-1] != "train":
             kinds.append(kind)
-            if kind == "train":
-                seconds = time.perf_counter() - start
-                Path(os.environ[TIMES]).write_text(f"{seconds:.2f} {' '.join(kinds)}")
+            with Path(os.environ[TIMES]).open("a") as file:
+                file.write(f"{kind} {seconds:.2f}\n")
         return send(self, messages)
 
     Carrier.send = noting  # type: ignore[method-assign]
@@ -92,11 +92,12 @@ def run_in_process(keys: dict[str, Any], node_configs: list[dict[str, str]]) -> 
     run_local(len(node_configs), keys, node_configs=node_configs)
 
 
-def three_runs(engine: str, folder: Path, ids: int, align: str) -> dict[str, Any]:
-    """Seconds to the first training order, and the kinds of orders before it, by run."""
+def three_runs(engine: str, folder: Path, ids: int) -> dict[str, Any]:
+    """Of each run the kinds of orders up to the first that trains, and when each was sent."""
     labels, *parties = write_files(folder, ids)
     os.environ["VFL_HOME"] = str(folder / f"home-{engine}")
-    os.environ[TIMES] = str(folder / "times")
+    times = folder / "times"
+    os.environ[TIMES] = str(times)
     os.environ["PYTHONPATH"] = str(Path(__file__).parent.parent)
     node_configs: list[dict[str, str]] = [{"file": str(file)} for file in parties]
     figures = {}
@@ -105,14 +106,13 @@ def three_runs(engine: str, folder: Path, ids: int, align: str) -> dict[str, Any
         if engine == "supernodes":
             superlink = stack.enter_context(SuperLink(simulation=False))
             for party, words in enumerate(node_configs):
-                named = {**words, "align": align}
-                stack.enter_context(superlink.supernode(party, len(parties), named))
+                stack.enter_context(superlink.supernode(party, len(parties), words))
         for run in ("first", "second", "changed"):
             if run == "changed":
                 table = pd.read_parquet(parties[0])
                 write(table[1:], parties[0])
-            keys = {**KEYS, "dataset": f"files:{labels}", "align": align}
-            keys["out"] = str(folder / f"{engine}-{run}")
+            out = str(folder / f"{engine}-{run}")
+            keys = {**KEYS, "dataset": f"files:{labels}", "out": out}
             if superlink:
                 superlink.submit(keys, len(parties), folder / "flower.log").wait()
             else:
@@ -122,9 +122,10 @@ def three_runs(engine: str, folder: Path, ids: int, align: str) -> dict[str, Any
                 )
                 child.start()
                 child.join()
-            seconds, kinds = Path(os.environ[TIMES]).read_text().split(" ", 1)
-            print(f"{engine:10s} {run:8s} {float(seconds):7.2f} s   {kinds}", flush=True)
-            figures[run] = {"seconds": float(seconds), "orders": kinds}
+            lines = [line.split() for line in times.read_text().splitlines()]
+            figures[run] = {kind: float(seconds) for kind, seconds in lines}
+            print(f"{engine:10s} {run:8s} {figures[run]}", flush=True)
+            times.unlink()
     return figures
 
 
@@ -139,11 +140,10 @@ if __name__ == "__main__":
     )
     made.add_argument("--ids", type=int, default=300_000, metavar="N", help="of each file")
     made.add_argument("--engines", nargs="+", default=["local", "supernodes"])
-    made.add_argument("--align", default="psi", choices=("psi", "ids"))
     options = made.parse_args()
     setattr(processes, "app_of_this_package", own_server_app)  # noqa: B010
     results = {}
     for name in options.engines:
         with tempfile.TemporaryDirectory() as place:
-            results[name] = three_runs(name, Path(place), options.ids, options.align)
-    report("realign", {"ids": options.ids, "align": options.align, **results})
+            results[name] = three_runs(name, Path(place), options.ids)
+    report("realign", {"ids": options.ids, **results})
