@@ -633,12 +633,14 @@ def test_nodes_are_aligned_once(organisations: Organisations, transport: str) ->
         return run, (run.folder / "flower.log").read_text()
 
     one, log = on_nodes("one")
-    assert "48 of the label holder's" in log or "All parties together have 48" in log
+    assert "All parties together have 48 of them" in log
     two, log = on_nodes("two")
     assert "48 rows are common to all, by the alignment of" in log
     assert "of the label holder's" not in log  # no order to align
     assert name_of(one) == name_of(two)
     assert figures(one) == figures(two)
+    if transport == "messages":  # of which each takes seconds
+        return
     change(organisations.files[1], lambda frame: frame[1:])
     three, log = on_nodes("three")
     assert "Party 1's ids have changed since the alignment of" in log
