@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 from hypothesis import HealthCheck, settings
 
 from strategies.vertical import Vertical, strategy_of
+from tests.organisations import forget_alignments
 from vfl_flower import client_app
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.holder import results
@@ -62,6 +63,12 @@ def states_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLWR_HOME", str(tmp_path_factory.mktemp("flwr-home")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_alignments(states_elsewhere: None) -> None:
+    """None is kept from another test, whose files may have the same ids."""
+    forget_alignments()
 
 
 def nightly(*values: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from flwr.clientapp import ClientApp
 from sklearn.datasets import load_breast_cancer
 
 from vfl_flower import client_app
-from vfl_flower.flower_internals import to_bytes
+from vfl_flower.flower_internals import lasting_home, to_bytes
 from vfl_flower.holder import checkpoint
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import predict_local, run_local
@@ -148,6 +149,11 @@ class Recorder:
         reply: Message = client_app.app(message, context)
         self.sent.append(to_bytes(reply))
         return reply
+
+
+def forget_alignments() -> None:
+    """As if nobody had kept one."""
+    shutil.rmtree(lasting_home() / "alignments", ignore_errors=True)
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:

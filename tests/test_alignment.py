@@ -12,16 +12,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from flwr.app import Context, RecordDict
-from numpy.typing import NDArray
+from flwr.app import Context
 
-from tests.organisations import ID, Recorder, change, common, cut, read, small, write
+from tests.aligning import IDS, NAME, ROWS, STRANGE, LabelHolder, asked, node_in
+from tests.organisations import (
+    ID,
+    Recorder,
+    change,
+    common,
+    cut,
+    forget_alignments,
+    read,
+    small,
+    write,
+)
 from vfl_flower import client_app, start
 from vfl_flower.data import alignment, psi
 from vfl_flower.data.blocks import own_source
-from vfl_flower.data.psi import Blinding, encode_ids, match
+from vfl_flower.data.psi import Blinding, encode_ids
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.flower_internals import begin_task
 from vfl_flower.holder import checkpoint
 from vfl_flower.messages import (
     Aligned,
@@ -31,72 +40,20 @@ from vfl_flower.messages import (
     DescribeOrder,
     Description,
     EmbedOrder,
-    Introduction,
-    Order,
     TrainOrder,
     Upload,
 )
 from vfl_flower.party.rules import Rules
 from vfl_flower.party.state import load_about, load_arrays, load_scalars
-from vfl_flower.wire import pack, read_reply, to_message
+from vfl_flower.wire import pack
 
 SHORT = {"epochs": 1, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
-IDS = [b"i:%d" % (1000 + row) for row in range(60)]  # of `small`
-STRANGE = [b"i:%d" % (5000 + row) for row in range(60)]
-NAME = "0" * 32
-ROWS = np.arange(60, dtype=np.int32)
-
-
-def asked(context: Context, order: Order, kind: Any = Introduction) -> Any:
-    """A party's answer to an order."""
-    return read_reply(client_app.app(to_message(order, 2, 60), context), kind)
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Context:
-    """A node that is not simulated, with a file of 60 rows, before any message."""
-    begin_task()
-    write(small(), tmp_path / "a.csv")
-    return Context(
-        run_id=1,
-        node_id=2,
-        node_config={
-            **{"partition-id": 0, "num-partitions": 1},
-            **{"file": str(tmp_path / "a.csv"), "id": ID, "states": str(tmp_path)},
-        },
-        state=RecordDict(),
-        run_config={"dataset": "files:elsewhere.csv"},
-    )
-
-
-class LabelHolder:
-    """A label holder that sends what it is told to, to one node."""
-
-    def __init__(self, node: Context, ids: list[bytes]) -> None:
-        self.node, self.ids, self.a = node, ids, Blinding()
-        self.answer: Any = None
-        self.question: Any = None
-
-    def align(self) -> None:
-        blinded = {"ids": self.a.of_ids(self.ids)}
-        order = AlignOrder(method="psi", id_kind="whole numbers", arrays=blinded)
-        self.answer = asked(self.node, order, Aligned)
-        own = self.a.again(self.answer.arrays["own"])
-        self.sent, self.places = match(self.answer.arrays["again"], own)
-
-    def tell(self, places: NDArray[Any], sent: NDArray[Any]) -> None:
-        both = {"places": places.astype(np.int32), "sent": sent.astype(np.int32)}
-        self.question = asked(self.node, CommonOrder(arrays=both)).arrays["question"]
-
-    def confirm(self, answer: NDArray[Any] | None = None) -> None:
-        answer = self.a.again(self.question) if answer is None else answer
-        asked(self.node, ConfirmOrder(alignment=NAME, arrays={"answer": answer}))
-
-    def all(self) -> None:
-        """Keep to the protocol."""
-        self.align()
-        self.tell(self.places, self.sent)
-        self.confirm()
+    """A node before any message."""
+    return node_in(tmp_path)
 
 
 def served(node: Context) -> Description:
@@ -145,7 +102,7 @@ def test_a_party_is_told_where_it_lacks_a_row(node: Context) -> None:
         asked(node, EmbedOrder(exchange=2, arrays={"ids": absent}), Upload)
 
 
-def _train_rows(rows: NDArray[Any]) -> NDArray[Any]:
+def _train_rows(rows: Any) -> Any:
     return rows[np.random.default_rng(0).permutation(len(rows))[12:]]
 
 
@@ -262,8 +219,8 @@ def test_a_party_refuses_rows_that_cannot_be(
     assert_gives_no_rows(node)
 
 
-@pytest.mark.parametrize("name", ["", "0" * 31, "0" * 10_000])
-def test_an_alignment_has_a_name_of_32_characters(node: Context, name: str) -> None:
+@pytest.mark.parametrize("name", ["", "0" * 31, "0" * 10_000, "../" * 10 + "ab", "A" * 32])
+def test_an_alignment_has_a_name_of_32_hexadecimal_digits(node: Context, name: str) -> None:
     holder = LabelHolder(node, IDS)
     holder.align()
     holder.tell(holder.places, holder.sent)
@@ -281,6 +238,7 @@ def test_it_is_said_when_parties_have_much_to_do(
     organisations = cut(tmp_path, small())
     for many in (61, 60):
         monkeypatch.setattr(alignment, "MANY", many)
+        forget_alignments()
         organisations.run(str(many), SHORT)
     assert [line for line in lines if "sent" in line] == [
         "60 ids are sent blinded; parties now blind them and their own."
@@ -409,6 +367,7 @@ def test_the_label_holder_takes_no_more_ids_than_it_allows(
     monkeypatch.setattr(Rules, "max_ids", 54)
     organisations.run("run", SHORT)
     monkeypatch.setattr(Rules, "max_ids", 53)
+    forget_alignments()
     with pytest.raises(ConfigError, match=r"^Party 0 sent 54 blinded ids, and at most 53 may be"):
         organisations.run("other", SHORT)
 
@@ -516,6 +475,7 @@ def test_another_alignment_has_another_name(tmp_path: Path) -> None:
     organisations = cut(tmp_path, small())
     names = set()
     for out in ("one", "two"):
+        forget_alignments()
         organisations.run(out, SHORT)
         names.add(checkpoint.load(tmp_path / out).about_labels["alignment"])
     assert len(names) == 2 and all(len(bytes.fromhex(name)) == 16 for name in names)
@@ -550,7 +510,8 @@ def test_nothing_that_a_party_sends_follows_from_ids_alone(tmp_path: Path, metho
     table.loc[: len(SIX_DIGITS) - 1, ID] = SIX_DIGITS
     organisations = cut(tmp_path, table, known=1 if method == "ids" else 0.95)
     recorder = Recorder()
-    organisations.run("run", {**SHORT, "align": method}, recorder)  # type: ignore[arg-type]
+    for out in ("run", "again"):  # which is told the rows of then
+        organisations.run(out, {**SHORT, "align": method}, recorder)  # type: ignore[arg-type]
     organisations.predict("run")
     sent = b"".join(recorder.sent)
     known = [encode_ids(read(file)[ID], "It") for file in organisations.files]

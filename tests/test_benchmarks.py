@@ -34,6 +34,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "privacy_utility": "--mnist {mnist} --credit {credit} --epochs 2 --epsilons 1 "
     "--picture {picture}",
     "psi": "--ids 2000",
+    "realign": "--ids 1000 --engines local",
     "runtimes": "--mnist {mnist} --engines ray --windows 8",
     "scale": "--rows 1000 --only ef-vfl",
     "table2": "--mnist {mnist} --rows 200 --seeds 1 --rounds 2",

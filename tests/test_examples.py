@@ -44,7 +44,11 @@ def test_three_kinds_of_data_on_supernodes(tmp_path: Path) -> None:
         },
     ]
     out = str(tmp_path / "run")
-    keys = {"dataset": f"files:{tmp_path / 'labels.csv'}", "id": "person", "out": out}
+    keys: dict[str, Any] = {
+        "dataset": f"files:{tmp_path / 'labels.csv'}",
+        "id": "person",
+        "out": out,
+    }
     keys |= {
         "optimizer": "adamw",
         "party-lr": 0.003,

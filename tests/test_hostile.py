@@ -48,6 +48,7 @@ from vfl_flower.messages import (
     EvaluateOrder,
     Order,
     PredictOrder,
+    RecallOrder,
     RejoinOrder,
     ResumeOrder,
     SessionOrder,
@@ -472,7 +473,9 @@ def aligning(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[tuple[b
     client_app.app(to_message(align, 2, 60), context)
     aligned = state_to_bytes(context.state)
     common = CommonOrder(arrays={"places": np.arange(60, dtype=np.int32)})
-    orders = [(align, began), (common, aligned), (DescribeOrder(outputs=1), aligned)]
+    recall = RecallOrder(alignment="0" * 32, arrays={"proofs": np.zeros((2, 32), np.uint8)})
+    orders: list[tuple[Order, bytes]] = [(recall, began), (align, began), (common, aligned)]
+    orders.append((DescribeOrder(outputs=1), aligned))
     return keys, node, [(to_bytes(to_message(each, 2, 60)), state) for each, state in orders]
 
 

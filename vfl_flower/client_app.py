@@ -14,7 +14,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
-from vfl_flower.data import alignment
+from vfl_flower.data import alignment, recall
 from vfl_flower.data.blocks import own_source, seat
 from vfl_flower.errors import CodeError, OutOfStepError, VflError
 from vfl_flower.messages import (
@@ -28,6 +28,7 @@ from vfl_flower.messages import (
     Order,
     Payload,
     PredictOrder,
+    RecallOrder,
     RejoinOrder,
     ResumeOrder,
     SessionOrder,
@@ -77,9 +78,23 @@ def confirm(message: Message, context: Context) -> Message:
 
     def confirm(context: Context, order: ConfirmOrder) -> Payload:
         party, parties = seat(context)
-        return alignment.confirm(context, party, parties, order)
+        answer = alignment.confirm(context, party, parties, order)
+        recall.keep(context, party, parties)
+        return answer
 
     return _serve(message, context, ConfirmOrder, confirm)
+
+
+@app.query("recall")
+def recall_rows(message: Message, context: Context) -> Message:
+    """Rows that were confirmed in an earlier run are to be used."""
+
+    def look(context: Context, order: RecallOrder) -> Payload:
+        _, parties = seat(context)
+        between.check_before_alignment(context)
+        return recall.recall(context, own_source(context), parties, order)
+
+    return _serve(message, context, RecallOrder, look)
 
 
 @app.query("describe")

@@ -40,8 +40,9 @@ class RunConfig:
 
     task: str = key(
         "train",
-        "train a model; or predict: what the model of a run, `model`, says of new rows",
-        choices=("train", "predict"),
+        "train a model; predict: what the model of a run, `model`, says of new rows; align: only "
+        "find the rows that all have, and keep them for later runs",
+        choices=("train", "predict", "align"),
     )
     model: str = key("", "results folder of the run whose model predicts")
     without: str = key(

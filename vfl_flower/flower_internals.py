@@ -74,6 +74,12 @@ def flower_home() -> Path:
     return Path(get_flwr_home())
 
 
+def lasting_home() -> Path:
+    """The folder of what outlives a run, also one whose processes have a FLWR_HOME of its own."""
+    named = os.environ.get("VFL_HOME")
+    return Path(named) if named else flower_home() / "vfl-flower"
+
+
 def to_bytes(message: Message) -> bytes:
     """A whole message in Flower's protobuf, which ends at 2 GB."""
     try:

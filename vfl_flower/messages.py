@@ -178,6 +178,19 @@ class ConfirmOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecallOrder(Order):
+    """Use the rows of an alignment that was kept, if its ids and your rules are still as then.
+
+    ``arrays["proofs"]``, uint8 [parties, 32], shows to each party, by its number, that this is the
+    label holder of then. Answered by `Recalled`.
+    """
+
+    kind: ClassVar[str] = "query.recall"
+    names: ClassVar = ("proofs",)
+    alignment: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ResumeOrder(Order):
     """Go on from checkpoint ``number`` that you kept in the Flower run ``run``."""
 
@@ -231,6 +244,14 @@ class Aligned(Introduction):
     """
 
     names: ClassVar = ("again", "own", "question")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recalled(Introduction):
+    """A party's answer to `RecallOrder`: what became of that alignment, a word of `data.recall`."""
+
+    names: ClassVar = ()
+    became: str
 
 
 @dataclass(frozen=True, kw_only=True)

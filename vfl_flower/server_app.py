@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -13,11 +14,13 @@ from flwr.serverapp import Grid, ServerApp
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower.axes.privacy.ledger import hides_labels
 from vfl_flower.config import RunConfig, parse
-from vfl_flower.data.alignment import Alignment, align
+from vfl_flower.data.alignment import Alignment
 from vfl_flower.data.blocks import load_labels, load_own_labels, own_table
 from vfl_flower.data.labels import Labels
+from vfl_flower.data.recall import aligned
 from vfl_flower.data.tables import Table
 from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.files import write_whole
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Keeper
 from vfl_flower.holder.label_holder import of_group
@@ -51,13 +54,31 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Do the configured task with the parties of the grid."""
-    config = checkpoint.configured(context.run_config)
+    config, run = checkpoint.configured(context.run_config), str(context.run_id)
     carrier = carrier_of(grid)
     if config.task == "predict":
         with _streams(carrier, config) as carrier:
-            predict(carrier, config, parse(context.run_config))
+            predict(carrier, config, parse(context.run_config), run)
+    elif config.task == "align":
+        with _streams(carrier, config) as carrier:
+            _align(carrier, config, run)
     else:
-        _train(carrier, config, str(context.run_id))
+        _train(carrier, config, run)
+
+
+def _align(carrier: Carrier, config: RunConfig, run: str) -> None:
+    """Only find the rows that all have, and leave a summary that tells how many."""
+    if not config.data.own_data:
+        raise ConfigError(
+            f"dataset = {config.data.dataset!r} is divided, and has no ids to align: name the "
+            "label holder's file by dataset='files:PATH'."
+        )
+    folder = results_folder(config)
+    with in_use(folder):
+        common = aligned(carrier, config, own_table(config.data), run)
+        figures = {"alignment": common.name, "rows": len(common.rows)}
+        summary = summarise(config, carrier, figures, None)
+        write_whole(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
 
 def _train(carrier: Carrier, config: RunConfig, run: str) -> None:
@@ -119,7 +140,7 @@ def _streams(carrier: Carrier, config: RunConfig) -> AbstractContextManager[Carr
 def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper) -> Labels:
     """The labels of the rows that all have."""
     if not keeper.found:
-        common = align(carrier, config, own)
+        common = aligned(carrier, config, own, keeper.run)
         keeper.rows, keeper.present = common.rows, common.present
     elif len(own.ids) <= keeper.rows.max():
         raise ConfigError(

@@ -20,6 +20,7 @@ Either way rows are then in the order of their encoded ids, at every party and t
 digest of ids leaves a party, since whoever guesses ids would find them by it: parties name the
 alignment instead (`Description`), and each sees to it itself that its ids stay as they were.
 
+What comes of it is kept, and used again while ids stay as they are (`vfl_flower.data.recall`).
 A party's node configuration fixes the method, the fewest rows to align and the most ids to be sent.
 """
 
@@ -38,6 +39,7 @@ from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 
 from vfl_flower.config import RunConfig
+from vfl_flower.data.alignment_file import check_name
 from vfl_flower.data.psi import (
     MANY,
     Blinding,
@@ -68,6 +70,7 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _KEPT = "aligned"  # the record of a party's state
 _IDS, _PSI = np.zeros(1, np.uint8), np.ones(1, np.uint8)  # methods, in that record
+_OF_LATER_RUNS = "file", "answer"  # arrays in that record: digest of all ids; what proves who asks
 _SAMPLE = 10_000  # rows whose ids a party asks about; of more, it finds one stranger in a thousand
 
 
@@ -77,13 +80,16 @@ class Alignment:
 
     The label holder draws the name; it says nothing of the rows. A party has -1 for a row that it
     lacks, and only the label holder knows who has which, ``present`` [N, M]; none where all have
-    all. ``nodes`` are those that were told, by party.
+    all. ``nodes`` are those that were told, by party. ``answers`` are those by which the label
+    holder has shown to each party that it knows their ids, [parties, 32]; nobody else has seen
+    them.
     """
 
     name: str
     rows: Places
     present: NDArray[np.bool_] | None = None
     nodes: Mapping[int, int] = field(default_factory=dict)
+    answers: Points = field(default_factory=lambda: np.zeros((0, 32), np.uint8))
 
 
 # --- the label holder ---------------------------------------------------------------------------
@@ -112,7 +118,7 @@ def align(
         rows, asked = _all_rows(carrier, config, own, blinding)
     else:
         rows, present, asked = _common_rows(carrier, config, own, blinding, without)
-    orders = {}
+    orders, answers = {}, {}
     for node, question in asked.items():
         try:
             point = checked(question.arrays, "question", "uint8", (1, 32))
@@ -122,8 +128,11 @@ def align(
                 f"Party {question.party} asked nothing that can be answered: {error}"
             ) from None
         orders[node] = ConfirmOrder(alignment=name, arrays=answer)
+        answers[question.party] = answer["answer"]
     ask(carrier, orders, Introduction, config.running.party_timeout)
-    return Alignment(name, rows, present, {each.party: node for node, each in asked.items()})
+    told = {each.party: node for node, each in asked.items()}
+    shown = [answers[party] for party in sorted(answers)] or [np.zeros((0, 32), np.uint8)]
+    return Alignment(name, rows, present, told, np.concatenate(shown))
 
 
 def _all_rows(
@@ -190,6 +199,9 @@ def _common_rows(
     told = {}
     for node, each in places.items():
         has = present[:, parties[node]]
+        if without is None and not has.any():
+            party = parties[node]
+            raise ConfigError(f"Party {party} has none of the rows that are used: leave it out.")
         if has.any():  # else there is nothing that it could be told
             arrays = {"places": each[common], "sent": sent[has]}
             told[node] = CommonOrder(arrays=arrays)
@@ -249,8 +261,8 @@ def _ask_about_all(context: Context, own: Source, rules: Rules, theirs: Points) 
     if len(theirs) != 1:
         raise VflError(f"{len(theirs)} blinded digests, where one is due.")
     question, answer = challenge([_of_all(own.ids)], theirs)
-    rows = _sorted(own.ids)
-    _keep(context, told=rows, digest=_digest(own, rows), answer=answer, method=_IDS)
+    rows, file = _sorted(own.ids), _digest(own, np.arange(len(own.ids)))
+    _keep(context, told=rows, digest=_digest(own, rows), answer=answer, method=_IDS, file=file)
     return {"question": question}
 
 
@@ -301,7 +313,8 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
         question, answer = challenge(ids, kept["sent"][sent[some]])
     rows = np.full(len(places), -1, np.int64)
     rows[has] = mine
-    _keep(context, told=rows, digest=_digest(own, mine), answer=answer, method=_PSI)
+    about = {"digest": _digest(own, mine), "method": _PSI, "file": kept["file"]}
+    _keep(context, told=rows, answer=answer, **about)
     return Introduction(party=own.party, parties=parties, arrays={"question": question})
 
 
@@ -322,12 +335,33 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
             f"Party {party} has other ids than the label holder has shown to know: align = 'ids' "
             "demands the same ids, and align = 'psi' finds those that all have."
         )
-    if len(order.alignment) != 32:
-        raise VflError("was told rows by an alignment without a name.")
+    check_name(order.alignment)
     name = np.frombuffer(order.alignment.encode(), np.uint8)
-    which = {"digest": kept["digest"], "method": kept["method"]}
+    which = {each: kept[each] for each in ("digest", "method", "file", "answer")}
     _keep(context, rows=kept["told"], name=name, **which)
     return Introduction(party=party, parties=parties)
+
+
+def confirmed(context: Context) -> Arrays:
+    """What `use` needs in another run: rows that were just confirmed, and what is asked for then.
+
+    The latter does not stay in the party's state.
+    """
+    kept = _kept(context)
+    use(context, kept)
+    return kept
+
+
+def use(context: Context, arrays: Arrays) -> None:
+    """Have a party use rows as if they had just been confirmed.
+
+    Raises
+    ------
+    VflError
+        If its rules forbid it.
+    """
+    _check_rules(context, arrays)
+    _keep(context, **{name: arrays[name] for name in arrays if name not in _OF_LATER_RUNS})
 
 
 def common_rows(context: Context, own: Source) -> Alignment:
@@ -342,14 +376,18 @@ def common_rows(context: Context, own: Source) -> Alignment:
         raise VflError("was not told which of its rows are common to all.")
     kept = _kept(context)
     rows: Places = kept["rows"]
-    method = "psi" if kept["method"].any() else "ids"
-    rules = _rules(context, method)  # which may be stricter than they were when it was told
+    _check_rules(context, kept)  # which may be stricter than they were when it was told
     mine = rows[rows >= 0]
-    _check_method(rules, method)
-    _check_fewest(rules, len(mine))
     if mine.max() >= len(own.ids) or not np.array_equal(kept["digest"], _digest(own, mine)):
         raise VflError("has lost rows of its file, or has others, since they were aligned.")
     return Alignment(kept["name"].tobytes().decode(), rows)
+
+
+def _check_rules(context: Context, kept: Arrays) -> None:
+    method = "psi" if kept["method"].any() else "ids"
+    rules = _rules(context, method)
+    _check_method(rules, method)
+    _check_fewest(rules, int((kept["rows"] >= 0).sum()))
 
 
 def is_aligned(context: Context) -> bool:

@@ -47,9 +47,9 @@ class FeatureBlock:
     ``ids_digest`` is of its rows' ids, and of own data known to the party alone; ``alignment`` is
     what it says of its rows to the label holder (`messages.Description`). ``preparation`` is what
     made the features of the party's own data, if it has some. ``train_rows`` and ``test_rows`` are
-    numbers by which the party knows the rows again, whatever their order. ``augment`` is what it
-    does to samples in training passes. ``known`` says which of the run's training and test rows
-    these are, where the party lacks some.
+    numbers by which the party knows the rows again, whatever their order; of own data none, where
+    it counts no uploads. ``augment`` is what it does to samples in training passes. ``known`` says
+    which of the run's training and test rows these are, where the party lacks some.
     """
 
     train: Array | Rows | Compact
@@ -112,12 +112,15 @@ def load_block(context: Context, config: RunConfig) -> FeatureBlock:
             )
         return replace(load_part(config, index, parties), augment=augment)
     own = own_source(context)
-    block = load_own_features(config.data, own, common_rows(context, own))
+    counted = "max-uploads" in context.node_config
+    block = load_own_features(config.data, own, common_rows(context, own), counted)
     return replace(block, augment=augment)
 
 
-def load_own_features(data: DataConfig, own: Source, common: Alignment) -> FeatureBlock:
-    """A participant's own features of the common rows.
+def load_own_features(
+    data: DataConfig, own: Source, common: Alignment, counted: bool = False
+) -> FeatureBlock:
+    """A participant's own features of the common rows; with their numbers, if they are counted.
 
     Raises
     ------
@@ -132,13 +135,13 @@ def load_own_features(data: DataConfig, own: Source, common: Alignment) -> Featu
     if data.align == "any" and own.party is not None:
         known = Known.of(parts[0] >= 0), Known.of(parts[1] >= 0)
     digest = own.digest(common.rows[common.rows >= 0])
-    names = own.names(train), own.names(test)
+    none = train[:0]
+    names = (own.names(train), own.names(test)) if counted else (none, none)
     own.forget_ids()  # before there is anything else that takes much memory
     preparation = own.learn(train)
     samples = [prepared(own, part, preparation) for part in (train, test)]
-    return FeatureBlock(
-        samples[0], samples[1], digest, preparation, common.name, *names, known=known
-    )
+    block = FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names)
+    return replace(block, known=known)
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:

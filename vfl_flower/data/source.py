@@ -112,21 +112,22 @@ class Source(ABC):
     def names(self, rows: Array) -> NDArray[np.uint64]:
         """A number for the id of each of these rows, the same in all files."""
         each = bytearray()
-        for encoded in self._ids_of(rows):
-            each += hashlib.blake2b(encoded, digest_size=8).digest()
+        for some in self._ids_of(rows):
+            each += b"".join([hashlib.blake2b(one, digest_size=8).digest() for one in some])
         return np.frombuffer(bytes(each), "<u8")
 
     def digest(self, rows: Array) -> str:
         """Digest of these rows' ids, in their order."""
         digest = hashlib.sha256()
-        for encoded in self._ids_of(rows):
-            digest.update(encoded + b"\n")
+        for some in self._ids_of(rows):
+            digest.update(b"\n".join(some) + b"\n")
         return digest.hexdigest()
 
-    def _ids_of(self, rows: Array) -> Iterator[bytes]:
+    def _ids_of(self, rows: Array) -> Iterator[list[bytes]]:
+        """The ids of these rows, some after others: all at once take much memory."""
         ids = self.ids
-        for at in range(0, len(rows), 65536):  # all their numbers at once take much memory
-            yield from (ids[row] for row in rows[at : at + 65536].tolist())
+        for at in range(0, len(rows), 65536):
+            yield [ids[row] for row in rows[at : at + 65536].tolist()]
 
 
 class Rows:

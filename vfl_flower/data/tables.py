@@ -255,19 +255,14 @@ def _texts(column: Any) -> list[str]:
 
 def _matrix(preparation: Preparation, frame: Any) -> Array:
     """Numbers, with medians where one is missing, and a 0/1 column for each value of a text."""
-    from sklearn.impute import SimpleImputer
-    from sklearn.preprocessing import OneHotEncoder
-
     parts: list[Array] = []
     if preparation.numbers:
-        # Fitted on a row of what the training rows taught, transformers know just that again.
-        medians = np.array([list(preparation.numbers.values())])
-        imputer = SimpleImputer(strategy="median").fit(medians)
-        parts.append(imputer.transform(_floats(frame[list(preparation.numbers)])))
-    if preparation.texts:
-        values = [np.array(each, object) for each in preparation.texts.values()]
-        encoder = OneHotEncoder(categories=values, handle_unknown="ignore", sparse_output=False)
-        encoder.fit(np.array([[each[0] for each in values]], object))
-        columns = [_texts(frame[name]) for name in preparation.texts]
-        parts.append(encoder.transform(np.array(columns, object).T.reshape(-1, len(values))))
+        numbers = _floats(frame[list(preparation.numbers)]).copy(order="K")
+        for column, median in zip(numbers.T, preparation.numbers.values(), strict=True):
+            column[np.isnan(column)] = median
+        parts.append(numbers)
+    for name, values in preparation.texts.items():
+        places = {value: place for place, value in enumerate(values)}
+        found = np.array([places.get(each, -1) for each in _texts(frame[name])], np.int64)
+        parts.append((found[:, None] == np.arange(len(values))).astype(np.float64))
     return np.concatenate(parts, axis=1)

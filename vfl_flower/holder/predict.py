@@ -23,8 +23,8 @@ from vfl_flower.axes.privacy.embeddings import epsilon as epsilon_of_uploads
 from vfl_flower.axes.privacy.journal import Journal
 from vfl_flower.axes.privacy.ledger import EVALUATE, hides_labels, ledger_of
 from vfl_flower.config import RunConfig
-from vfl_flower.data.alignment import align
 from vfl_flower.data.blocks import load_labels, own_table, prepared, with_presence
+from vfl_flower.data.recall import aligned
 from vfl_flower.data.source import Preparation
 from vfl_flower.data.tables import is_missing
 from vfl_flower.errors import ConfigError, PartyError, VflError
@@ -67,7 +67,7 @@ def predictions_file(config: RunConfig) -> Path:
 
 
 @torch.no_grad()
-def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any]) -> None:
+def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
     """Write predictions by id, and beside them in JSON how they do, where there are labels.
 
     Columns are ``id``, ``prediction``, and for classes ``probability_CLASS``; under regression a
@@ -76,6 +76,7 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any]) -> No
     Parameters
     ----------
     given : the keys that were given, and their values: for all others those of training hold.
+    run : number of this Flower run.
 
     Raises
     ------
@@ -87,7 +88,7 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any]) -> No
     predictions_file(config)  # before anybody is asked
     found = checkpoint.load(config.model)
     without = left_out(config, found) if found.config.partial else None
-    rows = _rows(carrier, config, given, found, without)
+    rows = _rows(carrier, config, given, found, run, without)
     epsilon = _count_uploads(config, found)
     classes = found.about_labels["classes"]
     outputs = 1 if len(classes) in (0, 2) else len(classes)
@@ -192,6 +193,7 @@ def _rows(
     config: RunConfig,
     given: Mapping[str, Any],
     found: Checkpoint,
+    run: str,
     without: Collection[int] | None,
 ) -> _Rows:
     """The rows that all have; or the test rows, as the model was trained beside."""
@@ -219,7 +221,8 @@ def _rows(
     words = trained.with_values({name: given[name] for name in _OF_FILE if name in given})
     file = own_table(words.data)
     preparation = found.about_labels["preparation"]
-    common = align(carrier, words, file, without if words.data.align == "any" else None)
+    of_any = without if words.data.align == "any" else None
+    common = aligned(carrier, words, file, run, of_any)
     rows = common.rows
     own = np.zeros((len(rows), 0), np.float32)
     if preparation:

@@ -54,6 +54,8 @@ class Rules:
     """Fewest rows that all must have in common; in a simulation only if it is named."""
     max_ids: int = 10_000_000
     """Most ids that the other side may send."""
+    alignment_days: int = 30
+    """Days for which an alignment is kept and used again; 0: none is."""
     systems: str = ""
     """Systems that it takes part in, with commas between them; empty: all."""
     min_embedding_noise: float = 0.0

@@ -30,7 +30,7 @@ import tomli_w
 
 from vfl_flower.errors import VflError
 from vfl_flower.files import opened_to_append
-from vfl_flower.flower_internals import app_of_this_package, flower_home
+from vfl_flower.flower_internals import app_of_this_package, lasting_home
 from vfl_flower.runtimes.certificates import self_signed, supernode_keys
 
 _CLOSED = [sys.executable, "-P", "-m", "vfl_flower.runtimes.closed"]
@@ -149,7 +149,7 @@ class SuperLink:
             "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}",
             "FLWR_HOME": str(self.home),
             # What outlives these processes stays with the user's own.
-            "VFL_HOME": os.environ.get("VFL_HOME", str(flower_home() / "vfl-flower")),
+            "VFL_HOME": str(lasting_home()),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": f"{self.home}/ray.token",
             # Else Flower builds an environment of its own for each run, and downloads torch.

@@ -7,7 +7,9 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +41,14 @@ _NodeConfig = Annotated[
 _Parties = Annotated[
     int | None, typer.Option(help="Number of parties. Default: 4, or as many as have named files.")
 ]
+_EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="local: in this process; ray: Flower's simulation; supernodes: real nodes, on "
+        "this machine; FILE.py:NAME or PACKAGE.MODULE:NAME: one of your own.",
+    ),
+]
 _Out = Annotated[str, typer.Option(metavar="DIR", help="Results folder; else one under runs/.")]
 
 
@@ -58,6 +68,12 @@ vfl run -c "strategy='vafl-t' quorum=2" --engine ray
 # two parties with files of their own, whose common rows are found privately
 vfl run -c "dataset='files:labels.csv' label='default'" \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+""")
+
+_ALIGN_EXAMPLES = _examples("""
+# the customers whom a bank and two parties have in common
+vfl align -c "dataset='files:labels.csv' id='customer'" \\
+--node-config "file='a.parquet' id='customer'" --node-config "file='b.csv' id='customer'"
 """)
 
 _COMPARE_EXAMPLES = _examples("""
@@ -137,13 +153,7 @@ def _run(
     node_config: _NodeConfig = None,
     parties: _Parties = None,
     out: _Out = "",
-    engine: Annotated[
-        str,
-        typer.Option(
-            help="local: in this process; ray: Flower's simulation; supernodes: real nodes, on "
-            "this machine; FILE.py:NAME or PACKAGE.MODULE:NAME: one of your own."
-        ),
-    ] = "local",
+    engine: _EngineName = "local",
 ) -> None:
     """Train a system or baseline on this machine."""
     from vfl_flower.figures import headline
@@ -161,17 +171,38 @@ def _run(
         parties = len(checkpoint.load(config.running.resume).strategy["seats"])
     folder = results_folder(config)
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
-    # So that Flower's processes end too.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     is_new = not folder.exists()
     try:
         keys["out"] = str(folder)
-        finished = start(_number(parties, node_configs), keys, node_configs=node_configs)
+        with _ending_on_sigterm():
+            finished = start(_number(parties, node_configs), keys, node_configs=node_configs)
         print(headline(finished.summary))
     finally:
-        signal.signal(signal.SIGTERM, before)
         if (is_new or config.running.resume) and (folder / "top.npz").exists():
             print(f"results: {folder}")
+
+
+@app.command("align", cls=_Command, epilog=_ALIGN_EXAMPLES)
+def _align(
+    run_config: _RunConfig = None,
+    node_config: _NodeConfig = None,
+    engine: _EngineName = "local",
+) -> None:
+    """Find the rows that all have, and keep them for runs and predictions to come.
+
+    Every run does so by itself, if it has not been done for the ids that the
+    files have now. Options are those of `vfl run`.
+    """
+    from vfl_flower.registry import ENGINES
+    from vfl_flower.start import Engine
+
+    start: Engine = ENGINES.load(engine)
+    node_configs = _node_configs(node_config)
+    logging.getLogger("flwr.notice").setLevel(logging.INFO)
+    with tempfile.TemporaryDirectory() as folder, _ending_on_sigterm():
+        keys = {**_keys(run_config, str(Path(folder, "run"))), "task": "align"}
+        summary = start(len(node_configs), keys, node_configs=node_configs).summary
+    print(f"{summary['rows']} rows are common to all, by alignment {summary['alignment']}.")
 
 
 @app.command("compare", cls=_Command, epilog=_COMPARE_EXAMPLES)
@@ -314,6 +345,16 @@ def _list() -> None:
     from vfl_flower.tools import listing
 
     listing.show()
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """Have SIGTERM end this process so that Flower's processes end too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _keys(run_config: list[str] | None, out: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import secrets
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +37,7 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels, kept_share
 from vfl_flower.errors import ConfigError
 from vfl_flower.files import alone_in, make_folder, told, unsealed, write_sealed
-from vfl_flower.flower_internals import flower_home
+from vfl_flower.flower_internals import lasting_home
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -156,8 +155,7 @@ def _bits(key: bytes, rows: int) -> NDArray[np.uint64]:
 
 
 def _path() -> Path:
-    named = os.environ.get("VFL_HOME")
-    return (Path(named) if named else flower_home() / "vfl-flower") / "labels.draws"
+    return lasting_home() / "labels.draws"
 
 
 def _drawn(whole: str, named: str, what: str, epsilon: float) -> tuple[bytes, float]:

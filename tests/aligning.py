@@ -1,0 +1,91 @@
+"""A node with a file of its own, and a label holder that sends it what it is told to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, RecordDict
+from numpy.typing import NDArray
+
+from tests.organisations import ID, small, write
+from vfl_flower import client_app
+from vfl_flower.data import recall
+from vfl_flower.data.psi import Blinding, match
+from vfl_flower.flower_internals import begin_task
+from vfl_flower.messages import (
+    Aligned,
+    AlignOrder,
+    CommonOrder,
+    ConfirmOrder,
+    Introduction,
+    Order,
+    Recalled,
+    RecallOrder,
+)
+from vfl_flower.wire import read_reply, to_message
+
+IDS = [b"i:%d" % (1000 + row) for row in range(60)]  # of `small`
+STRANGE = [b"i:%d" % (5000 + row) for row in range(60)]
+NAME = "0" * 32
+ROWS = np.arange(60, dtype=np.int32)
+
+
+def asked(context: Context, order: Order, kind: Any = Introduction) -> Any:
+    """A party's answer to an order."""
+    return read_reply(client_app.app(to_message(order, 2, 60), context), kind)
+
+
+def node_in(folder: Path) -> Context:
+    """A node that is not simulated, with a file of 60 rows, before any message."""
+    begin_task()
+    write(small(), folder / "a.csv")
+    return Context(
+        run_id=1,
+        node_id=2,
+        node_config={
+            **{"partition-id": 0, "num-partitions": 1},
+            **{"file": str(folder / "a.csv"), "id": ID, "states": str(folder)},
+        },
+        state=RecordDict(),
+        run_config={"dataset": "files:elsewhere.csv"},
+    )
+
+
+class LabelHolder:
+    """A label holder that sends what it is told to, to one node."""
+
+    def __init__(self, node: Context, ids: list[bytes]) -> None:
+        self.node, self.ids, self.a = node, ids, Blinding()
+        self.answer: Any = None
+        self.question: Any = None
+
+    def align(self) -> None:
+        blinded = {"ids": self.a.of_ids(self.ids)}
+        order = AlignOrder(method="psi", id_kind="whole numbers", arrays=blinded)
+        self.answer = asked(self.node, order, Aligned)
+        own = self.a.again(self.answer.arrays["own"])
+        self.sent, self.places = match(self.answer.arrays["again"], own)
+
+    def tell(self, places: NDArray[Any], sent: NDArray[Any]) -> None:
+        both = {"places": places.astype(np.int32), "sent": sent.astype(np.int32)}
+        self.question = asked(self.node, CommonOrder(arrays=both)).arrays["question"]
+
+    def confirm(self, answer: NDArray[Any] | None = None) -> None:
+        answer = self.a.again(self.question) if answer is None else answer
+        self.shown = answer
+        asked(self.node, ConfirmOrder(alignment=NAME, arrays={"answer": answer}))
+
+    def recall(self, name: str = NAME) -> str:
+        """In a later run, by what it has kept: what became of the alignment."""
+        code = recall._code(self.shown, name, str(self.node.run_id))
+        proofs = {"proofs": np.frombuffer(code, np.uint8)[None]}
+        order = RecallOrder(alignment=name, arrays=proofs)
+        return str(asked(self.node, order, Recalled).became)
+
+    def all(self) -> None:
+        """Keep to the protocol."""
+        self.align()
+        self.tell(self.places, self.sent)
+        self.confirm()
