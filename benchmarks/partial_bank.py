@@ -24,7 +24,7 @@ from vfl_flower.start import run_local
 PARTIES, KNOWN = 3, 0.6
 KEYS: dict[str, Any] = {
     **{"align": "any", "min-parties": 0, "id": "person", "combine": "mean", "noise-seed": 0},
-    **{"batch-size": 256, "epochs": 12, "optimizer": "adam", "party-lr": 1e-3, "server-lr": 1e-3},
+    **{"batch-size": 256, "epochs": 25, "optimizer": "adam", "party-lr": 1e-3, "server-lr": 1e-3},
     **{"bottom-hidden": 32, "embedding-size": 16, "weight-decay": 1e-3},
 }
 WAYS: dict[str, dict[str, Any]] = {

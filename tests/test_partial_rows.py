@@ -18,6 +18,7 @@ from tests.organisations import ID, Organisations, cancer, cut, read
 from vfl_flower.axes import subsets
 from vfl_flower.axes.batches import Window, among, draw_window, kept
 from vfl_flower.axes.server import by_gradient
+from vfl_flower.data import alignment, recall
 from vfl_flower.data.blocks import load_labels, load_part, with_presence
 from vfl_flower.data.presence import drawn
 from vfl_flower.errors import ConfigError
@@ -395,3 +396,31 @@ def test_with_columns_of_its_own_the_label_holder_needs_nobody(tmp_path: Path) -
     said = organisations.predict("run").set_index("id")
     nobody = said[said["parties"].isna()]
     assert len(nobody) > 100 and nobody["probability_1"].nunique() > 50  # by its own columns
+
+
+def test_an_alignment_of_partial_rows_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
+    organisations = cut(tmp_path, cancer(), parties=2, known=0.6)
+    anew: list[str] = []
+    align = alignment.align
+
+    def counted(*given: Any) -> Any:
+        anew.append("anew")
+        return align(*given)
+
+    monkeypatch.setattr(recall, "align", counted)
+    keys = {**FILES, "strategy": "split-nn", "epochs": 2}
+    runs = [organisations.run(name, keys) for name in ("first", "second")]
+    assert len(anew) == 1
+    assert runs[0].summary["test_loss"] == runs[1].summary["test_loss"]
+    halves = [checkpoint.load(run.folder) for run in runs]
+    assert np.array_equal(halves[0].present, halves[1].present)  # type: ignore[arg-type]
+    organisations.run("other rows", {**keys, "min-parties": 2})
+    organisations.run("common rows", {**keys, "align": "psi"})
+    assert len(anew) == 3
+    frame = read(organisations.files[1])
+    frame.iloc[1:].to_csv(organisations.files[1], index=False)
+    organisations.run("changed", keys)
+    assert len(anew) == 4
