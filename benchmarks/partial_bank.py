@@ -79,8 +79,10 @@ def main() -> None:
                 by_parties = found.get("test_by_parties", {}) if way != "alone" else {}
                 about = {
                     "auc": found["test_auc"],
-                    "by_parties": {k: each["auc"] for k, each in by_parties.items()},
-                    "by_party": {m: each["auc"] for m, each in by_party.items()},
+                    "by_parties": {
+                        k: each["auc"] for k, each in by_parties.items() if "auc" in each
+                    },
+                    "by_party": {m: each["auc"] for m, each in by_party.items() if "auc" in each},
                 }
                 figures.setdefault(way, []).append(about)
                 print(way, about, flush=True)

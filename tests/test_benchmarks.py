@@ -31,6 +31,8 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "losslessness": "--credit {credit} --trials 2 --epochs 1",
     "memory": "--hidden 50",
     "overhead": "--mnist {mnist} --repeats 1",
+    "partial_bank": "--npz {credit}",
+    "partial_rows": "--mnist {mnist} --epochs 1 --times 1",
     "privacy_utility": "--mnist {mnist} --credit {credit} --epochs 2 --epsilons 1 "
     "--picture {picture}",
     "psi": "--ids 2000",
@@ -38,6 +40,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "runtimes": "--mnist {mnist} --engines ray --windows 8",
     "scale": "--rows 1000 --only ef-vfl",
     "table2": "--mnist {mnist} --rows 200 --seeds 1 --rounds 2",
+    "texts": "--sst2 {sst2} --seeds 1 --epochs 1",
     "windows": "--mnist {mnist} --seeds 1 --epochs 1",
     "zeroth_order": "--mnist {mnist} --rows 200 --repeats 1",
 }
@@ -59,7 +62,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table, defaulted = random.standard_normal((300, 23)), random.integers(0, 2, 300)
     np.savez(folder / "credit.npz", X=table, y=defaulted)
     (folder / "cifar").mkdir()
+    (folder / "sst2").mkdir()
+    words = np.array(
+        ["a", "film", "that", "is", "not", "good", "bad", "at", "all", "and", "we", "saw", "it"]
+    )
     for name in ("train", "test"):
+        texts = [{"sentence": " ".join(random.choice(words, 8)), "label": n % 2} for n in range(60)]
+        parquet.write_table(pa.Table.from_pylist(texts), folder / "sst2" / f"{name}.parquet")
         rows = [{"image": {"bytes": png(random), "path": ""}, "label": n % 10} for n in range(60)]
         parquet.write_table(pa.Table.from_pylist(rows), folder / "cifar" / f"{name}.parquet")
     return folder
@@ -99,7 +108,7 @@ def test_a_benchmark_prints_figures_and_leaves_the_checkout_as_it_was(
 ) -> None:
     picture, before = tmp_path / "picture.png", files()
     places = {"mnist": data / "mnist.npz", "credit": data / "credit.npz"}
-    places |= {"cifar": data / "cifar", "picture": picture}
+    places |= {"cifar": data / "cifar", "sst2": data / "sst2", "picture": picture}
     words = [word.format(**places) for word in SMALL[name].split()]
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *words],
