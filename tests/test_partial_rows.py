@@ -10,11 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.conftest import Start
 from tests.organisations import ID, Organisations, cancer, cut, read
+from vfl_flower import client_app
 from vfl_flower.axes import subsets
 from vfl_flower.axes.batches import Window, among, draw_window, kept
 from vfl_flower.axes.server import by_gradient
@@ -424,3 +426,29 @@ def test_an_alignment_of_partial_rows_is_used_again(
     frame.iloc[1:].to_csv(organisations.files[1], index=False)
     organisations.run("changed", keys)
     assert len(anew) == 4
+
+
+def test_the_rest_predicts_when_a_party_is_gone_for_good(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, cancer(), parties=3, known=0.7)
+    served = {"train": 0}
+
+    def dying(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] == 1 and message.metadata.message_type == "train":
+            served["train"] += 1
+        if context.node_config["partition-id"] == 1 and served["train"] > 40:
+            raise RuntimeError("its host is gone")
+        return client_app.app(message, context)
+
+    keys = {**FILES, "on-party-failure": "continue", "epochs": 20}
+    run = organisations.run("run", keys, dying)  # type: ignore[arg-type]
+    assert run.summary["failed_parties"] == [1] and served["train"] > 40
+    organisations.files[1].unlink()
+    for path in (tmp_path / "run").glob("*party-1*"):
+        path.unlink()
+    said = organisations.predict("run", without="1").set_index("id")
+    labels = read(organisations.labels).set_index(ID)["label"]
+    assert said.index.tolist() == labels.index.tolist()
+    used = said["parties"].fillna("").astype(str)
+    known = said[used != ""]
+    assert "1" not in set(" ".join(used).split()) and len(known) > 400
+    assert (known["prediction"] == labels.loc[known.index]).mean() > 0.85
