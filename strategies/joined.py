@@ -41,7 +41,8 @@ class Joined(Vertical):
         """Train bottom models and top model together, without messages."""
         if ledger_of(self.config).noise_on == "embeddings":
             raise ConfigError(
-                "strategy = 'joined' sends nothing that noise could protect: leave `privacy` out."
+                f"strategy = {self.config.strategy!r} sends nothing that noise could protect: "
+                "leave `privacy` out."
             )
         run, holder, training = self.run, self.run.holder, self.config.training
         blocks, configs = self._blocks(), self._configs()
@@ -106,7 +107,7 @@ class Joined(Vertical):
     def _batches(self, rows: NDArray[np.int64]) -> Iterator[tuple[Tensor, int]]:
         """Mini-batches of these rows without end, and what each sum of losses is divided by."""
         per_epoch = steps_per_epoch(self.config, len(rows))
-        for epoch in count():
+        for epoch in count() if len(rows) else ():  # of no rows nothing is learned
             window = draw_window(self.config, len(rows), None, epoch, 0, per_epoch)
             ids = torch.from_numpy(rows[window.ids]).split(window.lengths.tolist())
             divided = divisors(self.config, len(rows), window.lengths).tolist()
@@ -152,6 +153,4 @@ class Common(Joined):
         rows = np.arange(len(self.labels.train))
         if self.labels.present is not None:
             rows = np.flatnonzero(self.labels.present[0].all(1))
-        if not len(rows):
-            raise ConfigError("strategy = 'common' has no training row that all parties have.")
         return rows

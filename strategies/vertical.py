@@ -166,7 +166,8 @@ class Vertical(Strategy):
         run = self.run
         self._receive(replies)
         for group in run.waiting.groups(partial(refresh, run, self.wait_for)):
-            allowed = run.ledger.answered([(each.party, each.window) for each in group])
+            # Of all rows of the mini-batches: the top model's step is of those that a party lacks.
+            allowed = run.ledger.answered([(each.party, each.batches) for each in group])
             for arrival in group:
                 seat = run.seat_of(arrival.party)
                 seat.staleness.add(run.holder.steps - seat.ordered_at_step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,16 @@ from vfl_flower.data import alignment, recall
 from vfl_flower.data.blocks import load_labels, load_part, with_presence
 from vfl_flower.data.presence import drawn
 from vfl_flower.errors import ConfigError
+from vfl_flower.flower_internals import set_message_id
 from vfl_flower.holder import checkpoint
+from vfl_flower.messages import AlignOrder, Introduction, Payload
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer, trained
+from vfl_flower.runtimes.carrier import There, ask_present
+from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.systems import resolve
+from vfl_flower.wire import to_failure, to_message, to_reply
 
 SIZES, OUTPUTS, ROWS = [3, 3, 3], 4, 12
 HERE = str(Path(__file__).absolute())
@@ -320,6 +326,47 @@ def test_contradictions_are_found_before_anything_starts(keys: dict[str, Any], s
 
 # --- files --------------------------------------------------------------------------------------
 
+TINY: dict[str, Any] = {**QUICK, "presence": 0.3, "batch-size": 2, "window": 1, "epochs": 1}
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        {"strategy": "split-nn"},
+        {"strategy": "vafl", "bottom-model": f"{HERE}:Flat"},
+        {"strategy": "vafl", "max-delay": 2},
+        {"strategy": "cascaded", "party-lr": 0.01},
+        {"strategy": "ef-vfl", "downlink-codec": "qsgd"},
+        {"strategy": "split-nn", "sampling": "poisson", "batch-size": 1},
+        {"strategy": "vafl", "privacy": "perturbed-embedding"},
+    ],
+    ids=lambda each: "-".join(map(str, each.values())).split("/")[-1],
+)
+def test_steps_may_have_none_of_a_partys_rows(run: Start, system: dict[str, Any]) -> None:
+    assert run(3, {**TINY, "party-lr": 0.01, "server-lr": 0.01, **system}).summary["steps"] > 0
+
+
+class Flat(nn.Module):
+    """A bottom model that cannot take no rows."""
+
+    def __init__(self, sample: Tensor, size: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(sample.numel(), size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x.view(len(x), -1))  # type: ignore[no-any-return]
+
+
+def test_scalar_privacy_counts_the_rows_of_a_mini_batch_whoever_has_them(run: Start) -> None:
+    """The top model steps on all of them; of a party's own alone, epsilon would be too small."""
+    keys = {**QUICK, "strategy": "syn-zoo", "privacy": "scalar", "noise-multiplier": 5.0}
+    keys |= {"epochs": 2, "noise-seed": -1, "party-lr": 0.01, "server-lr": 0.01, "delta": 1e-5}
+    whole = run(3, {**keys, "presence": 1.0, "subsets": "sampled"})
+    partial = run(3, {**keys, "presence": 0.4})
+    assert whole.summary["epsilon"] > 1
+    assert partial.summary["epsilon"] == pytest.approx(whole.summary["epsilon"], rel=1e-6)
+
+
 FILES: dict[str, Any] = {
     **{"strategy": "vafl", "align": "any", "epochs": 15, "noise-seed": 0},
     **{"party-lr": 0.05, "server-lr": 0.05},
@@ -339,7 +386,8 @@ def known_by(organisations: Organisations) -> dict[Any, str]:
     sets = [set(read(path)[ID]) for path in organisations.files]
     ids = read(organisations.labels)[ID]
     return {
-        each: " ".join(str(party) for party, ids in enumerate(sets) if each in ids) for each in ids
+        each: "+".join(str(m) for m, ids in enumerate(sets) if each in ids) or "none"
+        for each in ids
     }
 
 
@@ -347,8 +395,8 @@ def test_everyone_gets_a_line_with_the_parties_used(clinic: Organisations) -> No
     said = clinic.predict("run").set_index("id")
     due = known_by(clinic)
     assert said.index.tolist() == read(clinic.labels)[ID].tolist()
-    assert said["parties"].fillna("").astype(str).to_dict() == due
-    nobody = said[[due[each] == "" for each in said.index]]
+    assert said["parties"].astype(str).to_dict() == due
+    nobody = said[[due[each] == "none" for each in said.index]]
     found = checkpoint.load(clinic.folder / "run")
     labels = read(clinic.labels).set_index(ID)["label"]
     assert 10 < len(nobody) < 80 and nobody["probability_1"].nunique() == 1
@@ -360,8 +408,11 @@ def test_everyone_gets_a_line_with_the_parties_used(clinic: Organisations) -> No
 
 def test_parties_that_are_left_out_have_no_part(clinic: Organisations, tmp_path: Path) -> None:
     said = clinic.predict("run", without="1", out=str(tmp_path / "without.csv")).set_index("id")
-    due = {who: words.replace("1", "").split() for who, words in known_by(clinic).items()}
-    used = said["parties"].fillna("").astype(str).str.split()
+    due = {
+        who: "+".join(each for each in words.split("+") if each != "1") or "none"
+        for who, words in known_by(clinic).items()
+    }
+    used = said["parties"].astype(str)
     assert used.to_dict() == due
     clinic.files[1].rename(tmp_path / "gone")  # for good
     try:
@@ -378,7 +429,9 @@ def test_parties_that_are_left_out_have_no_part(clinic: Organisations, tmp_path:
 def test_rows_that_fewer_know_than_are_to_are_not_used(
     clinic: Organisations, tmp_path: Path
 ) -> None:
-    counts = Counter(len(words.split()) for words in known_by(clinic).values())
+    counts = Counter(
+        0 if words == "none" else len(words.split("+")) for words in known_by(clinic).values()
+    )
     for fewest in (1, 2, 3):
         clinic.run(f"of-{fewest}", {**FILES, "epochs": 1, "min-parties": fewest})
         found = checkpoint.load(clinic.folder / f"of-{fewest}")
@@ -396,7 +449,7 @@ def test_with_columns_of_its_own_the_label_holder_needs_nobody(tmp_path: Path) -
     assert len(kept_rows.rows) == 569 and found.summary["test_accuracy"] > 0.85
     assert found.summary["test_by_parties"]["0"]["rows"] > 20
     said = organisations.predict("run").set_index("id")
-    nobody = said[said["parties"].isna()]
+    nobody = said[said["parties"] == "none"]
     assert len(nobody) > 100 and nobody["probability_1"].nunique() > 50  # by its own columns
 
 
@@ -448,7 +501,100 @@ def test_the_rest_predicts_when_a_party_is_gone_for_good(tmp_path: Path) -> None
     said = organisations.predict("run", without="1").set_index("id")
     labels = read(organisations.labels).set_index(ID)["label"]
     assert said.index.tolist() == labels.index.tolist()
-    used = said["parties"].fillna("").astype(str)
-    known = said[used != ""]
-    assert "1" not in set(" ".join(used).split()) and len(known) > 400
+    used = said["parties"].astype(str)
+    known = said[used != "none"]
+    assert "1" not in set("+".join(used).split("+")) and len(known) > 400
     assert (known["prediction"] == labels.loc[known.index]).mean() > 0.85
+
+
+# --- who is there -------------------------------------------------------------------------------
+
+
+class Slow(LocalGrid):
+    """Nodes that answer one after the other, or fail, or never come."""
+
+    def __init__(self, answers: Mapping[int, Payload | str | None]) -> None:
+        self.answers = answers
+        self.asked: dict[str, int] = {}
+        self.looks = 0
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node, each in self.answers.items() if each is not None]
+
+    def send(self, messages: Iterable[Message]) -> list[str]:
+        nodes = [each.metadata.dst_node_id for each in messages]
+        self.asked |= {f"to {node}": node for node in nodes}
+        return [f"to {node}" for node in nodes]
+
+    def receive(self, keys: Iterable[str], deadline: float) -> list[Message]:
+        self.looks += 1
+        key = f"to {self.looks}"  # node n answers at the n-th look
+        if key not in list(keys):
+            return []
+        order = to_message(AlignOrder(method="psi", id_kind="texts"), self.looks, 60)
+        set_message_id(order, key)
+        said = self.answers[self.looks]
+        return [to_failure(said, order) if isinstance(said, str) else to_reply(said, order)]
+
+
+def asked_of(answers: Mapping[int, Payload | str | None], without: set[int], time: float) -> Any:
+    grid, running = Slow(answers), resolve({"party-timeout": time}).running
+    order = AlignOrder(method="psi", id_kind="texts")
+    there = There(3, frozenset(without))
+    found = ask_present(grid, order, Introduction, running, there)
+    return [each.party for each in found.values()]
+
+
+def test_who_fails_or_is_away_is_done_without() -> None:
+    zero, one, two = (Introduction(party=m, parties=3) for m in range(3))
+    assert asked_of({1: zero, 2: one, 3: two}, set(), 60) == [0, 1, 2]
+    assert asked_of({1: "has failed.", 2: one, 3: two}, set(), 60) == [1, 2]
+    assert asked_of({1: zero, 2: one, 3: two}, {1}, 60) == [0, 2]
+    assert asked_of({1: zero, 2: one, 3: None}, {2}, 60) == [0, 1]
+    assert asked_of({1: zero, 2: "has failed.", 3: None}, {2}, 60) == [0]
+    assert asked_of({1: zero, 2: one, 3: None}, set(), 0.2) == [0, 1]
+    assert asked_of({1: zero, 2: one, 3: two}, {0, 1, 2}, 60) == []
+    for wrong in (
+        Introduction(party=1, parties=4),
+        Introduction(party=7, parties=3),
+        Introduction(party=0, parties=3),
+    ):
+        with pytest.raises(ConfigError, match="where the model is of 3"):
+            asked_of({1: zero, 2: wrong, 3: two}, set(), 60)
+
+
+def test_the_order_of_rows_says_nothing_of_ids(tmp_path: Path) -> None:
+    """In the order of ids, as once, a party could name those between its own."""
+    organisations = cut(tmp_path, cancer(), parties=2, known=0.6)
+    run = organisations.run("run", {**FILES, "epochs": 1, "noise-seed": -1})
+    rows = checkpoint.load(run.folder).rows
+    ids = read(organisations.labels)[ID].to_numpy()[rows].astype(str)
+    assert abs(np.corrcoef(np.arange(len(ids)), np.argsort(np.argsort(ids)))[0, 1]) < 0.2
+
+
+def test_any_model_of_any_subset_predicts_for_everyone(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, cancer(), parties=3, known=0.8)
+    organisations.run("run", {**FILES, "align": "psi", "subsets": "sampled"})
+    said = organisations.predict("run", without="2").set_index("id")
+    assert len(said) == 569 and "2" not in "".join(map(str, said["parties"]))
+    nobody = organisations.predict("run", without="0,1,2", out=str(tmp_path / "nobody.csv"))
+    assert set(nobody["parties"]) == {"none"} and nobody["probability_1"].nunique() == 1
+    organisations.run("whole", {**FILES, "align": "psi"})
+    for keys in ({"without": "1"}, {"align": "any"}):
+        with pytest.raises(ConfigError, match="needs all its parties"):
+            organisations.predict("whole", **keys)
+    strangers = pd.DataFrame({ID: [10**9 + n for n in range(4)]})
+    strangers.to_csv(tmp_path / "strangers.csv", index=False)
+    out = str(tmp_path / "strangers-said.csv")
+    said = organisations.predict("run", tmp_path / "strangers.csv", out=out)
+    assert list(said["parties"]) == ["none"] * 4
+
+
+def test_a_party_that_refuses_is_left_out_and_the_others_predict(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, cancer(), parties=2, known=0.9)
+    organisations.run("run", FILES)
+    organisations.words = [{}, {"min-rows": 50}]  # type: ignore[dict-item]
+    few = read(organisations.labels).head(30)
+    few.to_csv(tmp_path / "few.csv", index=False)
+    said = organisations.predict("run", tmp_path / "few.csv", out=str(tmp_path / "said.csv"))
+    assert len(said) == 30 and set(said["parties"].astype(str)) == {"0", "none"}

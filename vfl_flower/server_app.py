@@ -139,6 +139,10 @@ def _streams(carrier: Carrier, config: RunConfig) -> AbstractContextManager[Carr
 
 def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper) -> Labels:
     """The labels of the rows that all have."""
+    if config.data.align == "any" and not config.data.min_parties and not own.feature_names:
+        raise ConfigError(
+            "min-parties = 0 is for a label holder with columns of its own: leave it out."
+        )
     if not keeper.found:
         common = aligned(carrier, config, own, keeper.run)
         keeper.rows, keeper.present = common.rows, common.present

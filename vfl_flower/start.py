@@ -20,7 +20,7 @@ from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import whole
 from vfl_flower.holder import checkpoint
-from vfl_flower.holder.predict import left_out, predictions_file
+from vfl_flower.holder.predict import predictions_file, who_is_there
 from vfl_flower.holder.results import in_use, results_folder
 from vfl_flower.party import context as between
 from vfl_flower.party import state, state_file
@@ -166,10 +166,11 @@ def predict_local(
     found = checkpoint.load(config.model)
     parties = len(found.strategy["seats"])
     folder = Path(config.model).expanduser().absolute()
-    left = left_out(config, found)
+    there = who_is_there(config, found)
+    left = there.without if there else frozenset()
     if len(node_configs) == parties - len(left):  # of who is there
-        there = iter(node_configs)
-        node_configs = [{} if party in left else next(there) for party in range(parties)]
+        given = iter(node_configs)
+        node_configs = [{} if party in left else next(given) for party in range(parties)]
     _check_files(found.config, parties, node_configs)
     run_config["out"] = str(predictions_file(config))
     grid = _in_process(parties, run_config, config, client_app.app, node_configs, folder)

@@ -81,7 +81,7 @@ def by_gradient(
     parts = list(lengths) if optimizer or top.by_step else [len(h)]
     all_outputs, all_rows = [], []
     # Copies of a row, which weigh alike where there is noise, together add no more than one would.
-    share = 1.0 if counted is None else float(counted.max())
+    share = float(counted.max()) if counted is not None and len(counted) else 1.0
     bounds = [share * noise.top_clip / each if noise else math.inf for each in divisors]
     for step, (h_step, x_step, y_step, weights_step) in enumerate(
         zip(*(each.split(parts) for each in (h, x, y, weights)), strict=True)

@@ -87,6 +87,8 @@ def copies(
 def check(config: RunConfig) -> None:
     """Raise `ConfigError` if keys of partial rows contradict each other, or the rest."""
     data = config.data
+    if config.without and config.task != "predict":
+        raise ConfigError("without is for task = 'predict', vfl predict --without: leave it out.")
     if data.presence > 1:
         raise ConfigError(f"presence = {data.presence} is no share: give one of at most 1.")
     if data.presence < 1 and data.own_data:

@@ -29,7 +29,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,7 +63,7 @@ from vfl_flower.messages import (
     checked,
 )
 from vfl_flower.party.rules import Rules, simulated
-from vfl_flower.runtimes.carrier import Carrier, ask, ask_all, ask_present
+from vfl_flower.runtimes.carrier import Carrier, There, ask, ask_all, ask_present
 from vfl_flower.wire import pack, record_of, unpack
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -96,7 +96,7 @@ class Alignment:
 
 
 def align(
-    carrier: Carrier, config: RunConfig, own: Source, without: Collection[int] | None = None
+    carrier: Carrier, config: RunConfig, own: Source, there: There | None = None
 ) -> Alignment:
     """The label holder's rows that every party has too; parties know theirs.
 
@@ -104,8 +104,7 @@ def align(
 
     Parameters
     ----------
-    without : given to predict with align = 'any': parties that are left out, besides those that are
-        not there. All rows are used, then.
+    there : given to predict with align = 'any', by whoever is there. All rows are used, then.
 
     Raises
     ------
@@ -117,7 +116,7 @@ def align(
     if config.data.align == "ids":
         rows, asked = _all_rows(carrier, config, own, blinding)
     else:
-        rows, present, asked = _common_rows(carrier, config, own, blinding, without)
+        rows, present, asked = _common_rows(carrier, config, own, blinding, there)
     orders, answers = {}, {}
     for node, question in asked.items():
         try:
@@ -129,7 +128,8 @@ def align(
             ) from None
         orders[node] = ConfirmOrder(alignment=name, arrays=answer)
         answers[question.party] = answer["answer"]
-    ask(carrier, orders, Introduction, config.running.party_timeout)
+    done = ask(carrier, orders, Introduction, config.running.party_timeout, there is not None)
+    asked = {node: each for node, each in asked.items() if node in done}
     told = {each.party: node for node, each in asked.items()}
     shown = [answers[party] for party in sorted(answers)] or [np.zeros((0, 32), np.uint8)]
     return Alignment(name, rows, present, told, np.concatenate(shown))
@@ -149,7 +149,7 @@ def _common_rows(
     config: RunConfig,
     own: Source,
     blinding: Blinding,
-    without: Collection[int] | None,
+    there: There | None,
 ) -> tuple[Places, NDArray[np.bool_] | None, Mapping[int, Introduction]]:
     """The rows that all have, or so many parties, and who; and what they ask about theirs."""
     any_party = config.data.align == "any"
@@ -159,23 +159,23 @@ def _common_rows(
     carrier.expect({AlignOrder.kind: SMALL + arrays["ids"].nbytes + 32 * Rules.max_ids})
     if len(own.ids) >= MANY:  # no bar shows what parties do
         notice.info("%d ids are sent blinded; parties now blind them and their own.", len(own.ids))
-    if without is None:
+    if there is None:
         answers = ask_all(carrier, question, Aligned, config.running)
     else:
-        answers = ask_present(carrier, question, Aligned, config.running, without)
+        answers = ask_present(carrier, question, Aligned, config.running, there)
     del arrays, question  # here and below: large
     parties = {node: answer.party for node, answer in answers.items()}
-    of_all = max(answer.parties for answer in answers.values())
+    of_all = there.parties if there else len(answers)
     places = {}  # by node: where in the party's order each of the label holder's rows is, or -1
     for node in list(answers):
         answer = answers.pop(node)
-        here, there = _matched(blinding, answer, len(own.ids))
+        here, theirs = _matched(blinding, answer, len(own.ids))
         places[node] = np.full(len(own.ids), -1, np.int32)
-        places[node][order[here]] = there
+        places[node][order[here]] = theirs
         notice.info(
             "Party %d has %d of the label holder's %d ids.", answer.party, len(here), len(own.ids)
         )
-        if not len(here) and without is None:
+        if not len(here) and there is None:
             raise ConfigError(
                 f"Party {answer.party} has none of the {len(own.ids)} ids of {own.whose}: are they "
                 "the same kind of id, written alike?"
@@ -185,13 +185,18 @@ def _common_rows(
     for node, party in parties.items():
         present[:, party] = places[node][rows] >= 0
     wanted = config.data.min_parties if any_party else len(places)
-    wanted = 0 if without is not None else wanted
+    wanted = 0 if there else wanted
     used = present.sum(1) >= wanted
     common, present = rows[used], present[used]
+    if any_party:  # in the order of ids, the gaps between its own would tell a party of others
+        seed = config.privacy.noise_seed
+        secret = secrets.token_bytes(16) if seed < 0 else f"{seed} order of rows".encode()
+        at = shuffled(len(common), secret)
+        common, present = common[at], present[at]
     if not len(common):
         where = f"{wanted} or more of the" if any_party else "all"
         raise ConfigError(f"No id of {own.whose} is at {where} {len(places)} parties: none to use.")
-    if any_party and without is None:
+    if any_party and there is None:
         notice.info("%d of them are used, which %d or more parties have.", len(common), wanted)
     elif len(places) > 1 and not any_party:
         notice.info("All parties together have %d of them.", len(common))
@@ -199,13 +204,16 @@ def _common_rows(
     told = {}
     for node, each in places.items():
         has = present[:, parties[node]]
-        if without is None and not has.any():
-            party = parties[node]
-            raise ConfigError(f"Party {party} has none of the rows that are used: leave it out.")
+        if there is None and not has.any():
+            raise ConfigError(
+                f"Party {parties[node]} has none of the {len(common)} rows that are used: lower "
+                "min-parties, or leave it out."
+            )
         if has.any():  # else there is nothing that it could be told
             arrays = {"places": each[common], "sent": sent[has]}
             told[node] = CommonOrder(arrays=arrays)
-    asked = ask(carrier, told, Introduction, config.running.party_timeout)
+    timeout, lenient = config.running.party_timeout, there is not None
+    asked = ask(carrier, told, Introduction, timeout, lenient)
     return common, present if any_party else None, asked
 
 

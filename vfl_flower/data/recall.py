@@ -18,7 +18,6 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +34,7 @@ from vfl_flower.errors import VflError
 from vfl_flower.flower_internals import lasting_home
 from vfl_flower.messages import Recalled, RecallOrder
 from vfl_flower.party.rules import Rules, simulated
-from vfl_flower.runtimes.carrier import Carrier, ask_all
+from vfl_flower.runtimes.carrier import Carrier, There, ask_all
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -58,14 +57,14 @@ def aligned(
     config: RunConfig,
     own: Source,
     run: str,
-    without: Collection[int] | None = None,
+    there: There | None = None,
 ) -> Alignment:
     """The label holder's rows that every party has too: those of then, or else aligned anew.
 
     Parameters
     ----------
     run : number of this Flower run.
-    without : as in `align`; who is there may change, and all is aligned anew then.
+    there : as in `align`; who is there may change, and all is aligned anew then.
 
     Raises
     ------
@@ -73,8 +72,8 @@ def aligned(
         As `align`.
     """
     in_memory = config.data.dataset.startswith("memory:")  # parties are gone with this process
-    if in_memory or without is not None:
-        return align(carrier, config, own, without)
+    if in_memory or there:
+        return align(carrier, config, own, there)
     file = own.digest(np.arange(len(own.ids)))
     found = _recalled(carrier, config, own, file, run)
     if found:

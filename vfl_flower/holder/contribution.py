@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.axes.privacy.ledger import hides_labels
 from vfl_flower.config import RunConfig
 from vfl_flower.data.alignment import Alignment
 from vfl_flower.data.blocks import load_labels, load_own_labels, own_table, with_presence
@@ -94,12 +95,19 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
             f"The model in {folder} needs all its parties: train one that predicts by any subset, "
             "with subsets = 'sampled', to see what each is worth."
         )
+    if not found.strategy["history"]["recorded"]:
+        raise ConfigError(f"The run in {folder} was not evaluated yet: wait for it.")
     labels = _labels(found)
+    if labels.about(hides_labels(found.config)) != found.about_labels:
+        raise ConfigError(
+            f"{found.config.data.dataset} has other rows, classes or values than when the run in "
+            f"{folder} began: put back the data of then."
+        )
     metric = _metric(metric, labels)
     outputs = _outputs(found, labels)
     parties = len(found.strategy["holder"]["sizes"])
 
-    @lru_cache(maxsize=None if parties <= exact else 2**12)
+    @lru_cache(maxsize=2**10)
     def value(used: tuple[bool, ...]) -> list[Array]:
         return _by_row(metric, outputs(used), labels)
 
@@ -107,8 +115,9 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     chance = np.zeros(parties)  # variance of the mean over orders
     if parties <= exact:
         for used in product((False, True), repeat=parties):
+            of_used = value(used)
             for worth, in_it in zip(worths, used, strict=True):
-                worth.add(_share(sum(used) - in_it, parties) * (1 if in_it else -1), value(used))
+                worth.add(_share(sum(used) - in_it, parties) * (1 if in_it else -1), of_used)
     else:
         each = np.zeros((_ORDERS, parties))
         for number, order in enumerate(_orders(parties)):
@@ -218,10 +227,7 @@ def _labels(found: Checkpoint) -> Labels:
     if len(own.ids) <= found.rows.max():
         raise ConfigError(f"{own.path} has lost rows since the run began.")
     common = Alignment(found.about_labels["alignment"], found.rows, found.present)
-    labels = load_own_labels(config.data, own, common)
-    if labels.ids_digest != found.about_labels["ids"]:
-        raise ConfigError(f"{own.path} has other rows than when the run began: put those back.")
-    return labels
+    return load_own_labels(config.data, own, common)
 
 
 @torch.no_grad()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from vfl_flower.models.tops import build_top, load_top
 from vfl_flower.models.training import as_tensor
 from vfl_flower.provenance import code_digest
 from vfl_flower.registry import LOSSES, METRICS
-from vfl_flower.runtimes.carrier import Carrier, ask, ask_all, ask_present
+from vfl_flower.runtimes.carrier import Carrier, There, ask, ask_all, ask_present
 
 notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
 
@@ -87,22 +87,22 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: 
         raise ConfigError("There is no model to predict by: name a run's results folder by model.")
     predictions_file(config)  # before anybody is asked
     found = checkpoint.load(config.model)
-    without = left_out(config, found) if found.config.partial else None
-    rows = _rows(carrier, config, given, found, run, without)
+    there = who_is_there(config, found)
+    rows = _rows(carrier, config, given, found, run, there)
     epsilon = _count_uploads(config, found)
     classes = found.about_labels["classes"]
     outputs = 1 if len(classes) in (0, 2) else len(classes)
     sizes: list[int] = found.strategy["holder"]["sizes"]
     carrier.expect({PredictOrder.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
     order = PredictOrder(run=found.run, number=found.number)
-    if without is None:
+    if there is None:
         answers = ask_all(carrier, order, Predicted, config.running)
-    elif rows.nodes:
+    elif rows.nodes is not None:
         orders = dict.fromkeys(rows.nodes.values(), order)
-        answers = ask(carrier, orders, Predicted, config.running.party_timeout)
+        answers = ask(carrier, orders, Predicted, config.running.party_timeout, lenient=True)
     else:
-        answers = ask_present(carrier, order, Predicted, config.running, without)
-    check_states(found, answers.values(), whole=without is None)
+        answers = ask_present(carrier, order, Predicted, config.running, there)
+    check_states(found, answers.values(), whole=there is None)
     present = np.ones((len(rows.ids), len(sizes)), bool) if rows.present is None else rows.present
     h = [torch.zeros(len(rows.ids), size) for size in sizes]
     for answer in answers.values():
@@ -118,43 +118,56 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: 
             raise PartyError(f"Party {party}", f"sent {error}") from None
         h[party][places] = as_tensor(block)
     h.append(torch.from_numpy(rows.own))
-    if without is not None:
+    if there is not None:
         absent = sorted(set(range(len(sizes))) - {answer.party for answer in answers.values()})
         present[:, absent] = False
         h.append(torch.from_numpy(present.astype(np.float32)))
     top = build_top(found.config, sizes, outputs, rows.own.shape[1]).eval()
     load_top(found.config, top, of_group("top", found.arrays))
     said = top(torch.cat(h, dim=1))
-    if without is not None and not rows.own.shape[1]:
+    if there is not None and not rows.own.shape[1]:
         said = _with_prior(said, present, found)
     reached = _metrics(said, rows.labels, found) if rows.labels is not None else None
     figures = {"model": str(config.model), "rows": len(rows.ids)}
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
     figures |= reached.figures() if reached else {}
     table = _table(rows.ids, said, found)
-    if without is not None:
-        table["parties"] = [" ".join(map(str, np.flatnonzero(row))) for row in present]
+    if there is not None:
+        used = ("+".join(map(str, np.flatnonzero(row))) for row in present)
+        table["parties"] = [each or "none" for each in used]
     _write(config, table.iloc[rows.order], figures)
     spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
     notice.info("%d predictions%s%s", len(rows.ids), _in_words(reached), spent)
 
 
-def left_out(config: RunConfig, found: Checkpoint) -> set[int]:
-    """The parties that are to be left out, by the key `without`.
+def who_is_there(config: RunConfig, found: Checkpoint) -> There | None:
+    """By whom a model of any subset predicts, by the key `without`; none of other models.
 
     Raises
     ------
     ConfigError
-        If they are not numbers of parties of that run.
+        If these are not numbers of parties of that run, or the model needs all parties.
     """
     parties = len(found.strategy["holder"]["sizes"])
     words = config.without.replace(",", " ").split()
+    if not found.config.partial:
+        asked = "without" if words else "align = 'any'" if config.data.align == "any" else ""
+        if asked:
+            raise ConfigError(
+                f"The model in {config.model} needs all its parties: leave {asked} out, or train "
+                "one that predicts by any subset, with subsets = 'sampled'."
+            )
+        return None
+    if words and config.data.align == "ids":
+        raise ConfigError(
+            "align = 'ids' is for rows that all parties have: set align = 'psi' to leave some out."
+        )
     if not all(word.isdecimal() and int(word) < parties for word in words):
         raise ConfigError(
             f"without = {config.without!r} must be numbers of parties, from 0 to {parties - 1}, "
             "with commas between them."
         )
-    return {int(word) for word in words}
+    return There(parties, frozenset(int(word) for word in words))
 
 
 def _with_prior(said: Tensor, present: NDArray[np.bool_], found: Checkpoint) -> Tensor:
@@ -185,7 +198,7 @@ class _Rows:
     order: Array
     labels: Array | None = None
     present: NDArray[np.bool_] | None = None
-    nodes: Mapping[int, int] = field(default_factory=dict)
+    nodes: Mapping[int, int] | None = None
 
 
 def _rows(
@@ -194,7 +207,7 @@ def _rows(
     given: Mapping[str, Any],
     found: Checkpoint,
     run: str,
-    without: Collection[int] | None,
+    there: There | None,
 ) -> _Rows:
     """The rows that all have; or the test rows, as the model was trained beside."""
     trained = found.config
@@ -221,17 +234,18 @@ def _rows(
     words = trained.with_values({name: given[name] for name in _OF_FILE if name in given})
     file = own_table(words.data)
     preparation = found.about_labels["preparation"]
-    of_any = without if words.data.align == "any" else None
-    common = aligned(carrier, words, file, run, of_any)
+    if there and words.data.align == "psi":  # everyone is to have a line
+        words = words.with_values({"align": "any"})
+    there = there if words.data.align == "any" else None
+    common = aligned(carrier, words, file, run, there)
+    nodes = common.nodes if there else None
     rows = common.rows
     own = np.zeros((len(rows), 0), np.float32)
     if preparation:
         own = np.asarray(prepared(file, rows, Preparation(**preparation)))
     said = file.labels_with_gaps(rows) if file.has_labels else None
     by_file = np.argsort(rows)
-    return _Rows(
-        file.id_values(rows), common.name, own, by_file, said, common.present, common.nodes
-    )
+    return _Rows(file.id_values(rows), common.name, own, by_file, said, common.present, nodes)
 
 
 _OF_FILE = ("dataset", "id", "label", "columns", "missing", "text", "align", "party-timeout")

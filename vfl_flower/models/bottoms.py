@@ -133,6 +133,9 @@ class OwnBottom(BottomModel):
 
     def _made(self, x: Samples) -> Tensor:
         due = samples.count(x), self.size
+        if not due[0]:  # a step without rows of this party, which many modules cannot take
+            learned = [0 * p.sum() for p in self.parameters() if p.requires_grad]
+            return torch.zeros(due, device=next(self.parameters()).device) + sum(learned)
         with autocast(self, self.precision):
             z = self.layers[0](x)
         if not isinstance(z, Tensor) or tuple(z.shape) != due:
@@ -182,7 +185,8 @@ class OwnBottom(BottomModel):
         except Exception as error:  # whatever it says of it
             raise VflError(
                 f"has a model {self.name!r} that cannot be trained on a mini-batch of one row, as "
-                "here some are: choose another batch-size."
+                "here some are: choose another batch-size, or where parties may lack rows another "
+                "normalisation, such as LayerNorm or GroupNorm."
             ) from error
 
     def try_out(self, gradients: bool) -> None:

@@ -10,9 +10,9 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
@@ -183,6 +183,7 @@ def ask(
     orders: Mapping[int, Order],
     kind: type[P],
     timeout: float,
+    lenient: bool = False,
     deadline: float = 0.0,
 ) -> dict[int, P]:
     """Send an order to each node, and wait for the answers: node id -> answer.
@@ -190,7 +191,8 @@ def ask(
     Raises
     ------
     PartyError, ConfigError
-        If a party fails, or some do not answer within ``timeout`` seconds.
+        If a party fails, or some do not answer within ``timeout`` seconds; unless that is
+        ``lenient``, and a notice says who is left out.
     """
     deadline = deadline or time.monotonic() + timeout
     keys = carrier.send([to_message(order, node, timeout) for node, order in orders.items()])
@@ -198,6 +200,9 @@ def ask(
     answers: dict[int, P] = {}
     while pending:
         messages = carrier.receive(pending, deadline)
+        if not messages and lenient:
+            notice.warning("%d parties do not answer: they are left out.", len(pending))
+            break
         if not messages:
             raise ConfigError(
                 f"{len(pending)} nodes did not answer within {timeout:g} s: look at their logs."
@@ -210,7 +215,9 @@ def ask(
             try:
                 answers[node] = read_reply(message, kind, most)
             except VflError as error:
-                raise PartyError(f"The party on node {node}", str(error)) from None
+                if not lenient:
+                    raise PartyError(f"The party on node {node}", str(error)) from None
+                notice.warning("The party on node %d %s It is left out.", node, error)
     return answers
 
 
@@ -230,7 +237,7 @@ def ask_all(carrier: Carrier, order: Order, kind: type[I], running: RunningConfi
     waiting = False
     while len(found) < wanted:
         new = {node: order for node in carrier.get_node_ids() if node not in found}
-        found.update(ask(carrier, new, kind, running.party_timeout, deadline))
+        found.update(ask(carrier, new, kind, running.party_timeout, deadline=deadline))
         most = max(found.values(), key=lambda each: each.parties, default=None)
         wanted = max(wanted, most.parties if most else 0)
         if len(found) < wanted:
@@ -253,52 +260,60 @@ def ask_all(carrier: Carrier, order: Order, kind: type[I], running: RunningConfi
     return dict(sorted(found.items(), key=lambda each: each[1].party))
 
 
+class There(NamedTuple):
+    """Whom a model of so many parties predicts by: those that are there, but for some."""
+
+    parties: int
+    without: frozenset[int] = frozenset()
+
+
 def ask_present(
-    carrier: Carrier,
-    order: Order,
-    kind: type[I],
-    running: RunningConfig,
-    without: Collection[int],
+    carrier: Carrier, order: Order, kind: type[I], running: RunningConfig, there: There
 ) -> dict[int, I]:
-    """As `ask_all`, of the parties that are there and not among those to do ``without``.
+    """As `ask_all`, of the parties that are there, which may be none.
 
     Of one that fails, or does not come within the time-out, a notice says that it is left out.
 
     Raises
     ------
     ConfigError
-        If no party is left.
+        If a node is none of those parties.
     """
-    asked: dict[str, int] = {}
+    asked: dict[int, str] = {}  # by node, its message's id
     found: dict[int, I] = {}
+    failed = 0
     deadline = time.monotonic() + running.party_timeout
-    wanted, failed = max(1, running.parties), 0
     while True:
-        new = [node for node in carrier.get_node_ids() if node not in asked.values()]
+        new = [node for node in carrier.get_node_ids() if node not in asked]
         messages = [to_message(order, node, running.party_timeout) for node in new]
-        asked.update(zip(carrier.send(messages), new, strict=True))
-        pending = [key for key, node in asked.items() if node not in found]
+        asked.update(zip(new, carrier.send(messages), strict=True))
+        pending = {key: node for node, key in asked.items() if key}
         pause = min(deadline, time.monotonic() + _SLEEPS[1])
         for message in carrier.receive(pending, pause) if pending else ():
-            node = asked[message.metadata.reply_to_message_id]
+            node = pending.pop(message.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            asked[node] = ""  # answered
             try:
                 found[node] = read_reply(message, kind, carrier.most_bytes(order.kind))
             except VflError as error:
                 failed += 1
                 notice.warning("The party on node %d %s It is left out.", node, error)
-        here = {each.party for each in found.values()}
-        wanted = max([wanted, *(each.parties for each in found.values())])
-        if len(found) + failed >= wanted or len(here | set(without)) >= wanted:
+        here = [each.party for each in found.values()]
+        if any(each.parties != there.parties for each in found.values()) or (
+            not set(here) <= set(range(there.parties)) or len(set(here)) < len(here)
+        ):
+            raise ConfigError(
+                f"The nodes say that they are parties {sorted(here)}, where the model is of "
+                f"{there.parties}: give each SuperNode its own partition-id, and num-partitions."
+            )
+        away = there.parties - len(found) - failed - len(there.without - set(here))
+        if away <= 0:
             break
         if time.monotonic() > deadline:
-            away = wanted - len(found) - failed
             notice.warning("%d parties are not there: they are left out.", away)
             break
         if not pending:
             time.sleep(_SLEEPS[1])
-    found = {node: each for node, each in found.items() if each.party not in without}
-    if len({each.party for each in found.values()}) < len(found):
-        raise ConfigError("Two nodes have the same partition-id: give each SuperNode its own.")
-    if not found:
-        raise ConfigError("No party is there by which rows could be predicted: start one.")
+    found = {node: each for node, each in found.items() if each.party not in there.without}
     return dict(sorted(found.items(), key=lambda each: each[1].party))

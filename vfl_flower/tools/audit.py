@@ -158,6 +158,10 @@ def audit(
             "An audit looks at both sides of a run, so it needs a data set that is divided among "
             "the parties: name one by dataset, such as 'csv:PATH' of like columns."
         )
+    if config.partial:
+        raise ConfigError(
+            "An audit is of rows that all parties have: leave presence and subsets out."
+        )
     if config.data.target == "regression":
         raise ConfigError(
             "target = 'regression' has no classes for the audit's attacks to infer: leave it out."

@@ -105,7 +105,11 @@ def compare(
 def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     """The keys of a baseline beside runs with these keys; none if it cannot stand beside them."""
     keys = _of_baselines(common)
-    stands = {"labels": "epsilon" in keys, "scalar": False, "perturbed-embedding": name != "joined"}
+    stands = {
+        "labels": "epsilon" in keys,
+        "scalar": False,
+        "perturbed-embedding": name not in ("joined", "common"),
+    }
     if not stands.get(common.get("privacy", "none"), True):
         keys.pop("privacy")
     of_common = resolve({**keys, "strategy": "frozen"})

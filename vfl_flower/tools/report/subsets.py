@@ -28,7 +28,11 @@ def _by_subset(run: Shown) -> list[Table]:
     kinds = [
         kind
         for kind in _KINDS
-        if any(number(run.figures, key, each, kind) is not None for key in names for each in "012")
+        if any(
+            number(mapping(found), kind) is not None
+            for key in names
+            for found in mapping(run.figures.get(key)).values()
+        )
     ]
     for key, name in names.items():
         found = mapping(run.figures.get(key))
