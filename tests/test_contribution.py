@@ -124,7 +124,7 @@ def test_what_cannot_be_told_is_said(clinic: Organisations, tmp_path: Path) -> N
         frame = pd.read_csv(clinic.labels)
         frame[ID] = frame[ID].to_numpy()[::-1]
         frame.to_csv(clinic.labels, index=False)
-        with pytest.raises(ConfigError, match="has other rows than when the run began"):
+        with pytest.raises(ConfigError, match="has other rows, classes or values than when"):
             contribution(clinic.folder / "run")
     finally:
         clinic.labels.write_text(before)

@@ -518,7 +518,7 @@ class Slow(LocalGrid):
         self.asked: dict[str, int] = {}
         self.looks = 0
 
-    def get_node_ids(self) -> Iterable[int]:
+    def get_node_ids(self) -> list[int]:
         return [node for node, each in self.answers.items() if each is not None]
 
     def send(self, messages: Iterable[Message]) -> list[str]:
@@ -534,6 +534,7 @@ class Slow(LocalGrid):
         order = to_message(AlignOrder(method="psi", id_kind="texts"), self.looks, 60)
         set_message_id(order, key)
         said = self.answers[self.looks]
+        assert said is not None
         return [to_failure(said, order) if isinstance(said, str) else to_reply(said, order)]
 
 
@@ -580,6 +581,7 @@ def test_any_model_of_any_subset_predicts_for_everyone(tmp_path: Path) -> None:
     nobody = organisations.predict("run", without="0,1,2", out=str(tmp_path / "nobody.csv"))
     assert set(nobody["parties"]) == {"none"} and nobody["probability_1"].nunique() == 1
     organisations.run("whole", {**FILES, "align": "psi"})
+    keys: dict[str, Any]
     for keys in ({"without": "1"}, {"align": "any"}):
         with pytest.raises(ConfigError, match="needs all its parties"):
             organisations.predict("whole", **keys)
