@@ -15,7 +15,7 @@ from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.conftest import Start
+from tests.conftest import Start, nightly
 from tests.organisations import ID, Organisations, cancer, cut, read
 from vfl_flower import client_app
 from vfl_flower.axes import subsets
@@ -256,22 +256,24 @@ def test_split_learning_of_partial_rows_is_centralised_training(run: Start, comb
                 np.testing.assert_allclose(arrays[name], parameter.detach(), rtol=1e-4, atol=1e-5)
 
 
-SYSTEMS: list[dict[str, Any]] = [
+SYSTEMS: list[Any] = [
     {"strategy": "split-nn"},
     {"strategy": "split-nn", "optimizer": "adam", "window": 4, "party-lr": 0.01, "server-lr": 0.01},
-    {"strategy": "split-nn", "subsets": "laser", "combine": "mean"},
-    {"strategy": "split-nn", "sampling": "poisson"},
+    nightly({"strategy": "split-nn", "subsets": "laser", "combine": "mean"}),
+    nightly({"strategy": "split-nn", "sampling": "poisson"}),
     {"strategy": "split-nn", "privacy": "labels", "epsilon": 4.0},
     {"strategy": "vafl"},
-    {"strategy": "vafl", "max-delay": 3},
-    {"strategy": "vafl-t", "quorum": 2, "sampling": "poisson"},
+    nightly({"strategy": "vafl", "max-delay": 3}),
+    nightly({"strategy": "vafl-t", "quorum": 2, "sampling": "poisson"}),
     {"strategy": "ef-vfl"},
     {"strategy": "ef-vfl", "downlink-codec": "top-k", "downlink-compression": "error-feedback"},
     {"strategy": "cascaded", "party-lr": 0.02},
     {"strategy": "syn-zoo", "perturbs": "all", "party-lr": 0.03, "server-lr": 0.03, "epochs": 40},
-    {"strategy": "syn-zoo", "top-model": "sum", "embedding-size": "auto", "party-lr": 0.02},
+    nightly(
+        {"strategy": "syn-zoo", "top-model": "sum", "embedding-size": "auto", "party-lr": 0.02}
+    ),
     {"strategy": "dpzv", "epsilon": 8.0, "party-lr": 0.01, "server-lr": 0.01},
-    {"strategy": "frozen"},
+    nightly({"strategy": "frozen"}),
     {"strategy": "alone"},
     {"strategy": "joined"},
 ]
@@ -581,8 +583,8 @@ def test_any_model_of_any_subset_predicts_for_everyone(tmp_path: Path) -> None:
     nobody = organisations.predict("run", without="0,1,2", out=str(tmp_path / "nobody.csv"))
     assert set(nobody["parties"]) == {"none"} and nobody["probability_1"].nunique() == 1
     organisations.run("whole", {**FILES, "align": "psi"})
-    keys: dict[str, Any]
-    for keys in ({"without": "1"}, {"align": "any"}):
+    refused: list[dict[str, Any]] = [{"without": "1"}, {"align": "any"}]
+    for keys in refused:
         with pytest.raises(ConfigError, match="needs all its parties"):
             organisations.predict("whole", **keys)
     strangers = pd.DataFrame({ID: [10**9 + n for n in range(4)]})
