@@ -77,7 +77,7 @@ vfl align -c "dataset='files:labels.csv' id='customer'" \\
 """)
 
 _COMPARE_EXAMPLES = _examples("""
-# three systems and the three baselines
+# three systems and the baselines
 vfl compare split-nn vafl cascaded -c "dataset='breast-cancer' epochs=10"
 # one system twice, with keys of its own each time
 vfl compare "cascaded party-lr=0.006" "cascaded party-lr=0.02" --target 0.95
@@ -214,7 +214,7 @@ def _compare(
     out: _Out = "",
     target: Annotated[float, typer.Option(help="Test accuracy to which bytes are counted.")] = 0.90,
 ) -> None:
-    """Several systems and the three baselines on one data set: a table and a picture.
+    """Several systems and the baselines on one data set: a table and a picture.
 
     RUN is a system, or in quotes a system and keys of its own, and before
     them, if you like, a title: "small steps: cascaded party-lr=0.01".

@@ -1,7 +1,8 @@
-"""Several systems and the three baselines on one data set: one table, and one picture.
+"""Several systems and the baselines on one data set: one table, and one picture.
 
 A result says little alone: `frozen` is what parties are worth that never learn, `alone` what the
-best of them is worth without the others, `joined` what their columns are worth in one place.
+best of them is worth without the others, `joined` what their columns are worth in one place; where
+parties lack rows, `common` what the rows are worth that all have.
 """
 
 from __future__ import annotations
