@@ -56,6 +56,7 @@ class Alone(Vertical):
         metric = main_metric(figures)
         each = {str(party): run.run.history.last[metric] for party, run in self._finished.items()}
         figures |= {"best_party": who, f"{metric}_of_party": each}
+        figures.pop("test_by_parties", None)
         if self.config.partial:  # of each by itself, on the rows that it has
             runs = {party: run for party, run in self._finished.items() if party != "label holder"}
             of_party = {str(m): each.run.history.last["test_by_party"] for m, each in runs.items()}

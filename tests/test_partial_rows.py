@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -34,6 +35,7 @@ from vfl_flower.models.training import build_optimizer, trained
 from vfl_flower.runtimes.carrier import There, ask_present
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.systems import resolve
+from vfl_flower.tools.compare import compare, table
 from vfl_flower.wire import to_failure, to_message, to_reply
 
 SIZES, OUTPUTS, ROWS = [3, 3, 3], 4, 12
@@ -367,6 +369,21 @@ def test_scalar_privacy_counts_the_rows_of_a_mini_batch_whoever_has_them(run: St
     partial = run(3, {**keys, "presence": 0.4})
     assert whole.summary["epsilon"] > 1
     assert partial.summary["epsilon"] == pytest.approx(whole.summary["epsilon"], rel=1e-6)
+
+
+def test_a_comparison_tells_rows_apart_by_who_has_them(tmp_path: Path) -> None:
+    common = {**QUICK, "epochs": 2, "out": str(tmp_path / "compared")}
+    folder = compare(2, common, [{"strategy": "split-nn"}], 0.9)
+    lines = table(folder, 0.9).splitlines()
+    assert [line.split()[0] for line in lines[1:6]] == [
+        *("split-nn", "frozen", "alone", "joined", "common")
+    ]
+    assert "of 1" in lines[0] and "of 2" in lines[0]
+    assert lines[-1] == "of 1, of 2, ...: on the rows that so many parties have."
+    figures = json.loads((folder / "compare.json").read_text())["common"]["test_by_parties"]
+    assert f"{figures['1']['accuracy']:.4f}" in lines[5]
+    whole = compare(2, {**common, "presence": 1.0, "out": str(tmp_path / "whole")}, [], 0.9)
+    assert "common" not in table(whole, 0.9) and "of 1" not in table(whole, 0.9)
 
 
 FILES: dict[str, Any] = {

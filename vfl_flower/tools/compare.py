@@ -161,7 +161,12 @@ def table(folder: Path, target: float) -> str:
     """The figures of a comparison, as aligned columns; below them what its epsilons are of."""
     figures: dict[str, dict[str, Any]] = json.loads((folder / "compare.json").read_text())
     metric = main_metric(next(iter(figures.values())))
-    rows = [("", METRICS[metric], *_COLUMNS, f"MB to {target:g}", *_MORE_COLUMNS)]
+    counts = sorted({int(k) for each in figures.values() for k in each.get("test_by_parties", {})})
+    # Of partial rows also of those that the fewest and the most parties have.
+    shown = dict.fromkeys(str(k) for k in counts[:1] + counts[-1:])
+    kind = metric.removeprefix("test_")
+    of_counts = [f"of {k}" for k in shown]
+    rows = [("", METRICS[metric], *of_counts, *_COLUMNS, f"MB to {target:g}", *_MORE_COLUMNS)]
     for name, each in figures.items():
         reached = each["megabytes_to_target"]
         epsilon, delta = each["epsilon"], each["delta"]
@@ -169,6 +174,7 @@ def table(folder: Path, target: float) -> str:
             (
                 name,
                 f"{each[metric]:.4f}",
+                *(_of_count(each, k, kind) for k in shown),
                 megabytes(each["bytes_up"] / 1e6),
                 megabytes(each["bytes_down"] / 1e6),
                 str(each["exchanges"]),
@@ -182,7 +188,15 @@ def table(folder: Path, target: float) -> str:
     for name, each in figures.items():
         said.setdefault(guarantee(each), []).append(name)
     notes = [f"{', '.join(names)}: {words}" for words, names in said.items() if words]
+    if shown:
+        notes.append("of 1, of 2, ...: on the rows that so many parties have.")
     return "\n".join([aligned(rows, texts=1), *notes])
+
+
+def _of_count(figures: Mapping[str, Any], parties: str, kind: str) -> str:
+    """The measure on the rows that so many parties have, if it is known."""
+    reached = figures.get("test_by_parties", {}).get(parties, {}).get(kind)
+    return "-" if reached is None else f"{reached:.4f}"
 
 
 def folder_of(title: str) -> str:
