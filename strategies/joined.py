@@ -36,6 +36,7 @@ class Joined(Vertical):
 
     keeps_checkpoints = False
     trains_parties = False
+    fills = True  # whether the zeros of who lacks a row are taken for its values
 
     def train(self, checkpoints: Checkpoints | None = None) -> None:
         """Train bottom models and top model together, without messages."""
@@ -58,6 +59,10 @@ class Joined(Vertical):
             for own, bottom in zip(configs, models, strict=True)
         ]
         optimizers += [holder.optimizer] if holder.optimizer else []
+        if self.fills and holder.partial:  # nobody lacks a row, then, and figures are of all
+            for table in (holder.table, holder.test_table):
+                table.rows[:, -len(run.seats) :] = 1
+            holder.partial = False
         batches = self._batches(self._rows())
         for epoch in range(training.epochs):
             for ids, divisor in islice(batches, run.plan.per_epoch):
@@ -97,11 +102,7 @@ class Joined(Vertical):
                 run.record()
 
     def _rows(self) -> NDArray[np.int64]:
-        """The training rows to use: all. What a party lacks is zero, as any other value."""
-        holder = self.run.holder
-        for table in (holder.table, holder.test_table) if holder.partial else ():
-            table.rows[:, -len(self.run.seats) :] = 1
-        holder.partial = False
+        """The training rows to use."""
         return np.arange(len(self.labels.train))
 
     def _batches(self, rows: NDArray[np.int64]) -> Iterator[tuple[Tensor, int]]:
@@ -148,6 +149,8 @@ class Joined(Vertical):
 
 class Common(Joined):
     """Trained on the rows that all parties have, for as many steps; predicts whatever is there."""
+
+    fills = False
 
     def _rows(self) -> NDArray[np.int64]:
         rows = np.arange(len(self.labels.train))

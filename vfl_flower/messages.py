@@ -154,9 +154,10 @@ class AlignOrder(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class CommonOrder(Order):
-    """The rows that all have, by their ``places`` in the party's secret order, int32 [N].
+    """The rows to use, by their ``places`` in the party's secret order, int32 [N].
 
-    ``arrays["sent"]``, int32 [N], is where their ids were in `AlignOrder`. Answered by
+    That is -1 of a row that the party lacks, of which with align = 'any' there may be some.
+    ``arrays["sent"]``, int32 [n], is where the ids of the others were in `AlignOrder`. Answered by
     ``arrays["question"]``, uint8 [1, 32].
     """
 

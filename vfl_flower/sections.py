@@ -412,8 +412,8 @@ class PrivacyConfig:
     )
     noise_seed: int = key(
         -1,
-        "-1: secret noise, directions, Poisson batches and, with files:, first models of parties; "
-        ">= 0: repeatable ones, for experiments only",
+        "-1: secret noise, directions, Poisson batches and, with files:, first models of parties "
+        "and the order of partial rows; >= 0: repeatable ones, for experiments only",
         least=-1,
     )
 

@@ -16,9 +16,13 @@ party learns which of its ids all have, and how many the label holder has.
 that it knows a digest of them all, and else gives no rows. So each learns whether the other has the
 same ids, and of others nothing.
 
-Either way rows are then in the order of their encoded ids, at every party and the label holder. No
-digest of ids leaves a party, since whoever guesses ids would find them by it: parties name the
-alignment instead (`Description`), and each sees to it itself that its ids stay as they were.
+``align = "any"``: as psi, but a row is used that enough parties have, and a party is told where it
+lacks one. So it learns which of its ids the label holder has, and how many rows there are; not who
+else has them, and for that rows are in an order that the label holder draws.
+
+Else rows are in the order of their encoded ids, at every party and the label holder. No digest of
+ids leaves a party, since whoever guesses ids would find them by it: parties name the alignment
+instead (`Description`), and each sees to it itself that its ids stay as they were.
 
 What comes of it is kept, and used again while ids stay as they are (`vfl_flower.data.recall`).
 A party's node configuration fixes the method, the fewest rows to align and the most ids to be sent.

@@ -2,7 +2,8 @@
 
 Parties embed the rows with the bottom models that they have kept; the label holder evaluates its
 top model on them, and writes a prediction for each id. With files the rows are those of the label
-holder's file that all parties have too; else the test rows of the data set.
+holder's file that all parties have too, or of a model of any subset all of them, by whoever is
+there; else the test rows of the data set.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ def predictions_file(config: RunConfig) -> Path:
 def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
     """Write predictions by id, and beside them in JSON how they do, where there are labels.
 
-    Columns are ``id``, ``prediction``, and for classes ``probability_CLASS``; under regression a
-    prediction is in units of the labels. Rows are in the order of the label holder's file.
+    Columns are ``id``, ``prediction``, and for classes ``probability_CLASS``; of a model of any
+    subset also ``parties``, those used, such as ``0+2`` or ``none``. Under regression a prediction
+    is in units of the labels. Rows are in the order of the label holder's file.
 
     Parameters
     ----------
