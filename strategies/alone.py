@@ -1,9 +1,10 @@
 """Baseline `alone`: the best single party without the others.
 
 Each party in turn trains with the label holder as if there were no other, and so does the label
-holder without any, if it has columns of its own. The run that reaches the highest test accuracy, or
-for regression R2, is reported; so it is chosen on the test rows, in its own favour. What a system
-gains over it is what federating is worth.
+holder without any, if it has columns of its own. The run with the least loss on the validation rows
+is reported; where there are none that which reaches the highest test accuracy, or for regression
+R2, so that it is chosen on the test rows, in its own favour. What a system gains over it is what
+federating is worth.
 """
 
 from __future__ import annotations
@@ -54,12 +55,14 @@ class Alone(Vertical):
         who, best = self._best()
         figures = best.figures()
         metric = main_metric(figures)
-        each = {str(party): run.run.history.last[metric] for party, run in self._finished.items()}
+        each = {str(m): run.run.history.chosen[metric] for m, run in self._finished.items()}
         figures |= {"best_party": who, f"{metric}_of_party": each}
         figures.pop("test_by_parties", None)
         if self.config.partial:  # of each by itself, on the rows that it has
             runs = {party: run for party, run in self._finished.items() if party != "label holder"}
-            of_party = {str(m): each.run.history.last["test_by_party"] for m, each in runs.items()}
+            of_party = {
+                str(m): each.run.history.chosen["test_by_party"] for m, each in runs.items()
+            }
             figures["test_by_party"] = {m: found["0"] for m, found in of_party.items() if found}
         return figures
 
@@ -73,7 +76,9 @@ class Alone(Vertical):
         """Whose run is the best so far."""
 
         def reached(each: tuple[int | str, Vertical]) -> float:
-            last = each[1].run.history.last
-            return float(last[main_metric(last)])
+            chosen = each[1].run.history.chosen
+            if chosen["validation_loss"] is not None:
+                return -float(chosen["validation_loss"])
+            return float(chosen[main_metric(chosen)])
 
         return max(self._finished.items(), key=reached)

@@ -39,3 +39,7 @@ class Frozen(Vertical):
             run.history.progressed(run.plan.answered, run.plan.planned)
             if run.history.is_due(epoch + 1, epochs):
                 run.record()
+            if run.plan.stopped:
+                break
+        if run.history.best is not None:
+            run.restore()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,10 @@ from vfl_flower.holder.observers import Observer
 
 log = logging.getLogger("flwr")
 
-RESULTS = ("train_loss", *(f"test_{name}" for name in Metrics(0.0).figures()))
+RESULTS = (
+    "train_loss",
+    *(f"{rows}_{name}" for rows in ("validation", "test") for name in Metrics(0.0).figures()),
+)
 """What every entry says of the model."""
 
 
@@ -30,12 +34,19 @@ class History:
     Parameters
     ----------
     every : epochs, or parts of one, between two evaluations.
+    patience : epochs without a better evaluation on the validation rows, after which it is time to
+        stop; 0: never.
     """
 
-    def __init__(self, every: float, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self, every: float, observers: Sequence[Observer] = (), patience: float = 0
+    ) -> None:
         self.entries: list[dict[str, Any]] = []
         self.recorded = 0  # number of the last evaluation that every party has answered
+        self.best: int | None = None  # place of the entry with the least validation loss
+        self.restored = False  # whether the models are of that entry again
         self._every = every
+        self._patience = patience
         self._observers = observers
         self._started_at = time.perf_counter()
 
@@ -43,6 +54,24 @@ class History:
     def last(self) -> dict[str, Any]:
         """The last entry; empty before the first."""
         return self.entries[-1] if self.entries else {}
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The entry that the models are of; empty before the first."""
+        return self.entries[self.best] if self.restored and self.best is not None else self.last
+
+    @property
+    def last_is_best(self) -> bool:
+        """Whether no evaluation before did as well as the last, on the validation rows."""
+        return self.best == len(self.entries) - 1
+
+    @property
+    def is_time_to_stop(self) -> bool:
+        """Whether the best evaluation is too many epochs ago."""
+        if self.best is None or not self._patience:
+            return False
+        apart = self.last["epoch"] - self.entries[self.best]["epoch"]
+        return bool(apart >= self._patience)
 
     @property
     def seconds(self) -> float:
@@ -75,17 +104,24 @@ class History:
         steps: int,
         spent: dict[str, Any],
         train_loss: float | None,
-        metrics: Metrics,
+        validation: Metrics | None,
+        test: Metrics,
     ) -> MetricRecord:
-        """An entry: where the run stands, and how the model does on the test rows."""
+        """An entry: where the run stands, and how the model does on validation and test rows."""
+        nothing = dict.fromkeys(Metrics(0.0).figures())
+        chosen_by = validation.figures() if validation else nothing
         entry = {
             "epoch": round(plan.epochs, 3),
             "steps": steps,
             **spent,
             "train_loss": train_loss,
-            **{f"test_{name}": value for name, value in metrics.figures().items()},
+            **{f"validation_{name}": value for name, value in chosen_by.items()},
+            **{f"test_{name}": value for name, value in test.figures().items()},
         }
         self.entries.append(entry)
+        least = math.inf if self.best is None else self.entries[self.best]["validation_loss"]
+        if validation and validation.loss < least:
+            self.best = len(self.entries) - 1
         self.tell(entry)
         log.info("Epoch %s: %s", f"{entry['epoch']:g}", reached(entry))
         return _metric_record(entry)
@@ -132,11 +168,13 @@ class History:
 
     def kept(self) -> dict[str, Any]:
         """What is needed to go on, in JSON."""
-        return {"entries": self.entries, "recorded": self.recorded, "seconds": self.seconds}
+        kept = {name: getattr(self, name) for name in ("entries", "recorded", "best", "restored")}
+        return {**kept, "seconds": self.seconds}
 
     def go_on_from(self, kept: dict[str, Any]) -> None:
         """Take over what `kept` gave."""
         self.entries, self.recorded = list(kept["entries"]), kept["recorded"]
+        self.best, self.restored = kept["best"], kept["restored"]
         self._started_at -= kept["seconds"]
 
 

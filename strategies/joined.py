@@ -100,6 +100,13 @@ class Joined(Vertical):
                         holder.test_table.of(party)[:] = bottom(self._whole(block, 1))
                 bottoms.train()
                 run.record()
+                if run.history.last_is_best:
+                    best = {k: each.clone() for k, each in bottoms.state_dict().items()}
+            if run.plan.stopped:
+                break
+        if run.history.best is not None:
+            bottoms.load_state_dict(best)
+            run.restore()
 
     def _rows(self) -> NDArray[np.int64]:
         """The training rows to use."""

@@ -14,6 +14,7 @@ from vfl_flower.errors import VflError
 from vfl_flower.messages import (
     CheckpointOrder,
     EvaluateOrder,
+    RestoreOrder,
     TrainOrder,
     Turn,
     Upload,
@@ -115,7 +116,7 @@ class Mailbox:
         used = use(upload)
         refuse_unused(upload.arrays)
         self.party_memory_mb = max(self.party_memory_mb, upload.peak_memory_mb)
-        if isinstance(seat.order, EvaluateOrder | CheckpointOrder):
+        if isinstance(seat.order, EvaluateOrder | CheckpointOrder | RestoreOrder):
             seat.traffic.evaluation_bytes += upload.nbytes
         else:
             seat.traffic.exchanges += 1

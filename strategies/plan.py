@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+_KEPT = ("planned", "ordered", "answered", "stopped")
+
 
 class Plan:
     """Steps over all parties; each is to have ``epochs`` passes over its rows.
@@ -22,11 +24,12 @@ class Plan:
         self.allowed = self.planned  # by the privacy budget
         self.ordered = 0
         self.answered = 0
+        self.stopped = False  # before all were ordered
 
     @property
     def budget(self) -> int:
         """Steps to order: those planned, as far as the privacy budget allows."""
-        return min(self.planned, self.allowed)
+        return self.ordered if self.stopped else min(self.planned, self.allowed)
 
     @property
     def all_ordered(self) -> bool:
@@ -45,6 +48,10 @@ class Plan:
         self.ordered += steps
         return epoch, first, steps
 
+    def stop(self) -> None:
+        """Order no more steps."""
+        self.stopped = True
+
     def without(self, done: int) -> None:
         """A party is gone that was ordered so many steps; nobody takes its others."""
         self.planned -= max(0, self._of_party - done)
@@ -55,9 +62,9 @@ class Plan:
 
     def kept(self) -> dict[str, Any]:
         """What is needed to go on, in JSON."""
-        return {"planned": self.planned, "ordered": self.ordered, "answered": self.answered}
+        return {name: getattr(self, name) for name in _KEPT}
 
     def go_on_from(self, kept: dict[str, Any]) -> None:
         """Take over what `kept` gave."""
-        self.planned, self.ordered = kept["planned"], kept["ordered"]
-        self.answered = kept["answered"]
+        for name in _KEPT:
+            setattr(self, name, kept[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import MetricRecord
@@ -24,7 +24,7 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.figures import TRANSPORTS
 from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.messages import SMALL, EmbedOrder, EvaluateOrder, TrainOrder
+from vfl_flower.messages import SMALL, EmbedOrder, EvaluateOrder, RestoreOrder, TrainOrder
 from vfl_flower.provenance import peak_memory_mb
 from vfl_flower.runtimes.carrier import Carrier
 from vfl_flower.systems import load_system
@@ -133,11 +133,28 @@ class Run:
     # --- what came of it ------------------------------------------------------------------------
 
     def record(self) -> MetricRecord:
-        """A history entry: where the run stands, and how the model does on the test rows."""
-        metrics = self.holder.evaluate()
+        """A history entry: where the run stands, and how the model does on rows held out.
+
+        If none before was better, it may be gone back to; if that is too long ago, training ends.
+        """
+        validation, test = self.holder.evaluate()
         spent = self.history.spent(self.seats, self.carrier.clock)
-        of_training = self.holder.train_loss()
-        return self.history.record(self.plan, self.holder.steps, spent, of_training, metrics)
+        so_far = self.plan, self.holder.steps, spent, self.holder.train_loss()
+        record = self.history.record(*so_far, validation, test)
+        if self.history.last_is_best:
+            self.holder.remember()
+            for seat in self.seats:
+                seat.best_evaluation = seat.evaluation
+        elif self.history.is_time_to_stop and not self.plan.all_ordered:
+            best = self.history.entries[self.history.best or 0]["epoch"]
+            log.info("Validation has not improved since epoch %g: training stops.", best)
+            self.plan.stop()
+        return record
+
+    def restore(self) -> None:
+        """Have the top model of the best evaluation; the parties' models are to be those too."""
+        self.holder.restore()
+        self.history.restored = True
 
     def figures(self) -> dict[str, Any]:
         """The strategy's part of ``summary.json``."""
@@ -150,12 +167,30 @@ class Run:
             "steps": self.holder.steps,
             **self.history.spent(self.seats, self.carrier.clock),
             **dict.fromkeys(RESULTS),
-            **{key: self.history.last[key] for key in self.history.last if _is_result(key)},
+            **{key: each for key, each in self.history.chosen.items() if _is_result(key)},
+            "best_epoch": self.history.chosen.get("epoch") if self.history.restored else None,
             **self.ledger.figures(),
             "peak_memory_mb": round(max(self.mailbox.party_memory_mb, peak_memory_mb()), 1),
             "failed_parties": [seat.party for seat in self.seats if not seat.alive],
             "by_party": [seat.figures() for seat in self.seats],
         }
+
+
+def restore_best(run: Run, wait_for: Callable[[Sequence[Seat]], None]) -> None:
+    """Have all go back to the best evaluation, if by validation rows there is one.
+
+    Parameters
+    ----------
+    wait_for : waits until nothing is in flight to these parties.
+    """
+    if run.history.best is None:
+        return
+    if not run.history.last_is_best:
+        alive = [seat for seat in run.seats if seat.alive]
+        orders = (RestoreOrder(exchange=s.exchange + 1, number=s.best_evaluation) for s in alive)
+        run.mailbox.post(map(run.mailbox.message, alive, orders))
+        wait_for(alive)
+    run.restore()
 
 
 def _is_result(key: str) -> bool:

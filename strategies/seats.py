@@ -74,6 +74,7 @@ class Seat:
     evaluation_sent: int = 0  # number of the last evaluation that it was asked for
     surrogates: str = ""  # digest of what it should have had then
     evaluation: int = 0  # number of the last that it answered
+    best_evaluation: int = 0  # of those, the one at which the model did best
     asked_back: int = 0  # number of the evaluation at which a failed party was last asked back
     unserved: Turn | None = None  # what it could not serve for want of state: to be sent anew
     out_of_step: int = 0  # how often, since it last served a message
@@ -153,7 +154,8 @@ class Seat:
 
 
 _KEPT = (
-    *("party", "exchange", "steps", "evaluation_sent", "evaluation", "surrogates", "asked_back"),
+    *("party", "exchange", "steps", "evaluation_sent", "evaluation", "best_evaluation"),
+    *("surrogates", "asked_back"),
 )
 _COUNTED = {
     "traffic": Traffic,

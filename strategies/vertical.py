@@ -8,6 +8,7 @@ those parties their next turn. At most one message is ever in flight to a party.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from strategies.checkpoints import Checkpoints
 from strategies.delay import refresh
 from strategies.enrolment import enrol
 from strategies.history import History
-from strategies.run import Run
+from strategies.run import Run, restore_best
 from strategies.seats import FINAL, Seat, State
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import with_presence
@@ -32,6 +33,7 @@ from vfl_flower.messages import (
     EmbedOrder,
     EvaluateOrder,
     RejoinOrder,
+    RestoreOrder,
     TrainOrder,
 )
 from vfl_flower.models.training import load_model, model_arrays
@@ -68,7 +70,8 @@ class Vertical(Strategy):
     ) -> None:
         self.config = config
         self.labels = labels
-        self.history = History(config.running.eval_every, observers)  # its clock begins here
+        patience = config.training.patience
+        self.history = History(config.running.eval_every, observers, patience)  # its clock begins
         self.keeper = keeper if self.keeps_checkpoints else None
 
     def start(
@@ -138,6 +141,7 @@ class Vertical(Strategy):
             if checkpoints:
                 checkpoints.keep_if_due()
             run.history.progressed(run.plan.answered, run.plan.budget)
+        restore_best(run, self.wait_for)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -188,6 +192,8 @@ class Vertical(Strategy):
                 seat.evaluation_sent = number
                 seat.surrogates = run.holder.digest_for(seat.party)
                 order = EvaluateOrder(exchange=seat.exchange + 1, arrays=seat.feedback)
+                if self.labels.validation:
+                    order = replace(order, number=number, best=seat.best_evaluation)
                 yield run.mailbox.message(seat, order)
 
     def aggregate_evaluate(
@@ -226,8 +232,9 @@ class Vertical(Strategy):
         for seat, query, message in run.mailbox.answers_to(EmbedOrder, replies):
             fresh = partial(run.holder.refresh, seat.party, query.arrays["ids"])
             run.recovery.take(seat, message, fresh)
-        for seat, _, message in run.mailbox.answers_to(CheckpointOrder, replies):
-            run.recovery.take(seat, message, lambda upload: None)
+        for kind in (CheckpointOrder, RestoreOrder):
+            for seat, _, message in run.mailbox.answers_to(kind, replies):
+                run.recovery.take(seat, message, lambda upload: None)
         for seat, _, message in run.mailbox.answers_to(RejoinOrder, replies):
             run.recovery.rejoin(seat, message)
 

@@ -30,6 +30,7 @@ from vfl_flower.messages import (
     PredictOrder,
     RecallOrder,
     RejoinOrder,
+    RestoreOrder,
     ResumeOrder,
     SessionOrder,
     TrainOrder,
@@ -122,7 +123,24 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """The feedback for the last window in, the embeddings of the test rows out."""
-    return _serve(message, context, EvaluateOrder, _by(Party.evaluate))
+
+    def evaluate(context: Context, order: EvaluateOrder) -> Payload:
+        payload = _by(Party.evaluate)(context, order)
+        between.remember(context, order)
+        return payload
+
+    return _serve(message, context, EvaluateOrder, evaluate)
+
+
+@app.query("restore")
+def restore(message: Message, context: Context) -> Message:
+    """The model is to be that of an earlier evaluation."""
+
+    def restore_model(context: Context, order: RestoreOrder) -> Payload:
+        then = between.model_at(context, order.number)
+        return _by(lambda party, order: party.restore(order, then))(context, order)
+
+    return _serve(message, context, RestoreOrder, restore_model)
 
 
 @app.query("embed")

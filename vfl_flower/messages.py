@@ -99,10 +99,16 @@ class TrainOrder(Turn):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOrder(Turn):
-    """The feedback for the last window, if any; upload the embeddings of the test rows."""
+    """The feedback for the last window, if any; upload the embeddings of the test rows.
+
+    Where validation rows choose the model, the party keeps a copy of its own as that of evaluation
+    ``number``, which is above 0, beside those of the ``best`` and of the last.
+    """
 
     kind: ClassVar[str] = "evaluate"
     names: ClassVar = None
+    number: int = 0
+    best: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +142,14 @@ class CheckpointOrder(Turn):
     kind: ClassVar[str] = "query.checkpoint"
     names: ClassVar = None
     number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreOrder(Turn):
+    """Have the model that you had at evaluation ``number``: it was the best."""
+
+    kind: ClassVar[str] = "query.restore"
+    number: int = _number(1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,6 +89,15 @@ class DataConfig:
         least=0,
         below=1,
     )
+    validation_fraction: float | None = key(
+        None,
+        "share of the training rows that are held out to choose by: the model is that of the "
+        "evaluation with the least loss on them; 0: none, and it is that of the last epoch",
+        auto="0.15, of 20000 rows at most; 0 of fewer than 200 training rows, and with "
+        "privacy = 'scalar', which would not cover their labels",
+        least=0,
+        below=1,
+    )
     image_split: str = key(
         "quadrants",
         "how images are divided among parties: a near-square grid of blocks, or bands of rows or "
@@ -192,6 +201,12 @@ class TrainingConfig:
     """How long and how fast all learn."""
 
     epochs: int = key(20, "passes over the training rows, for each party on average", least=1)
+    patience: float = key(
+        10.0,
+        "epochs without a better evaluation on the validation rows, after which a run stops; 0: "
+        "it never does",
+        least=0,
+    )
     batch_size: int = key(
         32,
         "rows of a mini-batch; as many as there are, or more: full batch",

@@ -14,7 +14,7 @@ from typing import Any
 from vfl_flower.axes import estimators, subsets
 from vfl_flower.axes.codecs import channel as codecs
 from vfl_flower.axes.estimators.base import Estimator
-from vfl_flower.axes.privacy.ledger import ledger_of
+from vfl_flower.axes.privacy.ledger import check_validation, ledger_of
 from vfl_flower.axes.schedule import ALL, Quorum
 from vfl_flower.config import KEYS, RunConfig, parse
 from vfl_flower.data import labels
@@ -106,7 +106,7 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     other_privacy = given.get("privacy", "scalar") != "scalar"
     if {"epsilon", "noise-multiplier"} & given.keys() or other_privacy:
         defaults.pop("epsilon", None)
-    config = RunConfig.of({**defaults, **given})
+    config = check_validation(RunConfig.of({**defaults, **given}))
     estimators.check(config)
     codecs.check(config)
     labels.check(config.data)

@@ -37,12 +37,15 @@ from vfl_flower.sections import DataConfig
 
 Array = NDArray[Any]
 
+_SHARE, _ENOUGH, _MOST = 0.15, 200, 20_000  # of training rows: for validation, where so many are
 _MANY_PIXELS = 2**27  # bytes of images in single precision, beyond which their pixels are held
 
 
 @dataclass(frozen=True)
 class FeatureBlock:
     """One party's features: ``train`` and ``test`` are samples of so many rows, or read them.
+
+    Of those held out as ``test`` the first ``validation`` choose the model.
 
     ``ids_digest`` is of its rows' ids, and of own data known to the party alone; ``alignment`` is
     what it says of its rows to the label holder (`messages.Description`). ``preparation`` is what
@@ -61,6 +64,12 @@ class FeatureBlock:
     test_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     augment: Augment = augmentation.none
     known: tuple[Known, Known] | None = None
+    validation: int = 0
+
+    @property
+    def tested(self) -> NDArray[np.int32]:
+        """Where among the test samples those are that nothing was chosen by."""
+        return np.arange(self.validation, len(self.test), dtype=np.int32)
 
 
 @dataclass(frozen=True)
@@ -127,8 +136,10 @@ def load_own_features(
     ConfigError
         If they cannot be read, or are not what ``own`` says of them.
     """
-    parts = [common.rows[places] for places in _divide(data, len(common.rows))]
+    *places, validation = _divide(data, len(common.rows))
+    parts = [common.rows[each] for each in places]
     train, test = (part[part >= 0] for part in parts)
+    validation = int((parts[1][:validation] >= 0).sum())
     if not len(train):
         raise ConfigError(f"{own.whose} has none of the training rows: more of them are needed.")
     known = None
@@ -141,7 +152,7 @@ def load_own_features(
     preparation = own.learn(train)
     samples = [prepared(own, part, preparation) for part in (train, test)]
     block = FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names)
-    return replace(block, known=known)
+    return replace(block, known=known, validation=validation)
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:
@@ -193,9 +204,9 @@ def _with_presence(
     rows = [numbers[part][known[part].ids] for part in (0, 1)]
     of = block.train, block.test
     train, test = (_some(part, each.ids) for part, each in zip(of, known, strict=True))
-    return replace(
-        block, train=train, test=test, train_rows=rows[0], test_rows=rows[1], known=known
-    )
+    validation = int((known[1].ids < block.validation).sum())
+    rest: dict[str, Any] = {"train_rows": rows[0], "test_rows": rows[1], "known": known}
+    return replace(block, train=train, test=test, validation=validation, **rest)
 
 
 def _some(rows: Array | Rows | Compact, ids: Array) -> Array | Compact:
@@ -208,9 +219,9 @@ def _load_part(
 ) -> FeatureBlock:
     opened = _opened(data, version)
     found = opened.features(lambda shape: _block(data, sequences, shape, party, parties))
-    train, test, (train_rows, test_rows) = _split(data, found)
+    train, test, (train_rows, test_rows, validation) = _split(data, found)
     digest = _digest(train_rows, test_rows)
-    about: dict[str, Any] = {"ids_digest": digest, "alignment": digest}
+    about: dict[str, Any] = {"ids_digest": digest, "alignment": digest, "validation": validation}
     about |= {"train_rows": train_rows, "test_rows": test_rows}
     if opened.made:  # of texts
         return FeatureBlock(Compact(train, opened.made), Compact(test, opened.made), **about)
@@ -266,12 +277,12 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
         raise ConfigError(
             f"The labels of {data.called} have shape {parts[0].shape}: one a row is needed."
         )
-    train, test, rows = _split(data, parts)
+    train, test, (*rows, validation) = _split(data, parts)
     digest = _digest(*rows)
     whole = digest_of_labels("", data.target == "regression", *parts)
     labels = encode_labels(data, train, test, digest)
     labels = replace(labels, alignment=digest, whole=whole)
-    return replace(labels, places=rows[0], test_places=rows[1])
+    return replace(labels, places=rows[0], test_places=rows[1], validation=validation)
 
 
 def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
@@ -282,7 +293,7 @@ def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
     ConfigError
         As `encode_labels` and `load_own_features`.
     """
-    train, test = _divide(data, len(common.rows))
+    train, test, validation = _divide(data, len(common.rows))
     values, digest = own.labels(common.rows), own.digest(common.rows)
     labels = encode_labels(data, values[train], values[test], digest)
     every = np.arange(len(own.ids))
@@ -290,6 +301,7 @@ def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
     whole = digest_of_labels(own.digest(every), data.target == "regression", known)
     labels = replace(labels, alignment=common.name, whole=whole)
     labels = replace(labels, places=common.rows[train], test_places=common.rows[test])
+    labels = replace(labels, validation=validation)
     if common.present is not None:
         labels = replace(labels, present=(common.present[train], common.present[test]))
     class_weights(data, labels.train, len(labels.classes))  # to find what is wrong
@@ -367,22 +379,27 @@ def _cut(size: int, part: int, parts: int, what: str, dataset: str) -> slice:
 # --- rows: split and digest ---------------------------------------------------------------------
 
 
-def _split(data: DataConfig, parts: list[Array]) -> tuple[Array, Array, tuple[Array, Array]]:
-    """Training and test rows, and their sample ids, which are row numbers.
+def _split(data: DataConfig, parts: list[Array]) -> tuple[Array, Array, tuple[Array, Array, int]]:
+    """Training and test rows, their sample ids, which are row numbers, and how many validate.
 
     One part is divided at random; two parts are the data set's own division.
     """
     if min(part.size for part in parts) == 0:
         raise ConfigError(f"{data.called} has no rows.")
     if len(parts) == 2:
-        train_ids = np.arange(len(parts[0]))
-        test_ids = np.arange(len(parts[0]), len(parts[0]) + len(parts[1]))
+        rows, validation = len(parts[0]), _for_validation(data, len(parts[0]))
+        chosen = np.zeros(rows, bool)
+        chosen[np.random.default_rng(0).permutation(rows)[:validation]] = True
+        train_ids, validation_ids = np.flatnonzero(~chosen), np.flatnonzero(chosen)
+        test_ids = np.concatenate([validation_ids, rows + np.arange(len(parts[1]))])
         train, test = parts
+        if validation:
+            train, test = train[train_ids], np.concatenate([train[validation_ids], test])
     else:
-        (rows,) = parts
-        train_ids, test_ids = _divide(data, len(rows))
-        train, test = rows[train_ids], rows[test_ids]
-    return train, test, (train_ids, test_ids)
+        (rows_of_all,) = parts
+        train_ids, test_ids, validation = _divide(data, len(rows_of_all))
+        train, test = rows_of_all[train_ids], rows_of_all[test_ids]
+    return train, test, (train_ids, test_ids, validation)
 
 
 def _digest(train_ids: Array, test_ids: Array) -> str:
@@ -392,15 +409,33 @@ def _digest(train_ids: Array, test_ids: Array) -> str:
     return digest.hexdigest()
 
 
-def _divide(data: DataConfig, rows: int) -> tuple[Array, Array]:
-    """Numbers of the training and test rows, by a permutation that depends on ``rows`` alone."""
+def _divide(data: DataConfig, rows: int) -> tuple[Array, Array, int]:
+    """Numbers of the training and test rows, by a permutation that depends on ``rows`` alone.
+
+    The first of the test rows are for validation; how many comes last.
+    """
     order = np.random.default_rng(0).permutation(rows)
     held_out = math.ceil(data.test_fraction * rows)
-    if not held_out:
-        return order, order
     if held_out == rows:
         raise ConfigError(
             f"{data.called} has {rows} rows and test-fraction = {data.test_fraction} "
             "leaves none to train on: use more rows or a smaller fraction."
         )
-    return order[held_out:], order[:held_out]
+    test, rest = order[:held_out], order[held_out:]
+    validation = _for_validation(data, len(rest))
+    train = rest[validation:]
+    test = np.concatenate([rest[:validation], test if held_out else train])
+    return train, test, validation
+
+
+def _for_validation(data: DataConfig, rows: int) -> int:
+    """How many of so many training rows are held out to choose the model by."""
+    if data.validation_fraction is None:
+        return min(int(_SHARE * rows), _MOST) if rows >= _ENOUGH else 0
+    chosen = math.ceil(data.validation_fraction * rows)
+    if chosen == rows:
+        raise ConfigError(
+            f"{data.called} has {rows} training rows and validation-fraction = "
+            f"{data.validation_fraction} leaves none to train on: use a smaller fraction."
+        )
+    return chosen

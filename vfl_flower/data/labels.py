@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Labels:
-    """What the label holder has of the training and the test rows.
+    """What the label holder has of the training rows and of those held out, here called test rows.
 
     ``train`` and ``test`` are class indices, int64 [rows], of the label values ``classes``; or
     under regression float32 [rows], the labels less the training labels' ``mean`` over their
@@ -29,7 +29,7 @@ class Labels:
     ``test_places`` are the numbers of the rows among all that the label holder has, and ``whole``
     is a digest of the ids and labels of all those. ``bounds`` are those of regression's labels, if
     named. ``present`` says which party has which training and test row, [rows, M], where any may
-    lack some.
+    lack some. The first ``validation`` test rows are those by which the model is chosen.
     """
 
     train: Array
@@ -46,6 +46,21 @@ class Labels:
     whole: str = ""
     bounds: tuple[float, float] | None = None
     present: tuple[Array, Array] | None = None
+    validation: int = 0
+
+    @property
+    def tested(self) -> Labels:
+        """These without validation rows: only those that nothing was chosen by."""
+        first = self.validation
+        features, present, places = self.features, self.present, self.test_places
+        return replace(
+            self,
+            test=self.test[first:],
+            test_places=None if places is None else places[first:],
+            features=features and (features[0], features[1][first:]),
+            present=present and (present[0], present[1][first:]),
+            validation=0,
+        )
 
     def about(self, private: bool = False) -> dict[str, Any]:
         """Which rows these are, and what is needed to predict: for a checkpoint, in JSON.

@@ -103,6 +103,7 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
             f"{found.config.data.dataset} has other rows, classes or values than when the run in "
             f"{folder} began: put back the data of then."
         )
+    labels = labels.tested
     metric = _metric(metric, labels)
     outputs = _outputs(found, labels)
     parties = len(found.strategy["holder"]["sizes"])
@@ -238,7 +239,8 @@ def _outputs(found: Checkpoint, labels: Labels) -> Callable[[tuple[bool, ...]], 
     top = build_top(found.config, sizes, labels.outputs, own.shape[1]).eval()
     load_top(found.config, top, of_group("top", found.arrays))
     has = labels.present[1] if labels.present else np.ones((len(own), len(sizes)), bool)
-    known = [torch.from_numpy(found.arrays["test_table.rows"]), torch.from_numpy(own)]
+    table = found.arrays["test_table.rows"]  # with validation rows, which come first
+    known = [torch.from_numpy(table[len(table) - len(own) :]), torch.from_numpy(own)]
     prior: list[float] | None = found.strategy["holder"]["prior"]
 
     @torch.no_grad()

@@ -74,6 +74,7 @@ class LabelHolder:
         self.device = choose_device(config)
         self.labels = torch.from_numpy(labels.train).to(self.device)  # of the training rows
         self.test_labels = torch.from_numpy(labels.test).to(self.device)
+        self.validation = labels.validation  # how many of the test rows are, the first
         self.deviation = labels.deviation  # a unit of the outputs, under regression
         # What is said of a row that nobody has. Where noise is not on labels, they would tell.
         self.prior = None if noise else labels.prior(config.privacy)
@@ -103,6 +104,7 @@ class LabelHolder:
         self.drawn = 0  # how often directions were
         self.steps = 0  # label-holder steps so far: VAFL's counter k
         self.losses: list[Tensor] = []  # of steps, since the last `train_loss`
+        self.best: Arrays = {}  # top model and test table at the best evaluation
 
     # --- uploads --------------------------------------------------------------------------------
 
@@ -320,28 +322,44 @@ class LabelHolder:
             raise VflError("keeps other surrogates than the label holder: start the run again.")
 
     @torch.no_grad()
-    def evaluate(self) -> Metrics:
-        """The model on the test rows, by the latest embeddings of every party."""
+    def evaluate(self) -> tuple[Metrics | None, Metrics]:
+        """The model on the validation rows, if there are, and on the test rows.
+
+        It is by the latest embeddings of every party.
+        """
         self.top.eval()
-        outputs = self.top(self.test_table.rows)
-        given = self.test_labels, self.deviation
-        found = metrics(outputs, *given, self.loss.own, self.more)
+        outputs, first = self.top(self.test_table.rows), self.validation
+        own, more = self.loss.own, self.more
+        chosen_by = outputs[:first], self.test_labels[:first], self.deviation
+        given = self.test_labels[first:], self.deviation
+        validation = metrics(*chosen_by, own) if first else None
+        test = metrics(outputs[first:], *given, own, more)
         if self.partial:
-            found = replace(found, subsets=figures.by_subset(self._by, self._test_present, *given))
+            test = replace(test, subsets=figures.by_subset(self._by, self._test_present, *given))
         self.top.train()
-        return found
+        return validation, test
 
     @property
     def _test_present(self) -> Tensor:
         """Who has which test row, [R, M]."""
-        rows = self.test_table.rows
+        rows = self.test_table.rows[self.validation :]
         return rows[:, rows.shape[1] - self.parties :]
 
     def _by(self, used: Tensor) -> Tensor:
         """Outputs for the test rows, [R, C], by the parties for which ``used`` is 1, [R, M]."""
-        rows = self.test_table.rows
+        rows = self.test_table.rows[self.validation :]
         outputs: Tensor = self.top(torch.cat([rows[:, : rows.shape[1] - self.parties], used], 1))
         return outputs
+
+    def remember(self) -> None:
+        """Keep a copy of what this evaluation was of: none was better."""
+        top = {f"top.{name}": each.copy() for name, each in model_arrays(self.top).items()}
+        self.best = {"rows": self.test_table.state()["rows"].copy(), **top}
+
+    def restore(self) -> None:
+        """Have the top model, and the embeddings of test rows, of the best evaluation."""
+        self.test_table.go_on_from(self.best)
+        load_top(self.config, self.top, of_group("top", self.best))
 
     # --- parties that come back -----------------------------------------------------------------
 
@@ -385,6 +403,7 @@ class LabelHolder:
                 for name, link in self._other_links()
                 if link.surrogate is not None
             },
+            "best": self.best,
         }
         arrays = {
             f"{group}.{name}": each for group, of in groups.items() for name, each in of.items()
@@ -399,6 +418,7 @@ class LabelHolder:
         self.table.go_on_from(of_group("table", arrays))
         self.test_table.go_on_from(of_group("test_table", arrays))
         self.losses = [as_tensor(arrays["losses"]).to(self.device)]
+        self.best = of_group("best", arrays)
         self._load_top({group: of_group(group, arrays) for group in ("top", "optimizer")})
         for name, link in self._other_links():
             if link.surrogate is not None:

@@ -224,6 +224,7 @@ def _rows(
         labels = with_presence(load_labels(trained), trained, parties)
         if labels.about(hides_labels(trained)) != found.about_labels:
             raise ConfigError(f"{trained.data.dataset} has changed since the model was trained.")
+        labels = labels.tested
         own = np.zeros((len(labels.test), 0), np.float32)
         ids = np.arange(len(own))
         present = labels.present[1].copy() if labels.present else None

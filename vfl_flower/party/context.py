@@ -21,7 +21,14 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import FeatureBlock, load_block, seat
 from vfl_flower.data.source import Preparation
 from vfl_flower.errors import ConfigError, OutOfStepError, VflError
-from vfl_flower.messages import SMALL, DescribeOrder, RejoinOrder, TrainOrder
+from vfl_flower.messages import (
+    SMALL,
+    Arrays,
+    DescribeOrder,
+    EvaluateOrder,
+    RejoinOrder,
+    TrainOrder,
+)
 from vfl_flower.models.training import (
     load_model,
     load_optimizer,
@@ -144,6 +151,38 @@ def keep(party: Party, context: Context) -> None:
         if link.surrogate is not None
     }
     _save(party, context, scalars, {**surrogates, **party.arrays})
+
+
+_AT = "model-at-"  # what a model at the evaluation of a number is kept as
+
+
+def remember(context: Context, order: EvaluateOrder) -> None:
+    """Keep a copy of the model at this evaluation, if it may be gone back to.
+
+    Those of the best and of the last before are kept too, since the label holder may not know yet
+    whether the last was better.
+    """
+    if not order.number:
+        return
+    before = [int(name.removeprefix(_AT)) for name in context.state if name.startswith(_AT)]
+    for number in set(before) - {order.best, max(before, default=0)}:
+        del context.state[f"{_AT}{number}"]
+    model = state.load_arrays(context.state, "model")
+    copies = {name: array.copy() for name, array in model.items()}
+    state.save_group(context.state, f"{_AT}{order.number}", copies)
+
+
+def model_at(context: Context, number: int) -> Arrays:
+    """The party's model as it was at the evaluation of this number.
+
+    Raises
+    ------
+    VflError
+        If no copy was kept.
+    """
+    if f"{_AT}{number}" not in context.state:
+        raise VflError(f"has kept no model of evaluation {number}.")
+    return state.load_arrays(context.state, f"{_AT}{number}")
 
 
 def break_off(party: Party, context: Context) -> None:

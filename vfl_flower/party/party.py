@@ -45,6 +45,7 @@ from vfl_flower.messages import (
     EvaluateOrder,
     Order,
     RejoinOrder,
+    RestoreOrder,
     TrainOrder,
     Upload,
     bounded,
@@ -58,6 +59,7 @@ from vfl_flower.models.training import (
     fixed,
     is_large,
     kind_of,
+    load_model,
 )
 from vfl_flower.party.limits import Limits
 from vfl_flower.party.rules import OWN_TRAINING
@@ -222,6 +224,13 @@ class Party:
         h = self.embeddings(self.block.train, places)
         window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
         return self._upload(self.send("embedding", h, window))
+
+    def restore(self, order: RestoreOrder, then: Arrays) -> Upload:
+        """Have the model of an earlier evaluation; it learns no more."""
+        self._count(order.exchange)
+        self.pending = self.trace = None
+        load_model(self.model, then)
+        return self._upload({})
 
     def checkpoint(self, order: CheckpointOrder) -> Upload:
         """Learn from the feedback, if any; the state is then kept as it is (`state_file`)."""

@@ -54,8 +54,9 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
     scalars = state.load_scalars(saved)
     limits = limits_of(context, rules, scalars.get("origin", order.run))
     limits.go_on()
-    limits.count(block.test_rows)
-    count_predictions(context, rules, len(block.test))
+    rows = block.tested
+    limits.count(block.test_rows, rows if len(block.test_rows) else slice(None))
+    count_predictions(context, rules, len(rows))
     party = party_of(context, config, outputs, block)
     check_model(about, party)
     check_weights(party, about)
@@ -66,5 +67,5 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
         exchange=scalars["exchange"],
         alignment=block.alignment,
         code_digest=code_digest(),
-        arrays={"embedding": party.embeddings(block.test).cpu().numpy()},
+        arrays={"embedding": party.embeddings(block.test, rows).cpu().numpy()},
     )

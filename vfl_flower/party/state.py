@@ -36,10 +36,15 @@ def save_state(
     if large:
         groups[_LARGE] = large
     for name, arrays in groups.items():
-        record = ArrayRecord()
-        for key, array in arrays.items():
-            record[key] = _LiveArray(array)
-        state[name] = record
+        save_group(state, name, arrays)
+
+
+def save_group(state: RecordDict, name: str, arrays: Memory) -> None:
+    """Keep one group of named arrays."""
+    record = ArrayRecord()
+    for key, array in arrays.items():
+        record[key] = _LiveArray(array)
+    state[name] = record
 
 
 def settle(record: ArrayRecord) -> None:

@@ -114,25 +114,37 @@ class LabelLedger(Ledger):
 
 
 def randomised(config: RunConfig, labels: Labels, key: bytes) -> Labels:
-    """The labels with the noise that follows from a key, row by row of the whole data set."""
+    """The labels with the noise that follows from a key, row by row of the whole data set.
+
+    Those of validation rows get it too, since by them the model is chosen.
+    """
     privacy = config.privacy
     assert privacy.epsilon is not None
     places = np.arange(len(labels.train)) if labels.places is None else labels.places
+    validation = labels.test[: labels.validation]
+    if labels.validation:
+        assert labels.test_places is not None
+        places = np.concatenate([places, labels.test_places[: labels.validation]])
     bits = _bits(key, int(places.max()) + 1)[places]
+    true = replace(labels, train=np.concatenate([labels.train, validation]))
     if labels.classes:
-        return _classes(labels, bits, kept_share(privacy, len(labels.classes)))
-    return _numbers(labels, bits, privacy.epsilon)
+        noisy = _classes(true, bits, kept_share(privacy, len(labels.classes)))
+    else:
+        noisy = _numbers(true, bits, privacy.epsilon)
+    train, validation = np.split(noisy, [len(labels.train)])
+    test = np.concatenate([validation, labels.test[labels.validation :]])
+    return replace(labels, train=train, test=test)
 
 
-def _classes(labels: Labels, bits: NDArray[np.uint64], kept: float) -> Labels:
+def _classes(labels: Labels, bits: NDArray[np.uint64], kept: float) -> NDArray[Any]:
     """Randomised response, by two random words for each row."""
     chance = (bits[:, 0] >> np.uint64(11)) * 2.0**-53
     shift = 1 + (bits[:, 1] % np.uint64(len(labels.classes) - 1)).astype(np.int64)
     other = (labels.train + shift) % len(labels.classes)
-    return replace(labels, train=np.where(chance < kept, labels.train, other))
+    return np.where(chance < kept, labels.train, other)
 
 
-def _numbers(labels: Labels, bits: NDArray[np.uint64], epsilon: float) -> Labels:
+def _numbers(labels: Labels, bits: NDArray[np.uint64], epsilon: float) -> NDArray[Any]:
     """Discrete Laplace noise on the clipped numbers; they are standardised by what is public."""
     assert labels.bounds is not None
     low, high = labels.bounds
@@ -142,7 +154,8 @@ def _numbers(labels: Labels, bits: NDArray[np.uint64], epsilon: float) -> Labels
     uniform = ((bits >> np.uint64(11)) + np.uint64(1)) * 2.0**-53  # above 0, at most 1
     geometric = np.floor(-np.log(uniform) * _GRID / epsilon)
     noisy = low + step * (on_grid + geometric[:, 0] - geometric[:, 1])
-    return replace(labels, train=((noisy - labels.mean) / labels.deviation).astype(np.float32))
+    scaled: NDArray[Any] = ((noisy - labels.mean) / labels.deviation).astype(np.float32)
+    return scaled
 
 
 def _bits(key: bytes, rows: int) -> NDArray[np.uint64]:

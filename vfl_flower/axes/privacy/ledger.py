@@ -210,6 +210,24 @@ def ledger_of(config: RunConfig) -> type[Ledger]:
     return found
 
 
+def check_validation(config: RunConfig) -> RunConfig:
+    """The configuration, without validation where epsilon would not cover its labels.
+
+    Raises
+    ------
+    ConfigError
+        If it was asked for there.
+    """
+    if ledger_of(config).noise_on != "scalars" or config.data.validation_fraction == 0:
+        return config
+    if config.data.validation_fraction is None:
+        return config.with_values({"validation-fraction": 0.0})
+    raise ConfigError(
+        "privacy = 'scalar' does not cover the labels of validation rows, which decide when "
+        "training stops: leave validation-fraction out."
+    )
+
+
 def hides_labels(config: RunConfig) -> bool:
     """Whether labels are protected, so that no digest of them is kept with the model."""
     return ledger_of(config).noise_on in ("labels", "scalars")
