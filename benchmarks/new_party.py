@@ -1,7 +1,8 @@
 """A party that joins a trained model: credit defaults, a bank and two parties, and later a third.
 
 The files are those of `partial_bank`: the bank has the labels of all people and a quarter of the
-columns, each party knows three fifths of the people. `two` is trained by the bank and two parties.
+columns, each party knows three fifths of the people. The third is the one that is worth most (of
+the other two one is worth little, whenever it comes). `two` is trained by the bank and two parties.
 From it begin, for a few epochs more: `longer`, the same two; `frozen`, all three, where the third
 and the top model learn; `free`, all three, where all do. `three` is trained by all three from the
 beginning, for as long as `two`. All hold out the same people, a fifth; AUC is of all of them, with
@@ -39,7 +40,8 @@ def main() -> None:
     figures: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as name:
         os.environ["VFL_HOME"] = name  # so that no alignment of an earlier run is used again
-        dataset, nodes = cut(options.npz, Path(name))
+        dataset, (zero, last, two) = cut(options.npz, Path(name))
+        nodes = [zero, two, last]
 
         def run(way: str, parties: int, keys: dict[str, Any]) -> str:
             out = str(Path(name) / f"{way}-{keys['seed']}")
@@ -55,10 +57,10 @@ def main() -> None:
         for seed in range(options.seeds):
             anew = {**KEYS, "dataset": dataset, "strategy": "split-nn", "seed": seed}
             anew["epochs"] = options.epochs
-            two = run("two", PARTIES - 1, anew)
+            earlier = run("two", PARTIES - 1, anew)
             for way, more in WAYS.items():
                 parties = PARTIES - (way == "longer")
-                run(way, parties, {**more, "grow": two, "epochs": options.more, "seed": seed})
+                run(way, parties, {**more, "grow": earlier, "epochs": options.more, "seed": seed})
             run("three", PARTIES, anew)
     report("new_party", figures)
 

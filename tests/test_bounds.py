@@ -44,6 +44,7 @@ from vfl_flower.messages import (
     DescribeOrder,
     EmbedOrder,
     EvaluateOrder,
+    GrowOrder,
     Order,
     PredictOrder,
     RejoinOrder,
@@ -203,6 +204,7 @@ ORDERS: list[Order] = [
     RejoinOrder(exchange=1, outputs=1),
     CheckpointOrder(exchange=1, number=1),
     ResumeOrder(run="7", number=1),
+    GrowOrder(outputs=1, run="7", number=1, parties=1, config='{"grow": "runs/then"}'),
     PredictOrder(run="7", number=1),
 ]
 NUMBERS: list[Any] = [

@@ -300,8 +300,8 @@ def held_out_again(
 ) -> NDArray[np.int64]:
     """Where rows are to be taken from, so that those are held out that were, [N].
 
-    A model that has learnt from a row would do better on it than on others. So no such row is held
-    out, while there are others; else these rows stay where they are.
+    A model that has learnt from a row would do better on it than on others. So the rows that are
+    held out are first those of then, then new ones, and others only where these are too few.
 
     Parameters
     ----------
@@ -313,11 +313,13 @@ def held_out_again(
     at = np.arange(len(rows))
     if len(train) == len(rows):  # all are both
         return at
-    wrong = test[np.isin(rows[test], learnt)]
-    again, new = np.isin(rows[train], held), ~np.isin(rows[train], known)
-    others = np.concatenate([train[again], train[new]])[: len(wrong)]
-    wrong = wrong[: len(others)]
-    at[wrong], at[others] = others, wrong
+    is_test = np.zeros(len(rows), bool)
+    is_test[test] = True
+    least = np.where(np.isin(rows, held), 0, np.where(np.isin(rows, learnt), 2, 1))
+    chosen = np.zeros(len(rows), bool)
+    chosen[np.lexsort((~is_test, least))[: len(test)]] = True
+    out, into = np.flatnonzero(is_test & ~chosen), np.flatnonzero(chosen & ~is_test)
+    at[out], at[into] = into, out
     return at
 
 
