@@ -34,7 +34,7 @@ from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.holder import checkpoint, results
 from vfl_flower.holder.contribution import contribution
 from vfl_flower.models.tops import build_top, grow_top
-from vfl_flower.models.training import model_arrays
+from vfl_flower.models.training import load_model, model_arrays
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_about
 from vfl_flower.start import Finished as Run
@@ -124,9 +124,9 @@ def test_a_grown_top_model_says_the_same_where_no_new_party_is(
     assert torch.equal(of_three(nobody), said) and len(said.unique()) > ROWS
     if combine == "concat":  # of a new party's columns nothing is believed yet
         assert torch.equal(of_three(there), said)
-        wrong = nn.functional.pad(then.layers[0].weight, (0, 4))  # the control: at the end
-        with torch.no_grad():
-            now.layers[0].weight.copy_(wrong)
+        arrays = model_arrays(then)  # the control: as if new columns were the last
+        arrays["layers.0.weight"] = np.pad(arrays["layers.0.weight"], ((0, 0), (0, 4)))
+        load_model(now, arrays)
         assert not torch.equal(of_three(nobody), said)
     else:
         assert not torch.equal(of_three(there), said)
@@ -159,9 +159,9 @@ def test_before_it_learns_a_run_says_what_the_model_of_then_does(
     one, other = two.predict("two"), organisations.predict("three", without="2")
     assert one["parties"].equals(other["parties"])
     known = one["parties"].astype(str) != "none"  # whom nobody knows gets what the labels say
-    chances = [each.filter(like="probability")[known] for each in (one, other)]
-    np.testing.assert_allclose(*chances, rtol=1e-6)  # rounding of other matrices
-    assert chances[0].nunique().min() > 100
+    then, now = (each.filter(like="probability")[known] for each in (one, other))
+    np.testing.assert_allclose(now, then, rtol=1e-6)  # rounding of other matrices
+    assert then.nunique().min() > 100
 
 
 # --- parties of then ----------------------------------------------------------------------------
@@ -385,7 +385,8 @@ def test_on_supernodes_it_is_as_in_process(three: Organisations, freeze: bool) -
         assert runs[0].summary[name] == runs[1].summary[name]
     assert runs[0].summary["test_auc"] == pytest.approx(runs[1].summary["test_auc"], abs=1e-6)
     said = [three.predict(name).set_index("id") for name in ("local", "nodes")]
-    np.testing.assert_allclose(*(each.filter(like="prob") for each in said), atol=1e-5)
+    one, other = (each.filter(like="prob") for each in said)
+    np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 # --- bad input ----------------------------------------------------------------------------------

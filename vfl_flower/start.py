@@ -155,7 +155,7 @@ def run_supernodes(
         if config.data.tokenizer:
             permitted["tokenizer"] = config.data.tokenizer
     if config.data.own_data:  # one owner starts all, and so may fix the method for all
-        permitted["align"] = config.data.align
+        permitted["align"] = "ids" if config.data.align == "ids" else "psi"
     with ExitStack() as stack:
         stack.enter_context(_submitting(run_config))
         bring_states(config, Path(run_config["out"]))
