@@ -28,6 +28,7 @@ from tests.organisations import (
     write,
 )
 from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
+from vfl_flower.api import train
 from vfl_flower.data.blocks import _divide, held_out_again
 from vfl_flower.data.labels import as_known, encode_labels
 from vfl_flower.errors import ConfigError, PartyError, VflError
@@ -367,6 +368,20 @@ def test_rows_of_a_divided_data_set_are_trained_on_for_longer(run: Start, tmp_pa
     assert longer.history[0]["test_loss"] < then.summary["test_loss"]
     with pytest.raises(ConfigError, match=r"^breast-cancer is divided, so that 3 parties would"):
         run(3, {"grow": str(then.folder)})
+
+
+def test_frames_that_are_handed_over_grow_a_model_too() -> None:
+    table = cancer()
+    frames = [
+        table[[ID, *(f"f{n}" for n in range(10 * m, 10 * m + 10))]].sample(frac=0.6, random_state=m)
+        for m in range(3)
+    ]
+    keys = {"align": "any", "epochs": 3, "party-lr": 0.5, "server-lr": 0.5}
+    labels = table[[ID, "label"]]
+    model = train(keys, frames[:2], labels, id=ID)
+    grown_one = train({"grow": str(model.folder), "freeze": True}, frames, labels, id=ID)
+    assert grown_one.summary["parties"] == 3 and grown_one.summary["config"]["align"] == "any"
+    assert len(grown_one.predict(frames, id=ID)) > 500  # whom any knows
 
 
 @pytest.mark.nightly
