@@ -149,7 +149,7 @@ def test_a_model_of_all_its_parties_becomes_one_of_any_subset(combine: str) -> N
 
 
 @pytest.mark.parametrize("combine", ["concat", nightly("mean"), nightly("sum")])
-@pytest.mark.parametrize("own", [0, 3])
+@pytest.mark.parametrize("own", [nightly(0), 3])
 def test_before_it_learns_a_run_says_what_the_model_of_then_does(
     tmp_path: Path, combine: str, own: int
 ) -> None:
@@ -203,7 +203,7 @@ def test_frozen_parties_stay_as_they_were_and_others_learn(
 def test_what_a_frozen_model_keeps_besides_parameters_stays_too(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(), parties=3, known=0.9)
     tower = {"bottom-model": f"{TOWERS}:Normal", "model-args": "drop=0.2"}
-    keys = {**KEYS, **tower, "align": "psi", "subsets": "sampled", "batch-size": 50}
+    keys = {**KEYS, **tower, "align": "psi", "subsets": "sampled", "batch-size": 50, "epochs": 1}
     then = first(organisations, 2).run("two", keys)
     for freeze in (True, False):
         found = grown(organisations, f"three-{freeze}", freeze=freeze)
@@ -288,7 +288,7 @@ def test_no_row_that_then_was_learnt_from_is_held_out(tmp_path: Path, align: str
     first(organisations, 2).run("two", keys)
     organisations.run("anew", keys)
     for out in ("three", "once more"):  # the second by the alignment of the first
-        grown(organisations, out)
+        grown(organisations, out, **{"batch-size": 1000})
 
     def of(out: str, part: int) -> set[int]:
         found = checkpoint.load(tmp_path / out)
@@ -325,6 +325,7 @@ def test_a_grown_model_predicts_and_says_what_parties_are_worth(three: Organisat
     assert worth["all"] == pytest.approx(found.summary["test_auc"], abs=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_grown_run_is_grown_from_again(three: Organisations) -> None:
     grown(three, "three", epochs=1, freeze=True)
     before = contents(three.folder / "three")
@@ -370,6 +371,7 @@ def test_rows_of_a_divided_data_set_are_trained_on_for_longer(run: Start, tmp_pa
         run(3, {"grow": str(then.folder)})
 
 
+@pytest.mark.nightly
 def test_frames_that_are_handed_over_grow_a_model_too() -> None:
     table = cancer()
     frames = [
