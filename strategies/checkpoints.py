@@ -39,6 +39,8 @@ class Checkpoints:
         self.every = run.config.running.exchanges_apart(run.carrier.simulated)
         if keeper.found:
             self._go_on_from(keeper.found)
+        elif earlier := keeper.earlier:
+            run.holder.begin_by(earlier.config, earlier.strategy["holder"], earlier.arrays)
         self._kept_at = self._exchanges  # at the last
         if keeper.found:
             mark = keeper.found.strategy["journal"]

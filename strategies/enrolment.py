@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +15,8 @@ from vfl_flower.axes.codecs.channel import check_memory
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.errors import ConfigError
-from vfl_flower.holder.checkpoint import Checkpoint, check_states
-from vfl_flower.messages import DescribeOrder, Description, Order, ResumeOrder
+from vfl_flower.holder.checkpoint import Checkpoint, Keeper, check_number, check_states
+from vfl_flower.messages import DescribeOrder, Description, GrowOrder, Order, ResumeOrder
 from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.provenance import code_digest, free_memory
 from vfl_flower.runtimes.carrier import Carrier, ask_all
@@ -30,9 +32,13 @@ class Member(NamedTuple):
 
 
 def enrol(
-    carrier: Carrier, config: RunConfig, labels: Labels, found: Checkpoint | None = None
+    carrier: Carrier, config: RunConfig, labels: Labels, keeper: Keeper | None = None
 ) -> dict[int, Member]:
     """Ask every node to describe itself, or to go on from a checkpoint: party -> who it is.
+
+    Parameters
+    ----------
+    keeper : has the checkpoint to go on from, or to begin by, if there is one.
 
     Raises
     ------
@@ -40,21 +46,52 @@ def enrol(
         If the parties do not agree with each other or with the label holder, or surrogates do not
         fit into memory.
     """
+    found, earlier = (keeper.found, keeper.earlier) if keeper else (None, None)
     if carrier.simulated:  # all in one memory: before any party takes some of it
         _check_surrogates(carrier, config, labels, len(list(carrier.get_node_ids())))
     order: Order = DescribeOrder(outputs=labels.outputs)
     if found:
         order = ResumeOrder(run=found.run, number=found.number)
+    if earlier:
+        order = GrowOrder(
+            outputs=labels.outputs,
+            run=earlier.run,
+            number=earlier.number,
+            parties=len(earlier.strategy["seats"]),
+            config=json.dumps(config.values()),
+        )
     descriptions = ask_all(carrier, order, Description, config.running)
     if found:
         check_states(found, descriptions.values())
+    if earlier:
+        _check_brought(config, earlier, list(descriptions.values()))
     if not carrier.simulated:
         _check_surrogates(carrier, config, labels, len(descriptions))
-    then = dict(enumerate(found.strategy["holder"]["sizes"])) if found else None
+    before = found or earlier
+    then = dict(enumerate(before.strategy["holder"]["sizes"])) if before else {}
     for description in descriptions.values():
         check(description, config, labels, len(descriptions), then)
     _check_table([each.embedding_size for each in descriptions.values()], labels)
     return {each.party: Member(node, each.embedding_size) for node, each in descriptions.items()}
+
+
+def _check_brought(
+    config: RunConfig, earlier: Checkpoint, descriptions: Sequence[Description]
+) -> None:
+    """Refuse parties that are fewer than in the earlier run, or have not their models of then."""
+    check_number(config.running.grow, earlier, config, len(descriptions))
+    then = len(earlier.strategy["seats"])
+    check_states(earlier, descriptions[:then])
+    for description in descriptions[then:]:
+        if description.exchange:
+            raise ConfigError(
+                f"Party {description.party} brings a model, and was not in the run in "
+                f"{config.running.grow}: start it anew."
+            )
+    notice.info(
+        "The run begins by the models of %s: parties 0 to %d bring theirs, %d are new.",
+        *(config.running.grow, then - 1, len(descriptions) - then),
+    )
 
 
 def _check_table(sizes: Sequence[int], labels: Labels) -> None:
@@ -92,13 +129,13 @@ def check(
     config: RunConfig,
     labels: Labels,
     parties: int,
-    sizes: Mapping[int, int] | None = None,
+    sizes: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
     """Refuse a party whose share of the columns, rows, ids or code do not fit the run.
 
     Parameters
     ----------
-    sizes : party -> embedding size, if the run has begun.
+    sizes : party -> embedding size, of each whose model has begun to learn.
 
     Raises
     ------
@@ -124,10 +161,11 @@ def check(
             "first."
         )
     given, size = description.embedding_size, embedding_size(config, labels.outputs)
-    if sizes is not None and given != sizes[description.party]:
+    then = sizes.get(description.party, given)
+    if given != then:
         raise ConfigError(
-            f"{who} has embeddings of size {given}, where the run began with "
-            f"{sizes[description.party]}: give it the embedding-size of then."
+            f"{who} has embeddings of size {given}, where the run began with {then}: give it the "
+            "embedding-size of then."
         )
     alike = config.models.top == "sum" or config.models.combine != "concat"
     if given != size and (alike or estimators.choose(config).broadcasts):

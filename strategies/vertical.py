@@ -96,7 +96,7 @@ class Vertical(Strategy):
             If a party fails, and the configuration does not say to go on without it.
         """
         carrier, keeper = carrier_of(grid), self.keeper
-        nodes = enrol(carrier, self.config, self.labels, keeper.found if keeper else None)
+        nodes = enrol(carrier, self.config, self.labels, keeper)
         self.labels = with_presence(self.labels, self.config, len(nodes))
         self.run = Run(carrier, nodes, self.config, self.labels, self.history)
         if initial_arrays is not None:

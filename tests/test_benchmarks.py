@@ -31,6 +31,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "losslessness": "--credit {credit} --trials 2 --epochs 1",
     "memory": "--hidden 50",
     "overhead": "--mnist {mnist} --repeats 1",
+    "new_party": "--npz {credit} --seeds 1 --epochs 1 --more 1",
     "partial_bank": "--npz {credit}",
     "partial_rows": "--mnist {mnist} --epochs 1 --times 1",
     "privacy_utility": "--mnist {mnist} --credit {credit} --epochs 2 --epsilons 1 "

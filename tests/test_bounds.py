@@ -44,6 +44,7 @@ from vfl_flower.messages import (
     DescribeOrder,
     EmbedOrder,
     EvaluateOrder,
+    GrowOrder,
     Order,
     PredictOrder,
     RejoinOrder,
@@ -203,6 +204,7 @@ ORDERS: list[Order] = [
     RejoinOrder(exchange=1, outputs=1),
     CheckpointOrder(exchange=1, number=1),
     ResumeOrder(run="7", number=1),
+    GrowOrder(outputs=1, run="7", number=1, parties=1, config='{"grow": "runs/then"}'),
     PredictOrder(run="7", number=1),
 ]
 NUMBERS: list[Any] = [
@@ -256,7 +258,9 @@ def test_an_order_of_other_numbers_is_refused_before_it_costs_memory(
                     assert "raised" not in cause and "\n" not in cause
                     continue
                 # Numbers of checkpoints, and of messages after a failure, are the label holder's.
+                # So is whether a party was in an earlier run.
                 free = name == "number" or (type(order), name) == (RejoinOrder, "exchange")
+                free |= (type(order), name) == (GrowOrder, "parties")
                 assert free and 0 <= value <= 2**53
                 context.state.clear()
                 context.state.update(kept)

@@ -46,6 +46,7 @@ from vfl_flower.messages import (
     DescribeOrder,
     EmbedOrder,
     EvaluateOrder,
+    GrowOrder,
     Order,
     PredictOrder,
     RecallOrder,
@@ -446,6 +447,7 @@ def recorded(keys: dict[str, Any]) -> list[tuple[bytes, bytes]]:
         CheckpointOrder(exchange=number + 1, number=1),
         EmbedOrder(exchange=number + 1, arrays={"ids": np.arange(5, dtype=np.int32)}),
         ResumeOrder(run="7", number=1),
+        GrowOrder(outputs=1, run="7", number=1, parties=1, config='{"grow": "runs/then"}'),
         PredictOrder(run="7", number=1),
         # Where it may not connect to; what is altered is so in no address of this machine.
         SessionOrder(address="10.0.0.1:1", certificate="-----", token="0" * 64, keep=False),

@@ -88,10 +88,11 @@ def train(
                 )
             parties = len(features)
             id = id or keys.get("id", "")
-            data = RunConfig.of(keys).data
+            grown = bool(keys.get("grow"))  # whose keys are as then
+            data = (checkpoint.configured(keys) if grown else RunConfig.of(keys)).data
             name = stack.enter_context(held(*handed_over(features, labels, data, id)))
             keys |= {"dataset": f"memory:{name}"}
-            keys.setdefault("align", "ids")
+            keys.setdefault("align", data.align if grown else "ids")
             node_configs = [{"source": "memory", "held": name}] * parties
             if id:
                 keys["id"] = id

@@ -25,6 +25,7 @@ from vfl_flower.messages import (
     DescribeOrder,
     EmbedOrder,
     EvaluateOrder,
+    GrowOrder,
     Order,
     Payload,
     PredictOrder,
@@ -112,6 +113,18 @@ def describe(message: Message, context: Context) -> Message:
         return payload
 
     return _serve(message, context, DescribeOrder, begin)
+
+
+@app.query("grow")
+def grow(message: Message, context: Context) -> Message:
+    """Begin a run by the model of an earlier one; or, if this party was not of it, as ever."""
+
+    def begin(context: Context, order: GrowOrder) -> Payload:
+        payload = _by(Party.describe, between.grow)(context, order)
+        state_file.save(context, 0)
+        return payload
+
+    return _serve(message, context, GrowOrder, begin)
 
 
 @app.train()

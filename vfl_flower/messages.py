@@ -215,6 +215,21 @@ class ResumeOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GrowOrder(DescribeOrder):
+    """Begin a run by the models of an earlier one, which was of so many ``parties``, the first.
+
+    Each of them kept its own in the Flower run ``run``, as checkpoint ``number``. ``config`` is the
+    configuration of the new run, in JSON: what the run configuration does not say is as then.
+    """
+
+    kind: ClassVar[str] = "query.grow"
+    run: str
+    number: int
+    parties: int
+    config: str = _text(20_000)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PredictOrder(Order):
     """Embed rows with the model of that checkpoint: those just aligned, or the test rows.
 
@@ -284,7 +299,7 @@ class Description(Introduction):
     embedding_size: int = _number(1)
     alignment: str
     code_digest: str
-    exchange: int  # messages that it has served
+    exchange: int  # messages that it has served, or when a run begins its model of an earlier one
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -258,6 +258,11 @@ class TrainingConfig:
         auto="sampled where parties may lack rows, else off",
         choices=("off", "sampled", "laser"),
     )
+    freeze: bool = key(
+        False,
+        "with `grow`: whether the bottom models of the parties of then stay as they are, and only "
+        "new parties and the top model learn",
+    )
     regulariser: str = key(
         "l2",
         "the party's own regulariser g: l2 is ||w||^2 / 2, nonconvex is AsyREVEL Eq. (22)",
@@ -483,6 +488,11 @@ class RunningConfig:
         registry=registry.OBSERVERS,
     )
     resume: str = key("", "results folder of a run that was cut short, to go on with")
+    grow: str = key(
+        "",
+        "results folder of a finished run, by whose models this one begins, perhaps with more "
+        "parties; keys that are not given are as then",
+    )
     device: str = key("auto", "cpu, cuda, or auto: a GPU where there is one")
     out: str = key("", "results folder; empty: runs/STRATEGY-DATASET-TIME")
 

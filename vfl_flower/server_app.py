@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from flwr.app import Context
@@ -14,15 +15,15 @@ from flwr.serverapp import Grid, ServerApp
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower.axes.privacy.ledger import hides_labels
 from vfl_flower.config import RunConfig, parse
-from vfl_flower.data.alignment import Alignment
-from vfl_flower.data.blocks import load_labels, load_own_labels, own_table
+from vfl_flower.data.alignment import Alignment, Order
+from vfl_flower.data.blocks import held_out_again, load_labels, load_own_labels, own_table
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.recall import aligned
 from vfl_flower.data.tables import Table
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import write_whole
 from vfl_flower.holder import checkpoint
-from vfl_flower.holder.checkpoint import Keeper
+from vfl_flower.holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.holder.label_holder import of_group
 from vfl_flower.holder.observers import ProgressBar
 from vfl_flower.holder.predict import predict
@@ -33,6 +34,7 @@ from vfl_flower.runtimes.carrier import Carrier, carrier_of
 from vfl_flower.runtimes.stream.grid import StreamGrid
 
 log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
 class _Sentence(logging.Filter):
@@ -96,23 +98,31 @@ def _train(carrier: Carrier, config: RunConfig, run: str) -> None:
             figures, top = found.strategy["figures"], of_group("top", found.arrays)
             results.finish(summarise(config, carrier, figures, None), top)
         else:
-            _train_in(results, carrier, config, own, Keeper(folder, run, found))
+            begins = config.running.grow and not found
+            earlier = checkpoint.load(config.running.grow) if begins else None
+            _train_in(results, carrier, config, own, Keeper(folder, run, found, earlier))
 
 
 def _train_in(
     results: Results, carrier: Carrier, config: RunConfig, own: Table | None, keeper: Keeper
 ) -> None:
     """Train; whatever happens, save what came of it."""
-    found = keeper.found
+    found, before = keeper.found, keeper.found or keeper.earlier
     strategy: Vertical | None = None
     failure = None
     try:
         with _streams(carrier, config) as carrier:
             labels = _own_labels(carrier, config, own, keeper) if own else load_labels(config)
-            if found and labels.about(hides_labels(config)) != found.about_labels:
+            fixed = found or not own  # else its rows may be new
+            if (
+                before
+                and fixed
+                and labels.about(hides_labels(before.config)) != before.about_labels
+            ):
                 raise ConfigError(
                     f"{config.data.dataset} has other rows, classes or values than when the run in "
-                    f"{config.running.resume} began: put back the data of then."
+                    f"{config.running.resume or config.running.grow} began: put back the data of "
+                    "then."
                 )
             observers = [results, ProgressBar(), OBSERVERS.load(config.running.observer)()]
             strategy = strategy_of(config)(config, labels, observers, keeper)
@@ -144,7 +154,8 @@ def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper)
             "min-parties = 0 is for a label holder with columns of its own: leave it out."
         )
     if not keeper.found:
-        common = aligned(carrier, config, own, keeper.run)
+        order = _as_then(config, own, keeper.earlier) if keeper.earlier else None
+        common = aligned(carrier, config, own, keeper.run, None, order)
         keeper.rows, keeper.present = common.rows, common.present
     elif len(own.ids) <= keeper.rows.max():
         raise ConfigError(
@@ -153,7 +164,21 @@ def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper)
     else:
         name = keeper.found.about_labels["alignment"]
         common = Alignment(name, keeper.rows, keeper.present)
-    return load_own_labels(config.data, own, common)
+    before = (keeper.found or keeper.earlier) if config.running.grow else None
+    return load_own_labels(config.data, own, common, before.about_labels if before else None)
+
+
+def _as_then(config: RunConfig, own: Table, earlier: Checkpoint) -> Order | None:
+    """What holds those rows out that an earlier run has, if they are in the same places still."""
+    rows = earlier.rows
+    if len(own.ids) <= rows.max() or own.digest(rows) != earlier.about_labels["ids"]:
+        notice.warning(
+            "%s does not begin with the rows that it had when the run in %s began: rows that are "
+            "held out now may be such as that has learnt from.",
+            *(own.path, config.running.grow),
+        )
+        return None
+    return partial(held_out_again, config.data, earlier.config.data, rows)
 
 
 def summarise(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from vfl_flower import client_app, server_app
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import whole
+from vfl_flower.files import make_folder, told, whole
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.predict import predictions_file, who_is_there
 from vfl_flower.holder.results import in_use, results_folder
@@ -81,6 +82,7 @@ def run_local(
     """
     config, run_config = prepare(parties, run_config, node_configs)
     finished = Finished(Path(run_config["out"]))
+    bring_states(config, finished.folder)
     grid = _in_process(parties, run_config, config, client, node_configs, finished.folder)
     found = checkpoint.load(finished.folder) if config.running.resume else None
     if found and found.finished:  # only to be saved
@@ -96,6 +98,19 @@ def run_local(
         between.forget(grid.run_id)
     _save_models(grid, config, finished.folder)
     return finished
+
+
+def bring_states(config: RunConfig, folder: Path) -> None:
+    """Copy what parties kept beside an earlier run to where they keep it beside this one."""
+    if not config.running.grow or config.running.resume:
+        return
+    earlier = Path(config.running.grow).expanduser().absolute()
+    states = f"run-{checkpoint.load(earlier).run}-party-*.state"
+    with told(folder):
+        make_folder(folder)
+        for path in (*earlier.glob(states), *earlier.glob("*.uploads")):
+            if not (folder / path.name).exists():
+                shutil.copy2(path, folder)
 
 
 def _save_models(grid: LocalGrid, config: RunConfig, folder: Path) -> None:
@@ -120,6 +135,7 @@ def run_ray(
         )
     config, run_config = prepare(parties, from_anywhere(run_config), ())
     with _submitting(run_config), SuperLink(simulation=True) as superlink:
+        bring_states(config, Path(run_config["out"]))
         return _run_on(superlink, parties, config.training.epochs, run_config)
 
 
@@ -139,9 +155,10 @@ def run_supernodes(
         if config.data.tokenizer:
             permitted["tokenizer"] = config.data.tokenizer
     if config.data.own_data:  # one owner starts all, and so may fix the method for all
-        permitted["align"] = config.data.align
+        permitted["align"] = "ids" if config.data.align == "ids" else "psi"
     with ExitStack() as stack:
         stack.enter_context(_submitting(run_config))
+        bring_states(config, Path(run_config["out"]))
         superlink = stack.enter_context(SuperLink(simulation=False))
         for party in range(parties):
             node_config = {**permitted, **(node_configs[party] if node_configs else {})}
@@ -212,6 +229,9 @@ def prepare(
             raise ConfigError(
                 f"The run in {config.running.resume} is of {then} parties, not {parties}."
             )
+    if config.running.grow and not config.running.resume:
+        earlier = checkpoint.load(config.running.grow)
+        checkpoint.check_number(config.running.grow, earlier, config, parties)
     _check_files(config, parties, node_configs)
     if config.running.parties not in (0, parties):
         raise ConfigError(

@@ -164,7 +164,33 @@ def _check_system(system: System, config: RunConfig, estimator: Estimator) -> No
         raise ConfigError(
             f"strategy = {name!r} is a baseline without scalar noise: leave `privacy` out."
         )
+    _check_growth(system, config, estimator)
     check_gradient(config, "bottom-model")
+
+
+def _check_growth(system: System, config: RunConfig, estimator: Estimator) -> None:
+    """Raise `ConfigError` if a run so configured cannot begin by the models of an earlier one."""
+    grow, freeze = config.running.grow, config.training.freeze
+    if freeze and not grow:
+        raise ConfigError(
+            "freeze is for the models of an earlier run: name its results folder by grow, or leave "
+            "freeze out."
+        )
+    if grow and system.baseline:
+        raise ConfigError(
+            f"strategy = {config.strategy!r} is a baseline, which begins anew: leave grow out, or "
+            "choose a system."
+        )
+    if grow and ledger_of(config).noise_on != "nothing":
+        raise ConfigError(
+            f"privacy = {config.privacy.mechanism!r} counts what one run releases, and by grow "
+            "there would be an earlier one's too: leave grow out, or privacy."
+        )
+    if freeze and estimator.broadcasts:
+        raise ConfigError(
+            "freeze is for parties that are sent their own answers, and with labels = 'shared' all "
+            "are sent all: leave one of them out."
+        )
 
 
 def check_gradient(config: RunConfig, key: str) -> None:

@@ -21,16 +21,16 @@ def test_a_party_that_fits_takes_part() -> None:
 @pytest.mark.parametrize(
     ("keys", "sizes", "sentence"),
     [
-        ({}, None, ""),
-        ({"combine": "sum"}, None, "where the run configuration gives 32, and a top model that"),
-        ({"top-model": "sum"}, None, "where the run configuration gives 1, and a top model that"),
-        ({"labels": "shared"}, None, "where the run configuration gives 32, and a top model that"),
+        ({}, {}, ""),
+        ({"combine": "sum"}, {}, "where the run configuration gives 32, and a top model that"),
+        ({"top-model": "sum"}, {}, "where the run configuration gives 1, and a top model that"),
+        ({"labels": "shared"}, {}, "where the run configuration gives 32, and a top model that"),
         ({}, {1: 16}, ""),
         ({}, {1: 8}, "where the run began with 8: give it the embedding-size of then"),
     ],
 )
 def test_embeddings_of_another_size_need_a_top_model_that_reads_them_side_by_side(
-    keys: dict[str, Any], sizes: dict[int, int] | None, sentence: str
+    keys: dict[str, Any], sizes: dict[int, int], sentence: str
 ) -> None:
     other = replace(FITS, embedding_size=16)
     if not sentence:

@@ -33,7 +33,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -78,6 +78,10 @@ _OF_LATER_RUNS = "file", "answer"  # arrays in that record: digest of all ids; w
 _SAMPLE = 10_000  # rows whose ids a party asks about; of more, it finds one stranger in a thousand
 
 
+Order = Callable[[Places], Places]
+"""From rows in some order, where each is to be taken from."""
+
+
 @dataclass(frozen=True)
 class Alignment:
     """Rows of one's own data that a run is of, in common order, and the name of their alignment.
@@ -100,7 +104,11 @@ class Alignment:
 
 
 def align(
-    carrier: Carrier, config: RunConfig, own: Source, there: There | None = None
+    carrier: Carrier,
+    config: RunConfig,
+    own: Source,
+    there: There | None = None,
+    order: Order | None = None,
 ) -> Alignment:
     """The label holder's rows that every party has too; parties know theirs.
 
@@ -109,6 +117,7 @@ def align(
     Parameters
     ----------
     there : given to predict with align = 'any', by whoever is there. All rows are used, then.
+    order : what decides the order of rows that are found, besides chance or their ids.
 
     Raises
     ------
@@ -120,7 +129,7 @@ def align(
     if config.data.align == "ids":
         rows, asked = _all_rows(carrier, config, own, blinding)
     else:
-        rows, present, asked = _common_rows(carrier, config, own, blinding, there)
+        rows, present, asked = _common_rows(carrier, config, own, blinding, there, order)
     orders, answers = {}, {}
     for node, question in asked.items():
         try:
@@ -154,6 +163,7 @@ def _common_rows(
     own: Source,
     blinding: Blinding,
     there: There | None,
+    in_order: Order | None,
 ) -> tuple[Places, NDArray[np.bool_] | None, Mapping[int, Introduction]]:
     """The rows that all have, or so many parties, and who; and what they ask about theirs."""
     any_party = config.data.align == "any"
@@ -196,6 +206,9 @@ def _common_rows(
         seed = config.privacy.noise_seed
         secret = secrets.token_bytes(16) if seed < 0 else f"{seed} order of rows".encode()
         at = shuffled(len(common), secret)
+        common, present = common[at], present[at]
+    if in_order and len(common):
+        at = in_order(common)
         common, present = common[at], present[at]
     if not len(common):
         where = f"{wanted} or more of the" if any_party else "all"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -25,7 +26,13 @@ from vfl_flower.data import augmentation, memory
 from vfl_flower.data.alignment import Alignment, common_rows
 from vfl_flower.data.augmentation import Augment
 from vfl_flower.data.divided import Divided, open_dataset
-from vfl_flower.data.labels import Labels, class_weights, digest_of_labels, encode_labels
+from vfl_flower.data.labels import (
+    Labels,
+    as_known,
+    class_weights,
+    digest_of_labels,
+    encode_labels,
+)
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.presence import Known, drawn
 from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
@@ -36,6 +43,7 @@ from vfl_flower.registry import AUGMENTATIONS
 from vfl_flower.sections import DataConfig
 
 Array = NDArray[Any]
+Places = NDArray[np.int64]
 
 _SHARE, _ENOUGH, _MOST = 0.15, 200, 20_000  # of training rows: for validation, where so many are
 _MANY_PIXELS = 2**27  # bytes of images in single precision, beyond which their pixels are held
@@ -108,8 +116,13 @@ def own_table(data: DataConfig) -> Table:
     return OwnFile.of_label_holder(data)
 
 
-def load_block(context: Context, config: RunConfig) -> FeatureBlock:
-    """The features of a node's party: its own, or its columns of the data set that is divided."""
+def load_block(
+    context: Context, config: RunConfig, preparation: Preparation | None = None
+) -> FeatureBlock:
+    """The features of a node's party: its own, or its columns of the data set that is divided.
+
+    Own ones are prepared as the training rows say, or as they said to its model of then.
+    """
     index, parties = seat(context)
     own_words = context.node_config.get("augment")
     augment = AUGMENTATIONS.load(str(own_words or config.data.augment))
@@ -122,14 +135,22 @@ def load_block(context: Context, config: RunConfig) -> FeatureBlock:
         return replace(load_part(config, index, parties), augment=augment)
     own = own_source(context)
     counted = "max-uploads" in context.node_config
-    block = load_own_features(config.data, own, common_rows(context, own), counted)
+    block = load_own_features(config.data, own, common_rows(context, own), counted, preparation)
     return replace(block, augment=augment)
 
 
 def load_own_features(
-    data: DataConfig, own: Source, common: Alignment, counted: bool = False
+    data: DataConfig,
+    own: Source,
+    common: Alignment,
+    counted: bool = False,
+    preparation: Preparation | None = None,
 ) -> FeatureBlock:
     """A participant's own features of the common rows; with their numbers, if they are counted.
+
+    Parameters
+    ----------
+    preparation : that of an earlier run; else the training rows teach it.
 
     Raises
     ------
@@ -149,7 +170,7 @@ def load_own_features(
     none = train[:0]
     names = (own.names(train), own.names(test)) if counted else (none, none)
     own.forget_ids()  # before there is anything else that takes much memory
-    preparation = own.learn(train)
+    preparation = preparation or own.learn(train)
     samples = [prepared(own, part, preparation) for part in (train, test)]
     block = FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names)
     return replace(block, known=known, validation=validation)
@@ -285,8 +306,56 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
     return replace(labels, places=rows[0], test_places=rows[1], validation=validation)
 
 
-def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
+def held_out_again(
+    data: DataConfig, then: DataConfig, known: Places, rows: Places
+) -> NDArray[np.int64]:
+    """Where rows are to be taken from, so that those are held out that were, [N].
+
+    A model that has learnt from a row would do better on it than on others. So the rows that are
+    held out are first those of then, then new ones, and others only where these are too few; and
+    of them, those by which the model of then was chosen are rather for validation again.
+
+    Parameters
+    ----------
+    then, known : the data keys of the earlier run, and its rows, in its order.
+    rows : of this run, by the same numbers, in the order that was drawn for them.
+    """
+    at = np.arange(len(rows))
+    if not data.test_fraction:  # rows are held out from training, and trained on
+        return at
+    _, held_out, validation = _divide(data, len(rows))
+    learnt, held, chose = _divide(then, len(known))
+    is_new = ~np.isin(rows, known)
+    by_learnt = np.isin(rows, known[learnt]) + 0.5 * is_new
+    _exchange(at, held_out, by_learnt)
+    by_chosen = np.isin(rows, known[held[:chose]]) + 0.5 * is_new + 2 * (by_learnt == 1)
+    _exchange(at, held_out[validation:], by_chosen, held_out)
+    return at
+
+
+def _exchange(at: Places, into: Places, rank: Array, among: Array | None = None) -> None:
+    """Have the rows of least rank, of all or those ``among`` which, taken to the places ``into``.
+
+    Of equal ones those that are there stay.
+    """
+    wanted, can = np.zeros(len(at), bool), np.zeros(len(at), bool)
+    wanted[into] = True
+    can[slice(None) if among is None else among] = True
+    order = np.lexsort((~wanted, rank[at], ~can))
+    chosen = np.zeros(len(at), bool)
+    chosen[order[: len(into)]] = True
+    out, come = np.flatnonzero(wanted & ~chosen), np.flatnonzero(chosen & ~wanted)
+    at[out], at[come] = at[come].copy(), at[out].copy()
+
+
+def load_own_labels(
+    data: DataConfig, own: Table, common: Alignment, about: Mapping[str, Any] | None = None
+) -> Labels:
     """The labels, and the label holder's own columns, of the common rows.
+
+    Parameters
+    ----------
+    about : `Labels.about` of the run by whose model this one begins, if it does.
 
     Raises
     ------
@@ -296,6 +365,7 @@ def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
     train, test, validation = _divide(data, len(common.rows))
     values, digest = own.labels(common.rows), own.digest(common.rows)
     labels = encode_labels(data, values[train], values[test], digest)
+    labels = labels if about is None else as_known(data, labels, about)
     every = np.arange(len(own.ids))
     known = own.labels_with_gaps(every)
     whole = digest_of_labels(own.digest(every), data.target == "regression", known)
@@ -305,9 +375,16 @@ def load_own_labels(data: DataConfig, own: Table, common: Alignment) -> Labels:
     if common.present is not None:
         labels = replace(labels, present=(common.present[train], common.present[test]))
     class_weights(data, labels.train, len(labels.classes))  # to find what is wrong
+    then = about["preparation"] if about else None
+    if about and bool(then) != bool(own.feature_names):
+        raise ConfigError(
+            f"{own.path} has feature columns, or has none, other than when the model by which this "
+            "run begins was trained: give it those of then, or leave grow out."
+        )
     if not own.feature_names:
         return labels
-    block = load_own_features(data, own, common)
+    preparation = Preparation(**then) if then else None
+    block = load_own_features(data, own, common, preparation=preparation)
     features = np.asarray(block.train[:]), np.asarray(block.test[:])
     return replace(labels, features=features, preparation=block.preparation)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -183,6 +184,33 @@ def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) 
         name if isinstance(name, bool | int | float) else str(name) for name in classes.tolist()
     ]
     return Labels(indices[: len(train)], indices[len(train) :], tuple(names), ids_digest)
+
+
+def as_known(data: DataConfig, labels: Labels, about: Mapping[str, Any]) -> Labels:
+    """Labels with the classes, or in the units, of an earlier model, which `Labels.about` tells.
+
+    Raises
+    ------
+    ConfigError
+        If there are classes that it has never seen.
+    """
+    if not labels.classes:
+        mean, deviation = float(about["mean"]), float(about["deviation"])
+        by, shift = labels.deviation / deviation, (labels.mean - mean) / deviation
+        train, test = (
+            (part * by + shift).astype(np.float32) for part in (labels.train, labels.test)
+        )
+        return replace(labels, train=train, test=test, mean=mean, deviation=deviation)
+    known = {name: number for number, name in enumerate(about["classes"])}
+    unknown = [name for name in labels.classes if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"The labels of {data.called} have {len(unknown)} values, such as {unknown[0]!r}, that "
+            "the model by which this run begins has never seen: correct them, or leave grow out."
+        )
+    numbers = np.array([known[name] for name in labels.classes], np.int64)
+    of_train, of_test = numbers[labels.train], numbers[labels.test]
+    return replace(labels, train=of_train, test=of_test, classes=tuple(known))
 
 
 def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) -> Labels:

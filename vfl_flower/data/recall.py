@@ -26,7 +26,7 @@ from flwr.app import Context
 from vfl_flower.config import RunConfig
 from vfl_flower.data import alignment
 from vfl_flower.data import alignment_file as files
-from vfl_flower.data.alignment import Alignment, align
+from vfl_flower.data.alignment import Alignment, Order, align
 from vfl_flower.data.alignment_file import Kept
 from vfl_flower.data.psi import Places, Points
 from vfl_flower.data.source import Source
@@ -58,6 +58,7 @@ def aligned(
     own: Source,
     run: str,
     there: There | None = None,
+    order: Order | None = None,
 ) -> Alignment:
     """The label holder's rows that every party has too: those of then, or else aligned anew.
 
@@ -65,6 +66,7 @@ def aligned(
     ----------
     run : number of this Flower run.
     there : as in `align`; who is there may change, and all is aligned anew then.
+    order : as in `align`; rows of then that are not in such an order are not used again.
 
     Raises
     ------
@@ -73,12 +75,12 @@ def aligned(
     """
     in_memory = config.data.dataset.startswith("memory:")  # parties are gone with this process
     if in_memory or there:
-        return align(carrier, config, own, there)
+        return align(carrier, config, own, there, order)
     file = own.digest(np.arange(len(own.ids)))
-    found = _recalled(carrier, config, own, file, run)
+    found = _recalled(carrier, config, own, file, run, order)
     if found:
         return found
-    new = align(carrier, config, own)
+    new = align(carrier, config, own, None, order)
     kept = Kept(
         name=new.name,
         parties=len(new.answers),
@@ -97,11 +99,16 @@ def aligned(
 
 
 def _recalled(
-    carrier: Carrier, config: RunConfig, own: Source, file: str, run: str
+    carrier: Carrier,
+    config: RunConfig,
+    own: Source,
+    file: str,
+    run: str,
+    order_of: Order | None,
 ) -> Alignment | None:
     """The rows of the last alignment of these ids, if the parties have it too."""
     kept = _last(carrier, config, own, file)
-    if not kept:
+    if not kept or (order_of and (np.diff(order_of(kept.arrays["rows"])) != 1).any()):
         return None
     codes = [_code(answer, kept.name, run) for answer in kept.arrays["answers"]]
     proofs = np.frombuffer(b"".join(codes), np.uint8).reshape(-1, 32)

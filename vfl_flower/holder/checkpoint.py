@@ -84,12 +84,20 @@ class Keeper:
     ----------
     folder : the results folder.
     run : number of the Flower run, under which parties keep their states.
+    earlier : the last of the run by whose models this one begins, if it does.
     """
 
-    def __init__(self, folder: Path, run: str, found: Checkpoint | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        found: Checkpoint | None = None,
+        earlier: Checkpoint | None = None,
+    ) -> None:
         self.folder = folder
         self.run = run
         self.found = found
+        self.earlier = earlier
         self.rows: NDArray[np.int64] = found.rows if found else np.zeros(0, np.int64)
         self.present = found.present if found else None
         self.number = found.number if found else 0
@@ -155,15 +163,18 @@ _MAY_DIFFER = (  # where given, from the run that is gone on with: not what it c
 def configured(raw: Mapping[str, Any]) -> RunConfig:
     """The configuration of a run: `resolve`, or with ``resume`` that of the run to go on with.
 
+    With ``grow`` keys that are not given are those of the run by whose models it begins.
+
     Raises
     ------
     ConfigError
-        As `resolve`; or if that run has finished, or had another value for a key that is given.
+        As `resolve`; or if that run has finished, or with ``grow`` has not; or if it had another
+        value for a key that is given.
     """
     given = parse(raw)
     folder = given.get("resume")
     if not folder:
-        return resolve(raw)
+        return _grown(given) if given.get("grow") else resolve(raw)
     found = to_go_on_from(folder)
     anew = {}
     for name, now in given.items():
@@ -177,6 +188,70 @@ def configured(raw: Mapping[str, Any]) -> RunConfig:
             )
         anew[name] = now
     return found.config.with_values(anew)
+
+
+_OF_ONE_RUN = (  # keys that a run never has from the one that it grows from
+    *("task", "model", "without", "resume", "grow", "freeze", "out", "parties"),
+)
+_OF_MODEL = (  # keys that it cannot have otherwise
+    *("target", "label-range", "columns", "missing", "text"),
+    *(each.name for each in KEYS.values() if each.section == "models" and each.name != "metrics"),
+)
+
+
+def _grown(given: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a run that begins by the models of another.
+
+    What is not given is as then; with another strategy only what is of data and models.
+    """
+    folder: str = given["grow"]
+    found = load(folder)
+    if not found.finished:
+        raise ConfigError(f"The run in {folder} was cut short: go on with it first, by resume.")
+    then = found.config
+    alike = given.get("strategy", then.strategy) == then.strategy
+    inherited = {
+        each.name: each.of(then)
+        for each in KEYS.values()
+        if (alike or each.section in ("data", "models")) and each.name not in _OF_ONE_RUN
+    }
+    known = {name: value for name, value in inherited.items() if value is not None}
+    config = resolve({"strategy": then.strategy, **known, **given})
+    divided = () if then.data.own_data else (k.name for k in KEYS.values() if k.section == "data")
+    kind = () if then.data.own_data == config.data.own_data else ("dataset",)
+    for name in (*_OF_MODEL, *divided, *kind):
+        was, now = KEYS[name].of(then), KEYS[name].of(config)
+        if was != now:
+            raise ConfigError(
+                f"{folder} holds a model with {name} = {'auto' if was is None else repr(was)}, not "
+                f"{now!r}: leave the key out to begin by that model, or leave grow out."
+            )
+    if then.partial and not config.partial:
+        raise ConfigError(
+            f"{folder} holds a model of any subset of its parties: leave align and subsets out to "
+            "begin by that model, or leave grow out."
+        )
+    return config
+
+
+def check_number(folder: str, found: Checkpoint, config: RunConfig, parties: int) -> None:
+    """Refuse, by `ConfigError`, so many parties in a run that begins by the models of ``found``."""
+    then = len(found.strategy["seats"])
+    if parties < then:
+        raise ConfigError(
+            f"The run in {folder} is of {then} parties, and {parties} are here: start all of them, "
+            "the new ones with the highest numbers."
+        )
+    if parties > then and not config.data.own_data:
+        raise ConfigError(
+            f"{config.data.dataset} is divided, so that {parties} parties would have other columns "
+            f"than the {then} of the run in {folder}: new parties need data of their own."
+        )
+    if parties > then and not config.partial:
+        raise ConfigError(
+            f"A model that needs all its parties cannot get new ones: set subsets = 'sampled', so "
+            f"that the model in {folder} learns to predict by any subset."
+        )
 
 
 class _OfCheckpoint(Protocol):

@@ -228,7 +228,8 @@ def _labels(found: Checkpoint) -> Labels:
     if len(own.ids) <= found.rows.max():
         raise ConfigError(f"{own.path} has lost rows since the run began.")
     common = Alignment(found.about_labels["alignment"], found.rows, found.present)
-    return load_own_labels(config.data, own, common)
+    about = found.about_labels if config.running.grow else None
+    return load_own_labels(config.data, own, common, about)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ What it reads of an upload, and how it answers, is the estimator's (`vfl_flower.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from vfl_flower.holder.table import USUAL, Table, own_features, present_of
 from vfl_flower.messages import LARGEST, Arrays, TrainOrder, Upload, bounded, checked
 from vfl_flower.models import losses
 from vfl_flower.models.losses import loss_of
-from vfl_flower.models.tops import build_top, load_top
+from vfl_flower.models.tops import build_top, grow_top, load_top
 from vfl_flower.models.training import (
     as_tensor,
     build_optimizer,
@@ -101,6 +101,7 @@ class LabelHolder:
         self.secret = secrets.token_bytes(16)  # decides zeroth-order directions of the top model
         if config.privacy.noise_seed >= 0:
             self.secret = f"{config.privacy.noise_seed} top model".encode()
+        self.frozen: Collection[int] = ()  # parties whose models stay as they are
         self.drawn = 0  # how often directions were
         self.steps = 0  # label-holder steps so far: VAFL's counter k
         self.losses: list[Tensor] = []  # of steps, since the last `train_loss`
@@ -392,6 +393,7 @@ class LabelHolder:
             "noises": self.noise.drawn if self.noise else 0,
             "sizes": [each.stop - each.start for each in self.columns.values()],
             "prior": self.prior,
+            "frozen": sorted(self.frozen),
         }
         losses = torch.cat([torch.zeros(0), *(each.cpu() for each in self.losses)])
         groups = {
@@ -413,6 +415,7 @@ class LabelHolder:
     def go_on_from(self, scalars: dict[str, Any], arrays: Arrays) -> None:
         """Take over what `state` gave."""
         self.steps, self.drawn = scalars["steps"], scalars["drawn"]
+        self.frozen = scalars["frozen"]
         if self.noise:
             self.noise.drawn = scalars["noises"]
         self.table.go_on_from(of_group("table", arrays))
@@ -423,6 +426,13 @@ class LabelHolder:
         for name, link in self._other_links():
             if link.surrogate is not None:
                 link.surrogate.copy_(as_tensor(arrays[f"link.{name}"]))
+
+    def begin_by(self, config: RunConfig, scalars: dict[str, Any], arrays: Arrays) -> None:
+        """Begin by the top model of an earlier run, so configured, of which `state` gave these."""
+        sizes: list[int] = scalars["sizes"]
+        grow_top(self.config, self.top, of_group("top", arrays), sizes, config.partial)
+        if self.config.training.freeze:
+            self.frozen = range(len(sizes))
 
     def _top_arrays(self) -> dict[str, Arrays]:
         """The top model and its optimizer, which go on using this memory."""

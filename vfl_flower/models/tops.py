@@ -20,8 +20,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -215,6 +216,50 @@ def load_top(config: RunConfig, top: TopModel, arrays: Mapping[str, NDArray[Any]
         load_model(top, arrays)
     except VflError as error:
         raise ConfigError(f"top-model = {config.models.top!r} {error}") from None
+
+
+def grow_top(
+    config: RunConfig,
+    top: TopModel,
+    arrays: Mapping[str, NDArray[Any]],
+    sizes: Sequence[int],
+    partial: bool,
+) -> None:
+    """Copy a top model that was kept into one of as many parties, or of more, the last being new.
+
+    Outputs are the same, whether the new parties are there or not, where embeddings are side by
+    side: the first layer's columns of a new party, and its placeholder, begin at zero. Of a mean or
+    a sum they are the same where no new party is there.
+
+    Parameters
+    ----------
+    sizes, partial : embedding size of each party of then, and whether the model of then was one of
+        any subset.
+
+    Raises
+    ------
+    ConfigError
+        If it is a model of one's own whose parameters are of other shapes for more parties.
+    """
+    if isinstance(top, OwnTop):
+        try:
+            load_model(top, arrays)
+        except VflError:
+            raise ConfigError(
+                f"top-model = {config.models.top!r} has other parameters of {top.parties} parties "
+                f"than of {len(sizes)}: only one whose parameters stay alike can get new parties."
+            ) from None
+        return
+    if top.combine == "concat" and len(top.layers):
+        first = cast(nn.Linear, top.layers[0])
+        own = first.in_features - top.received - (top.parties if config.partial else 0)
+        ends = top.received + own
+        places = [*range(sum(sizes)), *range(top.received, ends)]
+        places += range(ends, ends + len(sizes)) if partial else ()
+        weight = np.zeros(tuple(first.weight.shape), np.float32)
+        weight[:, places] = arrays["layers.0.weight"]
+        arrays = {**arrays, "layers.0.weight": weight}
+    load_top(config, top, arrays)
 
 
 def _build_own(config: RunConfig, blocks: list[int], outputs: int, alone: bool) -> nn.Module:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from flwr.app import Context
 
-from vfl_flower.config import RunConfig
+from vfl_flower.axes.batches import steps_per_epoch
+from vfl_flower.config import RunConfig, parse
 from vfl_flower.data.blocks import FeatureBlock, load_block, seat
 from vfl_flower.data.source import Preparation
 from vfl_flower.errors import ConfigError, OutOfStepError, VflError
@@ -26,6 +27,7 @@ from vfl_flower.messages import (
     Arrays,
     DescribeOrder,
     EvaluateOrder,
+    GrowOrder,
     RejoinOrder,
     TrainOrder,
 )
@@ -59,9 +61,10 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     index, parties = seat(context)
     if not simulated(context):
         refuse_places(context.run_config)  # before anything that they name is loaded
-    config = resolve(context.run_config)
-    if config.running.resume:
+    given = parse(context.run_config)
+    if given.get("resume") or given.get("grow"):
         raise VflError("has lost the state from which it went on.")
+    config = resolve(context.run_config)
     rules = check(context, config)
     party = party_of(context, config, order.outputs, load_block(context, config))
     party.origin = str(context.run_id)
@@ -76,10 +79,62 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     return party
 
 
+def grow(context: Context, order: GrowOrder) -> Party:
+    """The party of a node at the beginning of a run that begins by models of an earlier one.
+
+    If the party was of that run, it has its model of then, prepares its columns as then, and counts
+    on what it gave away; else all is new. Its own folder of states alone is looked into.
+
+    Raises
+    ------
+    ConfigError, VflError
+        If it has no such model, or other columns or another model than then, or if its rules do not
+        let it go on.
+    """
+    index, parties = seat(context)
+    config = _told(context, order.config)
+    rules = check(context, config)
+    saved = state_file.load(context, order.run, order.number) if index < order.parties else None
+    about = state.load_about(saved) if saved else ""
+    block = load_block(context, config, read_about(about)[2] if about else None)
+    party = party_of(context, config, order.outputs, block, bool(about))
+    party.origin = str(context.run_id)
+    if saved:
+        check_model(about, party)
+        check_weights(party, about)
+        load_model(party.model, state.load_arrays(saved, "model"))
+        then, per_epoch = state.load_scalars(saved), steps_per_epoch(config, party.rows)
+        party.origin, party.brought = then["origin"], then["exchange"]
+        party.steps = round(then["epochs"] * per_epoch)
+        ends = party.steps + (0 if party.frozen else config.training.epochs * per_epoch)
+        party.limits = limits_of(context, rules, party.origin)
+        party.limits.check_steps(ends, per_epoch)
+        party.limits.go_on()
+    else:
+        party.limits = limits_of(context, rules, party.origin)
+        party.limits.begin()
+    _skeletons[index, parties] = context.run_id, party
+    return party
+
+
+def _told(context: Context, text: str) -> RunConfig:
+    """The configuration that an order brings, checked as a run configuration is."""
+    try:
+        values = json.loads(text)
+        given = {str(name): value for name, value in values.items() if value is not None}
+    except (ValueError, AttributeError):
+        raise VflError("was sent a configuration that cannot be read.") from None
+    if not simulated(context):
+        refuse_places(given)
+    return resolve(given)
+
+
 def check_before_alignment(context: Context) -> None:
     """Refuse, by `ConfigError`, to align ids for a run that would be refused afterwards."""
     if not simulated(context):
         refuse_places(context.run_config)
+    if parse(context.run_config).get("grow"):  # what is not in it comes with the order to begin
+        return
     config = resolve(context.run_config)
     if config.task == "train":  # else the configuration that counts is in the state that is kept
         check(context, config)
@@ -95,15 +150,21 @@ def largest_order(context: Context) -> int:
     return int(known) if known else SMALL + 32 * Rules.of(context.node_config).max_ids
 
 
-def party_of(context: Context, config: RunConfig, outputs: int, block: FeatureBlock) -> Party:
+def party_of(
+    context: Context, config: RunConfig, outputs: int, block: FeatureBlock, grown: bool = False
+) -> Party:
     """The party of a node, with the bottom model that is its own if it has named one.
+
+    Parameters
+    ----------
+    grown : whether that began in an earlier run.
 
     Raises
     ------
     ConfigError
         If that model cannot be had, or makes no embeddings.
     """
-    return Party(config, *seat(context), outputs, block, own_config(context, config))
+    return Party(config, *seat(context), outputs, block, own_config(context, config), grown)
 
 
 def check_data(about: str, party: Party) -> None:
@@ -140,6 +201,7 @@ def keep(party: Party, context: Context) -> None:
     scalars = {
         "exchange": party.exchange,
         "steps": party.steps,
+        "epochs": party.epochs,
         "origin": party.origin,
         "pending-secret": party.pending_secret if p else b"",
         "largest": party.largest_order,
@@ -216,12 +278,14 @@ def resume(context: Context) -> Party:
     if not about:
         raise OutOfStepError("has no state of this run.")
     place = seat(context)
-    config, outputs, _ = read_about(about)
+    config, outputs, preparation = read_about(about)
     rules = check(context, config)
     run, party = _skeletons.get(place, (None, None))
     if party is None or run != context.run_id or party.about != about:
         check_number(about, place[1])
-        party = party_of(context, config, outputs, load_block(context, config))
+        grown = "grown" in json.loads(about)
+        block = load_block(context, config, preparation if grown else None)
+        party = party_of(context, config, outputs, block, grown)
         check_data(about, party)
         check_model(about, party)
         check_weights(party, about)
@@ -255,7 +319,7 @@ def resume(context: Context) -> Party:
         party.trace = None
         load_model(party.model, state.load_arrays(context.state, "model"))
         load_optimizer(party.optimizer, state.load_arrays(context.state, "optimizer"))
-    party.model.train()  # whatever a message that failed has left
+    party.learning()  # whatever a message that failed has left
     return party
 
 

@@ -83,8 +83,10 @@ class Party:
         outputs: int,
         block: FeatureBlock | None = None,  # of its own data; else of the data set that is divided
         own: RunConfig | None = None,  # with what it has set for its own model; else as all
+        grown: bool = False,  # whether its model began in an earlier run
     ) -> None:
         self.config = config
+        self.frozen = grown and config.training.freeze  # whether its model stays as it is
         own = own or config
         self.index = index
         self.parties = parties
@@ -119,6 +121,8 @@ class Party:
         about["augment"] = getattr(block.augment, "__qualname__", type(block.augment).__name__)
         about["training"] = {key: own.values()[key] for key in OWN_TRAINING}
         about["preparation"] = block.preparation.as_json() if block.preparation else None
+        if grown:
+            about["grown"] = True
         if fixed(self.model):  # which states do not hold
             about["weights"] = fixed(self.model)
         self.about = json.dumps(about)
@@ -130,6 +134,7 @@ class Party:
         self.links = self.estimator.party_links(self)
         self.arrays: Arrays = {}  # the estimator's own
         self.exchange = 0  # number of the last message served
+        self.brought = 0  # and of the last that its model of an earlier run had seen
         self.steps = 0  # mini-batches that the model was trained on, with the pending window's
         self.pending: TrainOrder | None = None  # the window that awaits feedback
         self.pending_secret = b""  # the secret by which it was uploaded
@@ -139,6 +144,11 @@ class Party:
         # memory, and what the estimator needs of the pending window's upload.
         self.kept: weakref.ref[Any] | None = None
         self.trace: Any = None
+        self.learning()
+
+    def learning(self) -> None:
+        """Have the model learn from passes over mini-batches, unless it is to stay as it is."""
+        self.model.train(not self.frozen)
 
     def _check_rows(self, one: Samples) -> None:
         """Refuse, by `ConfigError`, what would fail at some row, or take a row's noise in vain."""
@@ -152,9 +162,8 @@ class Party:
         small, batch = config.schedule.sampling == "poisson", config.training.batch_size
         try:
             augmented(augment, one, b"", 0)
-            if isinstance(self.model, OwnBottom) and (
-                small or batch == 1 or self.rows % batch == 1 or self.mask is not None
-            ):
+            few = small or batch == 1 or self.rows % batch == 1 or self.mask is not None
+            if isinstance(self.model, OwnBottom) and few and not self.frozen:
                 self.model.check_one_row()
         except ConfigError:
             raise
@@ -174,21 +183,22 @@ class Party:
             embedding_size=self.size,
             alignment=self.block.alignment,
             code_digest=code_digest(),
-            exchange=self.exchange,
+            exchange=self.exchange or self.brought,
         )
 
     def train(self, order: TrainOrder) -> Upload:
         """Learn from the feedback for the last window; upload the next (VAFL Alg. 1 lines 3-7)."""
         check_order(self.config, self.rows, self.parties, order)
         self._count(order.exchange)
-        self.steps += order.steps
+        self.steps += 0 if self.frozen else order.steps
         self.limits.check_steps(self.steps, steps_per_epoch(self.config, self.rows))
         window = self._window(order)
         places = self._places(window.ids)
         self.limits.count(self.block.train_rows, places, self.estimator.uploads_per_row)
         self._learn(order.arrays)
         self.pending, self.pending_secret = order, self.secret
-        arrays = self.estimator.embed(self, order, window)
+        with torch.set_grad_enabled(not self.frozen):
+            arrays = self.estimator.embed(self, order, window)
         if not order.coordinated:
             arrays["ids"] = window.ids
             if self.config.schedule.sampling == "poisson":
@@ -282,6 +292,11 @@ class Party:
         return link.send(name, rows, window, key)
 
     @property
+    def epochs(self) -> float:
+        """Passes over its rows that the model was trained for, those in earlier runs too."""
+        return self.steps / steps_per_epoch(self.config, self.rows)
+
+    @property
     def largest_order(self) -> int:
         """Bytes of the arrays of an order, at most: an answer to an epoch's rows, or surrogates."""
         steps = steps_per_epoch(self.config, self.rows)
@@ -301,7 +316,8 @@ class Party:
 
     def _learn(self, arrays: Arrays) -> None:
         """Apply the feedback for the pending window, by the parameters that made its upload."""
-        if self.pending is None:
+        if self.pending is None or self.frozen:  # which is sent no feedback
+            self.pending = self.trace = None
             return
         present, self.secret = self.secret, self.pending_secret
         try:
@@ -350,7 +366,7 @@ class Party:
                     x = samples.tensors(read, self.device)
                     found.append(self.model(x, noise.of_step(number) if noise else None))
         finally:
-            self.model.train()
+            self.learning()
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _upload(self, arrays: Arrays) -> Upload:

@@ -61,9 +61,9 @@ class Rules:
     min_embedding_noise: float = 0.0
     """Least ``embedding-noise`` over ``embedding-bound``, of all embeddings that it uploads."""
     max_epochs: int | None = None
-    """Most passes over its rows that a model of its is trained for."""
+    """Most passes over its rows that a model of its is trained for, by all runs of it."""
     max_uploads: int | None = None
-    """Most embeddings of one row that it uploads in a run, with all that go on or predict by it."""
+    """Most embeddings of one row that it uploads in a run, and all that go on or begin by it."""
     max_predictions: int | None = None
     """Most rows that it embeds for predictions, by all models that it keeps."""
     noise_seed: int | None = None

@@ -44,7 +44,7 @@ def from_anywhere(run_config: Mapping[str, Any]) -> dict[str, Any]:
         if key is None or not isinstance(value, str):
             continue
         kind, _, path = value.partition(":")
-        if name in ("resume", "tokenizer") and value:
+        if name in ("resume", "grow", "tokenizer") and value:
             values[name] = _absolute(value)
         elif (name == "dataset" or key.registry) and kind.endswith(".py"):
             values[name] = f"{_absolute(kind)}:{path}"

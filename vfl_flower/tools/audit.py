@@ -166,8 +166,10 @@ def audit(
         raise ConfigError(
             "target = 'regression' has no classes for the audit's attacks to infer: leave it out."
         )
-    if config.task != "train" or config.model or config.running.resume:
-        raise ConfigError("An audit trains anew what it attacks: leave task, model and resume out.")
+    if config.task != "train" or config.model or config.running.resume or config.running.grow:
+        raise ConfigError(
+            "An audit trains anew what it attacks: leave task, model, resume and grow out."
+        )
     labels = load_labels(config).train
     counts = np.bincount(labels)
     if known < 1 or counts.min() <= known:

@@ -167,8 +167,9 @@ def _run(
     config = checkpoint.configured(keys)
     if config.running.resume and keys.get("out"):
         raise ConfigError("A run that is resumed goes on in its own folder: leave out away.")
-    if config.running.resume and parties is None:
-        parties = len(checkpoint.load(config.running.resume).strategy["seats"])
+    earlier = config.running.resume or config.running.grow
+    if earlier and parties is None and not node_configs:
+        parties = len(checkpoint.load(earlier).strategy["seats"])
     folder = results_folder(config)
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
     is_new = not folder.exists()

@@ -76,8 +76,13 @@ def compare(
                 raise ConfigError(f"{baseline!r} is a baseline's name: choose another title.")
             configurations[baseline] = beside
     resolved = [resolve(each) for each in configurations.values()]
-    if any(each.task != "train" or each.model or each.running.resume for each in resolved):
-        raise ConfigError("A comparison trains every run anew: leave task, model and resume out.")
+    running = [each.running for each in resolved]
+    if any(each.task != "train" or each.model for each in resolved) or any(
+        each.resume or each.grow for each in running
+    ):
+        raise ConfigError(
+            "A comparison trains every run anew: leave task, model, resume and grow out."
+        )
     if len({each.data.target for each in resolved}) > 1:
         raise ConfigError("Some of these runs are for classes and some for numbers: compare apart.")
     folders = {name: folder_of(name) for name in configurations}

@@ -8,7 +8,7 @@ answers it (`answer`), and the party learns from the answer (`update`). Of each 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -43,6 +43,7 @@ class PartyEnd(Protocol):
     size: int  # of an embedding, E
     device: torch.device
     model: BottomModel
+    frozen: bool  # whether the model stays as it is
     optimizer: torch.optim.Optimizer
     links: Links
     arrays: Arrays  # of its own, which are kept with the party's state
@@ -69,6 +70,7 @@ class HolderEnd(Protocol):
     labels: Tensor  # of the training rows, [N]
     loss: Loss
     parties: int
+    frozen: Collection[int]  # parties whose models stay as they are, and which are not answered
     columns: dict[int, slice]  # of each party's embeddings in the table
     links: dict[int, Links]  # by party
     noise: ScalarNoise | None

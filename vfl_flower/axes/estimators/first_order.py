@@ -66,7 +66,8 @@ class FirstOrder(Estimator):
     def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Arrays:
         """The embeddings of the window's rows."""
         x, noise = end.features(window), end.noise(order.exchange, window)
-        hs = passes.window(end.model, x, window.lengths.tolist(), noise, _key(end, order))
+        lengths, key = window.lengths.tolist(), _key(end, order)
+        hs = passes.window(end.model, x, lengths, noise, key, learns=not end.frozen)
         in_one = is_plain_sgd(end.optimizer) or len(window.lengths) == 1
         end.trace = x, hs if in_one else None
         return end.send("embedding", passes.joined(hs), window)
@@ -88,6 +89,9 @@ class FirstOrder(Estimator):
         end.count(losses)
         feedback: dict[int, Arrays] = {}
         for number, arrival in enumerate(arrivals):
+            if arrival.party in end.frozen:
+                feedback[arrival.party] = {}
+                continue
             mine = rows[:, end.columns[arrival.party]]
             if joint.places:
                 mine = self._of_own_batches(mine, joint, number, arrival, len(end.labels))

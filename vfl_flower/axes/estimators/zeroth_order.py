@@ -134,8 +134,12 @@ class ZerothOrder(Estimator):
     def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Arrays:
         """Both embeddings of the window's rows, in the order of `block_names`."""
         x, noise = end.features(window), end.noise(order.exchange, window)
-        directions = self._directions(end, order)
-        pair, end.trace = values_of_pairs(end.model, x, window.lengths.tolist(), directions, noise)
+        lengths, directions = window.lengths.tolist(), self._directions(end, order)
+        if end.frozen:
+            hs = passes.window(end.model, x, lengths, noise, directions.key, learns=False)
+            pair = passes.joined(hs), passes.joined(hs)
+        else:
+            pair, end.trace = values_of_pairs(end.model, x, lengths, directions, noise)
         arrays: Arrays = {}
         for name, rows in zip(self.block_names(), self.blocks(pair), strict=True):
             arrays.update(end.send(name, rows, window))
@@ -166,6 +170,9 @@ class ZerothOrder(Estimator):
             return self._joint_answer(end, arrivals, joint)
         feedback: dict[int, Arrays] = {}
         for arrival in arrivals:
+            if arrival.party in end.frozen:
+                feedback[arrival.party] = {}
+                continue
             scalars = self._scalars(end, arrival).cpu().numpy()
             feedback[arrival.party] = {"difference": scalars}
         h, labels = end.gather(joint.window)
@@ -237,7 +244,8 @@ class ZerothOrder(Estimator):
             end.count(step_means(at_centre, lengths, divided))
         else:
             end.count(end.step(h, labels, lengths, divided, gradients=False)[1])
-        return {each.party: {"difference": scalars.cpu().numpy()} for each in arrivals}
+        answer = {"difference": scalars.cpu().numpy()}
+        return {each.party: {} if each.party in end.frozen else answer for each in arrivals}
 
     def _means(
         self, end: HolderEnd, of_rows: Tensor, lengths: Sequence[int], divided: Sequence[int]

@@ -1,0 +1,164 @@
+"""A party that begins by a model of an earlier run: what it looks into, and its rules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from tests.organisations import change
+from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, train
+from vfl_flower.errors import VflError
+from vfl_flower.messages import Description, GrowOrder, RejoinOrder
+from vfl_flower.party import state_file
+from vfl_flower.party.state import load_arrays, load_scalars
+from vfl_flower.systems import resolve
+
+
+def order(run: str = "1", number: int = 1, parties: int = 1, **keys: Any) -> GrowOrder:
+    """To begin by the model of a run, with these keys."""
+    named = {name.replace("_", "-"): value for name, value in keys.items()}
+    config = json.dumps(resolve({**KEYS, "grow": "runs/then", **named}).values())
+    return GrowOrder(outputs=1, run=run, number=number, parties=parties, config=config)
+
+
+def earlier(node: Node, own: dict[str, Any] | None = None, **keys: Any) -> Context:
+    """A node that has kept a model that was trained for an epoch."""
+    context = node(own, **keys)
+    asked(context, DESCRIBE, Description)
+    asked(context, train(1))
+    state_file.save(context, 1)
+    restarted(context)
+    return context
+
+
+def model(context: Context) -> dict[str, Any]:
+    return {name: each.copy() for name, each in load_arrays(context.state, "model").items()}
+
+
+def test_it_brings_its_model_and_says_how_old_that_is(node: Node) -> None:
+    then = state_file.load(earlier(node), "1", 1)
+    later = node(run_id=2, grow="x")
+    described = asked(later, order(), Description)
+    assert described.exchange == 1
+    for name, values in load_arrays(then, "model").items():
+        np.testing.assert_array_equal(model(later)[name], values)
+    asked(later, train(1))  # counted anew
+    # One that was not of that run has a model of its own, though a state lies there.
+    new = node(run_id=3, grow="x")
+    described = asked(new, order(parties=0), Description)
+    assert described.exchange == 0
+    weight = next(iter(model(new)))
+    assert not np.array_equal(model(new)[weight], model(later)[weight])
+
+
+def test_a_frozen_party_takes_no_feedback(node: Node) -> None:
+    earlier(node, party_lr=0.5)
+    for freeze in (True, False):
+        later = node(run_id=2 + freeze, grow="x")
+        asked(later, order(freeze=freeze, party_lr=0.5), Description)
+        before = model(later)
+        asked(later, train(1))
+        if freeze:
+            with pytest.raises(VflError, match="an array 'gradient', for which there is no use"):
+                asked(later, train(2, gradient=gradient() + 1))
+            asked(later, train(2))
+        else:
+            asked(later, train(2, gradient=gradient() + 1))
+        same = [np.array_equal(before[name], model(later)[name]) for name in before]
+        assert all(same) if freeze else not any(same)
+        assert load_scalars(later.state)["steps"] == (6 if freeze else 18)
+
+
+def test_what_it_gave_away_then_counts_on(node: Node) -> None:
+    rules = {"max-uploads": 2}
+    earlier(node, rules)
+    later = node(rules, run_id=2, grow="x")
+    asked(later, order(), Description)
+    asked(later, train(1))
+    with pytest.raises(VflError, match="to upload a row once more than it allows"):
+        asked(later, train(2, gradient=gradient()))
+    anew = node(rules, run_id=3)  # the control: of another model nothing was given away
+    asked(anew, DESCRIBE, Description)
+    asked(anew, train(1))
+    asked(anew, train(2, gradient=gradient()))
+
+
+def test_without_a_count_of_then_it_is_refused(node: Node, tmp_path: Path) -> None:
+    earlier(node)
+    with pytest.raises(VflError, match="since it has no count of its uploads until now"):
+        asked(node({"max-uploads": 9}, run_id=2, grow="x"), order(), Description)
+
+
+def test_epochs_of_then_count_for_its_model(node: Node) -> None:
+    rules = {"max-epochs": 4}
+    earlier(node, rules)
+    with pytest.raises(VflError, match="refuses step 30, of 6 an epoch: its rule is max-epochs"):
+        asked(node(rules, run_id=2, grow="x"), order(), Description)
+    later = node(rules, run_id=3, grow="x")
+    asked(later, order(epochs=3), Description)
+    state_file.save(later, 1)
+    assert load_scalars(later.state)["epochs"] == 1
+    frozen = node(rules, run_id=4, grow="x")
+    asked(frozen, order(freeze=True), Description)  # which trains nothing
+
+
+def test_its_rules_are_of_the_configuration_that_the_order_brings(node: Node) -> None:
+    earlier(node)
+    with pytest.raises(VflError, match="strategy = 'split-nn': its rule is systems = 'vafl'"):
+        asked(node({"systems": "vafl"}, run_id=2, grow="x"), order(), Description)
+    asked(node({"systems": "vafl"}, run_id=3, grow="x"), order(strategy="vafl"), Description)
+
+
+@pytest.mark.parametrize(
+    ("change_of", "sentence"),
+    [
+        ({"run": "../../etc"}, "Party 0 does not have checkpoint 1 of that run"),
+        ({"run": "7"}, "Party 0 does not have checkpoint 1 of that run"),
+        ({"config": "{"}, "was sent a configuration that cannot be read"),
+        ({"config": "[1]"}, "was sent a configuration that cannot be read"),
+        ({"config": '{"epoch": 3}'}, "There is no configuration key 'epoch'"),
+        ({"config": '{"codec": "evil.py:Run"}'}, "codec names code, which a node does not take"),
+        ({"config": '{"bottom-model": "a.b:C"}'}, "bottom-model names code, which a node does not"),
+        ({"number": 0}, "Party 0 does not have checkpoint 0 of that run"),
+    ],
+)
+def test_an_order_names_no_path_and_no_code(
+    node: Node, change_of: dict[str, Any], sentence: str
+) -> None:
+    earlier(node)
+    state_file.place(node(), 0).unlink()
+    sent = order()
+    changed = GrowOrder(**{**vars(sent), **change_of})
+    with pytest.raises(VflError, match=sentence):
+        asked(node(run_id=2, grow="x"), changed, Description)
+
+
+def test_another_model_or_other_columns_are_refused(node: Node, tmp_path: Path) -> None:
+    earlier(node)
+    with pytest.raises(VflError, match="Party 0's model is 'mlp', and differs from 'linear'"):
+        asked(node(run_id=2, grow="x"), order(bottom_model="mlp"), Description)
+    change(tmp_path / "a.csv", lambda frame: frame.rename(columns={"f0": "other"}))
+    with pytest.raises(VflError, match="has other columns than its model was trained with"):
+        asked(node(run_id=3, grow="x"), order(), Description)
+
+
+def test_a_party_that_has_lost_all_does_not_begin_with_another_model(
+    node: Node, tmp_path: Path
+) -> None:
+    earlier(node)
+    later = node(run_id=2, grow="x")
+    asked(later, order(), Description)
+    asked(later, train(1))
+    restarted(later)
+    rejoin = RejoinOrder(exchange=5, outputs=1)
+    asked(later, rejoin, Description)  # by the state that it kept when it began
+    for path in tmp_path.glob("run-2-*.state"):
+        path.unlink()
+    restarted(later)
+    with pytest.raises(VflError, match="has lost the state from which it went on"):
+        asked(later, rejoin, Description)

@@ -1,0 +1,544 @@
+"""Runs that begin by the models of an earlier one: new parties, and new rows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.conftest import Start, nightly
+from tests.organisations import (
+    ID,
+    Organisations,
+    cancer,
+    change,
+    contents,
+    cut,
+    kept_state,
+    read,
+    write,
+)
+from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
+from vfl_flower.api import train
+from vfl_flower.data.blocks import _divide, held_out_again
+from vfl_flower.data.labels import as_known, encode_labels
+from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.holder import checkpoint, results
+from vfl_flower.holder.contribution import contribution
+from vfl_flower.models.tops import build_top, grow_top
+from vfl_flower.models.training import load_model, model_arrays
+from vfl_flower.party import state_file
+from vfl_flower.party.state import load_about
+from vfl_flower.start import Finished as Run
+from vfl_flower.start import run_local, run_supernodes
+from vfl_flower.systems import resolve
+
+HERE = str(Path(__file__).absolute())
+TOWERS = str(Path(__file__).with_name("towers.py"))
+KEYS: dict[str, Any] = {
+    **{"strategy": "split-nn", "align": "any", "epochs": 3, "batch-size": 64, "noise-seed": 0},
+    **{"bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8, "party-lr": 0.5, "server-lr": 0.5},
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
+
+
+def first(organisations: Organisations, parties: int) -> Organisations:
+    """Those parties alone."""
+    words = organisations.words[:parties]
+    return replace(organisations, files=organisations.files[:parties], words=words)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Organisations:
+    """A label holder and three parties, of whom two have trained a model."""
+    organisations = cut(tmp_path_factory.mktemp("trained"), cancer(), parties=3, known=0.6)
+    with patch.object(results, "draw_curves", lambda histories, path: None):
+        first(organisations, 2).run("two", KEYS)
+    return organisations
+
+
+@pytest.fixture
+def three(tmp_path: Path, trained: Organisations) -> Organisations:
+    """A copy of them, whose files a test may change."""
+    folder = Path(shutil.copytree(trained.folder, tmp_path / "copy"))
+    files = [folder / path.name for path in trained.files]
+    return Organisations(folder, folder / trained.labels.name, files)
+
+
+def grown(organisations: Organisations, out: str, **keys: Any) -> Run:
+    return organisations.run(out, {"grow": str(organisations.folder / "two"), **keys})
+
+
+# --- the top model ------------------------------------------------------------------------------
+
+SIZES, OUTPUTS, ROWS = [3, 3], 3, 40
+
+
+def exact(model: nn.Module, generator: torch.Generator) -> None:
+    """Parameters of which sums are exact, in whatever order a processor adds them up."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randint(-4, 5, p.shape, generator=generator) / 4)
+
+
+def rows_of(parties: int, own: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Embeddings, features of the label holder's own, and who is there."""
+    present = torch.randint(0, 2, (ROWS, parties), generator=generator).float()
+    h = torch.randint(-8, 9, (ROWS, 3 * parties), generator=generator) / 4
+    features = torch.randint(-8, 9, (ROWS, own), generator=generator) / 4
+    return h * present.repeat_interleave(3, 1), features, present
+
+
+@pytest.mark.parametrize("own", [0, 2])
+@pytest.mark.parametrize("combine", ["concat", "mean", "sum"])
+@pytest.mark.parametrize("top_model", ["mlp", "linear"])
+def test_a_grown_top_model_says_the_same_where_no_new_party_is(
+    top_model: str, combine: str, own: int
+) -> None:
+    keys = {"embedding-size": 3, "top-model": top_model, "combine": combine}
+    config = resolve({**keys, "subsets": "sampled"})
+    generator = torch.Generator().manual_seed(0)
+    then, now = build_top(config, SIZES, OUTPUTS, own), build_top(config, [*SIZES, 3], OUTPUTS, own)
+    exact(then, generator)
+    grow_top(config, now, model_arrays(then), SIZES, partial=True)
+    h, features, present = rows_of(2, own, generator)
+    said = then(torch.cat([h, features, present], 1))
+    news = torch.randint(-8, 9, (ROWS, 3), generator=generator) / 4
+
+    def of_three(third: Tensor) -> Tensor:
+        return now(torch.cat([h, news, features, present, third], 1))  # type: ignore[no-any-return]
+
+    nobody, there = torch.zeros(ROWS, 1), torch.ones(ROWS, 1)
+    assert torch.equal(of_three(nobody), said) and len(said.unique()) > ROWS
+    if combine == "concat":  # of a new party's columns nothing is believed yet
+        assert torch.equal(of_three(there), said)
+        arrays = model_arrays(then)  # the control: as if new columns were the last
+        arrays["layers.0.weight"] = np.pad(arrays["layers.0.weight"], ((0, 0), (0, 4)))
+        load_model(now, arrays)
+        assert not torch.equal(of_three(nobody), said)
+    else:
+        assert not torch.equal(of_three(there), said)
+
+
+@pytest.mark.parametrize("combine", ["concat", "sum"])
+def test_a_model_of_all_its_parties_becomes_one_of_any_subset(combine: str) -> None:
+    keys = {"embedding-size": 3, "combine": combine}
+    generator = torch.Generator().manual_seed(0)
+    then = build_top(resolve(keys), SIZES, OUTPUTS, 2)
+    config = resolve({**keys, "subsets": "sampled"})
+    now = build_top(config, [*SIZES, 3], OUTPUTS, 2)
+    exact(then, generator)
+    grow_top(config, now, model_arrays(then), SIZES, partial=False)
+    h, features, _ = rows_of(2, 2, generator)
+    two = torch.tensor([1.0, 1.0, 0.0]).expand(ROWS, 3)
+    given = torch.cat([h, torch.zeros(ROWS, 3), features, two], 1)
+    assert torch.equal(now(given), then(torch.cat([h, features], 1)))
+
+
+@pytest.mark.parametrize("combine", ["concat", nightly("mean"), nightly("sum")])
+@pytest.mark.parametrize("own", [nightly(0), 3])
+def test_before_it_learns_a_run_says_what_the_model_of_then_does(
+    tmp_path: Path, combine: str, own: int
+) -> None:
+    organisations = cut(tmp_path, cancer(), parties=3, known=0.6, own=own)
+    two = first(organisations, 2)
+    two.run("two", {**KEYS, "combine": combine})
+    grown(organisations, "three", **{"party-lr": 0.0, "server-lr": 0.0, "epochs": 1})
+    one, other = two.predict("two"), organisations.predict("three", without="2")
+    assert one["parties"].equals(other["parties"])
+    known = one["parties"].astype(str) != "none"  # whom nobody knows gets what the labels say
+    then, now = (each.filter(like="probability")[known] for each in (one, other))
+    np.testing.assert_allclose(now, then, rtol=1e-6)  # rounding of other matrices
+    assert then.nunique().min() > 100
+
+
+# --- parties of then ----------------------------------------------------------------------------
+
+SYSTEMS: list[Any] = [
+    {},
+    nightly({"optimizer": "adamw", "weight-decay": 0.1, "party-lr": 0.01, "window": 2}),
+    nightly({"strategy": "vafl", "delay": "poisson"}),
+    nightly({"strategy": "vafl-t", "quorum": 2, "max-delay": 3}),
+    {"strategy": "ef-vfl", "downlink-codec": "top-k", "downlink-compression": "error-feedback"},
+    {"strategy": "cascaded", "party-lr": 0.05, "server-lr": 0.05, "window": 3},
+    nightly({"strategy": "cascaded", "codec": "qsgd", "compression": "error-feedback"}),
+    nightly({"strategy": "syn-zoo", "perturbs": "all", "differences": "two-sided"}),
+]
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda each: "-".join(map(str, each.values())))
+def test_frozen_parties_stay_as_they_were_and_others_learn(
+    three: Organisations, system: dict[str, Any]
+) -> None:
+    then = Run(three.folder / "two")
+    for freeze in (True, False):
+        keys = {"subsets": "sampled", "epochs": 1, **system, "freeze": freeze}
+        found = grown(three, f"three-{freeze}", **keys)
+        for party in range(3):
+            traffic = found.summary["by_party"][party]
+            if "max-delay" not in system:  # by which it is sent numbers of rows
+                assert bool(traffic["bytes_down"]) == (not freeze or party == 2)
+            if party < 2:
+                was, now = (each.parameters(f"party-{party}") for each in (then, found))
+                same = [np.array_equal(was[name], now[name]) for name in was]
+                assert was.keys() == now.keys() and (all(same) if freeze else not any(same))
+        top = found.parameters("top")["layers.0.weight"]
+        assert not np.array_equal(top[:, :8], then.parameters("top")["layers.0.weight"][:, :8])
+        assert top[:, 8:12].any() and top[:, 14].any()  # the new party's, and its placeholder
+
+
+def test_what_a_frozen_model_keeps_besides_parameters_stays_too(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, cancer(), parties=3, known=0.9)
+    tower = {"bottom-model": f"{TOWERS}:Normal", "model-args": "drop=0.2"}
+    keys = {**KEYS, **tower, "align": "psi", "subsets": "sampled", "batch-size": 50, "epochs": 1}
+    then = first(organisations, 2).run("two", keys)
+    for freeze in (True, False):
+        found = grown(organisations, f"three-{freeze}", freeze=freeze)
+        for party in range(2):
+            was, now = (each.parameters(f"party-{party}") for each in (then, found))
+            assert any("running_mean" in name for name in was)
+            same = [np.array_equal(was[name], now[name]) for name in was]
+            assert all(same) if freeze else not any(same)
+
+
+def test_new_rows_are_prepared_as_then_and_have_the_classes_of_then(tmp_path: Path) -> None:
+    table = cancer()
+    table["label"] = np.where(table["label"] == 1, "good", "bad")
+    table.loc[table.index % 9 == 0, "label"] = "ugly"
+    organisations = cut(tmp_path, table, parties=2, own=4, known=0.9)
+    everyone = {path: read(path) for path in (organisations.labels, *organisations.files)}
+    early = set(table[ID][:300])
+    for path in everyone:
+        change(path, lambda frame: frame[frame[ID].isin(early)])
+    then = organisations.run("two", {**KEYS, "min-parties": 0})
+    for path, frame in everyone.items():  # other people, of other sizes, and none of a class
+        later = frame[~frame[ID].isin(early)].copy()
+        numbers = [name for name in later if str(name).startswith("f")]
+        later[numbers] = 5 * later[numbers] + 3
+        write(later[later["label"] != "ugly"] if "label" in later else later, path)
+    found = grown(organisations, "more", epochs=2)
+    was, now = checkpoint.load(then.folder), checkpoint.load(found.folder)
+    for name in ("classes", "mean", "deviation", "preparation"):
+        assert was.about_labels[name] == now.about_labels[name]
+    assert was.about_labels["classes"] == ["bad", "good", "ugly"]
+    said = organisations.predict("more")
+    assert "probability_ugly" in said and len(said) > 200
+    prepared = [
+        json.loads(load_about(state_file.read(kept_state(run.folder, 1))))["preparation"]
+        for run in (then, found)
+    ]
+    assert prepared[0] == prepared[1]
+
+
+def test_labels_are_told_as_the_model_of_then_knows_them() -> None:
+    data = resolve({}).data
+    new = encode_labels(data, np.array(["c", "a", "c", "a"]), np.array(["a", "c"]), "")
+    found = as_known(data, new, {"classes": ["a", "b", "c"]})
+    assert found.classes == ("a", "b", "c") and found.outputs == 3
+    assert found.train.tolist() == [2, 0, 2, 0] and found.test.tolist() == [0, 2]
+    with pytest.raises(ConfigError, match="have 1 values, such as 'c', that the model by which"):
+        as_known(data, new, {"classes": ["a", "b"]})
+    data = resolve({"target": "regression"}).data
+    new = encode_labels(data, np.array([10.0, 20, 30]), np.array([5.0, 40]), "")
+    found = as_known(data, new, {"classes": [], "mean": 8.0, "deviation": 4.0})
+    np.testing.assert_allclose(found.train, [0.5, 3, 5.5], rtol=1e-6)
+    np.testing.assert_allclose(found.test, [-0.75, 8], rtol=1e-6)
+    assert (found.mean, found.deviation) == (8, 4)
+
+
+# --- whom is learnt from ------------------------------------------------------------------------
+
+
+def test_rows_that_were_held_out_are_again() -> None:
+    data = resolve({}).data
+    generator = np.random.default_rng(0)
+    known = generator.permutation(200)[:150]
+    train, test = (set(known[part]) for part in _divide(data, 150))
+    for rows in (known, generator.permutation(200), generator.permutation(known[:90])):
+        at = held_out_again(data, data, known, rows)
+        assert sorted(at) == list(range(len(rows)))
+        now = rows[at][_divide(data, len(rows))[1]]
+        assert len(train & set(now)) == max(0, len(now) - len({*rows} - train)) < 6
+        assert len(set(now) & test) == min(len(now), len(test & set(rows)))
+        again = held_out_again(data, data, known, rows[at])
+        assert again.tolist() == list(range(len(rows)))  # so it may be used again
+    # Where fewer are left than are to be held out, the others are.
+    rows = np.array([*sorted(train)[:40], *sorted(test)[:4]])
+    now = rows[held_out_again(data, data, known, rows)][_divide(data, 44)[1]]
+    assert set(sorted(test)[:4]) < set(now)
+
+
+@pytest.mark.parametrize("align", ["any", nightly("psi")])
+def test_no_row_that_then_was_learnt_from_is_held_out(tmp_path: Path, align: str) -> None:
+    organisations = cut(tmp_path, cancer(), parties=3, known=0.8)
+    keys = {**KEYS, "noise-seed": -1, "align": align, "epochs": 1, "subsets": "sampled"}
+    first(organisations, 2).run("two", keys)
+    organisations.run("anew", keys)
+    for out in ("three", "once more"):  # the second by the alignment of the first
+        grown(organisations, out, **{"batch-size": 1000})
+
+    def of(out: str, part: int) -> set[int]:
+        found = checkpoint.load(tmp_path / out)
+        return set(found.rows[_divide(found.config.data, len(found.rows))[part]])
+
+    learnt = of("two", 0)
+    for out in ("three", "once more"):
+        wrong = len(learnt & of(out, 1))
+        assert wrong == 0 if align == "any" else wrong < 15
+    assert len(learnt & of("anew", 1)) > 40  # the control
+    assert of("three", 1) == of("once more", 1)
+
+
+def test_a_file_in_another_order_is_said_to_hold_out_others(
+    three: Organisations, own_log: list[str]
+) -> None:
+    change(three.labels, lambda frame: frame.iloc[::-1])
+    grown(three, "three", epochs=1)
+    assert any("may be such as that has learnt from" in line for line in own_log)
+
+
+# --- later --------------------------------------------------------------------------------------
+
+
+def test_a_grown_model_predicts_and_says_what_parties_are_worth(three: Organisations) -> None:
+    found = grown(three, "three", epochs=6)
+    said = three.predict("three").set_index("id")
+    labels = read(three.labels).set_index(ID)["label"]
+    known = said[said["parties"].astype(str) != "none"]
+    assert "2" in set("+".join(known["parties"].astype(str)).split("+"))
+    assert (known["prediction"] == labels.loc[known.index]).mean() > 0.75
+    worth = contribution(found.folder)
+    assert len(worth["parties"]) == 3 and worth["parties"][2]["value"] > 0.02
+    assert worth["all"] == pytest.approx(found.summary["test_auc"], abs=1e-6)
+
+
+@pytest.mark.nightly
+def test_a_grown_run_is_grown_from_again(three: Organisations) -> None:
+    grown(three, "three", epochs=1, freeze=True)
+    before = contents(three.folder / "three")
+    found = three.run("again", {"grow": str(three.folder / "three"), "epochs": 2})
+    assert contents(three.folder / "three") == before
+    for party in range(3):
+        was, now = (
+            Run(three.folder / out).parameters(f"party-{party}") for out in ("three", "again")
+        )
+        assert was and not any(np.array_equal(was[name], now[name]) for name in was)
+    assert found.summary["test_auc"] > 0.8
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        nightly({"freeze": True}),
+        nightly({"strategy": "ef-vfl", "downlink-codec": "top-k"}),
+        nightly({"strategy": "vafl", "freeze": True, "delay": "exponential"}),
+        {"strategy": "cascaded", "window": 2, "freeze": True},
+    ],
+    ids=lambda each: "-".join(map(str, each.values())),
+)
+def test_a_growing_run_that_is_cut_short_goes_on(
+    three: Organisations, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {**keys, "subsets": "sampled", "epochs": 3, "checkpoint-every": 9, "noise-seed": 0}
+    whole = grown(three, "whole", **keys)
+    with cut_after(2), pytest.raises(Cut):
+        grown(three, "cut", **keys)
+    shutil.rmtree(three.folder / "two")  # it is not needed any more
+    found = three.resume("cut", **{"checkpoint-every": 9})
+    assert_equal_runs(found, whole)
+
+
+def test_rows_of_a_divided_data_set_are_trained_on_for_longer(run: Start, tmp_path: Path) -> None:
+    keys = {"dataset": "breast-cancer", "epochs": 2, "combine": "mean", "batch-size": 64}
+    then = run(2, keys)
+    longer = run(2, {"grow": str(then.folder), "epochs": 5})
+    assert longer.summary["config"]["combine"] == "mean"
+    assert longer.history[0]["test_loss"] < then.summary["test_loss"]
+    with pytest.raises(ConfigError, match=r"^breast-cancer is divided, so that 3 parties would"):
+        run(3, {"grow": str(then.folder)})
+
+
+@pytest.mark.nightly
+def test_frames_that_are_handed_over_grow_a_model_too() -> None:
+    table = cancer()
+    frames = [
+        table[[ID, *(f"f{n}" for n in range(10 * m, 10 * m + 10))]].sample(frac=0.6, random_state=m)
+        for m in range(3)
+    ]
+    keys = {"align": "any", "epochs": 3, "party-lr": 0.5, "server-lr": 0.5}
+    labels = table[[ID, "label"]]
+    model = train(keys, frames[:2], labels, id=ID)
+    grown_one = train({"grow": str(model.folder), "freeze": True}, frames, labels, id=ID)
+    assert grown_one.summary["parties"] == 3 and grown_one.summary["config"]["align"] == "any"
+    assert len(grown_one.predict(frames, id=ID)) > 500  # whom any knows
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("freeze", [True, False])
+def test_on_supernodes_it_is_as_in_process(three: Organisations, freeze: bool) -> None:
+    keys = {**three.keys, "grow": str(three.folder / "two"), "freeze": freeze, "window": 4}
+    runs = [
+        start(3, {**keys, "out": str(three.folder / name)}, node_configs=three.node_configs)
+        for name, start in (("local", run_local), ("nodes", run_supernodes))
+    ]
+    assert [each.summary["engine"] for each in runs] == ["local", "supernodes"]
+    assert runs[1].summary["transport"] == "stream"
+    for name, values in runs[0].parameters("top").items():
+        np.testing.assert_allclose(runs[1].parameters("top")[name], values, atol=1e-5)
+    for name in ("steps", "exchanges", "bytes_up", "bytes_down", "evaluation_bytes"):
+        assert runs[0].summary[name] == runs[1].summary[name]
+    assert runs[0].summary["test_auc"] == pytest.approx(runs[1].summary["test_auc"], abs=1e-6)
+    said = [three.predict(name).set_index("id") for name in ("local", "nodes")]
+    one, other = (each.filter(like="prob") for each in said)
+    np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+class Flat(nn.Module):
+    """A top model of one's own, of which parties are the columns of a layer."""
+
+    def __init__(self, sizes: list[int], outputs: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(sum(sizes), outputs)
+
+    def forward(self, h: Tensor, present: Tensor) -> Tensor:
+        return self.last(h)  # type: ignore[no-any-return]
+
+
+class Average(nn.Module):
+    """One whose parameters do not depend on how many parties there are."""
+
+    def __init__(self, sizes: list[int], outputs: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(sizes[0], outputs)
+
+    def forward(self, h: Tensor, present: Tensor) -> Tensor:
+        total = h.view(len(h), present.shape[1], -1).sum(1)
+        return self.last(total / present.sum(1, keepdim=True).clamp_min(1))  # type: ignore[no-any-return]
+
+
+def test_a_top_model_of_ones_own_grows_if_its_parameters_stay_alike(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, cancer(), parties=3, known=0.6)
+    for name, top in (("two", "Flat"), ("average", "Average")):
+        first(organisations, 2).run(name, {**KEYS, "epochs": 1, "top-model": f"{HERE}:{top}"})
+    with pytest.raises(ConfigError, match="has other parameters of 3 parties than of 2: only"):
+        grown(organisations, "three")
+    organisations.run("three-average", {"grow": str(tmp_path / "average")})
+
+
+def loses_state(three: Organisations) -> None:
+    for path in (three.folder / "two").glob("*party-1*.state"):
+        path.unlink()
+
+
+def has_an_older_state(three: Organisations) -> None:
+    folder = three.folder / "two"
+    found = checkpoint.load(folder)
+    state = f"run-{found.run}-party-0-checkpoint-"
+    (folder / f"{state}{found.number}.state").unlink()
+    first(three, 2).run("early", {**KEYS, "epochs": 1})
+    early = checkpoint.load(three.folder / "early")
+    name = f"run-{early.run}-party-0-checkpoint-{early.number}.state"
+    shutil.copy(three.folder / "early" / name, folder / f"{state}{found.number}.state")
+
+
+def has_other_columns(three: Organisations) -> None:
+    change(three.files[0], lambda frame: frame.rename(columns={"f3": "secret"}))
+
+
+def has_no_number(three: Organisations) -> None:
+    change(three.labels, lambda frame: frame.assign(label=frame["label"] + (frame.index % 50 == 0)))
+
+
+def has_columns_of_its_own(three: Organisations) -> None:
+    change(three.labels, lambda frame: frame.assign(age=range(len(frame))))
+
+
+BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str]] = {
+    "no run": (None, {"grow": "/nowhere"}, r"^/nowhere has no checkpoint\.npz: name the results"),
+    "a party without its state": (loses_state, {}, r"Party 1 does not have checkpoint 1 of that"),
+    "an older state": (has_an_older_state, {}, r"^Party 0 has not the state that checkpoint 1 is"),
+    "other columns": (
+        *(has_other_columns, {}),
+        r"Party 0's file has other columns than its model was trained with. Its own log says more",
+    ),
+    "other classes": (has_no_number, {}, r"have 1 values, such as 2, that the model by which"),
+    "columns of its own": (has_columns_of_its_own, {}, r"has feature columns, or has none, other"),
+    "another model": (
+        *(None, {"embedding-size": 8}),
+        r"two holds a model with embedding-size = 4, not 8: leave the key out to begin by that",
+    ),
+    "another loss": (None, {"target": "regression"}, r"holds a model with target = 'classificat"),
+    "all parties needed": (None, {"align": "psi"}, r"two holds a model of any subset of its part"),
+    "another kind of data": (None, {"dataset": "digits", "align": "psi"}, r"holds a model with da"),
+    "noise": (None, {"privacy": "labels", "epsilon": 1.0}, r"^privacy = 'labels' counts what one"),
+    "a baseline": (
+        None,
+        {"strategy": "joined", "subsets": "sampled"},
+        r"^strategy = 'joined' is a",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_begin_so_is_one_sentence_before_training(
+    three: Organisations, case: str
+) -> None:
+    spoil, keys, sentence = BAD[case]
+    if spoil:
+        spoil(three)
+    with pytest.raises(VflError, match=sentence) as raised:
+        grown(three, "three", **keys)
+    assert isinstance(raised.value, ConfigError | PartyError)
+    assert "secret" not in str(raised.value) and "\n" not in str(raised.value)
+    assert (
+        not (three.folder / "three" / "history.jsonl").exists()
+        or not Run(three.folder / "three").history
+    )
+
+
+def test_fewer_parties_or_an_unfinished_run_are_refused(
+    three: Organisations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"is of 2 parties, and 1 are here: start all of them"):
+        grown(first(three, 1), "one")
+    with cut_after(2), pytest.raises(Cut):
+        three.run("short", {**KEYS, "checkpoint-every": 4})
+    with pytest.raises(
+        ConfigError, match=r"short was cut short: go on with it first, by resume\.$"
+    ):
+        three.run("three", {"grow": str(three.folder / "short")})
+    whole = {**KEYS, "align": "psi"}
+    first(three, 2).run("whole", whole)
+    with pytest.raises(ConfigError, match=r"^A model that needs all its parties cannot get new on"):
+        three.run("three", {"grow": str(three.folder / "whole")})
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"freeze": True}, "freeze is for the models of an earlier run"),
+        (
+            {"freeze": True, "grow": "x", "strategy": "ef-vfl", "labels": "shared"},
+            "freeze is for parties that are sent their own answers",
+        ),
+    ],
+)
+def test_contradictions_are_found(keys: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        resolve(keys)
