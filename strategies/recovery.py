@@ -149,7 +149,9 @@ class Recovery:
             self.fail(seat, PartyError(f"Party {seat.party}", str(error)))
             return
         self.holder.rejoined(seat.party)
-        self.history.best = None  # of which it may have lost its copy of the model
+        seat.remembers = False
+        if not self.history.restored:
+            self.history.best = None  # of which it may have lost its copy of the model
         self._drop(seat.party)
         if seat.rests is State.AWAITS_QUORUM:
             seat.rests = State.IDLE

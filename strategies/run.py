@@ -141,6 +141,8 @@ class Run:
         spent = self.history.spent(self.seats, self.carrier.clock)
         so_far = self.plan, self.holder.steps, spent, self.holder.train_loss()
         record = self.history.record(*so_far, validation, test)
+        if any(seat.alive and not seat.remembers for seat in self.seats):
+            self.history.best = None  # who has come back meanwhile could not go back to it
         if self.history.last_is_best:
             self.holder.remember()
             for seat in self.seats:
@@ -185,12 +187,13 @@ def restore_best(run: Run, wait_for: Callable[[Sequence[Seat]], None]) -> None:
     """
     if run.history.best is None:
         return
-    if not run.history.last_is_best:
+    last_is_best = run.history.last_is_best
+    run.restore()
+    if not last_is_best:
         alive = [seat for seat in run.seats if seat.alive]
         orders = (RestoreOrder(exchange=s.exchange + 1, number=s.best_evaluation) for s in alive)
         run.mailbox.post(map(run.mailbox.message, alive, orders))
         wait_for(alive)
-    run.restore()
 
 
 def _is_result(key: str) -> bool:

@@ -75,6 +75,7 @@ class Seat:
     surrogates: str = ""  # digest of what it should have had then
     evaluation: int = 0  # number of the last that it answered
     best_evaluation: int = 0  # of those, the one at which the model did best
+    remembers: bool = True  # whether it has answered one since it last came back
     asked_back: int = 0  # number of the evaluation at which a failed party was last asked back
     unserved: Turn | None = None  # what it could not serve for want of state: to be sent anew
     out_of_step: int = 0  # how often, since it last served a message
@@ -122,7 +123,7 @@ class Seat:
 
     def evaluated(self) -> None:
         """It has answered the evaluation that it was asked for."""
-        self.evaluation = self.evaluation_sent
+        self.evaluation, self.remembers = self.evaluation_sent, True
         if self.state is State.IDLE and self.evaluation == FINAL:
             self.state = State.DONE
 
@@ -155,7 +156,7 @@ class Seat:
 
 _KEPT = (
     *("party", "exchange", "steps", "evaluation_sent", "evaluation", "best_evaluation"),
-    *("surrogates", "asked_back"),
+    *("remembers", "surrogates", "asked_back"),
 )
 _COUNTED = {
     "traffic": Traffic,

@@ -33,6 +33,10 @@ from vfl_flower.systems import resolve
 
 logging.getLogger("flwr").disabled = True
 torch.set_num_threads(1)
+
+ALL_ROWS = {"validation-fraction": 0.0}
+"""For what is compared with the same on all training rows: none are held out to choose by."""
+
 # No limit on time, since other work may share the machine; new examples every night only.
 UNTIMED: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("repeatable", derandomize=True, **UNTIMED)

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from flwr.app import Context, Message
 
+from tests.conftest import ALL_ROWS
 from tests.organisations import cancer, cut
 from vfl_flower import client_app
 from vfl_flower.start import Finished as Run
@@ -34,6 +35,7 @@ from vfl_flower.start import predict_local, run_local
 FIGURES = Path(__file__).parent / "golden.json"
 
 CANCER: dict[str, Any] = {
+    **ALL_ROWS,
     "dataset": "breast-cancer",
     "bottom-hidden": 8,
     "batch-size": 64,
@@ -261,7 +263,7 @@ def small(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _large(name: str, folder: Path) -> dict[str, Any]:
-    keys = {"epochs": 2, "noise-seed": 0, **LARGE[name]}
+    keys = {**ALL_ROWS, "epochs": 2, "noise-seed": 0, **LARGE[name]}
     return outcome(run_local(4, {**keys, "out": str(folder)}))
 
 

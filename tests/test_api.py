@@ -17,6 +17,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import vfl_flower
+from tests.conftest import ALL_ROWS
 from vfl_flower import api
 from vfl_flower.data import memory
 from vfl_flower.errors import ConfigError, VflError
@@ -26,8 +27,8 @@ Y = CANCER.pop("target")
 X = CANCER.to_numpy()
 PARTS = [X[:, :10], X[:, 10:20], X[:, 20:]]
 FRAMES = [CANCER.iloc[:, :10], CANCER.iloc[:, 10:20], CANCER.iloc[:, 20:]]
-KEYS = {"epochs": 5}
-ONCE = {"epochs": 1}
+KEYS = {**ALL_ROWS, "epochs": 5}
+ONCE = {**ALL_ROWS, "epochs": 1}
 ORDER = np.random.default_rng(0).permutation(len(X))
 TWICE = pd.DataFrame(np.stack([Y, Y], 1), columns=["label", "label"])
 WITH_GAP = np.where(np.arange(len(X))[:, None] == 7, np.nan, PARTS[0])

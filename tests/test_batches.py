@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from tests.conftest import ALL_ROWS
 from vfl_flower.axes.batches import Window, divisors, draw_window, put, steps_per_epoch, take
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
@@ -147,7 +148,7 @@ def test_orders_differ_between_epochs_parties_and_seeds() -> None:
 
 @pytest.mark.parametrize("coordinated", [True, False])
 def test_both_sides_use_the_same_rows(coordinated: bool) -> None:
-    config = resolve({"dataset": "breast-cancer", "batch-size": 20})
+    config = resolve({**ALL_ROWS, "dataset": "breast-cancer", "batch-size": 20})
     parties = [Party(config, index, 2, 1) for index in range(2)]
     holder = LabelHolder(config, load_labels(config), {0: 32, 1: 32})
     order = TrainOrder(exchange=1, epoch=2, first=20, steps=3, coordinated=coordinated)
@@ -253,7 +254,9 @@ def test_poisson_mini_batches_differ_between_all_that_name_them() -> None:
 
 
 def test_only_the_party_knows_the_rows_of_its_poisson_mini_batches() -> None:
-    config = resolve({"dataset": "breast-cancer", "batch-size": 20, "sampling": "poisson"})
+    config = resolve(
+        {**ALL_ROWS, "dataset": "breast-cancer", "batch-size": 20, "sampling": "poisson"}
+    )
     holder = LabelHolder(config, load_labels(config), {0: 32, 1: 32})
     order = TrainOrder(exchange=1, epoch=0, first=0, steps=3, coordinated=False)
     sent = []
@@ -271,7 +274,9 @@ def test_only_the_party_knows_the_rows_of_its_poisson_mini_batches() -> None:
 
 
 def test_of_a_row_that_a_poisson_window_has_twice_the_last_embedding_counts() -> None:
-    config = resolve({"dataset": "breast-cancer", "batch-size": 400, "sampling": "poisson"})
+    config = resolve(
+        {**ALL_ROWS, "dataset": "breast-cancer", "batch-size": 400, "sampling": "poisson"}
+    )
     holder = LabelHolder(config, load_labels(config), {0: 32, 1: 32})
     order = TrainOrder(exchange=1, epoch=0, first=0, steps=2, coordinated=False)
     party = Party(config, 1, 2, 1)

@@ -48,6 +48,7 @@ from vfl_flower.messages import (
     Order,
     PredictOrder,
     RejoinOrder,
+    RestoreOrder,
     ResumeOrder,
     TrainOrder,
     Upload,
@@ -203,6 +204,7 @@ ORDERS: list[Order] = [
     EmbedOrder(exchange=1, arrays={"ids": np.arange(9, dtype=np.int32)}),
     RejoinOrder(exchange=1, outputs=1),
     CheckpointOrder(exchange=1, number=1),
+    RestoreOrder(exchange=1, number=1),
     ResumeOrder(run="7", number=1),
     GrowOrder(outputs=1, run="7", number=1, parties=1, config='{"grow": "runs/then"}'),
     PredictOrder(run="7", number=1),
@@ -257,9 +259,10 @@ def test_an_order_of_other_numbers_is_refused_before_it_costs_memory(
                     cause = str(failure["cause"])
                     assert "raised" not in cause and "\n" not in cause
                     continue
-                # Numbers of checkpoints, and of messages after a failure, are the label holder's.
-                # So is whether a party was in an earlier run.
-                free = name == "number" or (type(order), name) == (RejoinOrder, "exchange")
+                # Numbers of checkpoints and evaluations, and of messages after a failure, are the
+                # label holder's. So is whether a party was in an earlier run.
+                free = name in ("number", "best")
+                free |= (type(order), name) == (RejoinOrder, "exchange")
                 free |= (type(order), name) == (GrowOrder, "parties")
                 assert free and 0 <= value <= 2**53
                 context.state.clear()

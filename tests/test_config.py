@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Start
+from tests.conftest import ALL_ROWS, Start
 from vfl_flower.axes.codecs import channel
 from vfl_flower.config import KEYS, RunConfig, flower_defaults
 from vfl_flower.errors import ConfigError, VflError
@@ -366,7 +366,7 @@ def test_a_system_s_codec_takes_its_own_keys() -> None:
 def test_surrogates_that_do_not_fit_into_memory_are_refused_with_a_sentence(
     run: Start, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], megabytes: float
 ) -> None:
-    given = {"dataset": "breast-cancer", "epochs": 1, "window": 15, **given}
+    given = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 1, "window": 15, **given}
     monkeypatch.setattr(channel, "free_memory", lambda: 1e6 * megabytes)
     run(2, given)
     monkeypatch.setattr(channel, "free_memory", lambda: 1e6 * megabytes - 1)

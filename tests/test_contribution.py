@@ -48,7 +48,7 @@ def test_values_are_those_of_all_orders_and_add_up_to_the_whole_gain(clinic: Org
     folder = clinic.folder / "run"
     figures = contribution(folder)
     found = checkpoint.load(folder)
-    labels = _labels(found)
+    labels = _labels(found).tested
     outputs = _outputs(found, labels)
 
     def auc(parties: set[int]) -> float:

@@ -79,7 +79,7 @@ def hugging_face(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_digits_are_images_of_ten_classes() -> None:
-    config = config_of("digits")
+    config = config_of("digits", validation_fraction=0)
     labels = load_labels(config)
     assert labels.classes == tuple(range(10))
     assert labels.outputs == 10
@@ -91,7 +91,7 @@ def test_digits_are_images_of_ten_classes() -> None:
 
 
 def test_breast_cancer_is_a_table_of_two_classes_and_one_output() -> None:
-    config = config_of("breast-cancer", test_fraction=0.25)
+    config = config_of("breast-cancer", test_fraction=0.25, validation_fraction=0)
     labels = load_labels(config)
     assert labels.outputs == 1
     assert (len(labels.train), len(labels.test)) == (426, 143)
@@ -351,7 +351,7 @@ def test_tables_are_scaled_by_column_on_training_rows_only(tmp_path: Path) -> No
     dataset = save_npz(
         tmp_path, X_train=train, y_train=np.arange(200) % 2, X_test=test, y_test=np.arange(20) % 2
     )
-    block = load_features(config_of(dataset), 0, 1)
+    block = load_features(config_of(dataset, validation_fraction=0), 0, 1)
     np.testing.assert_allclose(block.train.mean(0), 0, atol=1e-4)
     np.testing.assert_allclose(block.train.std(0), 1, rtol=1e-4)
     np.testing.assert_allclose(block.test, standardised(train, test), rtol=1e-3)

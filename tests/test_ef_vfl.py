@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.conftest import Start, assert_copies_agree, trained
+from tests.conftest import ALL_ROWS, Start, assert_copies_agree, trained
 from vfl_flower import client_app
 from vfl_flower.axes.batches import draw_window, steps_per_epoch
 from vfl_flower.axes.estimators.shared_labels import SharedLabels
@@ -121,7 +121,12 @@ def flat(arrays: Mapping[str, Any]) -> NDArray[Any]:
 )
 def test_a_run_is_the_algorithm_of_the_paper(keys: dict[str, Any], batch: int) -> None:
     keys = {"keep": 0.05, "embedding-size": 6, "embedding-activation": "tanh", **keys}
-    keys |= {"batch-size": batch, "epochs": 12 if batch > 1437 else 3, "eval-every": 100}
+    keys |= {
+        **ALL_ROWS,
+        "batch-size": batch,
+        "epochs": 12 if batch > 1437 else 3,
+        "eval-every": 100,
+    }
     strategy, grid = trained(3, keys)
     before, after, surrogates, losses = by_hand(strategy.config, 3)
     assert strategy.run.history.entries[-1]["train_loss"] == pytest.approx(
@@ -176,7 +181,7 @@ PRIVATE = {"noise-multiplier": 1.0, "noise-seed": 0}
 def test_both_copies_of_a_surrogate_are_equal_after_200_steps(
     keys: dict[str, Any], names: list[str]
 ) -> None:
-    keys = {"epochs": 14, "dataset": "breast-cancer", "eval-every": 5, **keys}
+    keys = {"epochs": 14, **ALL_ROWS, "dataset": "breast-cancer", "eval-every": 5, **keys}
     strategy, grid = trained(3, keys)
     assert strategy.run.holder.steps >= 200
     assert_copies_agree(strategy, grid, *names)
@@ -219,7 +224,7 @@ def test_a_copy_that_differs_in_one_number_is_found_by_the_next_evaluation(
     run: Start, keys: dict[str, Any], name: str
 ) -> None:
     client: Any = tampering(name, 2)
-    keys = {"dataset": "breast-cancer", "epochs": 4, "window": 15, **keys}
+    keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 4, "window": 15, **keys}
     with pytest.raises(PartyError) as error:
         run(2, keys, client)
     assert str(error.value) == OTHERS
@@ -253,7 +258,7 @@ def test_an_evaluation_may_come_later_than_the_next_upload_of_another_party(
         return [message for message in heard if message not in late]
 
     monkeypatch.setattr(LocalGrid, "pull_messages", others_first)
-    keys = {"dataset": "breast-cancer", "epochs": 3, "window": 15, "labels": labels}
+    keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 3, "window": 15, "labels": labels}
     strategy, _ = trained(3, {"strategy": "ef-vfl", **DOWNLINK, **keys})
     assert [entry["epoch"] for entry in strategy.run.history.entries] == [1, 2, 3]
 
@@ -279,7 +284,7 @@ class Listening:
 def test_a_broadcast_is_the_uploads_of_the_others_and_the_top_model(run: Start) -> None:
     client: Any = Listening()
     parties, size, top_hidden = 4, 32, 64
-    keys = {**SHARED, "dataset": "breast-cancer", "epochs": 2, "window": 5}
+    keys = {**ALL_ROWS, **SHARED, "dataset": "breast-cancer", "epochs": 2, "window": 5}
     summary = run(parties, keys, client).summary
     described, *heard = [(kind, set(arrays)) for kind, arrays in client.heard]
     assert described == ("query.describe", set())
@@ -310,14 +315,14 @@ def test_a_broadcast_is_the_uploads_of_the_others_and_the_top_model(run: Start) 
 def test_a_top_model_without_parameters_is_not_sent(run: Start) -> None:
     client: Any = Listening()
     keys = {"top-model": "sum", "embedding-activation": "none", "codec": "qsgd"}
-    summary = run(2, {**SHARED, **keys, "epochs": 8, "party-lr": 0.05}, client).summary
+    summary = run(2, {**ALL_ROWS, **SHARED, **keys, "epochs": 8, "party-lr": 0.05}, client).summary
     assert summary["test_accuracy"] > 0.6
     assert summary["bytes_down"] == 2 * 1437 + summary["bytes_up"]
     assert not any("top" in arrays for _, arrays in client.heard)
 
 
 def shared_party(**keys: Any) -> tuple[Party, TrainOrder]:
-    config = resolve({"dataset": "breast-cancer", **SHARED, **keys})
+    config = resolve({**ALL_ROWS, "dataset": "breast-cancer", **SHARED, **keys})
     served = Party(config, 1, 2, 1)
     served.describe(DescribeOrder(outputs=1))
     return served, TrainOrder(exchange=1, epoch=0, first=0, steps=3, coordinated=True)
@@ -367,7 +372,7 @@ def test_a_party_refuses_a_broadcast_that_it_cannot_use(
 
     monkeypatch.setattr(SharedLabels, "answer", altered)
     with pytest.raises(PartyError) as error:
-        run(2, {**SHARED, "dataset": "breast-cancer", "epochs": 1})
+        run(2, {**ALL_ROWS, **SHARED, "dataset": "breast-cancer", "epochs": 1})
     sentence = str(error.value)
     assert sentence.startswith("Party 1 failed: was sent feedback that it cannot use: ")
     assert name.removeprefix("party-0/").split(".")[0] in sentence
@@ -388,7 +393,7 @@ def test_arrays_that_no_codec_made_are_refused(run: Start) -> None:
     with pytest.raises(
         PartyError, match=r"Party . sent an array 'embedding.more', for which there"
     ):
-        run(2, {**SHARED, "dataset": "breast-cancer", "epochs": 1, "window": 5}, client)
+        run(2, {**ALL_ROWS, **SHARED, "dataset": "breast-cancer", "epochs": 1, "window": 5}, client)
     assert not any("/" in name for _, arrays in client.heard for name in arrays)
 
 
@@ -438,7 +443,7 @@ def test_a_party_goes_on_in_another_process(
         return reply
 
     client: Any = elsewhere
-    keys = {"dataset": "breast-cancer", "epochs": 2, "window": 4, **keys}
+    keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 2, "window": 4, **keys}
     (one, nodes), (other, nodes_elsewhere) = trained(2, keys), trained(2, keys, client)
     for name, values in one.top_arrays().items():
         np.testing.assert_array_equal(other.top_arrays()[name], values)

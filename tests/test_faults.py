@@ -16,7 +16,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from strategies import history, mailbox
-from tests.conftest import Start, assert_copies_agree, trained
+from tests.conftest import ALL_ROWS, Start, assert_copies_agree, trained
 from vfl_flower import client_app
 from vfl_flower.axes.codecs.bits import place_bits
 from vfl_flower.axes.estimators import first_order, zeroth_order
@@ -32,7 +32,7 @@ from vfl_flower.wire import read_reply, to_reply
 
 Fault = Callable[[Message, Context], Message]
 
-KEYS = {"dataset": "breast-cancer", "window": 15, "epochs": 4}  # a window is an epoch
+KEYS = {**ALL_ROWS, "dataset": "breast-cancer", "window": 15, "epochs": 4}  # a window is an epoch
 VAFL = {**KEYS, "strategy": "vafl"}
 GOES_ON = {**VAFL, "on-party-failure": "continue"}
 BAD, AT = 1, 3  # the party that misbehaves, and at which of its training messages

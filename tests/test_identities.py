@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
-from tests.conftest import Start
+from tests.conftest import ALL_ROWS, Start
 from vfl_flower import client_app
 from vfl_flower.axes.batches import draw_window
 from vfl_flower.data.blocks import load_features, load_labels
@@ -143,7 +143,7 @@ ONE_CYCLE: dict[str, Any] = {
     ],
 )
 def test_sync_first_order_is_centralised_sgd(run: Start, keys: dict[str, Any]) -> None:
-    keys = {"batch-size": 29, "epochs": 1, **keys}  # 50 steps an epoch on digits
+    keys = {**ALL_ROWS, "batch-size": 29, "epochs": 1, **keys}  # 50 steps an epoch on digits
     atol = 5e-5 if keys.get("optimizer") == "adam" else 1e-5  # Adam enlarges rounding
     federated = run(4, keys)
     assert federated.summary["steps"] >= 50
@@ -166,7 +166,7 @@ OWN: list[dict[str, Any]] = [
 
 
 def test_a_party_trains_its_model_as_it_says_itself(tmp_path: Path) -> None:
-    keys = {"batch-size": 29, "epochs": 1, **ONE_CYCLE, "out": str(tmp_path / "run")}
+    keys = {**ALL_ROWS, "batch-size": 29, "epochs": 1, **ONE_CYCLE, "out": str(tmp_path / "run")}
     federated = run_local(3, keys, node_configs=OWN)
     assert_equal_models(federated, centralised(keys, 3, OWN), 1e-5)
 
@@ -332,6 +332,7 @@ def test_dpzv_without_noise_is_cascaded_bit_for_bit(
 ) -> None:
     sampling = "shuffle" if calibration == "known" else "poisson"
     both: dict[str, Any] = {
+        **ALL_ROWS,
         "noise-seed": 0,
         "party-lr": 0.01,
         "server-lr": 0.05,
@@ -383,8 +384,8 @@ def test_scalars_of_dpzv_carry_noise_of_the_calibrated_deviation(run: Start) -> 
 
 
 def test_frozen_is_split_nn_without_party_learning(run: Start) -> None:
-    frozen = run(4, {"strategy": "frozen", "epochs": 5})
-    still = run(4, {"strategy": "split-nn", "epochs": 5, "party-lr": 0.0})
+    frozen = run(4, {**ALL_ROWS, "strategy": "frozen", "epochs": 5})
+    still = run(4, {**ALL_ROWS, "strategy": "split-nn", "epochs": 5, "party-lr": 0.0})
     for key, values in still.parameters("top").items():
         np.testing.assert_allclose(frozen.parameters("top")[key], values, atol=1e-5)
     assert frozen.summary["exchanges"] == 4
@@ -398,11 +399,12 @@ def test_joined_is_the_ceiling_that_split_nn_reaches(run: Start) -> None:
 
 
 def test_alone_is_the_best_single_party(run: Start) -> None:
-    alone = run(2, {"strategy": "alone", "epochs": 3}).summary
+    keys = {**ALL_ROWS, "epochs": 3}
+    alone = run(2, {**keys, "strategy": "alone"}).summary
     assert alone["test_accuracy"] == max(alone["test_accuracy_of_party"].values())
     assert len(alone["test_accuracy_of_party"]) == 2
     assert alone["exchanges"] == 3 * 45
-    assert alone["test_accuracy"] < run(2, {"epochs": 3}).summary["test_accuracy"]
+    assert alone["test_accuracy"] < run(2, keys).summary["test_accuracy"]
 
 
 def test_after_alone_every_party_has_the_model_of_its_own_run(run: Start) -> None:
@@ -417,7 +419,8 @@ def test_after_alone_every_party_has_the_model_of_its_own_run(run: Start) -> Non
 
 def test_a_window_of_many_steps_is_many_steps_of_delayed_sgd(run: Start) -> None:
     # Same steps, same messages' bytes, fewer messages.
-    one, eight = run(4, {"epochs": 2}).summary, run(4, {"epochs": 2, "window": 8}).summary
+    keys = {**ALL_ROWS, "epochs": 2}
+    one, eight = run(4, keys).summary, run(4, {**keys, "window": 8}).summary
     assert one["steps"] == eight["steps"] == 90
     assert one["bytes_up"] == eight["bytes_up"] == one["bytes_down"] == 2 * 4 * 1437 * 32 * 4
     assert (one["exchanges"], eight["exchanges"]) == (2 * 4 * 45, 2 * 4 * 6)

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from strategies.alone import Alone
 from tests import conftest
-from tests.conftest import Start, trained
+from tests.conftest import ALL_ROWS, Start, trained
 from vfl_flower import server_app
 from vfl_flower import start as engines
 from vfl_flower.axes.batches import Window, draw_window
@@ -69,7 +69,8 @@ def diabetes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     x, y = load_diabetes(return_X_y=True)
     path = tmp_path_factory.mktemp("data") / "diabetes.npz"
     np.savez(path, X=x, y=y)
-    return {"dataset": f"npz:{path}", "target": "regression", "party-lr": 0.05, "server-lr": 0.05}
+    keys = {"target": "regression", "party-lr": 0.05, "server-lr": 0.05}
+    return {**ALL_ROWS, "dataset": f"npz:{path}", **keys}
 
 
 def give_columns(monkeypatch: pytest.MonkeyPatch, keys: Mapping[str, Any]) -> Labels:
@@ -197,7 +198,8 @@ def test_rmse_and_r2_are_those_of_scikit_learn_in_units_of_the_labels(
         outputs = holder.top(holder.test_table.rows)[:, 0].double().numpy()
     predicted = labels.mean + labels.deviation * outputs
     truth = load_diabetes().target[np.random.default_rng(0).permutation(442)[:89]]
-    metrics = holder.evaluate()
+    validation, metrics = holder.evaluate()
+    assert validation is None
     assert metrics.r2 == pytest.approx(r2_score(truth, predicted), abs=1e-5)
     assert metrics.rmse == pytest.approx(root_mean_squared_error(truth, predicted), rel=1e-5)
     assert metrics.rmse is not None and metrics.accuracy is metrics.auc is None
@@ -460,7 +462,7 @@ def test_wrong_weights_are_one_sentence_before_training(
 def test_own_columns_are_one_party_more(
     run: Start, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]
 ) -> None:
-    keys = {"batch-size": 29, "epochs": 1, **keys}
+    keys = {**ALL_ROWS, "batch-size": 29, "epochs": 1, **keys}
     labels = give_columns(monkeypatch, keys)
     assert_is_centralised(run, keys, 3, labels)
 

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.conftest import Start
+from tests.conftest import ALL_ROWS, Start
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower.axes import estimators
 from vfl_flower.axes.privacy.labels import LabelLedger
@@ -29,7 +29,7 @@ from vfl_flower.start import run_local
 from vfl_flower.systems import resolve
 from vfl_flower.tools.audit import audit
 
-NOISY = {"privacy": "labels", "epsilon": 1.0}
+NOISY = {**ALL_ROWS, "privacy": "labels", "epsilon": 1.0}
 NUMBERS = {**NOISY, "target": "regression", "label-range": "0,10"}
 
 

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from strategies.vertical import strategy_of
-from tests.conftest import Start
+from tests.conftest import ALL_ROWS, Start
 from vfl_flower import client_app
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
@@ -20,7 +20,7 @@ from vfl_flower.runtimes.local import LocalGrid, delay_seconds
 from vfl_flower.systems import resolve
 from vfl_flower.wire import to_message
 
-FAST = {"dataset": "breast-cancer", "batch-size": 64}  # 8 steps an epoch
+FAST = {**ALL_ROWS, "dataset": "breast-cancer", "batch-size": 64}  # 8 steps an epoch
 
 
 def echo(message: Message, context: Context) -> Message:

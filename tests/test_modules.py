@@ -17,7 +17,7 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.conftest import Start, nightly
+from tests.conftest import ALL_ROWS, Start, nightly
 from tests.fleet import assert_equals, fleet
 from tests.party.nodes import asked
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
@@ -40,10 +40,12 @@ from vfl_flower.systems import resolve
 
 TOWERS = "tests.towers"
 CANCER: dict[str, Any] = {
+    **ALL_ROWS,
     **{"dataset": "breast-cancer", "batch-size": 64, "embedding-size": 4, "epochs": 2},
     **{"top-hidden": 8, "noise-seed": 0},
 }
 DIGITS: dict[str, Any] = {
+    **ALL_ROWS,
     **{"dataset": "digits", "bottom-model": f"{TOWERS}:Conv", "top-model": "linear"},
     **{"embedding-size": 6, "batch-size": 64, "noise-seed": 0},
 }

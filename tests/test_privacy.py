@@ -16,7 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
 from strategies.vertical import strategy_of
-from tests.conftest import Start, nightly, trained
+from tests.conftest import ALL_ROWS, Start, nightly, trained
 from tests.test_accountants import delta_of_gaussian
 from vfl_flower import client_app
 from vfl_flower.axes import estimators
@@ -43,8 +43,8 @@ from vfl_flower.party.party import Party
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.systems import resolve
 
-PRIVATE = {"privacy": "perturbed-embedding", "noise-seed": 3}
-SECRET = {"privacy": "perturbed-embedding"}
+PRIVATE = {**ALL_ROWS, "privacy": "perturbed-embedding", "noise-seed": 3}
+SECRET = {**ALL_ROWS, "privacy": "perturbed-embedding"}
 LENGTHS = (5, 5, 3)
 ROWS = sum(LENGTHS)
 GRID = 3e-4  # of the bound: what noise is added on
@@ -189,18 +189,20 @@ def test_feedback_pass_repeats_the_noise_of_the_upload(optimizer: str) -> None:
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-3)
 
 
-ALL_ROWS = {"ids": np.arange(455, dtype=np.int32)}
+EVERY_ROW = {"ids": np.arange(455, dtype=np.int32)}
 UPLOADS: dict[str, Callable[[Party], Upload]] = {
     "train": lambda party: party.train(
         TrainOrder(exchange=party.exchange + 1, epoch=0, first=0, steps=15, coordinated=False)
     ),
-    "embed": lambda party: party.embed(EmbedOrder(exchange=party.exchange + 1, arrays=ALL_ROWS)),
+    "embed": lambda party: party.embed(EmbedOrder(exchange=party.exchange + 1, arrays=EVERY_ROW)),
     "evaluate": lambda party: party.evaluate(EvaluateOrder(exchange=party.exchange + 1)),
 }
 
 
 def described(**keys: Any) -> Party:
-    config = config_of(dataset="breast-cancer", embedding_activation="none", **keys)
+    config = config_of(
+        dataset="breast-cancer", embedding_activation="none", validation_fraction=0.0, **keys
+    )
     party = Party(config, 0, 2, 1)
     party.describe(DescribeOrder(outputs=1))
     return party

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from tests.conftest import Start
+from tests.conftest import ALL_ROWS, Start
 from vfl_flower import client_app
 from vfl_flower.errors import VflError
 from vfl_flower.messages import (
@@ -363,7 +363,7 @@ def array_bytes(message: Message) -> int:
 )
 def test_a_run_reports_the_bytes_that_were_sent(run: Start, keys: dict[str, Any]) -> None:
     scales: Any = Scales()
-    keys = {"dataset": "breast-cancer", "epochs": 2, "window": 4, **keys}
+    keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 2, "window": 4, **keys}
     summary = run(3, keys, scales).summary
     assert summary["exchanges"] == scales.exchanges
     assert summary["bytes_up"] == scales.up
@@ -373,7 +373,7 @@ def test_a_run_reports_the_bytes_that_were_sent(run: Start, keys: dict[str, Any]
 
 @pytest.mark.parametrize(("strategy", "ids"), [("split-nn", 0), ("vafl", 4)])
 def test_bytes_of_a_run_follow_from_its_size(run: Start, strategy: str, ids: int) -> None:
-    keys = {"dataset": "breast-cancer", "epochs": 2, "window": 8, "embedding-size": 6}
+    keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 2, "window": 8, "embedding-size": 6}
     summary = run(3, {**keys, "strategy": strategy}).summary
     rows = 3 * 2 * 455  # parties, epochs, training rows
     assert summary["bytes_down"] == rows * 6 * 4

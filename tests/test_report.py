@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from tests.conftest import Start
+from tests.conftest import ALL_ROWS, Start
 from vfl_flower.charts import draw_curves, draw_frontier
 from vfl_flower.config import KEYS
 from vfl_flower.runtimes.local import delay_seconds
@@ -22,7 +22,7 @@ from vfl_flower.tools.cli import main
 from vfl_flower.tools.report import report
 from vfl_flower.tools.report.read import read
 
-QUICK: dict[str, Any] = {"dataset": "breast-cancer", "window": 5, "epochs": 2}
+QUICK: dict[str, Any] = {**ALL_ROWS, "dataset": "breast-cancer", "window": 5, "epochs": 2}
 
 
 # --- what a run counts by party -----------------------------------------------------------------

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Start
+from tests.conftest import ALL_ROWS, Start
 from vfl_flower.errors import ConfigError
 
 CHANCE = 0.1  # on digits
 MAJORITY = 0.68  # of the test rows of breast-cancer
 
-SGD = {"window": 16, "noise-seed": 0, "optimizer": "sgd", "batch-size": 32}
+SGD = {**ALL_ROWS, "window": 16, "noise-seed": 0, "optimizer": "sgd", "batch-size": 32}
 LINEAR = {**SGD, "bottom-hidden": 16, "embedding-size": 10, "top-model": "linear"}
 SUM = {**SGD, "bottom-model": "linear", "top-model": "sum", "party-lr": 0.01}
 ZEROTH_SERVER = {"server-update": "zeroth-order", "server-lr": 0.01}
@@ -124,6 +124,7 @@ def test_combinations_that_no_paper_has_learn(run: Start, keys: dict[str, Any]) 
 
 
 LINEAR_PARTIES = {
+    **ALL_ROWS,
     "bottom-model": "linear",
     "top-model": "linear",
     "embedding-size": 10,
@@ -208,7 +209,7 @@ def test_joined_training_takes_poisson_mini_batches_without_rows(run: Start) -> 
 
 
 def test_one_exchange_of_zeroth_order_brings_a_number_a_step(run: Start) -> None:
-    keys = {"dataset": "breast-cancer", "epochs": 2, "window": 8, "embedding-size": 6}
+    keys = {**ALL_ROWS, "dataset": "breast-cancer", "epochs": 2, "window": 8, "embedding-size": 6}
     summary = run(3, {**keys, "strategy": "cascaded"}).summary
     rows, steps = 3 * 2 * 455, 3 * 2 * 15
     assert summary["bytes_down"] == 4 * steps

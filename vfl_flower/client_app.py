@@ -149,11 +149,10 @@ def evaluate(message: Message, context: Context) -> Message:
 def restore(message: Message, context: Context) -> Message:
     """The model is to be that of an earlier evaluation."""
 
-    def restore_model(context: Context, order: RestoreOrder) -> Payload:
-        then = between.model_at(context, order.number)
-        return _by(lambda party, order: party.restore(order, then))(context, order)
+    def go_back(party: Party, order: RestoreOrder) -> Payload:
+        return party.restore(order, between.model_at(context, order.number))
 
-    return _serve(message, context, RestoreOrder, restore_model)
+    return _serve(message, context, RestoreOrder, _by(go_back))
 
 
 @app.query("embed")

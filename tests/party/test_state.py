@@ -14,6 +14,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
+from tests.conftest import ALL_ROWS
 from vfl_flower import client_app
 from vfl_flower.axes.estimators import directions as directions_module
 from vfl_flower.errors import VflError
@@ -37,6 +38,7 @@ from vfl_flower.wire import read_reply, to_message
 
 Arrays = dict[str, NDArray[Any]]
 KEYS: dict[str, Any] = {
+    **ALL_ROWS,
     "dataset": "breast-cancer",
     "strategy": "vafl",
     "window": 2,

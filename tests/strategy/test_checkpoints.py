@@ -100,7 +100,7 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
     parts.seats[2].feedback = {"gradient": ROWS}
     parts.plan.ordered, parts.plan.answered = 42, 37
     parts.mailbox.party_memory_mb, parts.post.kept_timing = 9.0, [1.5]
-    parts.history.record(parts.plan, 3, SPENT, 0.5, METRICS)
+    parts.history.record(parts.plan, 3, SPENT, 0.5, None, METRICS)
     checkpoints.keep()
     assert strategy.waits == [("all", 0), ([0, 2], 2)]  # it is posted to both at once
     orders = [read_order(each, CheckpointOrder) for each in parts.post.sent]
@@ -115,7 +115,7 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
     assert found.strategy == {
         "seats": [seat.kept() for seat in parts.seats],
         "history": {**parts.history.kept(), "seconds": found.strategy["history"]["seconds"]},
-        "plan": {"planned": 120, "ordered": 42, "answered": 37},
+        "plan": {"planned": 120, "ordered": 42, "answered": 37, "stopped": False},
         "party_memory_mb": 9.0,
         "uploads": 7,
         "journal": [3, "abc"],
@@ -154,7 +154,7 @@ def kept_run(folder: Path) -> Checkpoint:
     parts.seats[1].state = State.FAILED
     parts.plan.ordered, parts.plan.answered = 42, 37
     parts.mailbox.party_memory_mb, parts.post.kept_timing = 9.0, [1.5]
-    parts.history.record(parts.plan, 3, SPENT, 0.5, METRICS)
+    parts.history.record(parts.plan, 3, SPENT, 0.5, None, METRICS)
     checkpoints.keep()
     return checkpoint.load(folder)
 
@@ -165,7 +165,7 @@ def test_all_parts_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert [seat.state for seat in parts.seats] == [State.IDLE, State.FAILED, State.IDLE]
     assert [seat.kept() for seat in parts.seats] == found.strategy["seats"]
     assert [seat.exchange for seat in parts.seats] == [9, 8, 9]
-    assert parts.plan.kept() == {"planned": 120, "ordered": 42, "answered": 37}
+    assert parts.plan.kept() == {"planned": 120, "ordered": 42, "answered": 37, "stopped": False}
     assert len(parts.history.entries) == 1 and parts.heard.said == []
     assert parts.mailbox.party_memory_mb == 9.0 and parts.post.kept_timing == [1.5]
     assert parts.holder.gone_on_from == (found.strategy["holder"], found.arrays)

@@ -59,7 +59,7 @@ def test_observers_are_told_of_all_in_the_order_in_which_it_happens() -> None:
     plan = Plan(epochs=4, per_epoch=10, parties=3)
     plan.answered = 45
     history.progressed(45, 120)
-    history.record(plan, 17, SPENT, 0.25, METRICS)
+    history.record(plan, 17, SPENT, 0.25, None, METRICS)
     history.failed(1, PartyError("Party 1", "is tired."))
     baseline = {"epoch": 1.0}
     history.tell(baseline)  # which another's run has recorded
@@ -78,7 +78,7 @@ def test_an_entry_says_where_the_run_stands_and_how_the_model_does() -> None:
     history, plan = History(1.0), Plan(epochs=4, per_epoch=7, parties=3)
     assert history.last == {}
     plan.answered = 10
-    history.record(plan, 17, SPENT, None, METRICS)
+    history.record(plan, 17, SPENT, None, None, METRICS)
     entry = history.last
     assert entry["epoch"] == round(10 / 21, 3) and entry["steps"] == 17
     assert entry["exchanges"] == 6 and entry["seconds"] == 1.5 and entry["train_loss"] is None
@@ -86,7 +86,7 @@ def test_an_entry_says_where_the_run_stands_and_how_the_model_does() -> None:
     assert of_test["test_accuracy"] == 0.75
     assert {name: entry[name] for name in entry if name.startswith("test_")} == of_test
     plan.answered = 21
-    history.record(plan, 30, SPENT, 0.5, METRICS)
+    history.record(plan, 30, SPENT, 0.5, None, METRICS)
     assert history.last["epoch"] == 1 and history.entries[0] is entry
 
 
@@ -111,7 +111,7 @@ def test_a_party_that_was_away_goes_on_from_the_last_evaluation_that_is_due() ->
 def test_a_history_goes_on_from_what_was_kept_of_it(now: list[float]) -> None:
     heard, plan = Heard(), Plan(epochs=4, per_epoch=10, parties=3)
     history = History(1.0)
-    history.record(plan, 3, SPENT, 0.5, METRICS)
+    history.record(plan, 3, SPENT, 0.5, None, METRICS)
     history.recorded, now[0] = 1, 20.0
     kept = json.loads(json.dumps(history.kept()))
     now[0] = 1000.0  # the run was interrupted
@@ -121,7 +121,7 @@ def test_a_history_goes_on_from_what_was_kept_of_it(now: list[float]) -> None:
     assert anew.entries == history.entries and anew.recorded == 1
     assert anew.seconds == 23.0
     assert heard.said == []  # they were told then
-    anew.record(plan, 4, SPENT, 0.5, METRICS)
+    anew.record(plan, 4, SPENT, 0.5, None, METRICS)
     assert len(kept["entries"]) == 1 and len(anew.entries) == 2
 
 

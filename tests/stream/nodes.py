@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from strategies.vertical import Vertical, strategy_of
-from tests.conftest import trained
+from tests.conftest import ALL_ROWS, trained
 from vfl_flower import client_app
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.flower_internals import from_bytes, state_from_bytes, state_to_bytes, to_bytes
@@ -33,6 +33,7 @@ from vfl_flower.wire import read_order, to_message
 
 RUN, SERVER, FIRST = 7, 1, 2  # ids of the run, of the ServerApp, and of the first party's node
 KEYS = {"dataset": "breast-cancer", "window": 5, "epochs": 4, "strategy": "split-nn"}
+KEYS |= ALL_ROWS
 KEYS |= {"checkpoint-every": 0}  # so that no party keeps a state but at the end of a session
 EF_VFL = {
     **KEYS,
