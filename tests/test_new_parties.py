@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.conftest import Start, nightly
+from tests.conftest import ALL_ROWS, Start, nightly
 from tests.organisations import (
     ID,
     Organisations,
@@ -263,10 +263,10 @@ def test_labels_are_told_as_the_model_of_then_knows_them() -> None:
 
 
 def test_rows_that_were_held_out_are_again() -> None:
-    data = resolve({}).data
+    data = resolve(ALL_ROWS).data
     generator = np.random.default_rng(0)
     known = generator.permutation(200)[:150]
-    train, test = (set(known[part]) for part in _divide(data, 150))
+    train, test = (set(known[part]) for part in _divide(data, 150)[:2])
     for rows in (known, generator.permutation(200), generator.permutation(known[:90])):
         at = held_out_again(data, data, known, rows)
         assert sorted(at) == list(range(len(rows)))
@@ -279,6 +279,22 @@ def test_rows_that_were_held_out_are_again() -> None:
     rows = np.array([*sorted(train)[:40], *sorted(test)[:4]])
     now = rows[held_out_again(data, data, known, rows)][_divide(data, 44)[1]]
     assert set(sorted(test)[:4]) < set(now)
+
+
+def test_rows_that_chose_a_model_choose_again_rather_than_test_it() -> None:
+    data = resolve({}).data
+    generator = np.random.default_rng(0)
+    known = generator.permutation(1300)[:1000]
+    rows = generator.permutation(np.concatenate([known, np.arange(1300, 1500)]))
+    then = known[_divide(data, 1000)[1]]
+    chose, tested = set(then[: _divide(data, 1000)[2]]), set(then[_divide(data, 1000)[2] :])
+    _, held_out, validation = _divide(data, len(rows))
+    without = set(rows[held_out[validation:]])
+    assert chose & without and not tested <= without  # as the rows were drawn
+    now = rows[held_out_again(data, data, known, rows)]
+    assert sorted(now) == sorted(rows)
+    assert not chose & set(now[held_out[validation:]]) and tested <= set(now[held_out[validation:]])
+    assert not set(now[held_out]) & (set(known) - set(then))
 
 
 @pytest.mark.parametrize("align", ["any", nightly("psi")])
