@@ -259,7 +259,7 @@ def test_an_order_of_other_numbers_is_refused_before_it_costs_memory(
                     continue
                 # Numbers of checkpoints and evaluations, and of messages after a failure, are the
                 # label holder's.
-                free = name in ("number", "best") or (type(order), name) == (
+                free = name in ("number", "best", "last") or (type(order), name) == (
                     RejoinOrder,
                     "exchange",
                 )
