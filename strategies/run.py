@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flwr.app import MetricRecord
@@ -14,7 +15,7 @@ from strategies.mailbox import Mailbox
 from strategies.plan import Plan
 from strategies.quorum import Waiting
 from strategies.recovery import Recovery
-from strategies.seats import Seat
+from strategies.seats import FINAL, Seat, State
 from vfl_flower.axes import estimators
 from vfl_flower.axes.batches import most_rows, steps_per_epoch
 from vfl_flower.axes.estimators.base import Estimator
@@ -130,6 +131,23 @@ class Run:
             TRANSPORTS[self.carrier.transport],
         )
 
+    def holds(self, seat: Seat) -> bool:
+        """Whether a party waits for the evaluation of others, after which all may have to stop.
+
+        Without it some would have a window that others of a synchronous system have not.
+        """
+        may_stop = self.schedule.coordinated and bool(self.labels.validation)
+        return may_stop and seat.evaluation > self.history.recorded
+
+    def evaluation(self, seat: Seat, number: int) -> EvaluateOrder:
+        """A party's order for the evaluation of this number."""
+        seat.evaluation_sent = number
+        seat.surrogates = self.holder.digest_for(seat.party)
+        order = EvaluateOrder(exchange=seat.exchange + 1, arrays=seat.feedback)
+        if not self.labels.validation:  # there is nothing to go back by
+            return order
+        return replace(order, number=number, best=seat.best_evaluation, last=seat.evaluation)
+
     # --- what came of it ------------------------------------------------------------------------
 
     def record(self) -> MetricRecord:
@@ -151,6 +169,11 @@ class Run:
             best = self.history.entries[self.history.best or 0]["epoch"]
             log.info("Validation has not improved since epoch %g: training stops.", best)
             self.plan.stop()
+            alive = [seat for seat in self.seats if seat.alive]
+            if all(seat.state is State.IDLE and not seat.feedback for seat in alive):
+                self.history.recorded = FINAL  # nobody has anything to learn since
+                for seat in alive:
+                    seat.evaluation, seat.state = FINAL, State.DONE
         return record
 
     def restore(self) -> None:

@@ -8,7 +8,6 @@ those parties their next turn. At most one message is ever in flight to a party.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -149,7 +148,7 @@ class Vertical(Strategy):
         """A turn for each idle party while steps are left: its feedback, and its next window."""
         run = self.run
         for seat in run.seats:
-            if seat.state is State.IDLE and not run.plan.all_ordered:
+            if seat.state is State.IDLE and not run.plan.all_ordered and not run.holds(seat):
                 opening = {} if seat.steps else run.holder.opening()
                 epoch, first, steps = run.plan.window(seat.steps, run.schedule.window)
                 order = TrainOrder(
@@ -189,12 +188,7 @@ class Vertical(Strategy):
         number = FINAL if run.plan.all_ordered else run.history.due(run.plan)
         for seat in run.seats:
             if seat.state is State.IDLE and seat.evaluation < number:
-                seat.evaluation_sent = number
-                seat.surrogates = run.holder.digest_for(seat.party)
-                order = EvaluateOrder(exchange=seat.exchange + 1, arrays=seat.feedback)
-                if self.labels.validation:
-                    order = replace(order, number=number, best=seat.best_evaluation)
-                yield run.mailbox.message(seat, order)
+                yield run.mailbox.message(seat, run.evaluation(seat, number))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

@@ -261,7 +261,7 @@ def test_an_order_of_other_numbers_is_refused_before_it_costs_memory(
                     continue
                 # Numbers of checkpoints and evaluations, and of messages after a failure, are the
                 # label holder's. So is whether a party was in an earlier run.
-                free = name in ("number", "best")
+                free = name in ("number", "best", "last")
                 free |= (type(order), name) == (RejoinOrder, "exchange")
                 free |= (type(order), name) == (GrowOrder, "parties")
                 assert free and 0 <= value <= 2**53

@@ -102,13 +102,14 @@ class EvaluateOrder(Turn):
     """The feedback for the last window, if any; upload the embeddings of the test rows.
 
     Where validation rows choose the model, the party keeps a copy of its own as that of evaluation
-    ``number``, which is above 0, beside those of the ``best`` and of the last.
+    ``number``, which is above 0, beside those of the ``best`` and of the ``last``.
     """
 
     kind: ClassVar[str] = "evaluate"
     names: ClassVar = None
     number: int = 0
     best: int = 0
+    last: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

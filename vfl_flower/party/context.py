@@ -221,14 +221,15 @@ _AT = "model-at-"  # what a model at the evaluation of a number is kept as
 def remember(context: Context, order: EvaluateOrder) -> None:
     """Keep a copy of the model at this evaluation, if it may be gone back to.
 
-    Those of the best and of the last before are kept too, since the label holder may not know yet
-    whether the last was better.
+    Those of the best and of the last are kept too, since the label holder may not know yet whether
+    the last was better.
     """
     if not order.number:
         return
-    before = [int(name.removeprefix(_AT)) for name in context.state if name.startswith(_AT)]
-    for number in set(before) - {order.best, max(before, default=0)}:
-        del context.state[f"{_AT}{number}"]
+    kept = {f"{_AT}{number}" for number in (order.best, order.last)}
+    for name in [each for each in context.state if each.startswith(_AT)]:
+        if name not in kept:
+            del context.state[name]
     model = state.load_arrays(context.state, "model")
     copies = {name: array.copy() for name, array in model.items()}
     state.save_group(context.state, f"{_AT}{order.number}", copies)
