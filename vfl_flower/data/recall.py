@@ -31,9 +31,8 @@ from vfl_flower.data.alignment_file import Kept
 from vfl_flower.data.psi import Places, Points
 from vfl_flower.data.source import Source
 from vfl_flower.errors import VflError
-from vfl_flower.flower_internals import lasting_home
 from vfl_flower.messages import Recalled, RecallOrder
-from vfl_flower.party.rules import Rules, simulated
+from vfl_flower.party.rules import Rules
 from vfl_flower.runtimes.carrier import Carrier, There, ask_all
 
 log = logging.getLogger("flwr")
@@ -73,12 +72,12 @@ def aligned(
     """
     in_memory = config.data.dataset.startswith("memory:")  # parties are gone with this process
     if in_memory or there:
-        return align(carrier, config, own, there)
+        return align(carrier, config, own, run, there, lasting=not in_memory)
     file = own.digest(np.arange(len(own.ids)))
     found = _recalled(carrier, config, own, file, run)
     if found:
         return found
-    new = align(carrier, config, own)
+    new = align(carrier, config, own, run)
     kept = Kept(
         name=new.name,
         parties=len(new.answers),
@@ -234,9 +233,8 @@ def _of_party(party: int) -> str:
 
 
 def _folder(context: Context | None = None) -> Path:
-    """Where a side keeps alignments; a real node beside its states, if it has named a place."""
-    named = context and not simulated(context) and context.node_config.get("states")
-    return (Path(str(named)).expanduser() if named else lasting_home()) / "alignments"
+    """Where a side keeps alignments."""
+    return files.home("alignments", context)
 
 
 def _are_places(rows: Places, own: Source, least: int = 0) -> bool:
