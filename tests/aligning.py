@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from tests.organisations import ID, small, write
 from vfl_flower import client_app
-from vfl_flower.data import recall
+from vfl_flower.data import id_sets, recall
+from vfl_flower.data.id_sets import IdSet
 from vfl_flower.data.psi import Blinding, answer, match
 from vfl_flower.flower_internals import begin_task
 from vfl_flower.messages import (
@@ -23,6 +24,7 @@ from vfl_flower.messages import (
     Order,
     Recalled,
     RecallOrder,
+    SetKept,
 )
 from vfl_flower.wire import read_reply, to_message
 
@@ -88,6 +90,26 @@ class LabelHolder:
         proofs = {"proofs": np.frombuffer(code, np.uint8)[None]}
         order = RecallOrder(alignment=name, arrays=proofs)
         return str(asked(self.node, order, Recalled).became)
+
+    @property
+    def kept(self) -> IdSet:
+        """What it has kept of the alignment that it has been through."""
+        arrays = {"points": self.answer.arrays["own"], "proof": self.shown}
+        return IdSet(NAME, 0.0, 0, arrays)
+
+    def find(self, kept: IdSet, run: int | None = None) -> SetKept:
+        """What the party says when it is asked for that set."""
+        order = id_sets.naming({0: (Path(), kept)}, str(run or self.node.run_id))
+        answer: SetKept = asked(self.node, order, SetKept)
+        return answer
+
+    def blinded_by_party(self, points: NDArray[Any]) -> NDArray[Any]:
+        """Points, as they come back in a set that was just found."""
+        arrays = {"ids": points}
+        order = AlignOrder(method="psi", id_kind="whole numbers", anew=False, arrays=arrays)
+        self.answer = asked(self.node, order, Aligned)
+        again: NDArray[Any] = self.answer.arrays["again"]
+        return again
 
     def all(self) -> None:
         """Keep to the protocol."""

@@ -75,19 +75,19 @@ class IdSet:
     asked: int
     arrays: Arrays
 
-    def codes(self, run: str) -> Iterator[tuple[int, bytes, bytes]]:
+    def codes(self, party: int, run: str) -> Iterator[tuple[int, bytes, bytes]]:
         """Of the set as it is and has been: places, and what the two sides prove it by in a run."""
         points, digest = self.arrays["points"], hashlib.sha256()
         lengths = self.arrays.get("lengths", np.array([len(points)])).tolist()
         for start, end in pairwise([0, *lengths]):
             digest.update(points[start:end].tobytes())
-            about = f"{self.name}|{run}|{digest.hexdigest()}"
+            about = f"{self.name}|{party}|{run}|{digest.hexdigest()}"
             proof = self.arrays["proof"].tobytes()
-            holder, party = (
+            asks, keeps = (
                 hmac.digest(proof, f"vfl-flower set {side}|{about}".encode(), "sha256")
                 for side in ("asks", "keeps")
             )
-            yield end, holder, party
+            yield end, asks, keeps
 
 
 def marks_of(ids: Sequence[bytes], key: NDArray[np.uint8]) -> Points:
@@ -196,9 +196,9 @@ def naming(kept: Mapping[int, tuple[Path, IdSet]], run: str) -> SetOrder:
     names = np.frombuffer(secrets.token_bytes(_NAMES * 16), np.uint8).reshape(_NAMES, 16).copy()
     proofs = np.frombuffer(secrets.token_bytes(_NAMES * 32), np.uint8).reshape(_NAMES, 32).copy()
     rows = secrets.SystemRandom().sample(range(_NAMES), len(kept))
-    for row, (_, each) in zip(rows, kept.values(), strict=True):
+    for row, (party, (_, each)) in zip(rows, kept.items(), strict=True):
         names[row] = np.frombuffer(bytes.fromhex(each.name), np.uint8)
-        for _, code, _ in each.codes(run):
+        for _, code, _ in each.codes(party, run):
             proofs[row] = np.frombuffer(code, np.uint8)
     return SetOrder(arrays={"names": names, "proofs": proofs})
 
@@ -206,7 +206,8 @@ def naming(kept: Mapping[int, tuple[Path, IdSet]], run: str) -> SetOrder:
 def has_kept(answer: SetKept, kept: IdSet, run: str) -> bool:
     """Whether the party has shown that it keeps this set too."""
     proof = answer.arrays.get("proof", np.zeros(0))
-    return any(hmac.compare_digest(proof.tobytes(), code) for _, _, code in kept.codes(run))
+    codes = kept.codes(answer.party, run)
+    return any(hmac.compare_digest(proof.tobytes(), code) for _, _, code in codes)
 
 
 def check_answer(points: NDArray[Any], gone: NDArray[Any], known: int) -> None:
@@ -264,7 +265,7 @@ def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> Found 
     for name, proof in zip(names, proofs, strict=True):
         path = _path(context, name.tobytes().hex(), own.party)
         kept = _usable(path, rules)
-        for known, code, shown in kept.codes(str(context.run_id)) if kept else ():
+        for known, code, shown in kept.codes(own.party, str(context.run_id)) if kept else ():
             if hmac.compare_digest(proof.tobytes(), code):
                 with _alone(path):
                     grown = _grown(path, own, rules)
