@@ -22,14 +22,14 @@ from tests.aligning import IDS, STRANGE, LabelHolder, asked, node_in
 from tests.conftest import nightly
 from tests.organisations import ID, Organisations, change, cut, small, write
 from vfl_flower import client_app
-from vfl_flower.data import alignment, id_sets, psi
+from vfl_flower.data import id_sets, psi
 from vfl_flower.data import alignment_file as files
 from vfl_flower.data.alignment import align
 from vfl_flower.data.blocks import own_table
 from vfl_flower.data.psi import Blinding, encode_ids
 from vfl_flower.errors import VflError
 from vfl_flower.flower_internals import lasting_home
-from vfl_flower.messages import AlignOrder, SetKept, SetOrder
+from vfl_flower.messages import Aligned, AlignOrder, SetKept, SetOrder
 from vfl_flower.party.state import load_arrays
 from vfl_flower.runtimes.carrier import There
 from vfl_flower.runtimes.local import LocalGrid
@@ -584,5 +584,5 @@ def test_a_fresh_order_after_a_set_was_found_has_a_secret_of_its_own(node: Conte
     points = Blinding().of_ids(IDS)
     first = later.blinded_by_party(points)
     order = AlignOrder(method="psi", id_kind="whole numbers", arrays={"ids": points})
-    fresh = asked(later.node, order, alignment.Aligned).arrays["again"]
+    fresh = asked(later.node, order, Aligned).arrays["again"]
     assert (first != fresh).any(1).all()
