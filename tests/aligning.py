@@ -95,7 +95,7 @@ class LabelHolder:
     def kept(self) -> IdSet:
         """What it has kept of the alignment that it has been through."""
         arrays = {"points": self.answer.arrays["own"], "proof": self.shown}
-        return IdSet(NAME, 0.0, 0, arrays)
+        return IdSet(0.0, 0, arrays)
 
     def find(self, kept: IdSet, run: int | None = None) -> SetKept:
         """What the party says when it is asked for that set."""

@@ -153,7 +153,7 @@ def align(
     told = {sets[node].party if sets else each.party: node for node, each in done.items()}
     for node, each in sets.items():
         if lasting and (node in done or each.kept):
-            each.keep(name, answers.get(each.party, none))
+            each.keep(answers.get(each.party, none))
     shown = [answers[party] for party in sorted(answers)] or [none]
     return Alignment(name, rows, present, told, np.concatenate(shown))
 
@@ -220,9 +220,9 @@ def _common_rows(
     timeout, lenient = config.running.party_timeout, there is not None
     of_all = there.parties if there else len(sets)
     order = shuffled(len(own.ids), secrets.token_bytes(16))
-    if sets:
-        order = order[np.any([each.new for each in sets.values()], axis=0)[order]]
-    blinded = blinding.of_ids(own.ids, order)  # of those that are new to any party
+    new = [each.new for each in sets.values()] or [np.zeros(len(order), bool)]
+    order = order[np.any(new, axis=0)[order]]  # those that are new to any party
+    blinded = blinding.of_ids(own.ids, order)
     carrier.expect({AlignOrder.kind: SMALL + blinded.nbytes + 36 * Rules.max_ids})
     if len(order) >= MANY:  # no bar shows what parties do
         notice.info("%d ids are sent blinded; parties now blind them and their own.", len(order))
@@ -380,6 +380,8 @@ def _blind(context: Context, own: Source, rules: Rules, theirs: Points, anew: bo
         key, points, at, known = made["key"], made["points"], made["at"], 0
         asked = len(theirs)
         made["shown"] = np.zeros(len(at), np.uint8)
+        if not id_sets.lets(context, rules):
+            made = {name: made[name] for name in ("at", "shown")}
     elif "known" not in kept:
         raise VflError("was asked about new ids, and has found no set that they could be new to.")
     else:
@@ -468,22 +470,21 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
     which = {each: kept[each] for each in ("digest", "method", "file")}
     _keep(context, rows=kept["told"], name=name, answer=answer[-1:], **which)
     if by_psi:
-        _keep_set(context, party, order.alignment, kept, answer[-1:])
+        _keep_set(context, party, kept, answer[-1:])
     return Introduction(party=party, parties=parties)
 
 
-def _keep_set(context: Context, party: int, name: str, kept: Arrays, proof: Points) -> None:
+def _keep_set(context: Context, party: int, kept: Arrays, proof: Points) -> None:
     """Note in the party's set that the label holder knows the ids of these rows; it may be new."""
     rules, places = _rules(context, "psi"), kept["places"]
     if "set" in kept:
         id_sets.shown(context, party, kept["set"].tobytes().decode(), places, rules)
-        return
-    shown = np.zeros(len(kept["at"]), bool)
-    shown[places] = True
-    arrays = {each: kept[each] for each in ("key", "points", "marks")}
-    arrays |= {"proof": proof, "lengths": np.array([len(shown)]), "shown": shown}
-    made = IdSet(name, time.time(), int(kept["asked"][0]), arrays)
-    id_sets.keep(context, party, made, rules)
+    elif "key" in kept:
+        shown = np.zeros(len(kept["at"]), bool)
+        shown[places] = True
+        arrays = {each: kept[each] for each in ("key", "points", "marks")}
+        arrays |= {"proof": proof, "lengths": np.array([len(shown)]), "shown": shown}
+        id_sets.keep(context, party, IdSet(time.time(), int(kept["asked"][0]), arrays))
 
 
 def confirmed(context: Context) -> Arrays:

@@ -6,9 +6,9 @@ H(id)^b of each of its own ids about which it has asked. A set only grows: ids t
 party's file get places at the end, and where one has gone from the file its place stays, without a
 row.
 
-1. The label holder names the sets that it keeps (`SetOrder`), with proofs: codes of its name, of
-   the points that it has and of this run, by a secret of that set, the answer by which it showed
-   at first that it knows the party's ids. There are always as many names; most are random.
+1. The label holder names the sets that it keeps (`SetOrder`), with proofs: codes of the points that
+   it has and of this run, by a secret of that set, the answer by which it showed at first that it
+   knows the party's ids. There are always as many names; most are random, and say nothing.
 2. A party that finds a set and its proof blinds the ids that are new in its file, and says how many
    more ids it may be asked about, with a proof of its own (`SetKept`). To anybody else, and of any
    other set, it says that it keeps none.
@@ -52,16 +52,15 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _NAMES = 30  # of sets in an order, most of them random
 _DAY = 86400.0
-_OF_HOLDER, _OF_PARTY = {"blinded"}, {"lengths", "shown"}
+_OF_HOLDER = "of-"  # as names of the label holder's files begin
 
 
 @dataclass(frozen=True)
 class IdSet:
     """One side's half of a set.
 
-    name : that of the alignment by which it was made.
-    made : when that was, in seconds since 1970.
-    asked : about how many ids the label holder has asked.
+    made : when it was, in seconds since 1970.
+    asked : about how many ids a party has been asked.
     arrays : "points" of the party's places, [n, 32]; "proof", what the label holder showed when it
         was made, [1, 32]; "key", by which this side marks ids, at a party also the secret b, [1,
         32]; "marks" of ids, [m, 32]: at a party of its places, at the label holder of those that it
@@ -70,10 +69,15 @@ class IdSet:
         of a place, bool [n].
     """
 
-    name: str
     made: float
     asked: int
     arrays: Arrays
+
+    @property
+    def name(self) -> str:
+        """By which the two name it, and which nobody else can tell from chance."""
+        proof = self.arrays["proof"].tobytes()
+        return hmac.digest(proof, b"vfl-flower set", "sha256").hex()[:32]
 
     def codes(self, party: int, run: str) -> Iterator[tuple[int, bytes, bytes]]:
         """Of the set as it is and has been: places, and what the two sides prove it by in a run."""
@@ -81,7 +85,7 @@ class IdSet:
         lengths = self.arrays.get("lengths", np.array([len(points)])).tolist()
         for start, end in pairwise([0, *lengths]):
             digest.update(points[start:end].tobytes())
-            about = f"{self.name}|{party}|{run}|{digest.hexdigest()}"
+            about = f"{party}|{run}|{digest.hexdigest()}"
             proof = self.arrays["proof"].tobytes()
             asks, keeps = (
                 hmac.digest(proof, f"vfl-flower set {side}|{about}".encode(), "sha256")
@@ -105,17 +109,20 @@ def _where(mine: Points, marks: Points) -> Places:
     return where
 
 
-def _load(path: Path, names: set[str]) -> IdSet | None:
+def _load(path: Path) -> IdSet | None:
+    """The set in a file, of either side."""
+
     def is_set(kept: IdSet) -> bool:
-        shapes = {name: kept.arrays[name].shape for name in ("points", "marks", "proof", "key")}
-        n, m = shapes["points"][0], shapes["marks"][0]
-        known = {"points": (n, 32), "marks": (m, 32), "proof": (1, 32), "key": (1, 32)}
-        return (
-            shapes == known
-            and not names - kept.arrays.keys()
-            and all(kept.arrays[name].dtype == np.uint8 for name in known)
-            and (type(kept.name), type(kept.made), type(kept.asked)) == (str, float, int)
-        )
+        arrays = kept.arrays
+        n, m = len(arrays["points"]), len(arrays["marks"])
+        due = {"points": (n, 32), "marks": (m, 32), "proof": (1, 32), "key": (1, 32)}
+        if path.name.startswith(_OF_HOLDER):
+            due["blinded"] = (m, 32)
+        elif n != m or arrays["lengths"][-1] != n or arrays["shown"].shape != (n,):
+            return False
+        sound = all(arrays[name].dtype == np.uint8 for name in due)
+        shapes = {name: arrays[name].shape for name in due}
+        return sound and shapes == due and (type(kept.made), type(kept.asked)) == (float, int)
 
     return files.load_as(IdSet, path, is_set)
 
@@ -162,13 +169,12 @@ class Asked:
         found = _where(self.arrays["blinded"][self._at], self.arrays["points"][theirs])
         return np.where(found < 0, -1, theirs[found] if len(theirs) else -1).astype(np.int32)
 
-    def keep(self, name: str, proof: Points) -> None:
-        """Keep it for later, with what was shown in the alignment of this name if it is fresh."""
-        kept = self.kept or IdSet(name, time.time(), 0, {"proof": proof})
-        arrays = {**self.arrays, "proof": kept.arrays["proof"]}
-        asked = len(arrays["marks"])
+    def keep(self, proof: Points) -> None:
+        """Keep it for later; if it is fresh, with what was just shown."""
+        kept = self.kept or IdSet(time.time(), 0, {"proof": proof})
+        kept = replace(kept, arrays={**self.arrays, "proof": kept.arrays["proof"]})
         try:
-            files.save(self.path, replace(kept, asked=asked, arrays=arrays), "of-*.npz")
+            files.save(self.path, kept, f"{_OF_HOLDER}*.npz")
         except VflError as error:
             notice.warning("The next alignment has to ask about all ids: %s", error)
 
@@ -176,11 +182,11 @@ class Asked:
 def kept_of(whose: str) -> dict[int, tuple[Path, IdSet]]:
     """The sets that the label holder keeps, one of each party; first those of this file."""
     found: dict[int, tuple[Path, IdSet]] = {}
-    of_file = files.newest_first(files.home("sets"), f"of-{files.where(whose)}-*.npz")
-    for path in [*of_file, *files.newest_first(files.home("sets"), "of-*.npz")]:
+    of_file = files.newest_first(files.home("sets"), f"{_OF_HOLDER}{files.where(whose)}-*.npz")
+    for path in [*of_file, *files.newest_first(files.home("sets"), f"{_OF_HOLDER}*.npz")]:
         number = path.stem.rpartition("-")[2]
         if number.isdecimal() and int(number) not in found and len(found) < _NAMES:
-            kept = _load(path, _OF_HOLDER)
+            kept = _load(path)
             if kept:
                 found[int(number)] = path, kept
     return found
@@ -188,7 +194,7 @@ def kept_of(whose: str) -> dict[int, tuple[Path, IdSet]]:
 
 def path_of(whose: str, party: int) -> Path:
     """Where the label holder keeps a fresh set."""
-    return files.home("sets") / f"of-{files.where(whose)}-{party}.npz"
+    return files.home("sets") / f"{_OF_HOLDER}{files.where(whose)}-{party}.npz"
 
 
 def naming(kept: Mapping[int, tuple[Path, IdSet]], run: str) -> SetOrder:
@@ -336,14 +342,19 @@ def shown(context: Context, party: int, name: str, places: Places, rules: Rules)
             _write(path, kept)
 
 
-def keep(context: Context, party: int, made: IdSet, rules: Rules) -> None:
-    """Keep a new set, if the party's rules let it."""
-    if not rules.alignment_days or context.node_config.get("source") == "memory":
-        return
+def lets(context: Context, rules: Rules) -> bool:
+    """Whether a party's rules let it keep sets."""
+    return bool(rules.alignment_days) and context.node_config.get("source") != "memory"
+
+
+def keep(context: Context, party: int, made: IdSet) -> None:
+    """Keep a new set."""
     path = _path(context, made.name, party)
-    with _alone(path):
-        if not path.exists():  # nor does who has heard of a name take it from whose it is
+    try:
+        with _alone(path):
             _write(path, made)
+    except VflError as error:
+        log.warning("The party cannot keep blinded ids: %s", error)
 
 
 def forget(context: Context, party: int, name: str) -> None:
@@ -353,7 +364,7 @@ def forget(context: Context, party: int, name: str) -> None:
 
 def _usable(path: Path, rules: Rules) -> IdSet | None:
     """The set in a file, unless the party's rules have ended it."""
-    kept = _load(path, _OF_PARTY)
+    kept = _load(path)
     return kept if kept and 0 <= files.age(kept) < rules.alignment_days * _DAY else None
 
 
