@@ -27,7 +27,7 @@ from tests.organisations import (
     write,
 )
 from vfl_flower import client_app, start
-from vfl_flower.data import alignment, psi
+from vfl_flower.data import alignment, holder_alignment, psi
 from vfl_flower.data.blocks import own_source
 from vfl_flower.data.psi import Blinding, encode_ids
 from vfl_flower.errors import ConfigError, PartyError, VflError
@@ -224,10 +224,11 @@ def test_it_is_said_when_parties_have_much_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(alignment.notice, "info", lambda text, *words: lines.append(text % words))
+    notice = holder_alignment.notice
+    monkeypatch.setattr(notice, "info", lambda text, *words: lines.append(text % words))
     organisations = cut(tmp_path, small())
     for many in (61, 60):
-        monkeypatch.setattr(alignment, "MANY", many)
+        monkeypatch.setattr(holder_alignment, "MANY", many)
         forget_alignments()
         organisations.run(str(many), SHORT)
     assert [line for line in lines if "sent" in line] == [
@@ -266,7 +267,7 @@ def test_a_party_that_compares_ids_has_as_many_rows_as_it_allows(node: Context) 
 
 def of_all(blinding: Blinding, ids: list[bytes]) -> AlignOrder:
     """The order by which ids are compared."""
-    arrays = {"ids": blinding.of_ids([alignment._of_all(ids)])}
+    arrays = {"ids": blinding.of_ids([alignment.of_all(ids)])}
     return AlignOrder(method="ids", id_kind="whole numbers", arrays=arrays)
 
 

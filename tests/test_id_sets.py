@@ -24,8 +24,8 @@ from tests.organisations import ID, Organisations, change, cut, small, write
 from vfl_flower import client_app
 from vfl_flower.data import alignment_file as files
 from vfl_flower.data import id_sets, psi
-from vfl_flower.data.alignment import align
 from vfl_flower.data.blocks import own_table
+from vfl_flower.data.holder_alignment import align
 from vfl_flower.data.psi import Blinding, encode_ids
 from vfl_flower.errors import VflError
 from vfl_flower.flower_internals import lasting_home

@@ -26,8 +26,9 @@ from flwr.app import Context
 from vfl_flower.config import RunConfig
 from vfl_flower.data import alignment
 from vfl_flower.data import alignment_file as files
-from vfl_flower.data.alignment import Alignment, align
+from vfl_flower.data.alignment import Alignment
 from vfl_flower.data.alignment_file import Kept
+from vfl_flower.data.holder_alignment import align
 from vfl_flower.data.psi import Places, Points
 from vfl_flower.data.source import Source
 from vfl_flower.errors import VflError
