@@ -4,10 +4,11 @@ A label holder and two parties have a file each (csv, parquet, csv), of which ni
 common to all. The first run aligns; the second is on the same files; before the third, one row of
 a party's file is removed; before the fourth the label holder's has 1,000 ids more, and before the
 fifth a party's. Then there are predictions for 100 new people, up to the order to predict. Beside
-the seconds stands how many ids were blinded or had a blinding taken away, by whoever is in the
-process: in process all, on nodes the label holder. In process each run is a process of its own,
-whose imports are not counted; on nodes (--engines supernodes) the SuperNodes go on from run to
-run, and what counts is from the call of the ServerApp on. Prints one JSON object as its last line.
+the seconds stand those of all processors, which depend less on what else the machine does, and how
+many ids were blinded or had a blinding taken away, by whoever is in the process: in process all, on
+nodes the label holder. In process each run is a process of its own, whose imports are not counted;
+on nodes (--engines supernodes) the SuperNodes go on from run to run, and what counts is from the
+call of the ServerApp on. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def note_first_training_order() -> None:
     With them stands how many ids have been blinded until then.
     """
     start, send, rows = time.perf_counter(), Carrier.send, psi._blinded_rows
+    before = time.process_time()
     kinds: list[str] = []
     blinded = [0]
 
@@ -69,7 +71,8 @@ def note_first_training_order() -> None:
         if not kinds or kinds[-1] != "train":
             kinds.append(kind)
             with Path(os.environ[TIMES]).open("a") as file:
-                file.write(f"{kind} {seconds:.2f} {blinded[0]}\n")
+                used = time.process_time() - before
+                file.write(f"{kind} {seconds:.2f} {used:.2f} {blinded[0]}\n")
         return send(self, messages)
 
     Carrier.send = noting  # type: ignore[method-assign]
@@ -159,8 +162,8 @@ def runs_of(engine: str, folder: Path, ids: int) -> dict[str, Any]:
                 child.start()
                 child.join()
             lines = [line.split() for line in times.read_text().splitlines()]
-            figures[run] = {kind: float(seconds) for kind, seconds, _ in lines}
-            figures[run]["ids blinded"] = int(lines[-1][2])
+            figures[run] = {kind: float(seconds) for kind, seconds, *_ in lines}
+            figures[run] |= {"processor": float(lines[-1][2]), "ids blinded": int(lines[-1][3])}
             print(f"{engine:10s} {run:8s} {figures[run]}", flush=True)
             times.unlink()
     return figures
