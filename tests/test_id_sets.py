@@ -380,7 +380,7 @@ def rewritten(path: Path, **changed: Any) -> None:
 
 DAMAGE: dict[str, Callable[[Path], Any]] = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-40]),
-    "edited": lambda path: path.write_bytes(path.read_bytes().replace(b"name", b"eman")),
+    "edited": lambda path: path.write_bytes(path.read_bytes().replace(b"made", b"edam")),
     "another side's": lambda path: shutil.copy(sets("*-1.npz")[0], path),
     "another secret": lambda path: rewritten(path, arrays={"proof": np.zeros((1, 32), np.uint8)}),
     "other points": lambda path: rewritten(path, arrays={"points": np.zeros((54, 32), np.uint8)}),
