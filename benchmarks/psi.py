@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from vfl_flower.data.psi import Blinding, challenge, encode_ids, match, shuffled
+from vfl_flower.data.psi import Blinding, answer, encode_ids, is_answer, match, question, shuffled
 from vfl_flower.provenance import peak_memory_mb
 
 SAMPLE = 10_000  # ids that a party asks about, as `vfl_flower.data.alignment` has it
@@ -57,17 +57,18 @@ def main() -> None:
         own = b.of_ids(their_ids, their_order)
     with watch.step("party: label holder's, blinded again"):
         returned = b.again(sent)
-    with watch.step("label holder: party's, blinded again"):
-        both = a.again(own)
+    with watch.step("label holder: its own blinding away"):
+        by_party = a.undone(returned)
     with watch.step("label holder: match"):
-        in_mine, in_theirs = match(returned, both)
+        in_mine, in_theirs = match(by_party, own)
     with watch.step("party: a question, answered"):
         rows = their_order[in_theirs[:SAMPLE]].tolist()
-        question, answer = challenge([their_ids[row] for row in rows], sent[in_mine[:SAMPLE]])
-        answered = a.again(question)
+        ids = [their_ids[row] for row in rows]
+        asked, secret = question(ids)
+        answered = answer(ids, asked)
     if not (mine[my_order[in_mine]] == theirs[their_order[in_theirs]]).all():
         raise SystemExit("ids that differ have been matched")
-    if not (answered == answer).all():
+    if not is_answer(secret, answered):
         raise SystemExit("the label holder has not answered")
 
     blindings = list(watch.seconds.values())[:2]
@@ -79,7 +80,7 @@ def main() -> None:
         "seconds_in_all": round(total, 1),
         "seconds_on_a_machine_each": round(total - min(blindings), 1),
         "processor_seconds": round(sum(os.times()[:2]), 1),
-        "bytes_to_party": sent.nbytes + 8 * len(in_theirs),
+        "bytes_to_party": sent.nbytes + 4 * len(in_theirs),
         "bytes_to_label_holder": returned.nbytes + own.nbytes,
         "peak_mb": round(peak_memory_mb()),
         "cores": os.cpu_count(),

@@ -1,10 +1,14 @@
-"""Align once, train often: seconds from a run's start to its first training order, of three runs.
+"""Align once, train often: seconds from a run's start to its first training order, of six runs.
 
 A label holder and two parties have a file each (csv, parquet, csv), of which nine in ten ids are
 common to all. The first run aligns; the second is on the same files; before the third, one row of
-a party's file is removed. In process each run is a process of its own, whose imports are not
-counted; on nodes (--engines supernodes) the SuperNodes go on from run to run, and what counts
-is from the call of the ServerApp on. Prints one JSON object as its last line.
+a party's file is removed; before the fourth the label holder's has 1,000 ids more, and before the
+fifth a party's. Then there are predictions for 100 new people, up to the order to predict. Beside
+the seconds stand those of all processors, which depend less on what else the machine does, and how
+many ids were blinded or had a blinding taken away, by whoever is in the process: in process all, on
+nodes the label holder. In process each run is a process of its own, whose imports are not counted;
+on nodes (--engines supernodes) the SuperNodes go on from run to run, and what counts is from the
+call of the ServerApp on. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -26,11 +30,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from benchmarks.common import report
 from vfl_flower import server_app
+from vfl_flower.data import psi
 from vfl_flower.flower_internals import app_of_this_package
 from vfl_flower.runtimes import processes
 from vfl_flower.runtimes.carrier import Carrier
 from vfl_flower.runtimes.processes import SuperLink
-from vfl_flower.start import run_local
+from vfl_flower.start import predict_local, run_local
 
 TIMES = "REALIGN_TIMES"  # the variable that names the file for what is timed
 KEYS: dict[str, Any] = {"epochs": 1, "batch-size": 4096, "window": 8}
@@ -46,9 +51,18 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def note_first_training_order() -> None:
-    """Write down when which kinds of orders are sent, in seconds from now, until one trains."""
-    start, send = time.perf_counter(), Carrier.send
+    """Write down when which kinds of orders are sent, in seconds from now, until one trains.
+
+    With them stands how many ids have been blinded until then.
+    """
+    start, send, rows = time.perf_counter(), Carrier.send, psi._blinded_rows
+    before = time.process_time()
     kinds: list[str] = []
+    blinded = [0]
+
+    def counting(blind: Any, n: int) -> Any:
+        blinded[0] += n
+        return rows(blind, n)
 
     def noting(self: Carrier, messages: Iterable[Message]) -> list[str]:
         messages = list(messages)
@@ -57,17 +71,21 @@ def note_first_training_order() -> None:
         if not kinds or kinds[-1] != "train":
             kinds.append(kind)
             with Path(os.environ[TIMES]).open("a") as file:
-                file.write(f"{kind} {seconds:.2f}\n")
+                used = time.process_time() - before
+                file.write(f"{kind} {seconds:.2f} {used:.2f} {blinded[0]}\n")
         return send(self, messages)
 
     Carrier.send = noting  # type: ignore[method-assign]
+    psi._blinded_rows = counting
 
 
 def write_files(folder: Path, ids: int) -> list[Path]:
-    """The label holder's file, and the parties'."""
+    """The label holder's file, the parties', and one of new people whom they know."""
     generator = np.random.default_rng(0)
     numbers = generator.permutation(10 * ids)[: ids + ids // 20]
     files = [folder / "labels.csv", folder / "a.parquet", folder / "b.csv"]
+    new = folder / "new.csv"
+    write(pd.DataFrame({"id": numbers[-100:]}), new)
     for file, there in zip(files, (slice(ids), slice(-ids, None), slice(-ids, None)), strict=True):
         rows = generator.permutation(numbers[there])
         table = pd.DataFrame(generator.standard_normal((ids, 10)).round(4))
@@ -75,7 +93,14 @@ def write_files(folder: Path, ids: int) -> list[Path]:
         if file == files[0]:
             table = pd.DataFrame({"label": generator.integers(0, 2, ids)})
         write(table.assign(id=rows), file)
-    return files
+    return [*files, new]
+
+
+def grow(file: Path, ids: Iterable[int]) -> None:
+    """Add rows of these ids to a file, in the place of nobody."""
+    table = pd.read_csv(file) if file.suffix == ".csv" else pd.read_parquet(file)
+    more = [*ids]
+    write(pd.concat([table[: len(more)].assign(id=more), table]), file)
 
 
 def write(table: pd.DataFrame, file: Path) -> None:
@@ -89,12 +114,15 @@ def write(table: pd.DataFrame, file: Path) -> None:
 def run_in_process(keys: dict[str, Any], node_configs: list[dict[str, str]]) -> None:
     """A run in this process, which ends with it."""
     note_first_training_order()
-    run_local(len(node_configs), keys, node_configs=node_configs)
+    if "model" in keys:
+        predict_local(keys, node_configs)
+    else:
+        run_local(len(node_configs), keys, node_configs=node_configs)
 
 
-def three_runs(engine: str, folder: Path, ids: int) -> dict[str, Any]:
-    """Of each run the kinds of orders up to the first that trains, and when each was sent."""
-    labels, *parties = write_files(folder, ids)
+def runs_of(engine: str, folder: Path, ids: int) -> dict[str, Any]:
+    """Of each run the kinds of orders up to the first that trains, when each was sent, and ids."""
+    labels, *parties, new = write_files(folder, ids)
     os.environ["VFL_HOME"] = str(folder / f"home-{engine}")
     times = folder / "times"
     os.environ[TIMES] = str(times)
@@ -107,14 +135,25 @@ def three_runs(engine: str, folder: Path, ids: int) -> dict[str, Any]:
             superlink = stack.enter_context(SuperLink(simulation=False))
             for party, words in enumerate(node_configs):
                 stack.enter_context(superlink.supernode(party, len(parties), words))
-        for run in ("first", "second", "changed"):
+        for run in ("first", "second", "changed", "holder-grown", "party-grown", "predictions"):
             if run == "changed":
                 table = pd.read_parquet(parties[0])
                 write(table[1:], parties[0])
+            if run == "holder-grown":  # by 500 whom the parties know, and 500 whom nobody does
+                known = pd.read_csv(parties[1])["id"]
+                there = pd.read_csv(labels)["id"]
+                later = known[~known.isin(there) & ~known.isin(pd.read_csv(new)["id"])]
+                grow(labels, [*later[:500], *range(10 * ids, 10 * ids + 500)])
+            if run == "party-grown":
+                grow(parties[0], range(10 * ids, 10 * ids + 1000))
             out = str(folder / f"{engine}-{run}")
             keys = {**KEYS, "dataset": f"files:{labels}", "out": out}
+            if run == "predictions":
+                model = str(folder / f"{engine}-party-grown")
+                keys = {"dataset": f"files:{new}", "model": model, "out": f"{out}.csv"}
             if superlink:
-                superlink.submit(keys, len(parties), folder / "flower.log").wait()
+                task = {"task": "predict"} if run == "predictions" else {}
+                superlink.submit({**keys, **task}, len(parties), folder / "flower.log").wait()
             else:
                 given = keys, node_configs
                 child = multiprocessing.get_context("spawn").Process(
@@ -123,7 +162,8 @@ def three_runs(engine: str, folder: Path, ids: int) -> dict[str, Any]:
                 child.start()
                 child.join()
             lines = [line.split() for line in times.read_text().splitlines()]
-            figures[run] = {kind: float(seconds) for kind, seconds in lines}
+            figures[run] = {kind: float(seconds) for kind, seconds, *_ in lines}
+            figures[run] |= {"processor": float(lines[-1][2]), "ids blinded": int(lines[-1][3])}
             print(f"{engine:10s} {run:8s} {figures[run]}", flush=True)
             times.unlink()
     return figures
@@ -145,5 +185,5 @@ if __name__ == "__main__":
     results = {}
     for name in options.engines:
         with tempfile.TemporaryDirectory() as place:
-            results[name] = three_runs(name, Path(place), options.ids)
+            results[name] = runs_of(name, Path(place), options.ids)
     report("realign", {"ids": options.ids, **results})

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from tests.organisations import ID, small, write
 from vfl_flower import client_app
-from vfl_flower.data import recall
-from vfl_flower.data.psi import Blinding, match
+from vfl_flower.data import id_sets, recall
+from vfl_flower.data.id_sets import IdSet
+from vfl_flower.data.psi import Blinding, answer, match
 from vfl_flower.flower_internals import begin_task
 from vfl_flower.messages import (
     Aligned,
@@ -23,6 +24,7 @@ from vfl_flower.messages import (
     Order,
     Recalled,
     RecallOrder,
+    SetKept,
 )
 from vfl_flower.wire import read_reply, to_message
 
@@ -65,17 +67,22 @@ class LabelHolder:
         blinded = {"ids": self.a.of_ids(self.ids)}
         order = AlignOrder(method="psi", id_kind="whole numbers", arrays=blinded)
         self.answer = asked(self.node, order, Aligned)
-        own = self.a.again(self.answer.arrays["own"])
-        self.sent, self.places = match(self.answer.arrays["again"], own)
+        own = self.answer.arrays["own"]
+        self.sent, self.places = match(self.a.undone(self.answer.arrays["again"]), own)
 
     def tell(self, places: NDArray[Any], sent: NDArray[Any]) -> None:
-        both = {"places": places.astype(np.int32), "sent": sent.astype(np.int32)}
-        self.question = asked(self.node, CommonOrder(arrays=both)).arrays["question"]
+        """The rows at these places, of which it says that they are of those of its ids."""
+        order = CommonOrder(arrays={"places": places.astype(np.int32)})
+        asked_about = asked(self.node, order).arrays
+        named = np.full(len(places), -1)
+        named[places >= 0] = sent
+        self.question = asked_about["question"]
+        self.about = [self.ids[row] for row in named[asked_about["rows"]].astype(int).tolist()]
 
-    def confirm(self, answer: NDArray[Any] | None = None) -> None:
-        answer = self.a.again(self.question) if answer is None else answer
-        self.shown = answer
-        asked(self.node, ConfirmOrder(alignment=NAME, arrays={"answer": answer}))
+    def confirm(self, shown: NDArray[Any] | None = None) -> None:
+        shown = answer(self.about, self.question) if shown is None else shown
+        self.shown = shown[-1:]
+        asked(self.node, ConfirmOrder(alignment=NAME, arrays={"answer": shown}))
 
     def recall(self, name: str = NAME) -> str:
         """In a later run, by what it has kept: what became of the alignment."""
@@ -83,6 +90,26 @@ class LabelHolder:
         proofs = {"proofs": np.frombuffer(code, np.uint8)[None]}
         order = RecallOrder(alignment=name, arrays=proofs)
         return str(asked(self.node, order, Recalled).became)
+
+    @property
+    def kept(self) -> IdSet:
+        """What it has kept of the alignment that it has been through."""
+        arrays = {"points": self.answer.arrays["own"], "proof": self.shown}
+        return IdSet(0.0, 0, arrays)
+
+    def find(self, kept: IdSet, run: int | None = None) -> SetKept:
+        """What the party says when it is asked for that set."""
+        order = id_sets.naming({0: (Path(), kept)}, str(run or self.node.run_id))
+        answer: SetKept = asked(self.node, order, SetKept)
+        return answer
+
+    def blinded_by_party(self, points: NDArray[Any]) -> NDArray[Any]:
+        """Points, as they come back in a set that was just found."""
+        arrays = {"ids": points}
+        order = AlignOrder(method="psi", id_kind="whole numbers", anew=False, arrays=arrays)
+        self.answer = asked(self.node, order, Aligned)
+        again: NDArray[Any] = self.answer.arrays["again"]
+        return again
 
     def all(self) -> None:
         """Keep to the protocol."""

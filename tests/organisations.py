@@ -153,7 +153,8 @@ class Recorder:
 
 def forget_alignments() -> None:
     """As if nobody had kept one."""
-    shutil.rmtree(lasting_home() / "alignments", ignore_errors=True)
+    for name in ("alignments", "sets"):
+        shutil.rmtree(lasting_home() / name, ignore_errors=True)
 
 
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ from vfl_flower.messages import (
     RejoinOrder,
     ResumeOrder,
     SessionOrder,
+    SetOrder,
     TrainOrder,
     Turn,
 )
@@ -476,7 +478,9 @@ def aligning(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[tuple[b
     aligned = state_to_bytes(context.state)
     common = CommonOrder(arrays={"places": np.arange(60, dtype=np.int32)})
     recall = RecallOrder(alignment="0" * 32, arrays={"proofs": np.zeros((2, 32), np.uint8)})
+    sets = SetOrder(arrays={"names": np.zeros((30, 16), np.uint8), "proofs": blinded[:30]})
     orders: list[tuple[Order, bytes]] = [(recall, began), (align, began), (common, aligned)]
+    orders += [(sets, began), (replace(align, anew=False), began)]
     orders.append((DescribeOrder(outputs=1), aligned))
     return keys, node, [(to_bytes(to_message(each, 2, 60)), state) for each, state in orders]
 

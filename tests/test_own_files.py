@@ -35,7 +35,7 @@ from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.source import Preparation
 from vfl_flower.errors import ConfigError, PartyError
 from vfl_flower.holder import checkpoint, results
-from vfl_flower.messages import Aligned
+from vfl_flower.messages import Aligned, Introduction, SetKept
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_arrays
 from vfl_flower.wire import read_reply, to_reply
@@ -557,15 +557,15 @@ def party_run(organisations: Organisations, node_configs: list[dict[str, str]]) 
 class Lying:
     """The ClientApp, but for what a party answers when it is asked to align."""
 
-    def __init__(self, lie: Callable[[Aligned], Any]) -> None:
-        self.lie = lie
+    def __init__(self, lie: Callable[[Any], Any], kind: type[Introduction] = Aligned) -> None:
+        self.lie, self.kind = lie, kind
 
     def __call__(self, message: Message, context: Context) -> Message:
         reply: Message = client_app.app(message, context)
-        if context.node_config["partition-id"] == 1 and message.metadata.message_type.endswith(
-            "align"
-        ):
-            return to_reply(self.lie(read_reply(reply, Aligned)), message)
+        kinds = {"query.set": SetKept, "query.align": Aligned}
+        said = kinds.get(message.metadata.message_type)
+        if context.node_config["partition-id"] == 1 and said is self.kind:
+            return to_reply(self.lie(read_reply(reply, self.kind)), message)
         return reply
 
 
@@ -577,6 +577,10 @@ def arrays(**changes: Callable[[Any], Any]) -> Callable[[Aligned], Aligned]:
         return replace(answer, arrays=new)
 
     return lie
+
+
+def gone(*places: int) -> Callable[[Aligned], Aligned]:
+    return arrays(gone=lambda a: np.array(places, np.int32))
 
 
 LIES = {
@@ -601,16 +605,31 @@ LIES = {
         arrays(again=lambda a: np.concatenate([a[:-1], a[:1]])),
         "^Party 1 sent a blinded id more than once",
     ),
+    "another party": (lambda answer: replace(answer, party=0), "^Party 1 answers as party 0"),
+    "a place beyond": (gone(54), "^Party 1 sent places without a row that there are not"),
+    "a place before": (gone(-1), "^Party 1 sent places without a row that there are not"),
+    "a place twice": (gone(3, 3), "^Party 1 sent places without a row that are none"),
+    "other places": (arrays(gone=lambda a: a.astype(np.int64)), "^Party 1 sent places without a"),
+    "table of places": (arrays(gone=lambda a: a[:, None]), "^Party 1 sent places without a row"),
+}
+FIRST_LIES = {
     "another party": (lambda answer: replace(answer, party=0), "partition-ids are \\[0, 0\\]"),
     "of another number": (lambda answer: replace(answer, parties=3), "Only 2 of the 3 nodes"),
 }
 
 
-@pytest.mark.parametrize(("lie", "sentence"), LIES.values(), ids=list(LIES))
+@pytest.mark.parametrize(
+    ("lie", "sentence", "kind"),
+    [
+        *((*each, Aligned) for each in LIES.values()),
+        *((*each, SetKept) for each in FIRST_LIES.values()),
+    ],
+    ids=[*LIES, *(f"first {each}" for each in FIRST_LIES)],
+)
 def test_a_party_that_answers_nonsense_is_refused(
-    tmp_path: Path, lie: Callable[[Aligned], Any], sentence: str
+    tmp_path: Path, lie: Callable[[Any], Any], sentence: str, kind: Any
 ) -> None:
     organisations = cut(tmp_path, small())
     with pytest.raises((ConfigError, PartyError), match=sentence) as raised:
-        organisations.run("run", {**SHORT, "party-timeout": 0.3}, Lying(lie))  # type: ignore[arg-type]
+        organisations.run("run", {**SHORT, "party-timeout": 0.3}, Lying(lie, kind))  # type: ignore[arg-type]
     assert str(raised.value)[-1] in ".?"

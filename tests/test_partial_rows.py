@@ -22,7 +22,7 @@ from vfl_flower import client_app
 from vfl_flower.axes import subsets
 from vfl_flower.axes.batches import Window, among, draw_window, kept
 from vfl_flower.axes.server import by_gradient
-from vfl_flower.data import alignment, recall
+from vfl_flower.data import holder_alignment, recall
 from vfl_flower.data.blocks import load_labels, load_part, with_presence
 from vfl_flower.data.presence import drawn
 from vfl_flower.errors import ConfigError
@@ -478,7 +478,7 @@ def test_an_alignment_of_partial_rows_is_used_again(
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
     organisations = cut(tmp_path, cancer(), parties=2, known=0.6)
     anew: list[str] = []
-    align = alignment.align
+    align = holder_alignment.align
 
     def counted(*given: Any) -> Any:
         anew.append("anew")

@@ -34,6 +34,7 @@ from vfl_flower.messages import (
     RestoreOrder,
     ResumeOrder,
     SessionOrder,
+    SetOrder,
     TrainOrder,
     refuse_unused,
 )
@@ -49,6 +50,18 @@ from vfl_flower.wire import read_order, to_failure, to_reply
 O = TypeVar("O", bound=Order)  # noqa: E741
 
 app = ClientApp()
+
+
+@app.query("set")
+def recall_set(message: Message, context: Context) -> Message:
+    """Whether this party still has the blinded ids of an earlier alignment."""
+
+    def look(context: Context, order: SetOrder) -> Payload:
+        _, parties = seat(context)
+        between.check_before_alignment(context)
+        return alignment.recall_set(context, own_source(context), parties, order)
+
+    return _serve(message, context, SetOrder, look)
 
 
 @app.query("align")

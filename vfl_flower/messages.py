@@ -154,17 +154,31 @@ class RestoreOrder(Turn):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SetOrder(Order):
+    """Say whether you keep one of these sets of blinded ids (`data.id_sets`).
+
+    ``arrays["names"]``, uint8 [30, 16], are their names, with ``proofs``, uint8 [30, 32], that the
+    label holder keeps them too; most are of none. Answered by `SetKept`.
+    """
+
+    kind: ClassVar[str] = "query.set"
+    names: ClassVar = ("names", "proofs")
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlignOrder(Order):
     """Say which ids you have, by a ``method`` that does not tell them (`data.alignment`).
 
     ``id_kind`` is what the label holder's ids are; ``arrays["ids"]`` are these, blinded, or by
-    method "ids" one digest of them all, blinded: uint8 [n, 32].
+    method "ids" one digest of them all, blinded: uint8 [n, 32]. Unless ``anew``, only ids that are
+    new since the set that was just found to be kept.
     """
 
     kind: ClassVar[str] = "query.align"
     names: ClassVar = ("ids",)
     method: str
     id_kind: str
+    anew: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,20 +186,20 @@ class CommonOrder(Order):
     """The rows to use, by their ``places`` in the party's secret order, int32 [N].
 
     That is -1 of a row that the party lacks, of which with align = 'any' there may be some.
-    ``arrays["sent"]``, int32 [n], is where the ids of the others were in `AlignOrder`. Answered by
-    ``arrays["question"]``, uint8 [1, 32].
+    Answered by ``arrays["question"]``, uint8 [1, 32], about the ids of ``rows``, int32 [n].
     """
 
     kind: ClassVar[str] = "query.common"
-    names: ClassVar = ("places", "sent")
+    names: ClassVar = ("places",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfirmOrder(Order):
     """Use the rows that all have, since the label holder knows their ids.
 
-    That is shown by ``arrays["answer"]``, the party's question blinded by the label holder too,
-    uint8 [1, 32]. ``alignment`` is a name for all this, drawn at random: 32 characters.
+    That is shown by ``arrays["answer"]``, uint8 [2, 32] (`psi.answer`); by method "ids" the party's
+    question blinded by the label holder too, [1, 32]. ``alignment`` is a name for all this, drawn
+    at random: 32 characters.
     """
 
     kind: ClassVar[str] = "query.confirm"
@@ -261,9 +275,20 @@ class SessionOrder(Order):
 class Introduction(Payload):
     """Which party answers, of how many; with what arrays is said by the order."""
 
-    names: ClassVar[tuple[str, ...] | None] = ("question",)
+    names: ClassVar[tuple[str, ...] | None] = ("question", "rows")
     party: int
     parties: int = _number(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetKept(Introduction):
+    """A party's answer to `SetOrder`: about how many more ids it may be asked with that set.
+
+    ``arrays["proof"]``, uint8 [1, 32], shows that it keeps it; if it keeps none, there is no proof.
+    """
+
+    names: ClassVar = ("proof",)
+    left: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,10 +296,12 @@ class Aligned(Introduction):
     """A party's answer to `AlignOrder`: blinded ids, "again" and "own", uint8 [n, 32].
 
     These are the label holder's ids, in their order, blinded by the party too; and the party's, in
-    a secret order. By method "ids" there is "question" alone, as in the answer to `CommonOrder`.
+    a secret order, or those at the end of it that the label holder does not know. "gone", int32
+    [m], are places of ids that the party's file has no more. By method "ids" there is "question"
+    alone, as in the answer to `CommonOrder`.
     """
 
-    names: ClassVar = ("again", "own", "question")
+    names: ClassVar = ("again", "own", "gone", "question")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,22 @@
-"""Which rows all have: private set intersection of ids, or whether all have the same.
+"""Which rows all have: private set intersection of ids, or whether all have the same; a party.
+
+What the label holder does stands in `vfl_flower.data.holder_alignment`.
 
 ``align = "psi"``, the messages of `vfl_flower.data.psi`, one round for all parties:
 
-1. The label holder blinds its ids, and sends them to every party (`AlignOrder`).
-2. A party blinds them again, and its own, in a secret order, and answers both (`Aligned`).
-3. The label holder blinds the party's again, and sees which of its own ids the party has.
-4. It tells each party which of its rows, by their places in that order, all have (`CommonOrder`).
-5. The party asks it to show that it knows their ids, or of many a sample, and then uses them
-   (`ConfirmOrder`).
+1. Each party says whether it keeps the blinded ids of an alignment before (`SetOrder`). If so, what
+   follows is about ids that are new at either side, else about all (`vfl_flower.data.id_sets`).
+2. The label holder blinds its ids, and sends them to the party (`AlignOrder`).
+3. A party blinds them again, and its own, in a secret order, and answers both (`Aligned`).
+4. The label holder sees which of its own ids the party has, and tells each which of its rows, by
+   their places in that order, all have (`CommonOrder`).
+5. The party asks it to show that it knows their ids, if they are used for the first time, or of
+   many a sample, and then uses them (`ConfirmOrder`).
 
 So the label holder learns its intersection with each party, and how many rows the party has. A
-party learns which of its ids all have, and how many the label holder has.
+party learns which of its ids all have, and how many the label holder has. Where a set was kept, the
+former also learns how many ids have come to the party's file and gone from it, and whether one that
+it asks about now came or went since; the party how many the label holder had not asked about.
 
 ``align = "ids"``: all must have the same ids, in any order. The party asks the label holder to show
 that it knows a digest of them all, and else gives no rows. So each learns whether the other has the
@@ -31,8 +37,8 @@ A party's node configuration fixes the method, the fewest rows to align and the 
 from __future__ import annotations
 
 import hashlib
-import logging
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,39 +48,29 @@ import numpy as np
 from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 
-from vfl_flower.config import RunConfig
+from vfl_flower.data import id_sets, psi
 from vfl_flower.data.alignment_file import check_name
-from vfl_flower.data.psi import (
-    MANY,
-    Blinding,
-    Places,
-    Points,
-    challenge,
-    check_points,
-    match,
-    shuffled,
-)
+from vfl_flower.data.id_sets import IdSet
+from vfl_flower.data.psi import Blinding, Places, Points, challenge, check_points, shuffled
 from vfl_flower.data.source import Source
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.messages import (
-    SMALL,
     Aligned,
     AlignOrder,
     Arrays,
     CommonOrder,
     ConfirmOrder,
     Introduction,
-    checked,
+    SetKept,
+    SetOrder,
 )
 from vfl_flower.party.rules import Rules, simulated
-from vfl_flower.runtimes.carrier import Carrier, There, ask, ask_all, ask_present
 from vfl_flower.wire import pack, record_of, unpack
-
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _KEPT = "aligned"  # the record of a party's state
 _IDS, _PSI = np.zeros(1, np.uint8), np.ones(1, np.uint8)  # methods, in that record
 _OF_LATER_RUNS = "file", "answer"  # arrays in that record: digest of all ids; what proves who asks
+_OF_SET = "set", "key", "points", "at", "asked"  # arrays in that record until it is confirmed
 _SAMPLE = 10_000  # rows whose ids a party asks about; of more, it finds one stranger in a thousand
 
 
@@ -100,159 +96,28 @@ class Alignment:
     answers: Points = field(default_factory=lambda: np.zeros((0, 32), np.uint8))
 
 
-# --- the label holder ---------------------------------------------------------------------------
+# --- a party ------------------------------------------------------------------------------------
 
 
-def align(
-    carrier: Carrier,
-    config: RunConfig,
-    own: Source,
-    there: There | None = None,
-    order: Order | None = None,
-) -> Alignment:
-    """The label holder's rows that every party has too; parties know theirs.
-
-    With align = 'any' those that `min-parties` have.
-
-    Parameters
-    ----------
-    there : given to predict with align = 'any', by whoever is there. All rows are used, then.
-    order : what decides the order of rows that are found, besides chance or their ids.
+def recall_set(context: Context, own: Source, parties: int, order: SetOrder) -> SetKept:
+    """Whether the party still has the blinded ids of an earlier alignment with this label holder.
 
     Raises
     ------
-    ConfigError, PartyError
-        If ids cannot be used or compared, if no row is common to all, or if a party refuses.
+    ConfigError, VflError
+        If its ids cannot be used, or the order is none.
     """
-    blinding, name = Blinding(), secrets.token_hex(16)
-    present: NDArray[np.bool_] | None = None
-    if config.data.align == "ids":
-        rows, asked = _all_rows(carrier, config, own, blinding)
-    else:
-        rows, present, asked = _common_rows(carrier, config, own, blinding, there, order)
-    orders, answers = {}, {}
-    for node, question in asked.items():
-        try:
-            point = checked(question.arrays, "question", "uint8", (1, 32))
-            answer = {"answer": blinding.again(point)}
-        except VflError as error:
-            raise ConfigError(
-                f"Party {question.party} asked nothing that can be answered: {error}"
-            ) from None
-        orders[node] = ConfirmOrder(alignment=name, arrays=answer)
-        answers[question.party] = answer["answer"]
-    done = ask(carrier, orders, Introduction, config.running.party_timeout, there is not None)
-    asked = {node: each for node, each in asked.items() if node in done}
-    told = {each.party: node for node, each in asked.items()}
-    shown = [answers[party] for party in sorted(answers)] or [np.zeros((0, 32), np.uint8)]
-    return Alignment(name, rows, present, told, np.concatenate(shown))
-
-
-def _all_rows(
-    carrier: Carrier, config: RunConfig, own: Source, blinding: Blinding
-) -> tuple[Places, Mapping[int, Introduction]]:
-    """All rows, and what the parties ask to see whether theirs are the same."""
-    arrays = {"ids": blinding.of_ids([_of_all(own.ids)])}
-    order = AlignOrder(method="ids", id_kind=own.id_kind, arrays=arrays)
-    return _sorted(own.ids), ask_all(carrier, order, Aligned, config.running)
-
-
-def _common_rows(
-    carrier: Carrier,
-    config: RunConfig,
-    own: Source,
-    blinding: Blinding,
-    there: There | None,
-    in_order: Order | None,
-) -> tuple[Places, NDArray[np.bool_] | None, Mapping[int, Introduction]]:
-    """The rows that all have, or so many parties, and who; and what they ask about theirs."""
-    any_party = config.data.align == "any"
-    order = shuffled(len(own.ids), secrets.token_bytes(16))
-    arrays = {"ids": blinding.of_ids(own.ids, order)}
-    question = AlignOrder(method="psi", id_kind=own.id_kind, arrays=arrays)
-    carrier.expect({AlignOrder.kind: SMALL + arrays["ids"].nbytes + 32 * Rules.max_ids})
-    if len(own.ids) >= MANY:  # no bar shows what parties do
-        notice.info("%d ids are sent blinded; parties now blind them and their own.", len(own.ids))
-    if there is None:
-        answers = ask_all(carrier, question, Aligned, config.running)
-    else:
-        answers = ask_present(carrier, question, Aligned, config.running, there)
-    del arrays, question  # here and below: large
-    parties = {node: answer.party for node, answer in answers.items()}
-    of_all = there.parties if there else len(answers)
-    places = {}  # by node: where in the party's order each of the label holder's rows is, or -1
-    for node in list(answers):
-        answer = answers.pop(node)
-        here, theirs = _matched(blinding, answer, len(own.ids))
-        places[node] = np.full(len(own.ids), -1, np.int32)
-        places[node][order[here]] = theirs
-        notice.info(
-            "Party %d has %d of the label holder's %d ids.", answer.party, len(here), len(own.ids)
-        )
-        if not len(here) and there is None:
-            raise ConfigError(
-                f"Party {answer.party} has none of the {len(own.ids)} ids of {own.whose}: are they "
-                "the same kind of id, written alike?"
-            )
-    rows = _sorted(own.ids)
-    present = np.zeros((len(rows), of_all), bool)
-    for node, party in parties.items():
-        present[:, party] = places[node][rows] >= 0
-    wanted = config.data.min_parties if any_party else len(places)
-    wanted = 0 if there else wanted
-    used = present.sum(1) >= wanted
-    common, present = rows[used], present[used]
-    if any_party:  # in the order of ids, the gaps between its own would tell a party of others
-        seed = config.privacy.noise_seed
-        secret = secrets.token_bytes(16) if seed < 0 else f"{seed} order of rows".encode()
-        at = shuffled(len(common), secret)
-        common, present = common[at], present[at]
-    if in_order and len(common):
-        at = in_order(common)
-        common, present = common[at], present[at]
-    if not len(common):
-        where = f"{wanted} or more of the" if any_party else "all"
-        raise ConfigError(f"No id of {own.whose} is at {where} {len(places)} parties: none to use.")
-    if any_party and there is None:
-        notice.info("%d of them are used, which %d or more parties have.", len(common), wanted)
-    elif len(places) > 1 and not any_party:
-        notice.info("All parties together have %d of them.", len(common))
-    sent = np.argsort(order)[common].astype(np.int32)
-    told = {}
-    for node, each in places.items():
-        has = present[:, parties[node]]
-        if there is None and not has.any():
-            raise ConfigError(
-                f"Party {parties[node]} has none of the {len(common)} rows that are used: lower "
-                "min-parties, or leave it out."
-            )
-        if has.any():  # else there is nothing that it could be told
-            arrays = {"places": each[common], "sent": sent[has]}
-            told[node] = CommonOrder(arrays=arrays)
-    timeout, lenient = config.running.party_timeout, there is not None
-    asked = ask(carrier, told, Introduction, timeout, lenient)
-    return common, present if any_party else None, asked
-
-
-def _matched(blinding: Blinding, answer: Aligned, rows: int) -> tuple[Places, Places]:
-    """Places of common ids in the order of the label holder's, and of the party's."""
-    again = answer.arrays.get("again", np.zeros(0))
-    if again.shape[:1] != (rows,):
-        raise ConfigError(
-            f"Party {answer.party} did not blind again the {rows} ids that it was sent, and only "
-            "these."
-        )
-    theirs = answer.arrays.get("own", again[:0])
-    try:
-        check_points(theirs)
-        if len(theirs) > Rules.max_ids:
-            raise VflError(f"{len(theirs)} blinded ids, and at most {Rules.max_ids} may be.")
-        return match(again, blinding.again(theirs))
-    except VflError as error:
-        raise ConfigError(f"Party {answer.party} sent {error}") from None
-
-
-# --- a party ------------------------------------------------------------------------------------
+    assert own.party is not None
+    _keep(context)
+    rules = _rules(context, "psi")
+    found = id_sets.find(context, own, order, rules) if rules.align == "psi" else None
+    left = max(0, rules.max_ids - found.kept.asked) if found else 0
+    if not found or not left:
+        return SetKept(party=own.party, parties=parties, left=0)
+    name = np.frombuffer(found.kept.name.encode(), np.uint8)
+    known, file = np.array([found.known]), _digest(own, np.arange(len(own.ids)))
+    _keep(context, set=name, known=known, at=found.at, file=file)
+    return SetKept(party=own.party, parties=parties, left=left, arrays={"proof": found.proof})
 
 
 def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Aligned:
@@ -275,39 +140,62 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
     theirs = order.arrays.get("ids", np.zeros(0))
     with _subject("was sent"):
         check_points(theirs)
-    _check_fewest(rules, len(own.ids) if order.method == "ids" else len(theirs))
-    with _subject("was sent"):
-        by = _ask_about_all if order.method == "ids" else _blind_all
-        return Aligned(party=own.party, parties=parties, arrays=by(context, own, rules, theirs))
+    if order.method == "ids":
+        _check_fewest(rules, len(own.ids))
+        with _subject("was sent"):
+            arrays = _ask_about_all(context, own, theirs)
+    else:
+        arrays = _blind(context, own, rules, theirs, order.anew)
+    return Aligned(party=own.party, parties=parties, arrays=arrays)
 
 
-def _ask_about_all(context: Context, own: Source, rules: Rules, theirs: Points) -> Arrays:
+def _ask_about_all(context: Context, own: Source, theirs: Points) -> Arrays:
     """A question about all ids of the party at once."""
     if len(theirs) != 1:
         raise VflError(f"{len(theirs)} blinded digests, where one is due.")
-    question, answer = challenge([_of_all(own.ids)], theirs)
-    rows, file = _sorted(own.ids), _digest(own, np.arange(len(own.ids)))
+    question, answer = challenge([of_all(own.ids)], theirs)
+    rows, file = by_id(own.ids), _digest(own, np.arange(len(own.ids)))
     _keep(context, told=rows, digest=_digest(own, rows), answer=answer, method=_IDS, file=file)
     return {"question": question}
 
 
-def _blind_all(context: Context, own: Source, rules: Rules, theirs: Points) -> Arrays:
-    """The label holder's ids blinded again, and the party's, in a secret order."""
-    if len(theirs) > rules.max_ids:
-        raise VflError(
-            f"{len(theirs)} ids, and takes at most {rules.max_ids}: max-ids in its node "
-            "configuration."
-        )
-    blinding, secret = Blinding(), secrets.token_bytes(16)
-    again = blinding.again(theirs)
-    mine = blinding.of_ids(own.ids, shuffled(len(own.ids), secret))
-    file = _digest(own, np.arange(len(own.ids)))
-    _keep(context, sent=theirs, secret=np.frombuffer(secret, np.uint8), file=file)
-    return {"again": again, "own": mine}
+def _blind(context: Context, own: Source, rules: Rules, theirs: Points, anew: bool) -> Arrays:
+    """The label holder's ids blinded again, and the party's in a secret order, as far as new."""
+    assert own.party is not None
+    kept, file = _kept(context), _digest(own, np.arange(len(own.ids)))
+    if anew:
+        _check_fewest(rules, len(theirs))
+        if len(theirs) > rules.max_ids:
+            raise VflError(
+                f"was sent {len(theirs)} ids, and takes at most {rules.max_ids}: max-ids in its "
+                "node configuration."
+            )
+        made = id_sets.fresh(own)
+        key, points, at, known = made["key"], made["points"], made["at"], 0
+        asked = len(theirs)
+        made["shown"] = np.zeros(len(at), np.uint8)
+        if not id_sets.lets(context, rules):
+            made = {name: made[name] for name in ("at", "shown")}
+    elif "known" not in kept:
+        raise VflError("was asked about new ids, and has found no set that they could be new to.")
+    else:
+        _check_file(kept, file)
+        name = kept["set"].tobytes().decode()
+        found = id_sets.asked(context, own.party, name, len(theirs), rules)
+        _check_fewest(rules, found.asked)
+        key, at, known = found.arrays["key"], kept["at"], int(kept["known"][0])
+        points, asked = found.arrays["points"][: len(at)], found.asked
+        shown = found.arrays["shown"][: len(at)].astype(np.uint8)
+        made = {"set": kept["set"], "at": at, "shown": shown}
+    with _subject("was sent"):
+        again = Blinding(key.tobytes()).again(theirs)
+    _keep(context, **made, asked=np.array([asked]), file=file)
+    gone = np.flatnonzero(at < 0).astype(np.int32)
+    return {"again": again, "own": points[known:], "gone": gone}
 
 
 def take_common(context: Context, own: Source, parties: int, order: CommonOrder) -> Introduction:
-    """A party's question about the rows that it is told; it forgets what would serve for others.
+    """A party's question about the rows that it is told.
 
     Raises
     ------
@@ -316,31 +204,35 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
     """
     assert own.party is not None
     kept = _kept(context)
-    places, sent = (order.arrays.get(name, np.zeros(0)) for name in ("places", "sent"))
-    if "secret" not in kept or places.dtype != np.int32 or places.ndim != 1:
+    places = order.arrays.get("places", np.zeros(0))
+    if "shown" not in kept or places.dtype != np.int32 or places.ndim != 1:
         raise VflError("was told rows that it was not asked about.")
-    if not np.array_equal(kept["file"], _digest(own, np.arange(len(own.ids)))):
-        raise VflError("has other ids than a moment ago: its file has changed.")
-    has = places != -1
-    _check_distinct(places[has], len(own.ids), "rows that it does not have", "a row")
-    if len(places) > len(kept["sent"]):
-        raise VflError(f"was told {len(places)} rows, and had been sent {len(kept['sent'])} ids.")
-    if sent.dtype != np.int32 or sent.shape != (has.sum(),):
-        raise VflError("was not told which ids the rows are to have.")
-    _check_distinct(sent, len(kept["sent"]), "ids that it had not been sent", "an id")
-    _check_fewest(_rules(context, "psi"), len(sent))
-    mine = shuffled(len(own.ids), kept["secret"].tobytes())[places[has]]
-    some = np.arange(len(mine))
-    if len(mine) > _SAMPLE:
-        some = shuffled(len(mine), secrets.token_bytes(16))[:_SAMPLE]
-    with _subject("was sent"):
-        ids = [own.ids[row] for row in mine[some].tolist()]
-        question, answer = challenge(ids, kept["sent"][sent[some]])
+    _check_file(kept, _digest(own, np.arange(len(own.ids))))
+    at, asked, has = kept["at"], int(kept["asked"][0]), np.flatnonzero(places != -1)
+    named = places[has]
+    _check_distinct(named, len(at), "rows that it does not have", "a row")
+    mine = at[named]
+    if mine.min() < 0:
+        raise VflError("was told rows that it does not have.")
+    if len(places) > asked:
+        raise VflError(f"was told {len(places)} rows, and had been sent {asked} ids.")
+    _check_fewest(_rules(context, "psi"), len(mine))
+    # Of those whose ids the label holder has not yet shown to know all, or many; at least one.
+    first = shuffled(len(mine), secrets.token_bytes(16))
+    first = first[np.argsort(kept["shown"][named[first]], kind="stable")]
+    new = len(mine) - int(kept["shown"][named].sum())
+    some = np.sort(first[: min(max(1, new), _SAMPLE)])
+    question, secret = psi.question([own.ids[row] for row in mine[some].tolist()])
     rows = np.full(len(places), -1, np.int64)
     rows[has] = mine
+    of_set = {name: kept[name] for name in kept if name in _OF_SET}
+    if "key" in kept:
+        of_set["marks"] = id_sets.marks_of([own.ids[row] for row in at.tolist()], kept["key"])
     about = {"digest": _digest(own, mine), "method": _PSI, "file": kept["file"]}
-    _keep(context, told=rows, answer=answer, **about)
-    return Introduction(party=own.party, parties=parties, arrays={"question": question})
+    judged = {"secret": np.frombuffer(secret, np.uint8), "places": named}
+    _keep(context, told=rows, **judged, **about, **of_set)
+    arrays: Arrays = {"question": question, "rows": has[some].astype(np.int32)}
+    return Introduction(party=own.party, parties=parties, arrays=arrays)
 
 
 def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> Introduction:
@@ -352,19 +244,41 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
         If it has not; it is then to begin anew.
     """
     kept = _kept(context)
-    if "answer" not in kept:
+    if "told" not in kept:
         raise VflError("was told to use rows that it was not told.")
     _keep(context)
-    if not np.array_equal(order.arrays.get("answer", np.zeros(0)), kept["answer"]):
+    answer, by_psi = order.arrays.get("answer", np.zeros(0)), "secret" in kept
+    if by_psi:
+        shown = psi.is_answer(kept["secret"].tobytes(), answer)
+    else:
+        shown = np.array_equal(answer, kept["answer"])
+    if not shown:
+        if "set" in kept:
+            id_sets.forget(context, party, kept["set"].tobytes().decode())
         raise ConfigError(
             f"Party {party} has other ids than the label holder has shown to know: align = 'ids' "
             "demands the same ids, and align = 'psi' finds those that all have."
         )
     check_name(order.alignment)
     name = np.frombuffer(order.alignment.encode(), np.uint8)
-    which = {each: kept[each] for each in ("digest", "method", "file", "answer")}
-    _keep(context, rows=kept["told"], name=name, **which)
+    which = {each: kept[each] for each in ("digest", "method", "file")}
+    _keep(context, rows=kept["told"], name=name, answer=answer[-1:], **which)
+    if by_psi:
+        _keep_set(context, party, kept, answer[-1:])
     return Introduction(party=party, parties=parties)
+
+
+def _keep_set(context: Context, party: int, kept: Arrays, proof: Points) -> None:
+    """Note in the party's set that the label holder knows the ids of these rows; it may be new."""
+    rules, places = _rules(context, "psi"), kept["places"]
+    if "set" in kept:
+        id_sets.shown(context, party, kept["set"].tobytes().decode(), places, rules)
+    elif "key" in kept:
+        shown = np.zeros(len(kept["at"]), bool)
+        shown[places] = True
+        arrays = {each: kept[each] for each in ("key", "points", "marks")}
+        arrays |= {"proof": proof, "lengths": np.array([len(shown)]), "shown": shown}
+        id_sets.keep(context, party, IdSet(time.time(), int(kept["asked"][0]), arrays))
 
 
 def confirmed(context: Context) -> Arrays:
@@ -464,6 +378,11 @@ def _check_distinct(numbers: NDArray[np.int32], end: int, beyond: str, one: str)
         raise VflError(f"was told {one} more than once.")
 
 
+def _check_file(kept: Arrays, file: NDArray[np.uint8]) -> None:
+    if not np.array_equal(kept["file"], file):
+        raise VflError("has other ids than a moment ago: its file has changed.")
+
+
 def _digest(own: Source, rows: Places) -> NDArray[np.uint8]:
     """Of these rows' ids, for the party's own state alone."""
     return np.frombuffer(bytes.fromhex(own.digest(rows)), np.uint8)
@@ -479,14 +398,15 @@ def _kept(context: Context) -> Arrays:
     return unpack(record_of(context.state, _KEPT, ArrayRecord))
 
 
-# --- both ---------------------------------------------------------------------------------------
+# --- both sides ---------------------------------------------------------------------------------
 
 
-def _sorted(ids: Sequence[bytes]) -> Places:
+def by_id(ids: Sequence[bytes]) -> Places:
+    """All rows, in the order of their ids."""
     return np.array(sorted(range(len(ids)), key=ids.__getitem__), np.int64)
 
 
-def _of_all(ids: Sequence[bytes]) -> bytes:
+def of_all(ids: Sequence[bytes]) -> bytes:
     """A digest of all ids, in any order; it is never sent but blinded."""
     digest = hashlib.sha256()
     for encoded in sorted(ids):  # one by one, since to join millions takes much memory

@@ -13,21 +13,26 @@ import json
 import logging
 import re
 import time
-from collections.abc import Set
+from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
+from flwr.app import Context
 
 from vfl_flower.errors import VflError
 from vfl_flower.files import alone_in, make_folder, told, unsealed, whole
+from vfl_flower.flower_internals import lasting_home
 from vfl_flower.messages import Arrays
+from vfl_flower.party.rules import simulated
 
 log = logging.getLogger("flwr")
+
+T = TypeVar("T")
 
 _MOST = 30  # alignments that a side keeps, the newest
 _NAME = re.compile("[0-9a-f]{32}")
@@ -65,11 +70,21 @@ def of_party(folder: Path, name: str, party: int) -> Path:
 
 def of_label_holder(folder: Path, path: str, file: str, method: str, parties: int | str) -> Path:
     """The label holder's file; where it asks for any ``*``, a pattern of theirs."""
-    where = path if path == "*" else hashlib.sha256(path.encode()).hexdigest()[:16]
-    return folder / f"of-{where}-{file[:32]}-{method}-{parties}.npz"
+    return folder / f"of-{where(path)}-{file[:32]}-{method}-{parties}.npz"
 
 
-def save(path: Path, kept: Kept, beside: str) -> None:
+def where(path: str) -> str:
+    """What stands in a file's name for where the label holder's own file is; any, for any."""
+    return path if path == "*" else hashlib.sha256(path.encode()).hexdigest()[:16]
+
+
+def home(name: str, context: Context | None = None) -> Path:
+    """A folder of what a side keeps; of a real node beside its states, if it has named a place."""
+    named = context and not simulated(context) and context.node_config.get("states")
+    return (Path(str(named)).expanduser() if named else lasting_home()) / name
+
+
+def save(path: Path, kept: Any, beside: str) -> None:
     """Write it, in place of what is there; of all with names of this pattern the newest stay.
 
     Raises
@@ -77,29 +92,43 @@ def save(path: Path, kept: Kept, beside: str) -> None:
     VflError
         If the disk refuses.
     """
+    with told(path):
+        make_folder(path.parent)
+        with alone_in(path.parent):  # another run may write the same
+            write(path, kept, beside)
+
+
+def write(path: Path, kept: Any, beside: str) -> None:
+    """As `save`, by who is alone in the folder."""
     about = {name: each for name, each in vars(kept).items() if name != "arrays"}
     text = np.frombuffer(json.dumps(about).encode(), np.uint8)
     arrays: dict[str, Any] = {f"array.{name}": array for name, array in kept.arrays.items()}
     arrays[_ABOUT] = text
-    with told(path):
-        make_folder(path.parent)
-        with alone_in(path.parent):  # another run may write the same
-            with whole(path, sealed=True) as file:
-                np.savez(file, **arrays)
-            for old in newest_first(path.parent, beside)[_MOST:]:
-                old.unlink(missing_ok=True)
+    with whole(path, sealed=True) as file:
+        np.savez(file, **arrays)
+    for old in newest_first(path.parent, beside)[_MOST:]:
+        old.unlink(missing_ok=True)
 
 
 def load(path: Path, needed: Set[str]) -> Kept | None:
     """What is in a file; none if it is not there, not as it was written, or lacks such arrays."""
+
+    def is_half(kept: Kept) -> bool:
+        rows, kinds = kept.arrays["rows"], (("name", str), ("parties", int), ("made", float))
+        if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows) or needed - kept.arrays.keys():
+            return False
+        return all(type(getattr(kept, name)) is kind for name, kind in kinds)
+
+    return load_as(Kept, path, is_half)
+
+
+def load_as(kind: Callable[..., T], path: Path, is_one: Callable[[T], bool]) -> T | None:
+    """What `save` has written; none if it is not there, or not what it should be."""
     try:
         with np.load(BytesIO(unsealed(path)), allow_pickle=False) as file:
             arrays = {name[6:]: file[name] for name in file.files if name.startswith("array.")}
-            kept = Kept(arrays=arrays, **json.loads(file[_ABOUT].tobytes()))
-        rows, kinds = arrays["rows"], (("name", str), ("parties", int), ("made", float))
-        if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows) or needed - arrays.keys():
-            raise ValueError
-        if any(type(getattr(kept, name)) is not kind for name, kind in kinds):
+            kept = kind(arrays=arrays, **json.loads(file[_ABOUT].tobytes()))
+        if not is_one(kept):
             raise ValueError
         return kept
     except FileNotFoundError:
@@ -126,9 +155,10 @@ def forget(folder: Path, pattern: str, seconds: float) -> None:
                 path.unlink()
 
 
-def age(kept: Kept) -> float:
+def age(kept: Any) -> float:
     """Seconds since it was made."""
-    return time.time() - kept.made
+    made: float = kept.made
+    return time.time() - made
 
 
 def in_words(seconds: float) -> str:

@@ -2,16 +2,15 @@
 
 Diffie-Hellman in ristretto255 (RFC 9496), a group of prime order; libsodium computes in it, in
 constant time. An id is hashed to an element H(id) of the group, and blinded by a secret scalar of
-each side; blinding twice gives the same element in either order, and so ids can be compared by
-those who cannot read them. Secrets and orders are drawn afresh for every alignment.
+each side; ids that are blinded by the party can be compared by who cannot read them.
 
-1. The label holder sends its ids blinded by its secret a, in a secret order: ``a.of_ids``, H(id)^a.
+1. The label holder sends ids blinded by its secret a, in a secret order: ``a.of_ids``, H(id)^a.
 2. A party sends these blinded again, H(id)^ab in the order in which they came, ``b.again``; and its
    own ids blinded by its secret b, in a secret order of its own: ``b.of_ids``, H(id)^b.
-3. The label holder blinds the party's again, ``a.again``, H(id)^ba, and compares: ``match``.
+3. The label holder takes its own secret away, ``a.undone``, and compares H(id)^b: ``match``.
 4. It sends every party the places in that party's order which are common to all parties, in one
    order for all; a party maps them back to its rows.
-5. The party asks whether the label holder knows the ids of these rows: ``challenge``. By step 3
+5. The party asks whether the label holder knows the ids of these rows: ``question``. By step 3
    alone it could name rows of strangers.
 
 The label holder learns how many ids the party has, which of its own are among them, and their
@@ -19,9 +18,16 @@ places in an order that says nothing. The party learns how many ids the label ho
 step 4, which of its own are common to all. Of an id that it lacks, neither learns anything; who
 reads the messages learns sizes.
 
-That holds if both sides keep to the protocol, SHA-512 is as good as a random function, and the
-decisional Diffie-Hellman problem is hard in ristretto255. No such protocol can stop a side from
-making up ids and learning which of them the other has; a party's question may be about one more.
+Both may keep what is blinded by b, and later ask and answer about new ids alone (`data.id_sets`).
+So b lasts, and by step 2 whoever may ask has any element raised to it: also sums of points of step
+2, and a question. That is why a question is about other elements of the same ids, H'(id), which
+are never raised to b; and why its answer says nothing of ids that the asker has not put into it.
+
+That holds if both sides keep to the protocol, SHA-512 is as good as a random function, and, with as
+many answers of b as `max-ids` lets be asked for, an answer more cannot be computed (the one-more
+Diffie-Hellman assumption in ristretto255, as for the oblivious functions of RFC 9497). No such
+protocol can stop a side from making up ids and learning which of them the other has; a party's
+question may be about one more.
 """
 
 from __future__ import annotations
@@ -114,6 +120,7 @@ def shuffled(n: int, secret: bytes) -> Places:
 _CHUNK = 10_000  # rows that a thread blinds at a time
 MANY = 20_000
 """Ids from which on progress is shown."""
+_NO_ELEMENT = "blinded ids that cannot be used: one is no element of ristretto255, or the identity."
 
 
 class Blinding:
@@ -155,12 +162,69 @@ class Blinding:
                 refused |= multiply(to, self.secret, point)
                 to += 32
             if refused:
-                raise VflError(
-                    "blinded ids that cannot be used: one is no element of ristretto255, or the "
-                    "identity."
-                )
+                raise VflError(_NO_ELEMENT)
 
         return _blinded_rows(blind, len(points))
+
+    def undone(self, points: Points) -> Points:
+        """Each element that was blinded by this secret as it would be without, [n, 32].
+
+        Raises
+        ------
+        VflError
+            As `again`.
+        """
+        _libsodium()
+        import rbcl
+
+        inverse = ctypes.create_string_buffer(32)
+        scalar = self.secret[:31] + bytes([self.secret[31] & 127])  # which multiplying goes by
+        rbcl._sodium["crypto_core_ristretto255_scalar_invert"](inverse, scalar)
+        return Blinding(inverse.raw).again(points)
+
+
+def question(ids: Sequence[bytes]) -> tuple[Points, bytes]:
+    """A question whether the other side knows these ids, [1, 32], and the secret it is judged by.
+
+    The question is the sum of H'(id), blinded by a secret that is used once.
+    """
+    blinding = Blinding()
+    return blinding.again(_sum(ids)), blinding.secret
+
+
+def answer(ids: Sequence[bytes], asked: Points) -> Points:
+    """The answer of who knows these ids: their sum, and the question, by one secret, [2, 32].
+
+    Who does not know all ids would need a power of their sum, and the same of the question. To who
+    has asked about other ids the answer is two elements at random.
+
+    Raises
+    ------
+    VflError
+        As `Blinding.again`, if what is asked is no element.
+    """
+    blinding = Blinding()
+    return np.concatenate([blinding.again(_sum(ids)), blinding.again(asked)])
+
+
+def is_answer(secret: bytes, given: NDArray[Any]) -> bool:
+    """Whether this is the answer of who knows the ids of the question."""
+    try:
+        known, asked = given[:1], given[1:]
+        return np.array_equal(Blinding(secret).again(known), asked)
+    except (VflError, IndexError):
+        return False
+
+
+def _sum(ids: Sequence[bytes]) -> Points:
+    """The sum of H'(id), [1, 32]."""
+    hash_to_group, _, add = _libsodium()
+    total = np.zeros((1, 32), np.uint8)  # the identity
+    hashed = ctypes.create_string_buffer(32)
+    for one in ids:
+        hash_to_group(hashed, _digest(one, b"question"))
+        add(total.ctypes.data, total.ctypes.data, hashed)
+    return total
 
 
 def challenge(ids: Sequence[bytes], points: Points) -> tuple[Points, Points]:
@@ -197,8 +261,24 @@ def check_points(points: NDArray[Any]) -> None:
         )
 
 
-def _digest(encoded: bytes) -> bytes:
-    return hashlib.sha512(b"vfl-flower psi id|" + encoded).digest()
+def check_elements(points: NDArray[Any]) -> None:
+    """Refuse what `Blinding.again` would, without a secret."""
+    check_points(points)
+    _libsodium()
+    import rbcl
+
+    points = np.ascontiguousarray(points)
+    valid = rbcl._sodium["crypto_core_ristretto255_is_valid_point"]
+    valid.argtypes = [ctypes.c_void_p]
+    first = points.ctypes.data
+    sound = all(valid(at) for at in range(first, first + points.nbytes, 32))
+    if not sound or (len(points) and (points[:, 31].max() > 127 or not points.any(1).all())):
+        raise VflError(_NO_ELEMENT)
+
+
+def _digest(encoded: bytes, of: bytes = b"id") -> bytes:
+    """What H, or H' of a question, takes to the group."""
+    return hashlib.sha512(b"vfl-flower psi " + of + b"|" + encoded).digest()
 
 
 def _blinded_rows(blind: Callable[[slice, int], None], n: int) -> Points:

@@ -26,14 +26,14 @@ from flwr.app import Context
 from vfl_flower.config import RunConfig
 from vfl_flower.data import alignment
 from vfl_flower.data import alignment_file as files
-from vfl_flower.data.alignment import Alignment, Order, align
+from vfl_flower.data.alignment import Alignment, Order
 from vfl_flower.data.alignment_file import Kept
+from vfl_flower.data.holder_alignment import align
 from vfl_flower.data.psi import Places, Points
 from vfl_flower.data.source import Source
 from vfl_flower.errors import VflError
-from vfl_flower.flower_internals import lasting_home
 from vfl_flower.messages import Recalled, RecallOrder
-from vfl_flower.party.rules import Rules, simulated
+from vfl_flower.party.rules import Rules
 from vfl_flower.runtimes.carrier import Carrier, There, ask_all
 
 log = logging.getLogger("flwr")
@@ -75,12 +75,12 @@ def aligned(
     """
     in_memory = config.data.dataset.startswith("memory:")  # parties are gone with this process
     if in_memory or there:
-        return align(carrier, config, own, there, order)
+        return align(carrier, config, own, run, there, not in_memory, order)
     file = own.digest(np.arange(len(own.ids)))
     found = _recalled(carrier, config, own, file, run, order)
     if found:
         return found
-    new = align(carrier, config, own, None, order)
+    new = align(carrier, config, own, run, order=order)
     kept = Kept(
         name=new.name,
         parties=len(new.answers),
@@ -241,9 +241,8 @@ def _of_party(party: int) -> str:
 
 
 def _folder(context: Context | None = None) -> Path:
-    """Where a side keeps alignments; a real node beside its states, if it has named a place."""
-    named = context and not simulated(context) and context.node_config.get("states")
-    return (Path(str(named)).expanduser() if named else lasting_home()) / "alignments"
+    """Where a side keeps alignments."""
+    return files.home("alignments", context)
 
 
 def _are_places(rows: Places, own: Source, least: int = 0) -> bool:
