@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import local_epoch, report
+from benchmarks.common import ALL_ROWS, local_epoch, report
 from vfl_flower.data import samples
 from vfl_flower.data.blocks import load_labels, load_part
 from vfl_flower.registry import load_place
@@ -37,6 +37,7 @@ ONCE = {"optimizer": "sgd", "epochs": 1, "eval-every": 1}
 def keys_of(cifar: str, epochs: int) -> dict[str, Any]:
     """The run configuration that all systems share."""
     return {
+        **ALL_ROWS,
         **{"dataset": f"hf:{cifar}", "image-split": "columns"},
         **{"bottom-model": f"{TOWERS}:ResNet20", "embedding-size": 64, "top-model": "linear"},
         **{"batch-size": 128, "epochs": epochs, "eval-every": epochs},

@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from benchmarks.common import report
+from benchmarks.common import ALL_ROWS, report
 
 KEYS: dict[str, Any] = {
+    **ALL_ROWS,
     "strategy": "split-nn",
     "align": "ids",
     "epochs": 1,

@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.common import report
+from benchmarks.common import ALL_ROWS, report
 from vfl_flower.start import run_local
 
 PARTIES, KNOWN = 3, 0.6
 KEYS: dict[str, Any] = {
+    **ALL_ROWS,
     **{"align": "any", "min-parties": 0, "id": "person", "combine": "mean", "noise-seed": 0},
     **{"batch-size": 256, "epochs": 25, "optimizer": "adam", "party-lr": 1e-3, "server-lr": 1e-3},
     **{"bottom-hidden": 32, "embedding-size": 16, "weight-decay": 1e-3},

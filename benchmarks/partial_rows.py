@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.common import mnist_of, parser, report, trained
+from benchmarks.common import ALL_ROWS, mnist_of, parser, report, trained
 from strategies.joined import Common
 from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.data.presence import drawn
@@ -35,6 +35,7 @@ PARTIES, RATE = 4, 1e-3
 def keys_of(mnist: str, epochs: int) -> dict[str, Any]:
     """The run configuration that all share."""
     return {
+        **ALL_ROWS,
         **{"dataset": f"npz:{mnist}", "bottom-hidden": 64, "embedding-size": 32, "combine": "mean"},
         **{"batch-size": 64, "epochs": epochs, "eval-every": epochs, "optimizer": "adam"},
         **{"party-lr": RATE, "server-lr": RATE, "window": 1},

@@ -28,7 +28,7 @@ import pandas as pd
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from benchmarks.common import report
+from benchmarks.common import ALL_ROWS, report
 from vfl_flower import server_app
 from vfl_flower.data import psi
 from vfl_flower.flower_internals import app_of_this_package
@@ -38,7 +38,7 @@ from vfl_flower.runtimes.processes import SuperLink
 from vfl_flower.start import predict_local, run_local
 
 TIMES = "REALIGN_TIMES"  # the variable that names the file for what is timed
-KEYS: dict[str, Any] = {"epochs": 1, "batch-size": 4096, "window": 8}
+KEYS: dict[str, Any] = {**ALL_ROWS, "epochs": 1, "batch-size": 4096, "window": 8}
 
 app = ServerApp()
 

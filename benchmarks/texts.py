@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import DistilBertConfig, PreTrainedTokenizerFast
 
-from benchmarks.common import local_epoch, report
+from benchmarks.common import ALL_ROWS, local_epoch, report
 from vfl_flower.data import samples
 from vfl_flower.data.blocks import load_labels, load_part
 from vfl_flower.models.pretrained import Pretrained
@@ -38,6 +38,7 @@ RATE, DECAY = 1e-3, 0.01
 def keys_of(folder: Path, sst2: str, epochs: int) -> dict[str, Any]:
     """The run configuration that all share."""
     return {
+        **ALL_ROWS,
         **{"dataset": f"hf:{sst2}", "tokenizer": str(folder), "text-length": 24},
         **{"bottom-model": f"hf:{folder}", "embedding-size": 32, "top-model": "linear"},
         **{"batch-size": 32, "epochs": epochs, "eval-every": epochs, "optimizer": "adamw"},
