@@ -29,6 +29,7 @@ _VARIABLES |= {colour: f"var(--s{number})" for number, colour in enumerate(COLOU
 _WIDTH, _HEIGHT = 4.0, 2.6  # of a chart, in inches
 _DOT = 3.5  # the size of a dot
 _DOTS = 30  # a line of more points has no dots
+_BAND: dict[str, Any] = {"alpha": 0.15, "linewidth": 0}
 _SVG = "{http://www.w3.org/2000/svg}"
 _CURVES = (
     ("exchanges", "exchanges", 1.0),
@@ -42,13 +43,15 @@ _CURVES = (
 class Line:
     """The points of a run, one or more; its number among the runs gives its colour.
 
-    ``aside`` is a second measure of the run: dotted, without dots.
+    ``aside`` is a second measure of the run: dotted, without dots. ``band`` has of each point how
+    far the seeds of the run deviate from it, if there are several.
     """
 
     name: str
     number: int
     points: Sequence[tuple[float, float]]
     aside: bool = False
+    band: Sequence[float] = ()
 
     @property
     def moves(self) -> bool:
@@ -78,6 +81,8 @@ def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") ->
     for line in lines:
         colour, dashes = look(line.number)
         if line.moves:
+            if any(line.band):
+                axes.fill(*zip(*_outline(line), strict=True), color=COLOURS[colour], **_BAND)
             drawn += axes.plot(
                 *zip(*line.points, strict=True),
                 color=COLOURS[colour],
@@ -113,6 +118,12 @@ def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") ->
     return drawn
 
 
+def _outline(line: Line) -> list[tuple[float, float]]:
+    """The outline of a band: above the points to the right, and below them back."""
+    points = list(zip(line.points, line.band, strict=True))
+    return [*((x, y + by) for (x, y), by in points), *((x, y - by) for (x, y), by in points[::-1])]
+
+
 # --- PNG ----------------------------------------------------------------------------------------
 
 
@@ -143,7 +154,14 @@ def draw_curves(
             for name, history in histories.items()
         }
         points |= {name: [(0.0, level)] for name, level in (levels or {}).items()}
-        lines = [Line(name, of_run, points[name]) for of_run, name in enumerate(points)]
+        bands = {
+            name: [entry.get("deviation", {}).get(metric, 0.0) for entry in history]
+            for name, history in histories.items()
+        }
+        lines = [
+            Line(name, of_run, points[name], band=bands.get(name, ()))
+            for of_run, name in enumerate(points)
+        ]
         axes = figure.add_subplot(1, len(used), number + 1)
         artists = chart(axes, lines, label, "" if number else METRICS[metric])
         drawn |= dict(zip(points, artists, strict=True))

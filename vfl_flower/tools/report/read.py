@@ -88,6 +88,14 @@ class Shown:
         points = ((spent(entry, against), number(entry, measure)) for entry in self.history)
         return [(x, y) for x, y in points if x is not None and y is not None]
 
+    def band(self, against: str, measure: str) -> list[float]:
+        """How far the seeds deviate from the points of that curve."""
+        return [
+            number(entry, "deviation", measure) or 0.0
+            for entry in self.history
+            if spent(entry, against) is not None and number(entry, measure) is not None
+        ]
+
 
 def read(folders: Sequence[Path]) -> list[Shown]:
     """The runs of results folders, in order; that of a comparison has several.
