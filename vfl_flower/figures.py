@@ -17,6 +17,15 @@ VALIDATED = {
 }
 """What configurations are chosen by, the first that a run has -> what it is called."""
 
+SECOND: dict[str, tuple[tuple[str, ...], str, float]] = {
+    "bytes": (("bytes_up", "bytes_down"), "megabytes, up and down", 1e-6),
+    "exchanges": (("exchanges",), "exchanges", 1),
+    "epsilon": (("epsilon",), "epsilon", 1),
+    "virtual-seconds": (("virtual_seconds",), "virtual seconds", 1),
+}
+"""What a sweep can keep small besides -> the figures of a summary whose sum it is; what that is
+called, and in which unit it is shown."""
+
 GUARANTEE = {
     "protects": "epsilon_protects",
     "relation": "epsilon_relation",

@@ -114,7 +114,10 @@ def _train_in(
                     f"{config.data.dataset} has other rows, classes or values than when the run in "
                     f"{config.running.resume} began: put back the data of then."
                 )
-            observers = [results, ProgressBar(), OBSERVERS.load(config.running.observer)()]
+            named = OBSERVERS.load(config.running.observer)()
+            observers = [results, ProgressBar(), named, *carrier.observers]
+            for each in observers:
+                each.began(results.folder)
             strategy = strategy_of(config)(config, labels, observers, keeper)
             strategy.start(carrier)
     except BaseException as error:

@@ -156,6 +156,58 @@ def _compare(
     print(f"results: {folder}")
 
 
+@app.command("sweep", cls=_Command, epilog=options.SWEEP_EXAMPLES)
+def _sweep(
+    system: Annotated[str, typer.Argument(metavar="SYSTEM")],
+    search: Annotated[
+        list[str],
+        typer.Option(
+            metavar='"KEY=... ..."',
+            help="Keys, and what to search of each: a..b, a..b:log, or choices x|y|z.",
+        ),
+    ],
+    trials: Annotated[int, typer.Option(min=1, help="How many, those of before included.")] = 40,
+    run_config: options.RunConfig = None,
+    node_config: options.NodeConfig = None,
+    parties: options.Parties = None,
+    seeds: options.Seeds = 1,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Trials at a time. Default: one for each core.")
+    ] = 0,
+    engine: Annotated[
+        str, typer.Option(help="local: processes here; ray: a cluster, by RAY_ADDRESS, or here.")
+    ] = "local",
+    second: Annotated[
+        str, typer.Option(help="Also: bytes, exchanges, epsilon or virtual-seconds, to be small.")
+    ] = "",
+    out: options.Out = "",
+) -> None:
+    """Search keys of a system for what does best on the validation rows.
+
+    Trials run side by side, in process; those whose curves fall behind are
+    stopped early. The same command goes on where it ended, whatever ended it.
+    """
+    from vfl_flower.tools.sweep import sweep
+    from vfl_flower.tools.sweep.results import table
+    from vfl_flower.tools.sweep.workers import workers_on
+
+    keys, node_configs = options.keys(run_config, out), options.node_configs(node_config)
+    if "strategy" in keys:
+        raise ConfigError("`vfl sweep` takes its system as argument: leave strategy out of -c.")
+    folder = sweep(
+        options.number(parties, node_configs),
+        {"strategy": system, **keys},
+        search,
+        trials,
+        workers_on(engine, jobs),
+        node_configs=node_configs,
+        seeds=seeds,
+        second=second,
+    )
+    print(table(folder))
+    print(f"results: {folder}")
+
+
 @app.command("audit", cls=_Command, epilog=options.AUDIT_EXAMPLES)
 def _audit(
     strategy: Annotated[str, typer.Option(help="The system.")],

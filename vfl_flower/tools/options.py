@@ -96,6 +96,13 @@ vfl compare split-nn vafl cascaded -c "dataset='breast-cancer' epochs=10"
 vfl compare "cascaded party-lr=0.006" "cascaded party-lr=0.02" --target 0.95
 """)
 
+SWEEP_EXAMPLES = _examples("""
+# learning rates and windows of split learning, 40 trials
+vfl sweep split-nn --search "party-lr=1e-3..1:log server-lr=1e-3..1:log window=1|8|64"
+# accuracy beside bytes: a Pareto front
+vfl sweep ef-vfl --search "keep=0.01..1:log party-lr=0.01..1:log" --second bytes --seeds 3
+""")
+
 AUDIT_EXAMPLES = _examples("""
 # gradient rows name the labels: direct inference is right for every row
 vfl audit --strategy vafl

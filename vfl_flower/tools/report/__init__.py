@@ -16,10 +16,11 @@ from markupsafe import Markup
 
 from vfl_flower.tools.report.page import page
 from vfl_flower.tools.report.read import read
+from vfl_flower.tools.report.sweep import FILE, page_of_sweep
 
 
 def report(folders: Sequence[Path]) -> str:
-    """The page about the runs of results folders.
+    """The page about the runs of results folders; or about a sweep, if that is the first.
 
     Raises
     ------
@@ -36,4 +37,6 @@ def report(folders: Sequence[Path]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     ).get_template("page.html.j2")
-    return layout.render(page(read(folders)), style=Markup(style), digest=digest)
+    swept = len(folders) == 1 and (folders[0] / FILE).is_file()
+    shown = page_of_sweep(folders[0]) if swept else page(read(folders))
+    return layout.render(shown, style=Markup(style), digest=digest)

@@ -1,0 +1,5 @@
+from vfl_flower.holder.observers import Observer
+
+
+class TensorBoard(Observer):
+    pass
