@@ -256,7 +256,7 @@ OBSERVERS = Registry(
         "none": "vfl_flower.holder.observers:Observer",
         "tensorboard": "vfl_flower.holder.tensorboard:TensorBoard",
     },
-    parts=("began", "evaluated", "progressed", "failed", "ended"),
+    parts=("evaluated", "progressed", "failed", "ended", "began"),
 )
 """Who is told what happens in a run, at the label holder: `holder.observers.Observer`."""
 

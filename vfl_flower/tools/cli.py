@@ -268,18 +268,29 @@ def _predict(
 def _report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     out: Annotated[Path | None, typer.Option(help="Default: report.html in the first RUN.")] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve it on this machine, kept up to date.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="For --watch. Default: any.")] = 0,
 ) -> None:
-    """One HTML page about runs, comparisons and audits.
+    """One HTML page about runs, comparisons, sweeps and audits.
 
     RUN is the results folder of one of them. The page shows what runs reached
     and what they took, curves, bytes and delays by party, privacy, attacks
     and settings. It is one file that loads nothing; an earlier report is
-    replaced.
+    replaced. With --watch it is served instead, at an address of this machine
+    that is printed, and follows what the runs write until Ctrl-C.
     """
     from vfl_flower.files import write_whole
     from vfl_flower.tools.report import report
+    from vfl_flower.tools.watch import watch as serve
 
     folders = [each.expanduser() for each in runs]
+    if watch and out:
+        raise VflError("A page that is watched is not written: leave out --out, or --watch.")
+    if watch:
+        serve(folders, port)
+        return
     page = out.expanduser() if out else folders[0] / "report.html"
     if page.suffix != ".html":
         raise VflError(f"{page} would be a page: let --out end in .html.")

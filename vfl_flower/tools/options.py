@@ -123,4 +123,6 @@ REPORT_EXAMPLES = _examples("""
 vfl report runs/a
 # several runs, and those of a comparison, in the same charts and tables
 vfl report runs/a runs/b runs/comparison --out page.html
+# the page while the run in runs/a goes on
+vfl report --watch runs/a
 """)

@@ -46,7 +46,7 @@ def page_of_sweep(folder: Path) -> dict[str, Any]:
     by = f"; each by {counted(seeds, 'seed', 'seeds')}" if seeds and seeds > 1 else ""
     strategy = text(keys.get("strategy"))
     sentence = f"{counted(len(trials), 'trial', 'trials')}: {said}{by}."
-    about = f"Chosen by {metric}; test rows are not looked at."
+    about = f"Chosen by {metric}; test rows have no say."
     sections = [_best(found), _trials(found, trials, metric), _importance(found, metric)]
     return {
         "title": f"Sweep of {strategy} on {text(keys.get('dataset', 'digits')).rsplit('/', 1)[-1]}",
