@@ -8,12 +8,14 @@ beside those that the sweep has anyway, so that actors are all that is used of R
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import selectors
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -153,15 +155,13 @@ class Actors:
             import ray
 
             stack.callback(ray.shutdown)
+            stack.enter_context(warnings.catch_warnings(action="ignore"))  # Ray's, on itself
+            quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
             if os.environ.get("RAY_ADDRESS"):
-                ray.init(log_to_driver=False)
+                ray.init(**quiet)
             else:
-                ray.init(
-                    address="local",
-                    num_cpus=self.number or len(os.sched_getaffinity(0)),
-                    include_dashboard=False,
-                    log_to_driver=False,
-                )
+                cpus = self.number or len(os.sched_getaffinity(0))
+                ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
             cpus = int(ray.cluster_resources().get("CPU", 0))
             if self.number > cpus:
                 raise ConfigError(f"The Ray cluster has {cpus} CPUs: lower --jobs to that.")
