@@ -194,16 +194,17 @@ def _sweep(
     keys, node_configs = options.keys(run_config, out), options.node_configs(node_config)
     if "strategy" in keys:
         raise ConfigError("`vfl sweep` takes its system as argument: leave strategy out of -c.")
-    folder = sweep(
-        options.number(parties, node_configs),
-        {"strategy": system, **keys},
-        search,
-        trials,
-        workers_on(engine, jobs),
-        node_configs=node_configs,
-        seeds=seeds,
-        second=second,
-    )
+    with _ending_on_sigterm():
+        folder = sweep(
+            options.number(parties, node_configs),
+            {"strategy": system, **keys},
+            search,
+            trials,
+            workers_on(engine, jobs),
+            node_configs=node_configs,
+            seeds=seeds,
+            second=second,
+        )
     print(table(folder))
     print(f"results: {folder}")
 

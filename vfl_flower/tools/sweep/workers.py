@@ -12,9 +12,12 @@ import logging
 import os
 import secrets
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -155,13 +158,13 @@ class Actors:
             import ray
 
             stack.callback(ray.shutdown)
-            stack.enter_context(warnings.catch_warnings(action="ignore"))  # Ray's, on itself
-            quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-            if os.environ.get("RAY_ADDRESS"):
-                ray.init(**quiet)
-            else:
-                cpus = self.number or len(os.sched_getaffinity(0))
-                ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+            with _without_ray_s_own():
+                quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+                if os.environ.get("RAY_ADDRESS"):
+                    ray.init(**quiet)
+                else:
+                    cpus = self.number or len(os.sched_getaffinity(0))
+                    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
             cpus = int(ray.cluster_resources().get("CPU", 0))
             if self.number > cpus:
                 raise ConfigError(f"The Ray cluster has {cpus} CPUs: lower --jobs to that.")
@@ -173,7 +176,15 @@ class Actors:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._until_end.close()
+        with self._until_end:
+            deadline = time.monotonic() + _TERM_SECONDS
+            while self._waiting and (left := deadline - time.monotonic()) > 0:
+                ready, _ = self._ray.wait(list(self._waiting), timeout=left)
+                for each in ready:  # a trial that is stopped removes its folder
+                    worker = self._waiting.pop(each)
+                    with suppress(self._ray.exceptions.RayError):
+                        if "evaluated" in self._ray.get(each):
+                            self.send(worker, True)
 
     def send(self, worker: int, message: dict[str, Any] | bool) -> None:
         """Call the actor; what it returns is what it says."""
@@ -189,6 +200,7 @@ class Actors:
         """
         ready, _ = self._ray.wait(list(self._waiting))
         for each in ready:
+            worker = self._waiting.pop(each)
             try:
                 event = self._ray.get(each)
             except self._ray.exceptions.RayActorError as error:
@@ -196,7 +208,17 @@ class Actors:
                     f"A Ray actor has ended by itself, perhaps for want of memory: lower --jobs, "
                     f"and give the same command again. Ray says: {' '.join(str(error).split())}"
                 ) from None
-            yield self._waiting.pop(each), event
+            yield worker, event
+
+
+@contextmanager
+def _without_ray_s_own() -> Iterator[None]:
+    """Have Ray start without warnings about itself, and without its answer to SIGTERM."""
+    before = signal.getsignal(signal.SIGTERM)
+    with warnings.catch_warnings(action="ignore"):
+        yield
+    if threading.current_thread() is threading.main_thread():  # else Ray has set none
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
