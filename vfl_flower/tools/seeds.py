@@ -20,6 +20,7 @@ from vfl_flower.holder.checkpoint import configured
 from vfl_flower.start import Engine, Finished
 
 _NAMES = ("party", "best_party")  # numbers that name something
+_MEASURES = ("test_", "validation_", "train_")  # whose deviation is told even if it is 0
 
 
 def repeated(
@@ -82,7 +83,8 @@ def _with_bytes(entry: dict[str, Any]) -> dict[str, Any]:
 def mean(values: Sequence[Any]) -> Any:
     """The mean of numbers, and of each number in mappings and lists of the same form.
 
-    A mapping gets ``deviation``: key -> standard deviation (n - 1) of each number that differs.
+    A mapping gets ``deviation``: key -> standard deviation (n - 1) of each number that differs,
+    and of each that says how the model does.
     What is no number, and is not everywhere the same, is none.
     """
     first = values[0]
@@ -97,7 +99,11 @@ def mean(values: Sequence[Any]) -> Any:
         means |= {key: None for key in _NAMES if key in means and means[key] != first[key]}
         figures = [key for key in means if key not in _NAMES]
         spreads = {key: _deviation([each[key] for each in values]) for key in figures}
-        deviation = {key: spread for key, spread in spreads.items() if spread is not None}
+        deviation = {
+            key: spread
+            for key, spread in spreads.items()
+            if spread or (spread is not None and key.startswith(_MEASURES))
+        }
         return {**means, **({"deviation": deviation} if deviation else {})}
     if all(isinstance(each, list) and len(each) == len(first) for each in values):
         return [mean(each) for each in zip(*values, strict=True)]
@@ -105,9 +111,8 @@ def mean(values: Sequence[Any]) -> Any:
 
 
 def _deviation(values: Sequence[Any]) -> float | None:
-    """The standard deviation of numbers, if that is what they are and they differ."""
-    differ = _are_numbers(values) and any(each != values[0] for each in values)
-    return stdev(values) if differ else None
+    """The standard deviation of numbers, if that is what they are."""
+    return stdev(values) if _are_numbers(values) else None
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:

@@ -13,7 +13,7 @@ from vfl_flower.errors import ConfigError
 
 _RANGE = re.compile(r"(?P<low>[^:|]+?)\.\.(?P<high>[^:|]+)(?P<log>:log)?")
 _HOW = "write KEY=a..b, KEY=a..b:log or KEY=x|y|z, with spaces between keys"
-_NOT_SEARCHED = {  # else trials could not be compared, or are not all trained
+NOT_SEARCHED = {  # else trials could not be compared, or are not all trained
     *("strategy", "task", "model", "without", "resume", "out", "observer", "seed", "parties"),
     *("dataset", "label", "target", "id", "test-fraction", "validation-fraction"),
 }
@@ -89,7 +89,7 @@ def _of(word: str) -> Range | Choice:
         raise ConfigError(f"--search {word!r} cannot be read: {_HOW}.")
     if name not in KEYS:
         parse({name: ""})  # which says what was perhaps meant
-    if name in _NOT_SEARCHED:
+    if name in NOT_SEARCHED:
         raise ConfigError(
             f"{name} cannot be searched, as it decides what a trial does or what it is measured "
             "by: set it for all by -c."
