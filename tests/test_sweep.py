@@ -554,7 +554,7 @@ def test_trials_run_side_by_side_elsewhere(tmp_path: Path, engine: str) -> None:
         return Actors(2) if engine == "ray" else Processes(2, folder / "workers.log")
 
     keys = {**keys_of(tmp_path), "out": str(tmp_path / "out")}
-    before = os.environ.copy(), signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM)
     folder = sweep(2, keys, SEARCH, 8, workers, seeds=2)
     found = json.loads((folder / "sweep.json").read_text())
     assert [each["number"] for each in found["trials"]] == list(range(8))
@@ -562,7 +562,24 @@ def test_trials_run_side_by_side_elsewhere(tmp_path: Path, engine: str) -> None:
         assert (folder / "trials" / str(each["number"]) / "seed-1").exists() == (
             each["state"] == "finished"
         )
-    assert (os.environ.copy(), signal.getsignal(signal.SIGTERM)) == before
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert "RAY_AUTH_TOKEN_PATH" not in os.environ
+
+
+@pytest.mark.nightly
+def test_others_do_not_use_the_ray_that_a_sweep_starts() -> None:
+    with Actors(1):
+        import ray
+
+        address = ray.get_runtime_context().gcs_address
+        said = f"import ray; ray.init(address={address!r}); print(ray.cluster_resources())"
+        own = dict(os.environ)
+        others = {key: value for key, value in own.items() if not key.startswith("RAY_AUTH")}
+        codes = [
+            subprocess.run([sys.executable, "-c", said], env=each, capture_output=True).returncode
+            for each in (own, others)
+        ]
+    assert codes == [0, 1]
 
 
 @pytest.mark.nightly

@@ -28,7 +28,7 @@ from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import opened_to_append
 from vfl_flower.tools.sweep.trial import Event, Stepper
 
-_TERM_SECONDS = 10.0
+_TERM_SECONDS = 30.0
 
 
 class Workers(Protocol):
