@@ -19,8 +19,10 @@ from typing import Any, Self
 import pytest
 
 from strategies.history import History
+from tests.organisations import cut, small
 from tests.test_report import HOSTILE, Page
 from vfl_flower.config import KEYS, pairs
+from vfl_flower.data import alignment, recall
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.figures import chosen_by
 from vfl_flower.tools.cli import main
@@ -521,6 +523,40 @@ def test_a_stepper_waits_for_answers(tmp_path: Path) -> None:
     assert stepper.send(True) == {"ended": "stopped"}
     with pytest.raises(KeyError):
         stepper.send({})  # an error is not lost in its thread
+
+
+class InHere(Crew):
+    """One worker, in this process."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self._log, self._stepper = log, Stepper()
+
+    def send(self, worker: int, message: dict[str, Any] | bool) -> None:
+        self._log += ["trial"] * isinstance(message, dict)
+        self._events.append((worker, self._stepper.send(message)))
+
+
+@pytest.mark.usefixtures("plain", "validated")
+def test_files_are_aligned_once_and_before_all_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    organisations = cut(tmp_path / "files", small())
+    times: list[str] = []
+    before = alignment.align
+
+    def align(*words: Any) -> Any:
+        times.append("aligned")
+        return before(*words)
+
+    monkeypatch.setattr(recall, "align", align)
+    keys = {"strategy": "split-nn", "epochs": 1, **organisations.keys, "out": str(tmp_path / "out")}
+    nodes = organisations.node_configs
+    found = in_(sweep(2, keys, SEARCH, 3, lambda _: InHere(times), node_configs=nodes))
+    assert [each["state"] for each in found["trials"]] == ["finished"] * 3
+    assert times == ["aligned", "trial", "trial", "trial"]
+    words = shlex.split(found["line"])
+    assert [pairs([each], "--node-config") for each in words[5::2]] == nodes
 
 
 # --- processes and actors -----------------------------------------------------------------------
