@@ -57,16 +57,20 @@ def missing(folders: list[str], known: set[str]) -> set[str]:
 
 
 def test_the_package_declares_what_it_imports() -> None:
-    optional = PROJECT["optional-dependencies"]["hf"]  # which is imported where it is asked for
-    assert (
-        missing(["vfl_flower", "strategies"], declared(PROJECT["dependencies"] + optional)) == set()
-    )
+    known = declared(PROJECT["dependencies"] + asked_for())
+    assert missing(["vfl_flower", "strategies"], known) == set()
 
 
 def test_the_extra_for_tests_declares_what_they_import_besides() -> None:
     extras = PROJECT["optional-dependencies"]
-    both = PROJECT["dependencies"] + extras["test"] + extras["hf"]
-    assert missing(["tests", "benchmarks", "notebooks", "deploy"], declared(both)) == set()
+    every = PROJECT["dependencies"] + extras["test"] + asked_for()
+    assert missing(["tests", "benchmarks", "notebooks", "deploy"], declared(every)) == set()
+
+
+def asked_for() -> list[str]:
+    """What is imported where it is asked for."""
+    extras = PROJECT["optional-dependencies"]
+    return [each for name in ("hf", "sweep", "tensorboard") for each in extras[name]]
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ class Page:
         figures = [each for each in self.all("figure") if chart in ("", each[0].text)]
         assert figures, f"no chart {chart}"
         paths = (each for figure in figures for each in figure.iter("path"))
-        return [each for each in paths if re.fullmatch(r"var\(--s\d\)", each.attrib["stroke"])]
+        return [each for each in paths if re.fullmatch(r"var\(--s\d\)", each.get("stroke", ""))]
 
     def points(self, chart: str) -> list[list[tuple[float, float]]]:
         """Of a chart's lines that are no levels, how far right and how far up each point is."""

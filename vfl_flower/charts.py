@@ -29,6 +29,7 @@ _VARIABLES |= {colour: f"var(--s{number})" for number, colour in enumerate(COLOU
 _WIDTH, _HEIGHT = 4.0, 2.6  # of a chart, in inches
 _DOT = 3.5  # the size of a dot
 _DOTS = 30  # a line of more points has no dots
+_BAND: dict[str, Any] = {"alpha": 0.15, "linewidth": 0}
 _SVG = "{http://www.w3.org/2000/svg}"
 _CURVES = (
     ("exchanges", "exchanges", 1.0),
@@ -42,13 +43,17 @@ _CURVES = (
 class Line:
     """The points of a run, one or more; its number among the runs gives its colour.
 
-    ``aside`` is a second measure of the run: dotted, without dots.
+    ``aside`` is a second measure of the run: dotted, without dots. ``band`` has of each point how
+    far the seeds of the run deviate from it, if there are several. ``joined`` is whether a line
+    joins the points, in order of x.
     """
 
     name: str
     number: int
     points: Sequence[tuple[float, float]]
     aside: bool = False
+    band: Sequence[float] = ()
+    joined: bool = True
 
     @property
     def moves(self) -> bool:
@@ -59,7 +64,8 @@ class Line:
     @property
     def dots(self) -> bool:
         """Whether each of its points is to be seen."""
-        return self.moves and not self.aside and len(self.points) <= _DOTS
+        many = self.joined and len(self.points) > _DOTS
+        return self.moves and not self.aside and not many
 
 
 def look(number: int) -> tuple[int, int]:
@@ -76,12 +82,14 @@ def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") ->
 
     drawn = []
     for line in lines:
-        colour, dashes = look(line.number)
+        colour, _ = look(line.number)
         if line.moves:
+            if any(line.band):
+                axes.fill(*zip(*_outline(line), strict=True), color=COLOURS[colour], **_BAND)
             drawn += axes.plot(
                 *zip(*line.points, strict=True),
                 color=COLOURS[colour],
-                linestyle=(0, (1, 2)) if line.aside else _DASHES[dashes],
+                linestyle=_dashes(line) if line.joined else "none",
                 linewidth=1.5,
                 marker="o" if line.dots else "",
                 markersize=_DOT,
@@ -111,6 +119,17 @@ def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") ->
     axes.grid(color=_GRID, linewidth=0.8)
     axes.set_frame_on(False)
     return drawn
+
+
+def _dashes(line: Line) -> Any:
+    """As matplotlib takes them."""
+    return (0, (1, 2)) if line.aside else _DASHES[look(line.number)[1]]
+
+
+def _outline(line: Line) -> list[tuple[float, float]]:
+    """The outline of a band: above the points to the right, and below them back."""
+    points = list(zip(line.points, line.band, strict=True))
+    return [*((x, y + by) for (x, y), by in points), *((x, y - by) for (x, y), by in points[::-1])]
 
 
 # --- PNG ----------------------------------------------------------------------------------------
@@ -143,7 +162,14 @@ def draw_curves(
             for name, history in histories.items()
         }
         points |= {name: [(0.0, level)] for name, level in (levels or {}).items()}
-        lines = [Line(name, of_run, points[name]) for of_run, name in enumerate(points)]
+        bands = {
+            name: [entry.get("deviation", {}).get(metric, 0.0) for entry in history]
+            for name, history in histories.items()
+        }
+        lines = [
+            Line(name, of_run, points[name], band=bands.get(name, ()))
+            for of_run, name in enumerate(points)
+        ]
         axes = figure.add_subplot(1, len(used), number + 1)
         artists = chart(axes, lines, label, "" if number else METRICS[metric])
         drawn |= dict(zip(points, artists, strict=True))
@@ -174,6 +200,28 @@ def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, tar
         (drawn["frontier"],) = axes.step(x, y, where="post", color="black", linewidth=5, alpha=0.15)
     axes.axhline(target, color="black", linestyle="--", linewidth=0.6)
     _save(figure, drawn, path)
+
+
+def draw_lines(lines: Sequence[Line], x_label: str, y_label: str, path: Path) -> None:
+    """One chart of lines, or of points that are not joined, by their names."""
+    figure = _figure(2, high=1.4)
+    artists = chart(figure.add_subplot(), lines, x_label, y_label)
+    drawn = {line.name: artist for line, artist in zip(lines, artists, strict=True)}
+    _save(figure, drawn, path)
+
+
+def draw_shares(shares: Mapping[str, float], label: str, path: Path) -> None:
+    """A bar for each share of 1, in their order from above."""
+    figure = _figure(1.6, high=0.4 + 0.13 * len(shares))
+    axes = figure.add_subplot()
+    bars = axes.barh(list(shares), list(shares.values()), color=COLOURS[0], height=0.6)
+    axes.bar_label(bars, fmt="{:.2f}", padding=4, color=_TEXT)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.1)
+    axes.set_xlabel(label, color=_TEXT)
+    axes.tick_params(bottom=False, left=False)
+    axes.set_frame_on(False)
+    _save(figure, {}, path)
 
 
 def _figure(wide: float, high: float = 1) -> Figure:

@@ -5,8 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vfl_flower.errors import ConfigError
+
 METRICS = {"test_accuracy": "test accuracy", "test_r2": "test R2"}
 """Main metric -> what tables and pictures call it."""
+
+VALIDATED = {
+    "validation_auc": "validation AUC",
+    "validation_accuracy": "validation accuracy",
+    "validation_r2": "validation R2",
+}
+"""What configurations are chosen by, the first that a run has -> what it is called."""
+
+SECOND: dict[str, tuple[tuple[str, ...], str, float]] = {
+    "bytes": (("bytes_up", "bytes_down"), "megabytes, up and down", 1e-6),
+    "exchanges": (("exchanges",), "exchanges", 1),
+    "epsilon": (("epsilon",), "epsilon", 1),
+    "virtual-seconds": (("virtual_seconds",), "virtual seconds", 1),
+}
+"""What a sweep can keep small besides -> the figures of a summary whose sum it is; what that is
+called, and in which unit it is shown."""
 
 GUARANTEE = {
     "protects": "epsilon_protects",
@@ -24,11 +42,36 @@ def main_metric(figures: Mapping[str, Any]) -> str:
     return "test_accuracy" if figures.get("test_r2") is None else "test_r2"
 
 
+def chosen_by(figures: Mapping[str, Any]) -> str:
+    """The key of what configurations are chosen by: AUC if there is one, else accuracy, or R2.
+
+    Raises
+    ------
+    ConfigError
+        If nothing was validated.
+    """
+    for key in VALIDATED:
+        if figures.get(key) is not None:
+            return key
+    raise ConfigError(
+        "There are no validation rows to choose by, and test rows must not choose: set "
+        'validation-fraction, as in -c "validation-fraction=0.2".'
+    )
+
+
+def spread(figures: Mapping[str, Any], key: str, form: str, unit: float = 1) -> str:
+    """A figure as text, times ``unit``; of several seeds, the mean and the standard deviation."""
+    deviation = figures.get("deviation", {}).get(key)
+    text = format(figures[key] * unit if unit != 1 else figures[key], form)
+    return text if deviation is None else f"{text} ± {deviation * unit:{form}}"
+
+
 def reached(figures: Mapping[str, Any]) -> str:
     """How a history entry or a summary does on the test rows, in words."""
     if main_metric(figures) == "test_r2":
-        return f"test RMSE {figures['test_rmse']:.4g}, R2 {figures['test_r2']:.4f}"
-    return f"test accuracy {figures['test_accuracy']:.4f}"
+        rmse, r2 = spread(figures, "test_rmse", ".4g"), spread(figures, "test_r2", ".4f")
+        return f"test RMSE {rmse}, R2 {r2}"
+    return f"test accuracy {spread(figures, 'test_accuracy', '.4f')}"
 
 
 def headline(summary: dict[str, Any]) -> str:
@@ -37,15 +80,18 @@ def headline(summary: dict[str, Any]) -> str:
     if summary[main_metric(summary)] is not None:
         parts.append(reached(summary))
     if summary["test_auc"] is not None:
-        parts.append(f"AUC {summary['test_auc']:.4f}")
+        parts.append(f"AUC {spread(summary, 'test_auc', '.4f')}")
     if summary["epsilon"] is not None:
-        parts.append(f"epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}")
-    up, down = summary["bytes_up"] / 1e6, summary["bytes_down"] / 1e6
+        epsilon, delta = spread(summary, "epsilon", ".3g"), spread(summary, "delta", "g")
+        parts.append(f"epsilon {epsilon} at delta {delta}")
+    up, down = (spread(summary, key, ".2f", 1e-6) for key in ("bytes_up", "bytes_down"))
     parts += [
-        f"{summary['exchanges']} exchanges",
-        f"{up:.2f} MB up, {down:.2f} MB down",
-        f"{summary['seconds']:.1f} s{TRANSPORTS[summary['transport']]}",
+        f"{spread(summary, 'exchanges', '.0f')} exchanges",
+        f"{up} MB up, {down} MB down",
+        f"{spread(summary, 'seconds', '.1f')} s{TRANSPORTS[summary['transport']]}",
     ]
+    if summary.get("seeds"):
+        parts.append(f"{len(summary['seeds'])} seeds, mean ± standard deviation")
     lines = [f"{summary['strategy']}: {', '.join(parts)}", guarantee(summary)]
     return "\n".join(filter(None, lines))
 

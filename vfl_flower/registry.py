@@ -252,8 +252,11 @@ LEDGERS = Registry(
 OBSERVERS = Registry(
     "observer",
     "observers",
-    {"none": "vfl_flower.holder.observers:Observer"},
-    parts=("evaluated", "progressed", "failed", "ended"),
+    {
+        "none": "vfl_flower.holder.observers:Observer",
+        "tensorboard": "vfl_flower.holder.tensorboard:TensorBoard",
+    },
+    parts=("evaluated", "progressed", "failed", "ended", "began"),
 )
 """Who is told what happens in a run, at the label holder: `holder.observers.Observer`."""
 

@@ -483,8 +483,8 @@ class RunningConfig:
     )
     observer: str = key(
         "none",
-        "who else is told of evaluations, progress, failures and the end: FILE.py:NAME, of an "
-        "Observer of your own",
+        "who else is told of evaluations, progress, failures and the end: tensorboard, for which "
+        "scalars are written to RUN/tensorboard; or FILE.py:NAME, of an Observer of your own",
         registry=registry.OBSERVERS,
     )
     resume: str = key("", "results folder of a run that was cut short, to go on with")

@@ -124,7 +124,10 @@ def _train_in(
                     f"{config.running.resume or config.running.grow} began: put back the data of "
                     "then."
                 )
-            observers = [results, ProgressBar(), OBSERVERS.load(config.running.observer)()]
+            named = OBSERVERS.load(config.running.observer)()
+            observers = [results, ProgressBar(), named, *carrier.observers]
+            for each in observers:
+                each.began(results.folder)
             strategy = strategy_of(config)(config, labels, observers, keeper)
             strategy.start(carrier)
     except BaseException as error:

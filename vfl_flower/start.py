@@ -21,6 +21,7 @@ from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import make_folder, told, whole
 from vfl_flower.holder import checkpoint
+from vfl_flower.holder.observers import Observer
 from vfl_flower.holder.predict import predictions_file, who_is_there
 from vfl_flower.holder.results import in_use, results_folder
 from vfl_flower.party import context as between
@@ -65,6 +66,7 @@ def run_local(
     run_config: Mapping[str, Any],
     client: ClientApp = client_app.app,
     node_configs: Sequence[Mapping[str, Any]] = (),
+    observers: Sequence[Observer] = (),
 ) -> Finished:
     """Run the application in this process, on a `LocalGrid` with so many parties.
 
@@ -74,6 +76,7 @@ def run_local(
     Parameters
     ----------
     node_configs : of each party, such as the file that it has; none where data is divided.
+    observers : who is told of the run, besides the one that key ``observer`` names.
 
     Raises
     ------
@@ -84,6 +87,7 @@ def run_local(
     finished = Finished(Path(run_config["out"]))
     bring_states(config, finished.folder)
     grid = _in_process(parties, run_config, config, client, node_configs, finished.folder)
+    grid.observers = observers
     found = checkpoint.load(finished.folder) if config.running.resume else None
     if found and found.finished:  # only to be saved
         for node in grid.contexts.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -13,6 +14,9 @@ from vfl_flower.figures import reached
 
 class Observer:
     """Hears of everything, and does nothing: override what is of interest."""
+
+    def began(self, folder: Path) -> None:
+        """The run begins, or goes on, whose results come into this folder."""
 
     def evaluated(self, entry: dict[str, Any]) -> None:
         """An evaluation gave this history entry."""

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.flower_internals import is_simulation
+from vfl_flower.holder.observers import Observer
 from vfl_flower.messages import SMALL, Introduction, Order, Payload
 from vfl_flower.sections import RunningConfig
 from vfl_flower.wire import read_reply, to_message
@@ -46,6 +47,7 @@ class Carrier(Grid):
         baseline may join their columns.
     contexts : of the parties, by node, if they are in this process; else empty.
     clock : virtual seconds, where there are such.
+    observers : who of this process is told of the run, besides those that it has anyway.
     largest : bytes of the arrays of an answer, at most, by the kind of its order; `SMALL` for those
         that are not in it. It is set by who knows: rows and sizes follow from the run.
     """
@@ -56,6 +58,7 @@ class Carrier(Grid):
     simulated: bool = True
     contexts: Mapping[int, Context] = MappingProxyType({})
     clock: float = 0.0
+    observers: Sequence[Observer] = ()
     largest: Mapping[str, int] = MappingProxyType({})
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import re
 import signal
 import sys
 import tempfile
@@ -19,95 +18,11 @@ from typer.core import TyperCommand
 
 from vfl_flower.config import pairs
 from vfl_flower.errors import ConfigError, VflError
-
-_PAIRS = '"KEY=VALUE ..."'
-
-_RunConfig = Annotated[
-    list[str] | None,
-    typer.Option(
-        *("-c", "--run-config"),
-        metavar=_PAIRS,
-        help="Configuration, as for `flwr run`; texts in quotes. `vfl list` names the keys.",
-    ),
-]
-_NodeConfig = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar=_PAIRS,
-        help="Once for each party: its file, id, columns (with commas), missing ('refuse' or "
-        "'median') and text ('refuse' or 'one-hot'); model, model-args and embedding-size.",
-    ),
-]
-_Parties = Annotated[
-    int | None, typer.Option(help="Number of parties. Default: 4, or as many as have named files.")
-]
-_EngineName = Annotated[
-    str,
-    typer.Option(
-        "--engine",
-        help="local: in this process; ray: Flower's simulation; supernodes: real nodes, on "
-        "this machine; FILE.py:NAME or PACKAGE.MODULE:NAME: one of your own.",
-    ),
-]
-_Out = Annotated[str, typer.Option(metavar="DIR", help="Results folder; else one under runs/.")]
-
-
-def _examples(lines: str) -> str:
-    """An epilog of commands and comments, a line each."""
-    shaded = re.sub(r"^#.*", r"[dim]\g<0>[/]", lines.strip(), flags=re.MULTILINE)
-    return f"[bold]examples:[/]\n{shaded}".replace("\n", "\n\n")  # else typer joins the lines
-
-
-_RUN_EXAMPLES = _examples("""
-# split learning of four parties on handwritten digits, in this process
-vfl run
-# asynchronous VAFL on tabular data; results go to runs/a
-vfl run -c "strategy='vafl' dataset='breast-cancer' epochs=10" --out runs/a
-# the same application on Flower's Ray simulation
-vfl run -c "strategy='vafl-t' quorum=2" --engine ray
-# two parties with files of their own, whose common rows are found privately
-vfl run -c "dataset='files:labels.csv' label='default'" \\
---node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
-""")
-
-_ALIGN_EXAMPLES = _examples("""
-# the customers whom a bank and two parties have in common
-vfl align -c "dataset='files:labels.csv' id='customer'" \\
---node-config "file='a.parquet' id='customer'" --node-config "file='b.csv' id='customer'"
-""")
-
-_COMPARE_EXAMPLES = _examples("""
-# three systems and the baselines
-vfl compare split-nn vafl cascaded -c "dataset='breast-cancer' epochs=10"
-# one system twice, with keys of its own each time
-vfl compare "cascaded party-lr=0.006" "cascaded party-lr=0.02" --target 0.95
-""")
-
-_AUDIT_EXAMPLES = _examples("""
-# gradient rows name the labels: direct inference is right for every row
-vfl audit --strategy vafl
-# the same attacks on noisy scalars, in a configuration of your own
-vfl audit --strategy dpzv -c "dataset='breast-cancer' epsilon=0.5 delta=1e-3"
-""")
-
-_PREDICT_EXAMPLES = _examples("""
-# the test rows, by the model of the run in runs/a
-vfl predict runs/a
-# new people, whose rows are in the files that parties name
-vfl predict runs/b -c "dataset='files:new.csv'" --out new-scores.parquet \\
---node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
-""")
-
-_REPORT_EXAMPLES = _examples("""
-# the page about a run, runs/a/report.html
-vfl report runs/a
-# several runs, and those of a comparison, in the same charts and tables
-vfl report runs/a runs/b runs/comparison --out page.html
-""")
+from vfl_flower.tools import options
 
 app = typer.Typer(
     help="Vertical federated learning on Flower.",
-    epilog=_RUN_EXAMPLES,
+    epilog=options.RUN_EXAMPLES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -147,13 +62,14 @@ class _Command(TyperCommand):
             raise typer.Exit(130) from error
 
 
-@app.command("run", cls=_Command, epilog=_RUN_EXAMPLES)
+@app.command("run", cls=_Command, epilog=options.RUN_EXAMPLES)
 def _run(
-    run_config: _RunConfig = None,
-    node_config: _NodeConfig = None,
-    parties: _Parties = None,
-    out: _Out = "",
-    engine: _EngineName = "local",
+    run_config: options.RunConfig = None,
+    node_config: options.NodeConfig = None,
+    parties: options.Parties = None,
+    out: options.Out = "",
+    engine: options.EngineName = "local",
+    seeds: options.Seeds = 1,
 ) -> None:
     """Train a system or baseline on this machine."""
     from vfl_flower.figures import headline
@@ -161,9 +77,10 @@ def _run(
     from vfl_flower.holder.results import results_folder
     from vfl_flower.registry import ENGINES
     from vfl_flower.start import Engine
+    from vfl_flower.tools.seeds import repeated
 
     start: Engine = ENGINES.load(engine)
-    keys, node_configs = _keys(run_config, out), _node_configs(node_config)
+    keys, node_configs = options.keys(run_config, out), options.node_configs(node_config)
     config = checkpoint.configured(keys)
     if config.running.resume and keys.get("out"):
         raise ConfigError("A run that is resumed goes on in its own folder: leave out away.")
@@ -173,21 +90,22 @@ def _run(
     folder = results_folder(config)
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
     is_new = not folder.exists()
+    number = options.number(parties, node_configs)
     try:
-        keys["out"] = str(folder)
         with _ending_on_sigterm():
-            finished = start(_number(parties, node_configs), keys, node_configs=node_configs)
+            finished = repeated(start, number, keys, node_configs, seeds, folder)
         print(headline(finished.summary))
     finally:
-        if (is_new or config.running.resume) and (folder / "top.npz").exists():
+        left = (folder / ("top.npz" if seeds == 1 else "summary.json")).exists()
+        if (is_new or config.running.resume) and left:
             print(f"results: {folder}")
 
 
-@app.command("align", cls=_Command, epilog=_ALIGN_EXAMPLES)
+@app.command("align", cls=_Command, epilog=options.ALIGN_EXAMPLES)
 def _align(
-    run_config: _RunConfig = None,
-    node_config: _NodeConfig = None,
-    engine: _EngineName = "local",
+    run_config: options.RunConfig = None,
+    node_config: options.NodeConfig = None,
+    engine: options.EngineName = "local",
 ) -> None:
     """Find the rows that all have, and keep them for runs and predictions to come.
 
@@ -198,22 +116,23 @@ def _align(
     from vfl_flower.start import Engine
 
     start: Engine = ENGINES.load(engine)
-    node_configs = _node_configs(node_config)
+    node_configs = options.node_configs(node_config)
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
     with tempfile.TemporaryDirectory() as folder, _ending_on_sigterm():
-        keys = {**_keys(run_config, str(Path(folder, "run"))), "task": "align"}
+        keys = {**options.keys(run_config, str(Path(folder, "run"))), "task": "align"}
         summary = start(len(node_configs), keys, node_configs=node_configs).summary
     print(f"{summary['rows']} rows are common to all, by alignment {summary['alignment']}.")
 
 
-@app.command("compare", cls=_Command, epilog=_COMPARE_EXAMPLES)
+@app.command("compare", cls=_Command, epilog=options.COMPARE_EXAMPLES)
 def _compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...")],
-    run_config: _RunConfig = None,
-    node_config: _NodeConfig = None,
-    parties: _Parties = None,
-    out: _Out = "",
+    run_config: options.RunConfig = None,
+    node_config: options.NodeConfig = None,
+    parties: options.Parties = None,
+    out: options.Out = "",
     target: Annotated[float, typer.Option(help="Test accuracy to which bytes are counted.")] = 0.90,
+    seeds: options.Seeds = 1,
 ) -> None:
     """Several systems and the baselines on one data set: a table and a picture.
 
@@ -225,11 +144,12 @@ def _compare(
     """
     from vfl_flower.tools.compare import compare, table
 
-    common, node_configs = _keys(run_config, out), _node_configs(node_config)
+    common, node_configs = options.keys(run_config, out), options.node_configs(node_config)
     if "strategy" in common:
         raise ConfigError("`vfl compare` takes its systems as arguments: leave strategy out of -c.")
     own = [_compared(text) for text in runs]
-    folder = compare(_number(parties, node_configs), common, own, target, node_configs)
+    number = options.number(parties, node_configs)
+    folder = compare(number, common, own, target, node_configs, seeds)
     lines = table(folder, target)
     print(lines)
     if "\njoined " not in lines:
@@ -237,12 +157,65 @@ def _compare(
     print(f"results: {folder}")
 
 
-@app.command("audit", cls=_Command, epilog=_AUDIT_EXAMPLES)
+@app.command("sweep", cls=_Command, epilog=options.SWEEP_EXAMPLES)
+def _sweep(
+    system: Annotated[str, typer.Argument(metavar="SYSTEM")],
+    search: Annotated[
+        list[str],
+        typer.Option(
+            metavar='"KEY=... ..."',
+            help="Keys, and what to search of each: a..b, a..b:log, or choices x|y|z.",
+        ),
+    ],
+    trials: Annotated[int, typer.Option(min=1, help="How many, those of before included.")] = 40,
+    run_config: options.RunConfig = None,
+    node_config: options.NodeConfig = None,
+    parties: options.Parties = None,
+    seeds: options.Seeds = 1,
+    jobs: Annotated[
+        int, typer.Option(min=0, help="Trials at a time. Default: one for each core.")
+    ] = 0,
+    engine: Annotated[
+        str, typer.Option(help="local: processes here; ray: a cluster, by RAY_ADDRESS, or here.")
+    ] = "local",
+    second: Annotated[
+        str, typer.Option(help="Also: bytes, exchanges, epsilon or virtual-seconds, to be small.")
+    ] = "",
+    out: options.Out = "",
+) -> None:
+    """Search keys of a system for what does best on the validation rows.
+
+    Trials run side by side, in process; those whose curves fall behind are
+    stopped early. The same command goes on where it ended, whatever ended it.
+    """
+    from vfl_flower.tools.sweep import sweep
+    from vfl_flower.tools.sweep.results import table
+    from vfl_flower.tools.sweep.workers import workers_on
+
+    keys, node_configs = options.keys(run_config, out), options.node_configs(node_config)
+    if "strategy" in keys:
+        raise ConfigError("`vfl sweep` takes its system as argument: leave strategy out of -c.")
+    with _ending_on_sigterm():
+        folder = sweep(
+            options.number(parties, node_configs),
+            {"strategy": system, **keys},
+            search,
+            trials,
+            workers_on(engine, jobs),
+            node_configs=node_configs,
+            seeds=seeds,
+            second=second,
+        )
+    print(table(folder))
+    print(f"results: {folder}")
+
+
+@app.command("audit", cls=_Command, epilog=options.AUDIT_EXAMPLES)
 def _audit(
     strategy: Annotated[str, typer.Option(help="The system.")],
-    run_config: _RunConfig = None,
-    parties: _Parties = None,
-    out: _Out = "",
+    run_config: options.RunConfig = None,
+    parties: options.Parties = None,
+    out: options.Out = "",
     known: Annotated[int, typer.Option(help="Labelled rows a class of some attackers.")] = 4,
 ) -> None:
     """Attack a system by what its messages carry, and tell how often that succeeds.
@@ -259,21 +232,21 @@ def _audit(
     """
     from vfl_flower.tools.audit import audit, table
 
-    keys = _keys(run_config, out)
+    keys = options.keys(run_config, out)
     if keys.get("strategy", strategy) != strategy:
         raise ConfigError(
             f"-c names strategy = {keys['strategy']!r}, and --strategy {strategy}: leave one out."
         )
-    findings, claim, folder = audit(_number(parties), {**keys, "strategy": strategy}, known)
+    findings, claim, folder = audit(options.number(parties), {**keys, "strategy": strategy}, known)
     print(table(findings, claim))
     print(f"results: {folder}")
 
 
-@app.command("predict", cls=_Command, epilog=_PREDICT_EXAMPLES)
+@app.command("predict", cls=_Command, epilog=options.PREDICT_EXAMPLES)
 def _predict(
     model: Annotated[str, typer.Argument(metavar="RUN")],
-    run_config: _RunConfig = None,
-    node_config: _NodeConfig = None,
+    run_config: options.RunConfig = None,
+    node_config: options.NodeConfig = None,
     out: Annotated[str, typer.Option(help=".csv or .parquet. Default: RUN/predictions.csv.")] = "",
     without: Annotated[
         str, typer.Option(help="Parties to leave out, as 0,3; their node configurations too.")
@@ -287,28 +260,39 @@ def _predict(
     """
     from vfl_flower.start import predict_local
 
-    keys = {**_keys(run_config, out), "model": model}
+    keys = {**options.keys(run_config, out), "model": model}
     keys |= {"without": without} if without else {}
     logging.getLogger("flwr.notice").setLevel(logging.INFO)
-    print(f"predictions: {predict_local(keys, _node_configs(node_config))}")
+    print(f"predictions: {predict_local(keys, options.node_configs(node_config))}")
 
 
-@app.command("report", cls=_Command, epilog=_REPORT_EXAMPLES)
+@app.command("report", cls=_Command, epilog=options.REPORT_EXAMPLES)
 def _report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     out: Annotated[Path | None, typer.Option(help="Default: report.html in the first RUN.")] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve it on this machine, kept up to date.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="For --watch. Default: any.")] = 0,
 ) -> None:
-    """One HTML page about runs, comparisons and audits.
+    """One HTML page about runs, comparisons, sweeps and audits.
 
     RUN is the results folder of one of them. The page shows what runs reached
     and what they took, curves, bytes and delays by party, privacy, attacks
     and settings. It is one file that loads nothing; an earlier report is
-    replaced.
+    replaced. With --watch it is served instead, at an address of this machine
+    that is printed, and follows what the runs write until Ctrl-C.
     """
     from vfl_flower.files import write_whole
     from vfl_flower.tools.report import report
+    from vfl_flower.tools.watch import watch as serve
 
     folders = [each.expanduser() for each in runs]
+    if watch and out:
+        raise VflError("A page that is watched is not written: leave out --out, or --watch.")
+    if watch:
+        serve(folders, port)
+        return
     page = out.expanduser() if out else folders[0] / "report.html"
     if page.suffix != ".html":
         raise VflError(f"{page} would be a page: let --out end in .html.")
@@ -356,20 +340,6 @@ def _ending_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _keys(run_config: list[str] | None, out: str) -> dict[str, Any]:
-    """The run configuration that -c and --out give."""
-    return {**pairs(run_config or [], "-c"), **({"out": out} if out else {})}
-
-
-def _node_configs(texts: list[str] | None) -> list[dict[str, Any]]:
-    return [pairs([text], "--node-config") for text in texts or []]
-
-
-def _number(parties: int | None, node_configs: Sequence[Any] = ()) -> int:
-    """How many parties run: as many as is said, have named a file, or four."""
-    return len(node_configs) or 4 if parties is None else parties
 
 
 def _compared(text: str) -> dict[str, Any]:

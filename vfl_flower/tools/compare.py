@@ -18,12 +18,13 @@ from tqdm import tqdm
 
 from vfl_flower.charts import draw_curves, draw_frontier
 from vfl_flower.errors import ConfigError
-from vfl_flower.figures import METRICS, aligned, guarantee, main_metric
+from vfl_flower.figures import METRICS, aligned, guarantee, main_metric, spread
 from vfl_flower.files import write_whole
 from vfl_flower.holder.results import results_folder
 from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.start import Finished, run_local
 from vfl_flower.systems import baselines, resolve
+from vfl_flower.tools.seeds import mean, repeated
 
 _COLUMNS = ("MB up", "MB down", "exchanges")
 _OF_SYSTEMS = (
@@ -40,6 +41,7 @@ def compare(
     runs: Sequence[Mapping[str, Any]],
     target: float,
     node_configs: Sequence[Mapping[str, Any]] = (),
+    seeds: int = 1,
 ) -> Path:
     """Run each configuration in this process, and each baseline that is not among them and can.
 
@@ -50,6 +52,7 @@ def compare(
     runs : what each run adds to them, ``strategy`` at least; and if it has one, its ``title``.
     target : the test accuracy, or for regression R2, to which bytes are counted.
     node_configs : of each party, if they have files of their own.
+    seeds : by how many seeds each is run; figures are then means, as `seeds.repeated` leaves them.
 
     Returns
     -------
@@ -99,10 +102,8 @@ def compare(
     try:
         for name, configuration in bar:
             bar.set_postfix_str(name)
-            out = str(folder / folders[name])
-            finished[name] = run_local(
-                parties, {**configuration, "out": out}, node_configs=node_configs
-            )
+            place = folder / folders[name]
+            finished[name] = repeated(run_local, parties, configuration, node_configs, seeds, place)
     finally:  # if one fails, those before it are kept
         _write(folder, finished, target)
     return folder
@@ -139,7 +140,7 @@ def _write(folder: Path, finished: Mapping[str, Finished], target: float) -> Non
     """``compare.json`` and the pictures, of the runs that have finished."""
     if not finished:
         return
-    figures = {name: {**run.summary, **_reached(run, target)} for name, run in finished.items()}
+    figures = {name: figures_of(run, target) for name, run in finished.items()}
     write_whole(folder / "compare.json", (json.dumps(figures, indent=2) + "\n").encode())
     levels = {
         name: each[main_metric(each)]
@@ -173,20 +174,18 @@ def table(folder: Path, target: float) -> str:
     of_counts = [f"of {k}" for k in shown]
     rows = [("", METRICS[metric], *of_counts, *_COLUMNS, f"MB to {target:g}", *_MORE_COLUMNS)]
     for name, each in figures.items():
-        reached = each["megabytes_to_target"]
         epsilon, delta = each["epsilon"], each["delta"]
         rows.append(
             (
                 name,
-                f"{each[metric]:.4f}",
+                spread(each, metric, ".4f"),
                 *(_of_count(each, k, kind) for k in shown),
-                megabytes(each["bytes_up"] / 1e6),
-                megabytes(each["bytes_down"] / 1e6),
-                str(each["exchanges"]),
-                "not reached" if reached is None else megabytes(reached) if reached else "-",
-                "-" if epsilon is None else f"{epsilon:.3g}",
-                "-" if delta is None else f"{delta:g}",
-                f"{each['seconds']:.1f}",
+                *(_megabytes(each, key, 1e-6) for key in ("bytes_up", "bytes_down")),
+                spread(each, "exchanges", ".0f"),
+                _to_target(each),
+                "-" if epsilon is None else spread(each, "epsilon", ".3g"),
+                "-" if delta is None else spread(each, "delta", "g"),
+                spread(each, "seconds", ".1f"),
             )
         )
     said: dict[str, list[str]] = {}
@@ -195,13 +194,26 @@ def table(folder: Path, target: float) -> str:
     notes = [f"{', '.join(names)}: {words}" for words, names in said.items() if words]
     if shown:
         notes.append("of 1, of 2, ...: on the rows that so many parties have.")
+    if seeds := next(iter(figures.values())).get("seeds"):
+        notes.append(
+            f"Means ± standard deviations of {len(seeds)} seeds; a target that is not reached by "
+            "one of them is not reached."
+        )
     return "\n".join([aligned(rows, texts=1), *notes])
 
 
 def _of_count(figures: Mapping[str, Any], parties: str, kind: str) -> str:
     """The measure on the rows that so many parties have, if it is known."""
-    reached = figures.get("test_by_parties", {}).get(parties, {}).get(kind)
-    return "-" if reached is None else f"{reached:.4f}"
+    found = figures.get("test_by_parties", {}).get(parties, {})
+    return "-" if found.get(kind) is None else spread(found, kind, ".4f")
+
+
+def _to_target(figures: Mapping[str, Any]) -> str:
+    """The megabytes to the target, if there were any."""
+    reached = figures["megabytes_to_target"]
+    if reached is None:
+        return "not reached"
+    return _megabytes(figures, "megabytes_to_target") if reached else "-"
 
 
 def folder_of(title: str) -> str:
@@ -209,9 +221,25 @@ def folder_of(title: str) -> str:
     return re.sub(r"[^\w.=-]+", "-", title).strip(".-")
 
 
+def _megabytes(figures: Mapping[str, Any], key: str, unit: float = 1) -> str:
+    """A figure in megabytes, and of several seeds its deviation."""
+    deviation = figures.get("deviation", {}).get(key)
+    text = megabytes(unit * figures[key])
+    return text if deviation is None else f"{text} ± {megabytes(unit * deviation)}"
+
+
 def megabytes(number: float) -> str:
     """A number of megabytes, to three digits."""
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def figures_of(run: Finished, target: float) -> dict[str, Any]:
+    """A run's summary, and the megabytes to the target; of several seeds the mean, if all reach."""
+    summary = run.summary
+    seeds = [Finished(run.folder / f"seed-{seed}") for seed in summary.get("seeds", ())]
+    found: dict[str, Any] = mean([_reached(each, target) for each in seeds or [run]])
+    deviation = {**summary.get("deviation", {}), **found.pop("deviation", {})}
+    return {**summary, **found, **({"deviation": deviation} if deviation else {})}
 
 
 def _reached(run: Finished, target: float) -> dict[str, float | None]:

@@ -1,39 +1,71 @@
 """One self-contained HTML page about the runs in results folders: `vfl report`.
 
-Everything on it is what runs, comparisons and audits have left in their folders. The page loads
-nothing and runs nothing: its policy allows its own style sheet, by digest, and nothing else.
+Everything on it is what runs, comparisons, sweeps and audits have left in their folders. The page
+loads nothing and runs nothing: its policy allows its own style sheet, by digest, and nothing else.
+A live page, which `vfl report --watch` serves, has a script besides, which asks for it anew.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vfl_flower.tools.report.page import page
+from vfl_flower.tools.report.page import Verdict, page
 from vfl_flower.tools.report.read import read
+from vfl_flower.tools.report.sweep import FILE, page_of_sweep
+
+_HERE = Path(__file__).parent
 
 
-def report(folders: Sequence[Path]) -> str:
-    """The page about the runs of results folders.
+def report(folders: Sequence[Path], live: bool = False) -> str:
+    """The page about the runs of results folders; or about the sweep in one.
 
     Raises
     ------
     VflError
         As `read`.
     """
-    here = Path(__file__).parent
-    style = (here / "style.css").read_text(encoding="utf-8")
-    digest = b64encode(sha256(style.encode()).digest()).decode()
+    swept = len(folders) == 1 and (folders[0] / FILE).is_file()
+    return _laid_out(page_of_sweep(folders[0]) if swept else page(read(folders)), live)
+
+
+def waiting(sentence: str) -> str:
+    """A live page that says why there is none yet."""
+    verdict = Verdict("", "open", "Not yet: ", sentence, "")
+    return _laid_out({"title": "Report", "verdicts": [verdict], "tiles": {}, "sections": []}, True)
+
+
+def policy(live: bool = False) -> str:
+    """What a browser lets the page do."""
+    rules = ["default-src 'none'", f"style-src {_digest(_file('style.css'))}"]
+    if live:
+        rules += [f"script-src {_digest(_file('watch.js'))}", "connect-src 'self'"]
+    return "; ".join([*rules, "base-uri 'none'", "form-action 'none'"])
+
+
+def _laid_out(shown: dict[str, Any], live: bool) -> str:
     layout = Environment(
-        loader=FileSystemLoader(here),
+        loader=FileSystemLoader(_HERE),
         autoescape=True,  # all that comes from a folder is text
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     ).get_template("page.html.j2")
-    return layout.render(page(read(folders)), style=Markup(style), digest=digest)
+    own = {"style": Markup(_file("style.css")), "policy": Markup(policy(live))}
+    return layout.render(shown, **own, script=Markup(_file("watch.js")) if live else "")
+
+
+@cache
+def _file(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"

@@ -22,6 +22,7 @@ from vfl_flower.tools.report.sections import (
     bytes_by_party,
     counted,
     delays,
+    measured,
     privacy,
     settings,
     shown,
@@ -101,6 +102,9 @@ def _verdict(run: Shown, named: bool) -> Verdict:
         carrier += TRANSPORTS.get(text(of.get("transport")), "")
         parties = counted(number(of, "parties"), "party", "parties")
         said = f"{through} of {parties}, {schedule}, {carrier}."
+        if seeds := of.get("seeds"):
+            number_of = counted(len(seeds) if isinstance(seeds, list) else None, "seed", "seeds")
+            said += f" Figures are means of {number_of}, ± their standard deviation."
         gone = of.get("failed_parties")
         if gone and isinstance(gone, list):
             said += f" Without party {', '.join(map(text, gone))} at the end, which had failed."
@@ -111,22 +115,22 @@ def _verdict(run: Shown, named: bool) -> Verdict:
 def _headlines(run: Shown) -> dict[str, str]:
     """Label -> figure: what a run reached, and what it took."""
     of = run.figures
-    found = {MEASURES[run.measure]: shown(number(of, run.measure), ".4f")}
+    found = {MEASURES[run.measure]: measured(of, run.measure, form=".4f")}
     for label, key in {"AUC": "test_auc", "RMSE": "test_rmse"}.items():
         if number(of, key) is not None:
-            found[label] = shown(number(of, key))
+            found[label] = measured(of, key)
     found |= {
-        "exchanges": shown(number(of, "exchanges"), ",.0f"),
+        "exchanges": measured(of, "exchanges", form=",.0f"),
         "MB up": shown_megabytes(of, "bytes_up"),
         "MB down": shown_megabytes(of, "bytes_down"),
-        "seconds": shown(number(of, "seconds"), ",.1f"),
+        "seconds": measured(of, "seconds", form=",.1f"),
     }
     if number(of, "virtual_seconds"):
-        found["virtual seconds"] = shown(number(of, "virtual_seconds"), ",.1f")
-    epsilon = number(of, "epsilon")
-    found["epsilon"] = "none" if epsilon is None else f"{epsilon:.3g}"
-    if epsilon is not None:
-        found["delta"] = shown(number(of, "delta"))
+        found["virtual seconds"] = measured(of, "virtual_seconds", form=",.1f")
+    claimed = number(of, "epsilon") is not None
+    found["epsilon"] = measured(of, "epsilon", form=".3g") if claimed else "none"
+    if claimed:
+        found["delta"] = measured(of, "delta")
     return found
 
 
@@ -172,8 +176,8 @@ def _curves(runs: Sequence[Shown]) -> Section | None:
             (
                 run.title,
                 shown(number(entry, "epoch")),
-                *(shown(spent(entry, against)) for against in used),
-                *(shown(number(entry, key), ".4f") for key in labels),
+                *(_spent(entry, against) for against in used),
+                *(measured(entry, key, form=".4f") for key in labels),
             )
             for entry in run.history
         ]
@@ -181,16 +185,29 @@ def _curves(runs: Sequence[Shown]) -> Section | None:
     ]
     head = ["run", "epoch", *(_AGAINST[key] for key in used), *(_LABELS[key] for key in labels)]
     more = ("These figures as a table", Table(head, bodies))
+    notes = []
+    if any("deviation" in entry for run in runs for entry in run.history):
+        notes = [
+            ("", "A band is one standard deviation of the seeds to either side of their mean.")
+        ]
     if len(runs) > 1:
-        return Section("Curves", legend=_names(runs), charts=charts, more=more)
-    notes = [("", "Of the losses, the dotted one is that in training.")]
+        return Section("Curves", legend=_names(runs), charts=charts, notes=notes, more=more)
+    notes.append(("", "Of the losses, the dotted one is that in training."))
     return Section("Curves", charts=charts, notes=notes, more=more)
+
+
+def _spent(entry: dict[str, Any], against: str) -> str:
+    """How much had been spent; of several seeds, with the standard deviation."""
+    if against != "megabytes":
+        return measured(entry, against)
+    text, deviation = shown(spent(entry, against)), number(entry, "deviation", "bytes")
+    return text if deviation is None else f"{text} ± {deviation / 1e6:.4g}"
 
 
 def _chart(runs: Sequence[Shown], against: str, measures: Sequence[str]) -> Chart | None:
     """Lines of one measure or two; a run that spends nothing of x is a level."""
     curves = [
-        (key, Line(run.title, of_run, points, aside=key != measures[0]))
+        (key, Line(run.title, of_run, points, key != measures[0], run.band(against, key)))
         for of_run, run in enumerate(runs)
         for key in measures
         if (points := run.curve(against, key))

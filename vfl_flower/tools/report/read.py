@@ -88,6 +88,14 @@ class Shown:
         points = ((spent(entry, against), number(entry, measure)) for entry in self.history)
         return [(x, y) for x, y in points if x is not None and y is not None]
 
+    def band(self, against: str, measure: str) -> list[float]:
+        """How far the seeds deviate from the points of that curve."""
+        return [
+            number(entry, "deviation", measure) or 0.0
+            for entry in self.history
+            if spent(entry, against) is not None and number(entry, measure) is not None
+        ]
+
 
 def read(folders: Sequence[Path]) -> list[Shown]:
     """The runs of results folders, in order; that of a comparison has several.
@@ -101,7 +109,7 @@ def read(folders: Sequence[Path]) -> list[Shown]:
     runs = []
     for folder in folders:
         if (folder / "compare.json").is_file():
-            titles = {folder_of(title): title for title in _json(folder / "compare.json")}
+            titles = {folder_of(title): title for title in json_of(folder / "compare.json")}
             failed = (each.name for each in sorted(folder.iterdir()) if _is_run(each))
             titles |= {name: name for name in failed if name not in titles}
             runs += [_run(folder / name, title) for name, title in titles.items()]
@@ -124,7 +132,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _run(folder: Path, title: str = "") -> Shown:
-    summary = _json(folder / "summary.json")
+    summary = json_of(folder / "summary.json")
     path = folder / "history.jsonl"
     history = [_parsed(path, line) for line in _content(path).splitlines()]
     if not summary and not history:
@@ -133,11 +141,18 @@ def _run(folder: Path, title: str = "") -> Shown:
             "evaluated yet: wait for it."
         )
     title = title or text(summary.get("strategy", folder.name))
-    more = (_json(folder / name) for name in ("audit.json", "contribution.json"))
+    more = (json_of(folder / name) for name in ("audit.json", "contribution.json"))
     return Shown(title, folder, summary, history, *more)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def json_of(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file, or an empty one if there is no file.
+
+    Raises
+    ------
+    VflError
+        If it cannot be read.
+    """
     return _parsed(path, _content(path) or b"{}")
 
 

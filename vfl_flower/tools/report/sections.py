@@ -88,10 +88,18 @@ def shown(figure: float | None, form: str = ".4g") -> str:
     return NOTHING if figure is None else format(figure, form)
 
 
+def measured(of: Mapping[str, Any], *path: str, form: str = ".4g") -> str:
+    """A number that is found so, as text; of several seeds with the standard deviation."""
+    *above, key = path
+    text, deviation = shown(number(of, *path), form), number(of, *above, "deviation", key)
+    return text if deviation is None else f"{text} ± {deviation:{form}}"
+
+
 def shown_megabytes(of: Mapping[str, Any], key: str) -> str:
     """A number of bytes as text, in megabytes, or that there is none."""
-    figure = number(of, key)
-    return NOTHING if figure is None else megabytes(figure / 1e6)
+    figure, deviation = number(of, key), number(of, "deviation", key)
+    text = NOTHING if figure is None else megabytes(figure / 1e6)
+    return text if deviation is None else f"{text} ± {megabytes(deviation / 1e6)}"
 
 
 def counted(figure: float | None, one: str, several: str) -> str:
@@ -109,7 +117,7 @@ def bytes_by_party(runs: Sequence[Shown]) -> Section | None:
         [
             (
                 _party(run, each, len(runs) > 1),
-                shown(number(each, "exchanges"), ",.0f"),
+                measured(each, "exchanges", form=",.0f"),
                 *(shown_megabytes(each, key) for key in (*_DIRECTIONS, "evaluation_bytes")),
                 Cell(bar=Bar.of([(number(each, key) or 0) / 1e6 for key in _DIRECTIONS], most)),
             )
@@ -143,7 +151,7 @@ def delays(runs: Sequence[Shown]) -> Section | None:
         [
             (
                 _party(run, each, len(runs) > 1),
-                *(shown(number(each, *column), ".3g") for column in columns),
+                *(measured(each, *column, form=".3g") for column in columns),
             )
             for each in run.parties
         ]
@@ -179,7 +187,7 @@ def privacy(runs: Sequence[Shown]) -> Section | None:
     ]
     rows = []
     for run in runs:
-        epsilon, delta = (shown(number(run.summary, key)) for key in ("epsilon", "delta"))
+        epsilon, delta = (measured(run.summary, key) for key in ("epsilon", "delta"))
         said = [text(run.summary.get(key)) for key in GUARANTEE.values()]
         if epsilon == NOTHING:
             epsilon = "none"
@@ -190,7 +198,7 @@ def privacy(runs: Sequence[Shown]) -> Section | None:
                 "not on all that was learned from (calibration), or the run failed before it was "
                 "added"
             )
-        figures = (shown(number(run.summary, key)) for key in others)
+        figures = (measured(run.summary, key) for key in others)
         rows.append((run.title, epsilon, delta, *said, *figures))
     if not rows:
         return None
@@ -278,7 +286,7 @@ def versions(runs: Sequence[Shown]) -> Section | None:
     if not runs:
         return None
     names = dict.fromkeys(name for run in runs for name in run.versions)
-    memory = (shown(number(run.summary, "peak_memory_mb")) for run in runs)
+    memory = (measured(run.summary, "peak_memory_mb") for run in runs)
     rows: list[Row] = [
         *((name, *(text(run.versions.get(name)) for run in runs)) for name in names),
         ("code", *(Cell(text(run.summary.get("code"))[:16], code=True) for run in runs)),

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vfl_flower.tools.report.read import Shown, mapping, mappings, number, text
-from vfl_flower.tools.report.sections import Bar, Cell, Row, Section, Table, counted, shown
+from vfl_flower.tools.report.sections import (
+    Bar,
+    Cell,
+    Row,
+    Section,
+    Table,
+    counted,
+    measured,
+    shown,
+)
 
 _KINDS = {"accuracy": "accuracy", "auc": "AUC", "r2": "R2"}
 
@@ -41,7 +50,7 @@ def _by_subset(run: Shown) -> list[Table]:
                 (
                     name(each),
                     shown(number(found, each, "rows"), ",.0f"),
-                    *(shown(number(found, each, kind), ".4f") for kind in kinds),
+                    *(measured(found, each, kind, form=".4f") for kind in kinds),
                     Cell(bar=Bar.of([number(found, each, kinds[0]) or 0], 1.0)),
                 )
                 for each in found

@@ -1,0 +1,150 @@
+"""`--seeds`: means and standard deviations over runs that differ in their seeds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from tests.test_report import Page, left
+from vfl_flower.figures import headline, spread
+from vfl_flower.start import Finished, run_local
+from vfl_flower.tools.cli import main
+from vfl_flower.tools.compare import compare, figures_of, table
+from vfl_flower.tools.report import report
+from vfl_flower.tools.seeds import mean, repeated
+
+QUICK: dict[str, Any] = {"dataset": "breast-cancer", "window": 8, "epochs": 2, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def repeats(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("seeds") / "out"
+    return repeated(run_local, 2, QUICK, (), 3, folder)
+
+
+def test_each_seed_has_a_folder_with_the_run_that_it_gives_alone(
+    repeats: Finished, tmp_path: Path
+) -> None:
+    seeds = [Finished(repeats.folder / f"seed-{seed}").summary for seed in (3, 4, 5)]
+    assert [each["seed"] for each in seeds] == repeats.summary["seeds"] == [3, 4, 5]
+    alone = run_local(2, {**QUICK, "seed": 4, "out": str(tmp_path / "alone")}).summary
+    assert seeds[1]["test_loss"] == alone["test_loss"] != seeds[0]["test_loss"]
+
+
+def test_figures_are_means_and_deviations_of_the_seeds(repeats: Finished) -> None:
+    runs = [Finished(repeats.folder / f"seed-{seed}") for seed in (3, 4, 5)]
+    losses = [each.summary["test_loss"] for each in runs]
+    summary, history = repeats.summary, repeats.history
+    assert summary["test_loss"] == pytest.approx(fmean(losses))
+    assert summary["deviation"]["test_loss"] == pytest.approx(stdev(losses))
+    assert summary["exchanges"] == runs[0].summary["exchanges"]
+    assert "exchanges" not in summary["deviation"]
+    first = [each.history[0]["test_loss"] for each in runs]
+    assert history[0]["test_loss"] == pytest.approx(fmean(first))
+    assert history[0]["deviation"]["test_loss"] == pytest.approx(stdev(first))
+    assert f"{summary['test_accuracy']:.4f} ± " in headline(summary)
+    assert "3 seeds" in headline(summary)
+
+
+def test_means_are_of_numbers_in_any_depth_and_names_stay_names() -> None:
+    one = {"a": 1, "same": 5, "text": "x", "list": [{"party": 0, "b": 1.0}], "none": None}
+    other = {"a": 2, "same": 5, "text": "y", "list": [{"party": 1, "b": 3.0}], "none": 1.0}
+    found = mean([one, other])
+    assert found["a"] == 1.5 and found["same"] == 5 and found["text"] is None
+    assert found["none"] is None and found["deviation"] == {"a": stdev([1, 2])}
+    assert found["list"] == [{"party": None, "b": 2.0, "deviation": {"b": stdev([1, 3])}}]
+    assert mean([{"flag": True}, {"flag": False}]) == {"flag": None}
+
+
+def test_curves_of_the_page_have_bands_and_its_tables_deviations(
+    repeats: Finished, tmp_path: Path
+) -> None:
+    page, alone = Page(report([repeats.folder])), Page(report([repeats.folder / "seed-3"]))
+    accuracy = f"{repeats.summary['test_accuracy']:.4f} ± "
+    tiles = {"".join(tile[0].itertext()): tile[1].text or "" for tile in page.all("dl")[0]}
+    assert tiles["test accuracy"].startswith(accuracy)
+    assert "means of 3 seeds" in page.text
+    for row in page.table("run", "epoch").values():
+        assert " ± " in row["test loss"] and " ± " in row["seconds"]
+    assert " ± " in page.table("party", "seconds, mean")["party 0"]["seconds, mean"]
+    assert bands(page) and not bands(alone)
+
+
+def test_a_band_is_one_deviation_to_either_side(tmp_path: Path) -> None:
+    folder = left(tmp_path / "a")
+    entries = [json.loads(each) for each in (folder / "history.jsonl").read_text().splitlines()]
+    for entry in entries:
+        entry["deviation"] = {"test_accuracy": 0.05}
+    (folder / "history.jsonl").write_text("".join(json.dumps(each) + "\n" for each in entries))
+    page = Page(report([folder]))
+    (line,) = page.points("test accuracy against exchanges")
+    band = bands(page)[0]
+    above, below = band[:3], band[3:6][::-1]
+    per_accuracy = (line[2][1] - line[0][1]) / (1 / 3)  # accuracies are 0.5, 0.75, 0.833
+    for (x, y), (x1, high), (x2, low) in zip(line, above, below, strict=True):
+        assert x == pytest.approx(x1, abs=0.1) and x == pytest.approx(x2, abs=0.1)
+        assert high - y == pytest.approx(y - low, abs=0.2)
+        assert high - y == pytest.approx(0.05 * per_accuracy, abs=0.2)
+
+
+def bands(page: Page) -> list[list[tuple[float, float]]]:
+    """The outlines of areas in a run's colour, as points to the right and up."""
+    paths = [each for each in page.all("path") if each.get("fill", "").startswith("var(--s")]
+    numbers = [
+        [float(each) for each in path.attrib["d"].split() if each not in "MLz"] for path in paths
+    ]
+    return [[(x, -y) for x, y in zip(each[::2], each[1::2], strict=True)] for each in numbers]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    keys = {**QUICK, "epochs": 1, "out": str(tmp_path_factory.mktemp("compare") / "out")}
+    return compare(2, keys, [{"strategy": "vafl"}], 0.2, seeds=2)
+
+
+def test_a_comparison_of_seeds_has_deviations_and_the_same_runs(comparison: Path) -> None:
+    figures = json.loads((comparison / "compare.json").read_text())
+    assert list(figures) == ["vafl", "frozen", "alone", "joined"]
+    for name, each in figures.items():
+        of_seeds = [Finished(comparison / name / f"seed-{seed}").summary for seed in (3, 4)]
+        assert each["test_loss"] == fmean(run["test_loss"] for run in of_seeds)
+    lines = table(comparison, 0.2).splitlines()
+    assert spread(figures["vafl"], "test_accuracy", ".4f") in lines[1] and " ± " in lines[1]
+    assert lines[-1].startswith("Means ± standard deviations of 2 seeds")
+    assert "means of 2 seeds" in Page(report([comparison])).text
+
+
+def test_a_target_is_reached_if_every_seed_reaches_it(comparison: Path) -> None:
+    of_seeds = [Finished(comparison / "vafl" / f"seed-{seed}").summary for seed in (3, 4)]
+    worse, better = sorted(each["test_accuracy"] for each in of_seeds)
+    megabytes = fmean((each["bytes_up"] + each["bytes_down"]) / 1e6 for each in of_seeds)
+    both = figures_of(Finished(comparison / "vafl"), worse)
+    assert both["megabytes_to_target"] == pytest.approx(megabytes) and worse < better
+    assert figures_of(Finished(comparison / "vafl"), better)["megabytes_to_target"] is None
+
+
+def test_the_command_leaves_a_folder_for_each_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    keys = "dataset='breast-cancer' epochs=1 window=8"
+    assert main(["run", "-c", keys, "--seeds", "2", "--parties", "2", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "2 seeds" in printed and printed.endswith(f"results: {out}\n")
+    assert {each.name for each in out.iterdir() if each.is_dir()} == {"seed-0", "seed-1"}
+    assert main(["run", "-c", keys, "--seeds", "2", "--out", str(out)]) == 1
+    assert "already exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["task='align'", "resume='runs/a'"])
+def test_seeds_are_of_training_anew(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "-c", f"{key}", "--seeds", "2", "--parties", "2"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not list(tmp_path.iterdir())

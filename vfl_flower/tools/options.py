@@ -1,0 +1,128 @@
+"""Options that commands share, what they give, and the examples of each command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from vfl_flower.config import pairs
+
+_PAIRS = '"KEY=VALUE ..."'
+
+RunConfig = Annotated[
+    list[str] | None,
+    typer.Option(
+        *("-c", "--run-config"),
+        metavar=_PAIRS,
+        help="Configuration, as for `flwr run`; texts in quotes. `vfl list` names the keys.",
+    ),
+]
+NodeConfig = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar=_PAIRS,
+        help="Once for each party: its file, id, columns (with commas), missing ('refuse' or "
+        "'median') and text ('refuse' or 'one-hot'); model, model-args and embedding-size.",
+    ),
+]
+Parties = Annotated[
+    int | None, typer.Option(help="Number of parties. Default: 4, or as many as have named files.")
+]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="local: in this process; ray: Flower's simulation; supernodes: real nodes, on "
+        "this machine; FILE.py:NAME or PACKAGE.MODULE:NAME: one of your own.",
+    ),
+]
+Out = Annotated[str, typer.Option(metavar="DIR", help="Results folder; else one under runs/.")]
+
+
+Seeds = Annotated[
+    int,
+    typer.Option(
+        min=1, help="Repeat by so many seeds, from key seed on: means and standard deviations."
+    ),
+]
+
+
+def keys(run_config: list[str] | None, out: str) -> dict[str, Any]:
+    """The run configuration that -c and --out give."""
+    return {**pairs(run_config or [], "-c"), **({"out": out} if out else {})}
+
+
+def node_configs(texts: list[str] | None) -> list[dict[str, Any]]:
+    """The parties' node configurations, one for each --node-config."""
+    return [pairs([text], "--node-config") for text in texts or []]
+
+
+def number(parties: int | None, configs: Sequence[Any] = ()) -> int:
+    """How many parties run: as many as is said, have named a file, or four."""
+    return len(configs) or 4 if parties is None else parties
+
+
+def _examples(lines: str) -> str:
+    """An epilog of commands and comments, a line each."""
+    shaded = re.sub(r"^#.*", r"[dim]\g<0>[/]", lines.strip(), flags=re.MULTILINE)
+    return f"[bold]examples:[/]\n{shaded}".replace("\n", "\n\n")  # else typer joins the lines
+
+
+RUN_EXAMPLES = _examples("""
+# split learning of four parties on handwritten digits, in this process
+vfl run
+# asynchronous VAFL on tabular data; results go to runs/a
+vfl run -c "strategy='vafl' dataset='breast-cancer' epochs=10" --out runs/a
+# the same application on Flower's Ray simulation
+vfl run -c "strategy='vafl-t' quorum=2" --engine ray
+# two parties with files of their own, whose common rows are found privately
+vfl run -c "dataset='files:labels.csv' label='default'" \\
+--node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+""")
+
+ALIGN_EXAMPLES = _examples("""
+# the customers whom a bank and two parties have in common
+vfl align -c "dataset='files:labels.csv' id='customer'" \\
+--node-config "file='a.parquet' id='customer'" --node-config "file='b.csv' id='customer'"
+""")
+
+COMPARE_EXAMPLES = _examples("""
+# three systems and the baselines
+vfl compare split-nn vafl cascaded -c "dataset='breast-cancer' epochs=10"
+# one system twice, with keys of its own each time
+vfl compare "cascaded party-lr=0.006" "cascaded party-lr=0.02" --target 0.95
+""")
+
+SWEEP_EXAMPLES = _examples("""
+# learning rates and windows of split learning, 40 trials
+vfl sweep split-nn --search "party-lr=1e-3..1:log server-lr=1e-3..1:log window=1|8|64"
+# accuracy beside bytes: a Pareto front
+vfl sweep ef-vfl --search "keep=0.01..1:log party-lr=0.01..1:log" --second bytes --seeds 3
+""")
+
+AUDIT_EXAMPLES = _examples("""
+# gradient rows name the labels: direct inference is right for every row
+vfl audit --strategy vafl
+# the same attacks on noisy scalars, in a configuration of your own
+vfl audit --strategy dpzv -c "dataset='breast-cancer' epsilon=0.5 delta=1e-3"
+""")
+
+PREDICT_EXAMPLES = _examples("""
+# the test rows, by the model of the run in runs/a
+vfl predict runs/a
+# new people, whose rows are in the files that parties name
+vfl predict runs/b -c "dataset='files:new.csv'" --out new-scores.parquet \\
+--node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
+""")
+
+REPORT_EXAMPLES = _examples("""
+# the page about a run, runs/a/report.html
+vfl report runs/a
+# several runs, and those of a comparison, in the same charts and tables
+vfl report runs/a runs/b runs/comparison --out page.html
+# the page while the run in runs/a goes on
+vfl report --watch runs/a
+""")

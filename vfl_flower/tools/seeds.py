@@ -1,0 +1,119 @@
+"""One configuration by several seeds: means, and standard deviations beside them.
+
+``DIR`` gets a folder for each seed, and a summary and a history of its own. Their figures are means
+over the seeds, and ``deviation``, beside the figures that differ, has their standard deviations.
+So whatever reads the folder of a run reads this one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from vfl_flower.charts import draw_curves
+from vfl_flower.errors import ConfigError
+from vfl_flower.files import write_whole
+from vfl_flower.holder.checkpoint import configured
+from vfl_flower.start import Engine, Finished
+
+_NAMES = ("party", "best_party")  # numbers that name something
+_MEASURES = ("test_", "validation_", "train_")  # whose deviation is told even if it is 0
+
+
+def repeated(
+    start: Engine,
+    parties: int,
+    keys: Mapping[str, Any],
+    node_configs: Sequence[Mapping[str, Any]],
+    seeds: int,
+    folder: Path,
+) -> Finished:
+    """Run a configuration with ``seed``, seed + 1, ..., one after the other.
+
+    Parameters
+    ----------
+    seeds : how many; by one alone, the folder is that of its run.
+
+    Raises
+    ------
+    ConfigError
+        If the configuration goes on with a run, or does not train.
+    """
+    if seeds == 1:
+        return start(parties, {**keys, "out": str(folder)}, node_configs=node_configs)
+    config = configured(keys)
+    if config.task != "train" or config.running.resume:
+        raise ConfigError("Seeds are of runs that train anew: leave task and resume, or --seeds.")
+    if folder.exists():
+        raise ConfigError(f"out = {str(folder)!r} already exists: name another folder.")
+    first, finished = config.training.seed, []
+    for seed in range(first, first + seeds):
+        own = {**keys, "seed": seed, "out": str(folder / f"seed-{seed}")}
+        finished.append(start(parties, own, node_configs=node_configs))
+        _write(folder, finished)  # of so many, to be looked at meanwhile
+    return Finished(folder)
+
+
+def _write(folder: Path, finished: Sequence[Finished]) -> None:
+    """The summary, the history and the curves of runs that differ in their seeds."""
+    summaries = [each.summary for each in finished]
+    summary = mean(summaries) | {
+        "seed": summaries[0]["seed"],
+        "seeds": [each["seed"] for each in summaries],
+        "config": summaries[0]["config"],
+    }
+    # As far as all have come, since some may have stopped early.
+    histories = [[_with_bytes(entry) for entry in each.history] for each in finished]
+    history: list[dict[str, Any]] = [mean(entries) for entries in zip(*histories, strict=False)]
+    lines = "".join(json.dumps(entry) + "\n" for entry in history)
+    write_whole(folder / "history.jsonl", lines.encode())
+    if len(history) > 1:
+        draw_curves({summary["strategy"]: history}, folder / "curves.png")
+    write_whole(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+
+
+def _with_bytes(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry and its bytes in both directions, whose deviation no other says."""
+    return {**entry, "bytes": entry["bytes_up"] + entry["bytes_down"]}
+
+
+def mean(values: Sequence[Any]) -> Any:
+    """The mean of numbers, and of each number in mappings and lists of the same form.
+
+    A mapping gets ``deviation``: key -> standard deviation (n - 1) of each number that differs,
+    and of each that says how the model does.
+    What is no number, and is not everywhere the same, is none.
+    """
+    first = values[0]
+    if all(each == first for each in values):
+        return first
+    if all(isinstance(each, dict) for each in values):
+        means = {
+            key: mean([each[key] for each in values])
+            for key in first
+            if all(key in each for each in values)
+        }
+        means |= {key: None for key in _NAMES if key in means and means[key] != first[key]}
+        figures = [key for key in means if key not in _NAMES]
+        spreads = {key: _deviation([each[key] for each in values]) for key in figures}
+        deviation = {
+            key: spread
+            for key, spread in spreads.items()
+            if spread or (spread is not None and key.startswith(_MEASURES))
+        }
+        return {**means, **({"deviation": deviation} if deviation else {})}
+    if all(isinstance(each, list) and len(each) == len(first) for each in values):
+        return [mean(each) for each in zip(*values, strict=True)]
+    return fmean(values) if _are_numbers(values) else None
+
+
+def _deviation(values: Sequence[Any]) -> float | None:
+    """The standard deviation of numbers, if that is what they are."""
+    return stdev(values) if _are_numbers(values) else None
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(each, int | float) and not isinstance(each, bool) for each in values)

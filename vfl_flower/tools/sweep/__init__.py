@@ -1,0 +1,178 @@
+"""Sweeps: configurations that are searched, tried side by side, and chosen by validation rows.
+
+`search` reads what is searched, `study` says what is tried next, `workers` are where trials run,
+`trial` is what runs there, and `results` what is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from vfl_flower.config import RunConfig
+from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.figures import SECOND
+from vfl_flower.files import make_folder, write_whole
+from vfl_flower.holder.results import in_use
+from vfl_flower.start import prepare, run_local
+from vfl_flower.tools.sweep import results
+from vfl_flower.tools.sweep.search import Choice, Range, search_of
+from vfl_flower.tools.sweep.study import Study
+from vfl_flower.tools.sweep.workers import Workers
+
+_WARM_UP = 0.25  # of a trial's evaluations, before which it is not stopped
+
+
+def sweep(
+    parties: int,
+    keys: Mapping[str, Any],
+    search: Sequence[str],
+    trials: int,
+    workers: Callable[[Path], Workers],
+    *,
+    node_configs: Sequence[Mapping[str, Any]] = (),
+    seeds: int = 1,
+    second: str = "",
+) -> Path:
+    """Try configurations until there are so many, those of an earlier call of it included.
+
+    Parameters
+    ----------
+    keys : of all trials, ``strategy`` at least; ``out`` is the results folder, and without it one
+        below runs/ whose name follows from what is swept.
+    search : texts of ``--search``.
+    workers : from the results folder to where trials run.
+    second : what is to be small besides, one of `SECOND`.
+
+    Returns
+    -------
+    The results folder.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot work, before anything runs; or if there are no validation rows to choose by.
+    VflError
+        If all trials fail, or a process of trials ends by itself.
+    """
+    shared = {key: value for key, value in keys.items() if key != "out"}
+    searched = search_of(search, shared)
+    config = _check(parties, shared, searched, node_configs, second)
+    about = {
+        "parties": parties,
+        "keys": shared,
+        "search": [repr(each) for each in searched],
+        "node_configs": [dict(each) for each in node_configs],
+        "seeds": seeds,
+        "second": second,
+    }
+    folder = _folder(str(keys.get("out", "")), about)
+    evaluations = config.training.epochs / config.running.eval_every
+    with in_use(folder, "sweep.lock"):
+        seed = config.training.seed
+        study = Study(folder, about, searched, bool(second), seed, int(_WARM_UP * evaluations))
+        try:
+            if study.following(trials) is not None:
+                if config.data.apart:
+                    _align(parties, shared, node_configs)
+                with workers(folder) as crew:
+                    _try(study, crew, folder, about, trials)
+        finally:
+            if study.metric:
+                results.write(folder, study, about)
+    if not study.metric:
+        failures = [each.failure for each in study.tried if each.failure]
+        raise VflError(f"No trial has come to its end; the last one: {failures[-1]}")
+    return folder
+
+
+def _check(
+    parties: int,
+    keys: Mapping[str, Any],
+    searched: Sequence[Range | Choice],
+    node_configs: Sequence[Mapping[str, Any]],
+    second: str,
+) -> RunConfig:
+    """Find what is wrong before anything runs; the configuration of one of the trials."""
+    if second and second not in SECOND:
+        raise ConfigError(f"--second {second} is not known: choose one of {', '.join(SECOND)}.")
+    combinations = ({**keys, **{each.key: each.ends[end] for each in searched}} for end in (0, 1))
+    first = next(combinations)
+    try:
+        config, _ = prepare(parties, first, node_configs)
+    except ConfigError as error:
+        try:  # perhaps these values alone do not go together
+            config, _ = prepare(parties, next(combinations), node_configs)
+        except ConfigError:
+            raise error from None
+    if config.task != "train" or config.model or config.running.resume:
+        raise ConfigError("A sweep trains every trial anew: leave task, model and resume out.")
+    if second == "virtual-seconds" and config.schedule.delay == "none":
+        raise ConfigError("--second virtual-seconds: there are none without delays; set delay.")
+    return config
+
+
+def _folder(out: str, about: Mapping[str, Any]) -> Path:
+    """The results folder; by default one that the same sweep finds again."""
+    if out:
+        return Path(out).expanduser().absolute()
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
+    system = str(about["keys"]["strategy"]).rsplit("/", 1)[-1].replace(":", "-")
+    return Path("runs", f"sweep-{system}-{digest}").absolute()
+
+
+def _align(
+    parties: int, keys: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
+) -> None:
+    """Find the rows that all have, once: the trials then use them again."""
+    with tempfile.TemporaryDirectory() as place:
+        own = {**keys, "task": "align", "out": str(Path(place, "run"))}
+        run_local(parties, own, node_configs=node_configs)
+
+
+def _try(study: Study, crew: Workers, folder: Path, about: Mapping[str, Any], most: int) -> None:
+    """Have the crew run trials until there are so many, and tell the study what came of them."""
+    idle = list(range(crew.number))
+    running: dict[int, int] = {}  # worker -> number of its trial
+    with tqdm(total=most, initial=len(study.tried), unit="trial", disable=None, leave=False) as bar:
+        while True:
+            while idle and (following := study.next(most)):
+                number, own = following
+                running[worker := idle.pop()] = number
+                crew.send(worker, _job(about, own, folder / "trials" / str(number)))
+            if not running:
+                return
+            for worker, event in crew.wait():
+                number = running[worker]
+                if "evaluated" in event:
+                    stop = study.evaluated(number, event["evaluated"], event["figure"])
+                    crew.send(worker, stop)
+                    continue
+                _take(study, number, event, folder)
+                del running[worker]
+                idle.append(worker)
+                bar.update()
+
+
+def _job(about: Mapping[str, Any], own: Mapping[str, Any], to: Path) -> dict[str, Any]:
+    return {**about, "keys": {**about["keys"], **own}, "folder": str(to)}
+
+
+def _take(study: Study, number: int, event: Mapping[str, Any], folder: Path) -> None:
+    """What came of a trial: files first, so that the study tells of none that has no files."""
+    if event["ended"] == "impossible":
+        raise ConfigError(event["failure"])
+    if event["ended"] == "finished":
+        for name, text in event["files"].items():
+            path = folder / "trials" / str(number) / name
+            make_folder(path.parent)
+            write_whole(path, text.encode())
+        study.finished(number, event)
+    else:
+        study.ended_early(number, event.get("failure", ""))

@@ -1,0 +1,141 @@
+"""`vfl report --watch`: the page about runs, served on this machine while they go on.
+
+The server has one page, below a name that nobody can guess, and answers all else with 404: no path
+that it is sent is looked up. So neither other users of this machine nor other sites in the same
+browser read it. It binds the loopback address alone, and refuses requests that name another host,
+as those of a foreign name do that was made to stand for this address (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+from urllib.parse import urlsplit
+
+from vfl_flower.errors import VflError
+from vfl_flower.tools.report import policy, report, waiting
+
+_ADDRESS = "127.0.0.1"
+_NAMES = (_ADDRESS, "localhost")  # by which a browser of this machine, or a tunnel to it, asks
+_SECONDS = 10.0  # that a request may take
+
+
+class Live:
+    """The page about folders, made anew when something in them has changed."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+        self._lock = Lock()
+        self._state: list[tuple[Path, int, int]] | None = None
+        self._page = b""
+
+    def page(self) -> bytes:
+        """The page as it is now; before there is one, why not."""
+        with self._lock:
+            state = self._files()
+            if state != self._state:
+                with suppress(VflError):  # perhaps a line is just being written
+                    self._page = _encoded(report(self._folders, live=True))
+                self._state = state
+            return self._page or self._why_not()
+
+    def _why_not(self) -> bytes:
+        try:
+            return _encoded(report(self._folders, live=True))
+        except VflError as error:
+            return _encoded(waiting(str(error)))
+
+    def _files(self) -> list[tuple[Path, int, int]]:
+        """What the page is made of: when each file was written last, and how long it is."""
+        found = []
+        for folder in self._folders:
+            for path in sorted(folder.rglob("*.json*")):
+                with suppress(FileNotFoundError):
+                    stat = path.stat()
+                    found.append((path, stat.st_mtime_ns, stat.st_size))
+        return found
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the page about folders at ``url``.
+
+    Parameters
+    ----------
+    port : 0 for one that is free.
+
+    Raises
+    ------
+    VflError
+        If the port cannot be used.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folders: Sequence[Path], port: int = 0) -> None:
+        self.live = Live(folders)
+        self.path = f"/{secrets.token_urlsafe(16)}/"
+        try:
+            super().__init__((_ADDRESS, port), _Handler)
+        except OSError as error:
+            why = "is used by another program" if error.errno == errno.EADDRINUSE else "is refused"
+            raise VflError(f"Port {port} {why}: name another by --port, or none.") from error
+        self.url = f"http://{_ADDRESS}:{self.server_port}{self.path}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    server: Server
+    timeout = _SECONDS
+    server_version, sys_version = "vfl", ""
+
+    def do_GET(self) -> None:
+        """The page, to who asks for it by its name and this machine's."""
+        if not self._names_this_machine():
+            self._answer(403, b"This page is of 127.0.0.1 alone.\n")
+        elif not hmac.compare_digest(self.path.encode(), self.server.path.encode()):
+            self._answer(404, b"There is no such page.\n")
+        else:
+            self._answer(200, self.server.live.page(), "text/html")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _names_this_machine(self) -> bool:
+        try:
+            return urlsplit(f"//{self.headers.get('Host', '')}").hostname in _NAMES
+        except ValueError:
+            return False
+
+    def _answer(self, status: int, content: bytes, kind: str = "text/plain") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", f"{policy(live=True)}; frame-ancestors 'none'")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *words: object) -> None:
+        """Say nothing on the terminal."""
+
+
+def watch(folders: Sequence[Path], port: int) -> None:
+    """Serve the page until Ctrl-C."""
+    with Server(folders, port) as server:
+        print(f"report: {server.url} (Ctrl-C ends it)", flush=True)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", errors="xmlcharrefreplace")
