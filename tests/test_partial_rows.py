@@ -480,9 +480,9 @@ def test_an_alignment_of_partial_rows_is_used_again(
     anew: list[str] = []
     align = holder_alignment.align
 
-    def counted(*given: Any) -> Any:
+    def counted(*given: Any, **named: Any) -> Any:
         anew.append("anew")
-        return align(*given)
+        return align(*given, **named)
 
     monkeypatch.setattr(recall, "align", counted)
     keys = {**FILES, "strategy": "split-nn", "epochs": 2}
