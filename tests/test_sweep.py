@@ -22,7 +22,7 @@ from strategies.history import History
 from tests.organisations import cut, small
 from tests.test_report import HOSTILE, Page
 from vfl_flower.config import KEYS, pairs
-from vfl_flower.data import alignment, recall
+from vfl_flower.data import holder_alignment, recall
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.figures import chosen_by
 from vfl_flower.tools.cli import main
@@ -543,11 +543,11 @@ def test_files_are_aligned_once_and_before_all_trials(
 ) -> None:
     organisations = cut(tmp_path / "files", small())
     times: list[str] = []
-    before = alignment.align
+    before = holder_alignment.align
 
-    def align(*words: Any) -> Any:
+    def align(*words: Any, **named: Any) -> Any:
         times.append("aligned")
-        return before(*words)
+        return before(*words, **named)
 
     monkeypatch.setattr(recall, "align", align)
     keys = {"strategy": "split-nn", "epochs": 1, **organisations.keys, "out": str(tmp_path / "out")}
