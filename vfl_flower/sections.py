@@ -91,9 +91,9 @@ class DataConfig:
     )
     image_split: str = key(
         "quadrants",
-        "how images are divided among parties: a near-square grid of blocks, or bands of rows or "
-        "columns of pixels",
-        choices=("quadrants", "rows", "columns"),
+        "how images are divided among parties: a near-square grid of blocks, bands of rows or "
+        "columns of pixels, or equal parts of the flattened image, one pixel wide",
+        choices=("quadrants", "rows", "columns", "flat"),
     )
     tokenizer: str = key(
         "",

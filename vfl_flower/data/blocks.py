@@ -342,6 +342,9 @@ def _block(
         # A table's columns; or a sequence's signals, each party seeing every time step.
         columns = _cut(shape[-1], party, parties, "columns", data.dataset)
         return (..., columns)
+    if data.image_split == "flat":
+        pixels = _cut(shape[0] * shape[1], party, parties, "pixels", data.dataset)
+        return (slice(None), *np.unravel_index(np.r_[pixels][:, None], shape[:2]))
     if data.image_split == "rows":
         return (slice(None), _cut(shape[0], party, parties, "rows of pixels", data.dataset))
     if data.image_split == "columns":
