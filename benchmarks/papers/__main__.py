@@ -6,6 +6,7 @@ Without a row, all are listed. The runs of a row take turns, each with one seed 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from benchmarks.papers import asyrevel, cascaded, dpzv, ef_vfl, vafl
 from benchmarks.papers.draw import draw
 from benchmarks.papers.rows import Column, Data, History, Job, Row
 from benchmarks.papers.training import Training
+from vfl_flower.errors import PartyError
 
 ROWS: dict[str, Row] = {
     name: row
@@ -51,7 +53,9 @@ def arguments() -> argparse.ArgumentParser:
     made.add_argument("--seeds", type=int, help="instead of the row's own number")
     made.add_argument("--epochs", type=int, help="instead of each run's own")
     made.add_argument("--only", default="", metavar="TEXT", help="runs whose name has this in it")
-    made.add_argument("--picture", type=Path, metavar="PNG", help="where its curves are drawn")
+    made.add_argument(
+        "--picture", type=Path, nargs="+", metavar="PNG", help="where its curves are drawn"
+    )
     made.add_argument(
         "--quick", action="store_true", help=f"{FEW} rows, one epoch and seed, to try it out"
     )
@@ -84,17 +88,24 @@ def part_of(place: Path, rows: int, to: Path) -> Path:
 
 
 def history_of(job: Job, row: Row, more: Mapping[str, Any]) -> History:
-    """The entries of a run."""
-    keys = {**job.keys, **more}
-    if not row.training:
-        return quiet_run(job.parties, keys)[1]
-    gradient = row.training == "gradient"
-    strategy, _, _ = trained(job.parties, keys, lambda strategy: Training(strategy, gradient))
-    return strategy.history.entries
+    """The entries of a run, with the number of its parties; none if it diverges."""
+    keys, gradient = {**job.keys, **more}, row.training == "gradient"
+    try:
+        if row.training:
+            strategy, _, _ = trained(job.parties, keys, lambda run: Training(run, gradient))
+            entries = strategy.history.entries
+        else:
+            _, entries = quiet_run(job.parties, keys)
+    except PartyError as error:
+        print(f"{row.about}: {error}", file=sys.stderr)
+        return []
+    return [{**entry, "parties": job.parties} for entry in entries]
 
 
 def figure(column: Column, histories: Sequence[History]) -> tuple[str, dict[str, Any]]:
     """A cell, "mean ± deviation", and its figures; how many seeds, where not all have one."""
+    if not all(histories):
+        return "diverges", {}
     found = [column(history) for history in histories]
     have = [each for each in found if each is not None]
     if not have:
@@ -109,10 +120,10 @@ def figure(column: Column, histories: Sequence[History]) -> tuple[str, dict[str,
 def main() -> None:
     options = arguments().parse_args()
     if options.row is None:
-        for name, row in ROWS.items():
-            print(f"{name:24s} {row.about}")
+        for name, each in ROWS.items():
+            print(f"{name:24s} {each.about}")
         return
-    row: Row = ROWS[options.row]
+    row = ROWS[options.row]
     seeds = 1 if options.quick else options.seeds or row.seeds
     more: dict[str, Any] = dict(QUICK) if options.quick else {}
     more |= {"epochs": options.epochs} if options.epochs else {}
@@ -128,13 +139,13 @@ def main() -> None:
                 history_of(job, row, {**more, "seed": seed, "noise-seed": seed})
                 for seed in range(seeds)
             ]
-            cells = {title: figure(each, histories[name]) for title, each in row.columns.items()}
+            cells = {title: figure(of, histories[name]) for title, of in row.columns.items()}
             theirs = [row.theirs.get(name, "")] if row.theirs else []
             texts = [name.replace(" | ", ", "), *theirs, *(text for text, _ in cells.values())]
             print(f"| {' | '.join(texts)} |", flush=True)
             figures[name] = {title: found for title, (_, found) in cells.items()}
-    if options.picture and row.picture:
-        draw(histories, row.picture, options.picture)
+    for row_picture, path in zip(row.pictures, options.picture or (), strict=False):
+        draw({name: each for name, each in histories.items() if all(each)}, row_picture, path)
     report(f"papers {options.row}", figures)
 
 

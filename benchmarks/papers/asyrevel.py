@@ -6,7 +6,7 @@ network, 7.5, is one without that factor: with it, it is 7.5 / d, which is what 
 
 from __future__ import annotations
 
-from benchmarks.papers.rows import ACCURACY, Data, Job, Keys, Picture, Row, last, until
+from benchmarks.papers.rows import ACCURACY, Data, History, Job, Keys, Picture, Row, last, until
 
 PARTIES = 8
 REGRESSION: Keys = {  # Eq. (22)
@@ -44,7 +44,7 @@ SYSTEMS: dict[str, Keys] = {
     "AsyREVEL-Uni": {"strategy": "asyrevel", "directions": "sphere"},
     "SynREVEL-Uni": {"strategy": "synrevel", "directions": "sphere"},
 }
-LOSS = Picture("virtual_seconds", "train_loss", "virtual seconds", "training loss")
+LOSS = (Picture("virtual_seconds", "train_loss", "virtual seconds", "training loss"),)
 
 
 def rates(data: Data) -> dict[str, Job]:
@@ -53,15 +53,11 @@ def rates(data: Data) -> dict[str, Job]:
     common |= {"window": 64, "epochs": 5, "delay": "none"}
     return {
         "7.5 / d, and 7.5 / q / d": Job(PARTIES, common),
-        "a hundred times that": Job(
+        "7.5 and 7.5 / q": Job(
             PARTIES,
-            {**common, **{k: 100 * float(UNI_RATES[k]) for k in ("party-lr", "server-lr")}},
+            {**common, "party-lr": 7.5, "server-lr": 7.5 / PARTIES},
         ),
-        "Gau, 0.002 and 0.002 / q": Job(
-            PARTIES,
-            {**common, "directions": "gaussian", "party-lr": 0.002, "server-lr": 0.00025},
-        ),
-        "Gau, 0.002 and 0.01": Job(PARTIES, {**common, **GAU_RATES, "directions": "gaussian"}),
+        "Gau, 0.002 and 0.002 / q": Job(PARTIES, {**common, "directions": "gaussian", **GAU_RATES}),
     }
 
 
@@ -82,7 +78,7 @@ def sending(data: Data) -> dict[str, Job]:
 
 def losslessness(data: Data) -> dict[str, Job]:
     """The network: eight parties, and one difference along the direction of the whole model."""
-    common = {**NETWORK, "dataset": data.mnist, "window": 64, "epochs": 30, "eval-every": 30}
+    common = {**NETWORK, "dataset": data.mnist, "window": 64, "epochs": 20, "eval-every": 20}
     joined = {"strategy": "syn-zoo", "perturbs": "all"}
     return {
         f"{name} | {way}": Job(PARTIES, {**common, **of, **keys})
@@ -123,8 +119,8 @@ def network(data: Data) -> dict[str, Job]:
 def speedup(data: Data) -> dict[str, Job]:
     """Logistic regression by 1, 2, 4 and 8 parties: an activation takes its share of the columns.
 
-    The virtual clock counts a second for each activation, whatever the party's size: time here is
-    that over the number of parties.
+    The virtual clock counts a second for each activation, whatever the party's size: seconds here
+    are that over the number of parties.
     """
     rate = {"party-lr": 0.003, "server-lr": 0.003}
     common = {**REGRESSION, **rate, "dataset": data.credit, "window": 1, "epochs": 4}
@@ -134,6 +130,14 @@ def speedup(data: Data) -> dict[str, Job]:
         for name in ("AsyREVEL", "SynREVEL")
         for parties in (1, 2, 4, 8)
     }
+
+
+def share_of_time(history: History) -> float | None:
+    """Seconds to a loss of 0.5; one party, which has all columns, has no straggler beside it."""
+    parties = history[0]["parties"]
+    clock = "steps" if parties == 1 else "virtual_seconds"
+    seconds = until("train_loss", 0.5, clock, falls=True)(history)
+    return None if seconds is None else seconds / parties
 
 
 SENT = {
@@ -178,8 +182,8 @@ ROWS = {
         seeds=1,
     ),
     "asyrevel-fig4": Row(
-        "speed-up by the number of parties, credit: virtual seconds to a loss of 0.5",
+        "speed-up by the number of parties, credit: seconds to a loss of 0.5",
         speedup,
-        {"to loss 0.5": until("train_loss", 0.5, "virtual_seconds", falls=True)},
+        {"seconds to loss 0.5": share_of_time},
     ),
 }

@@ -21,7 +21,7 @@ SYSTEMS: dict[str, Keys] = {
     "VFL-Cascaded": {"strategy": "cascaded", "party-lr": 1e-3, "server-lr": 0.1, "window": 64},
 }
 RATES = (0.020, 0.015, 0.010, 0.005, 0.001)
-PICTURE = Picture("epoch", "train_accuracy", "epochs", "training accuracy")
+PICTURES = (Picture("epoch", "train_accuracy", "epochs", "training accuracy"),)
 TABLE_2: dict[int, tuple[str, ...]] = {  # parties, or width of the top model; in SYSTEMS' order
     4: ("97.7 ± 0.1", "97.7 ± 0.2", "87.4 ± 0.3", "89.0 ± 0.3", "96.4 ± 0.3"),
     6: ("97.7 ± 0.1", "97.8 ± 0.1", "87.4 ± 0.2", "89.4 ± 0.4", "96.5 ± 0.4"),
@@ -79,7 +79,7 @@ ROWS = {
         "test accuracy (Table II), and training curves (Figure 3), of 4, 6 and 8 parties",
         parties,
         {**ACCURACY, **TRAINED},
-        PICTURE,
+        PICTURES,
         theirs("{} parties", NUMBERS),
         "accuracy",
         seeds=1,
@@ -88,7 +88,7 @@ ROWS = {
         "test accuracy (Table II), and training curves (Figure 5a), of wider top models",
         widths,
         {**ACCURACY, **TRAINED},
-        PICTURE,
+        PICTURES,
         theirs("width {}", WIDTHS),
         "accuracy",
         seeds=1,

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.axes.batches import Joint, Window
@@ -23,13 +24,16 @@ from vfl_flower.axes.estimators.first_order import FirstOrder
 from vfl_flower.messages import Arrays, TrainOrder, checked
 from vfl_flower.models.training import as_tensor
 
-Q, MU = 50, 1e-2
+Q, MU = 20, 1e-2
 
 
 class Czofo(FirstOrder):
     """Embeddings go up; Q differences of a step's mean loss come down."""
 
-    word: ClassVar[str] = "cascaded zeroth and first order"  # type: ignore[misc]
+    @property
+    def word(self) -> str:
+        """What it is, in few words."""
+        return "cascaded zeroth and first order"
 
     @torch.no_grad()
     def answer(
@@ -68,7 +72,7 @@ class Czofo(FirstOrder):
         super().update(end, {"gradient": torch.cat(rows).numpy()}, order, window)
 
 
-def directions(seed: np.ndarray, window: Window, size: int) -> list[Tensor]:
+def directions(seed: NDArray[Any], window: Window, size: int) -> list[Tensor]:
     """Unit directions of each step's embeddings, [Q, R, E]."""
     generator = torch.Generator().manual_seed(int(seed[0]))
     drawn = [torch.randn(Q, rows, size, generator=generator) for rows in window.lengths.tolist()]

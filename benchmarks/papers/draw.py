@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def draw(histories: Mapping[str, Sequence[History]], picture: Picture, path: Pat
     across = min(3, len(panels))
     down = -(-len(panels) // across)
     figure = Figure(figsize=(3.6 * across + 1.6, 2.7 * down), layout="constrained")
-    drawn = {}
+    drawn: dict[str, Any] = {}
     for number, (panel, lines) in enumerate(panels.items()):
         axes = figure.add_subplot(down, across, number + 1)
         made, bands = [], []
@@ -38,15 +39,19 @@ def draw(histories: Mapping[str, Sequence[History]], picture: Picture, path: Pat
         artists = chart(
             axes, made, picture.x_label, picture.y_label if number % across == 0 else ""
         )
-        for line, (x, y, deviation) in zip(made, bands, strict=True):
-            if line.moves:
-                colour = COLOURS[look(line.number)[0]]
+        for drawn_line, (x, y, deviation) in zip(made, bands, strict=True):
+            if drawn_line.moves:
+                colour = COLOURS[look(drawn_line.number)[0]]
                 axes.fill_between(x, y - deviation, y + deviation, color=colour, alpha=0.15)
         if picture.y == "gradient_norm":
             axes.set_yscale("log")
         axes.set_title(panel, fontsize=9, loc="left")
-        drawn |= {line.name: artist for line, artist in zip(made, artists, strict=True)}
+        drawn |= {each.name: artist for each, artist in zip(made, artists, strict=True)}
     figure.legend(
-        list(drawn.values()), list(drawn), loc="outside right upper", fontsize=8, frameon=False
+        handles=list(drawn.values()),
+        labels=list(drawn),
+        loc="outside right upper",
+        fontsize=8,
+        frameon=False,
     )
     figure.savefig(path, dpi=100)

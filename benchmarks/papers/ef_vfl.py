@@ -47,7 +47,7 @@ def private_labels(data: Data) -> dict[str, Job]:
     """Batches of 1024, top-k 5 %: labels shared, and private (PL)."""
     common = {**SHALLOW, "dataset": data.mnist, "batch-size": 1024, "epochs": 20}
     common |= {"optimizer": "sgd", "party-lr": 2.0, "server-lr": 2.0}
-    compressed = {"codec": "top-k", "keep": 0.05}
+    compressed: Keys = {"codec": "top-k", "keep": 0.05}
     return {
         name: Job(
             PARTIES,
@@ -78,7 +78,7 @@ def local_steps(data: Data) -> dict[str, Job]:
         "epochs": 5,
         "labels": "shared",
     }
-    of = {
+    of: dict[str, Keys] = {
         "SVFL": {"strategy": "split-nn"},
         "CVFL": {"strategy": "cvfl", "codec": "qsgd", "bits": 4},
         "EF-VFL": {"strategy": "ef-vfl", "codec": "qsgd", "bits": 4},
@@ -102,7 +102,7 @@ ROWS = {
             "gradient norm² at first": lambda history: history[0]["gradient_norm"],
             "at last": last("gradient_norm"),
         },
-        Picture("epoch", "gradient_norm", "epochs", "squared norm of the gradient"),
+        (Picture("epoch", "gradient_norm", "epochs", "squared norm of the gradient"), BY_BYTES),
         training="gradient",
         seeds=1,
     ),
@@ -110,7 +110,7 @@ ROWS = {
         "MNIST: private and shared labels",
         private_labels,
         {**ACCURACY, "training loss": last("train_loss"), **MEGABYTES},
-        Picture("epoch", "train_loss", "epochs", "training loss"),
+        (Picture("epoch", "train_loss", "epochs", "training loss"), BY_BYTES),
     ),
     "ef-vfl-fig6-cifar": Row(
         "CIFAR-10: several local steps",
@@ -120,7 +120,7 @@ ROWS = {
             "training loss": last("train_loss"),
             **MEGABYTES,
         },
-        BY_BYTES,
+        (Picture("epoch", "train_loss", "epochs", "training loss"), BY_BYTES),
         seeds=1,
     ),
 }

@@ -63,7 +63,7 @@ class Row:
     about: str
     jobs: Callable[[Data], dict[str, Job]]
     columns: Mapping[str, Column]
-    picture: Picture | None = None
+    pictures: Sequence[Picture] = ()
     theirs: Mapping[str, str] = field(default_factory=dict)
     training: str = ""
     seeds: int = 2

@@ -320,7 +320,7 @@ def _version(data: DataConfig) -> Any:
     if not place:
         return ()
     path = Path(kind if kind.endswith(".py") else place).expanduser()
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    files = sorted(path.rglob("*")) if path.is_dir() else [path, Path(f"{path}.t")]
     return tuple((str(f), s.st_size, s.st_mtime_ns) for f in files if (s := _stat(f)))
 
 
