@@ -22,7 +22,7 @@ from benchmarks.papers import asyrevel, cascaded, dpzv, ef_vfl, vafl
 from benchmarks.papers.draw import draw
 from benchmarks.papers.rows import Column, Data, History, Job, Row
 from benchmarks.papers.training import Training
-from vfl_flower.errors import PartyError
+from vfl_flower.errors import DivergedError, PartyError
 
 ROWS: dict[str, Row] = {
     name: row
@@ -96,7 +96,7 @@ def history_of(job: Job, row: Row, more: Mapping[str, Any]) -> History:
             entries = strategy.history.entries
         else:
             _, entries = quiet_run(job.parties, keys)
-    except PartyError as error:
+    except (PartyError, DivergedError) as error:
         print(f"{row.about}: {error}", file=sys.stderr)
         return []
     return [{**entry, "parties": job.parties} for entry in entries]

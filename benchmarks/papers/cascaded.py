@@ -16,8 +16,8 @@ MODEL: Keys = {  # 128 outputs with ReLU at each party; 128 hidden units and 10 
 SYSTEMS: dict[str, Keys] = {
     "Split learning": {"strategy": "split-nn", "party-lr": 0.1, "server-lr": 0.1, "window": 8},
     "VAFL": {"strategy": "vafl", "party-lr": 0.05, "server-lr": 0.05, "window": 8},
-    "Syn-ZOO-VFL": {"strategy": "syn-zoo", "party-lr": 1e-3, "server-lr": 1e-3, "window": 64},
-    "ZOO-VFL": {"strategy": "asyrevel", "party-lr": 1e-3, "server-lr": 1e-3, "window": 64},
+    "Syn-ZOO-VFL": {"strategy": "syn-zoo", "party-lr": 5e-4, "server-lr": 5e-4, "window": 64},
+    "ZOO-VFL": {"strategy": "asyrevel", "party-lr": 5e-4, "server-lr": 5e-4, "window": 64},
     "VFL-Cascaded": {"strategy": "cascaded", "party-lr": 1e-3, "server-lr": 0.1, "window": 64},
 }
 RATES = (0.020, 0.015, 0.010, 0.005, 0.001)

@@ -48,7 +48,7 @@ METHODS: dict[str, Keys] = {
         **{"strategy": "vafl", "estimator": f"{HERE}/czofo.py:Czofo", "window": 8},
         **{"party-lr": 0.05, "server-lr": 0.1},
     },
-    "ZOO-VFL": {"strategy": "asyrevel", "party-lr": 0.002, "server-lr": 0.02, "window": 16},
+    "ZOO-VFL": {"strategy": "asyrevel", "party-lr": 0.001, "server-lr": 0.01, "window": 16},
 }
 EPSILONS = (float("inf"), 1.0, 0.5)
 
@@ -56,9 +56,8 @@ EPSILONS = (float("inf"), 1.0, 0.5)
 def private(name: str, epsilon: float) -> Keys:
     """The noise of a method."""
     if name == "DPZV":
-        if epsilon == float("inf"):
-            return {"noise-multiplier": 0.0}
-        return {"epsilon": epsilon, "calibration": "paper", "sampling": "poisson"}
+        noise = {"noise-multiplier": 0.0} if epsilon == float("inf") else {"epsilon": epsilon}
+        return {**noise, "calibration": "paper", "sampling": "poisson"}
     if epsilon == float("inf"):
         return {}
     steps = EPOCHS * ROWS_OF_MNIST / BATCH
@@ -79,10 +78,11 @@ def budgets(data: Data) -> dict[str, Job]:
 
 def clipping(data: Data) -> dict[str, Job]:
     """DPZV without noise, with and without clipping."""
-    common = {**MODEL, **METHODS["DPZV"], "noise-multiplier": 0.0, "dataset": data.mnist}
+    without = private("DPZV", float("inf"))
+    common = {**MODEL, **METHODS["DPZV"], **without, "dataset": data.mnist}
     return {
         "clipped to 1": Job(PARTIES, common),
-        "not clipped": Job(PARTIES, {**common, "clip": 1e6, "top-clip": 1e6}),
+        "not clipped": Job(PARTIES, {**common, "clip": 1e6}),
     }
 
 
