@@ -34,10 +34,7 @@ UNI_RATES: Keys = {  # 7.5, and 7.5 / q for the label holder
     "party-lr": 7.5 / D_PARTY,
     "server-lr": 7.5 / PARTIES / D_TOP,
 }
-GAU_RATES: Keys = {
-    "party-lr": 0.002,
-    "server-lr": 0.01,
-}  # for the label holder 0.00025 in the paper
+GAU_RATES: Keys = {"party-lr": 0.002, "server-lr": 0.002 / PARTIES}
 SYSTEMS: dict[str, Keys] = {
     "AsyREVEL-Gau": {"strategy": "asyrevel"},
     "SynREVEL-Gau": {"strategy": "synrevel"},
@@ -57,7 +54,14 @@ def rates(data: Data) -> dict[str, Job]:
             PARTIES,
             {**common, "party-lr": 7.5, "server-lr": 7.5 / PARTIES},
         ),
-        "Gau, 0.002 and 0.002 / q": Job(PARTIES, {**common, "directions": "gaussian", **GAU_RATES}),
+        "Gau, 0.002 and 0.002 / q": Job(
+            PARTIES,
+            {**common, **GAU_RATES, "directions": "gaussian"},
+        ),
+        "Gau, 0.002 and 0.01": Job(
+            PARTIES,
+            {**common, "directions": "gaussian", "party-lr": 0.002, "server-lr": 0.01},
+        ),
     }
 
 
