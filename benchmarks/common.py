@@ -7,7 +7,7 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.enrolment import enrol
+from strategies.history import History
 from strategies.run import Run
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower.api import train
 from vfl_flower.client_app import app as client_app
 from vfl_flower.data.blocks import load_labels, with_presence
+from vfl_flower.holder.observers import Observer
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.systems import resolve
 
@@ -130,7 +132,11 @@ def local_epoch(parties: int, keys: Mapping[str, Any]) -> dict[str, Any]:
     return {**last, "seconds": seconds}
 
 
-def trained(parties: int, keys: Mapping[str, Any]) -> tuple[Vertical, LocalGrid, float]:
+def trained(
+    parties: int,
+    keys: Mapping[str, Any],
+    observer_of: Callable[[Vertical], Observer] = lambda strategy: Observer(),
+) -> tuple[Vertical, LocalGrid, float]:
     """The strategy of a run in process and its parties, and the seconds of its training alone.
 
     The seconds of a history also count the building of the label holder and its table, which is
@@ -139,6 +145,7 @@ def trained(parties: int, keys: Mapping[str, Any]) -> tuple[Vertical, LocalGrid,
     keys = {**ALL_ROWS, **keys}
     config = resolve(keys)
     strategy = strategy_of(config)(config, load_labels(config))
+    strategy.history = History(config.running.eval_every, [observer_of(strategy)])
     grid = LocalGrid(client_app, parties, keys, config)
     nodes = enrol(grid, config, strategy.labels)
     strategy.labels = with_presence(strategy.labels, config, len(nodes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+import torch
 from PIL import Image
+
+from benchmarks.common import trained
+from benchmarks.papers.__main__ import ROWS
+from benchmarks.papers.rows import Data
+from benchmarks.papers.training import Training
+from vfl_flower.api import train
+from vfl_flower.models.training import flat
+from vfl_flower.party import context
+from vfl_flower.systems import resolve
 
 CHECKOUT = Path(__file__).parent.parent
 BENCHMARKS = sorted(
@@ -126,3 +137,75 @@ def test_a_benchmark_prints_figures_and_leaves_the_checkout_as_it_was(
     assert found and all(map(math.isfinite, found)), figures
     assert files() == before
     assert picture.exists() == ("--picture" in words)
+
+
+# --- the papers' rows -----------------------------------------------------------------------------
+
+PAGE = CHECKOUT / "docs" / "papers.md"
+
+
+def test_every_run_of_a_papers_row_is_one_that_its_system_accepts() -> None:
+    data = Data("npz:mnist.npz", "npz:credit.npz", "hf:cifar", "breast-cancer")
+    for name, row in ROWS.items():
+        for job in row.jobs(data).values():
+            assert resolve({**job.keys, "noise-seed": 0}).training.epochs > 0, name
+        assert row.theirs.keys() <= row.jobs(data).keys(), name
+
+
+def test_the_page_of_papers_names_all_rows_and_no_other_and_small_pictures() -> None:
+    page = PAGE.read_text()
+    commands = set(re.findall(r"benchmarks\.papers ([\w-]+)", page))
+    assert commands - {"ROW"} == set(ROWS)
+    pictures = set(re.findall(r"\]\((papers/[\w-]+\.png)\)", page))
+    there = {f"papers/{path.name}" for path in (PAGE.parent / "papers").iterdir()}
+    assert pictures == there
+    assert all((PAGE.parent / each).stat().st_size < 200_000 for each in pictures)
+
+
+def test_the_gradient_of_all_training_rows_is_what_a_full_step_goes_along() -> None:
+    rate = 0.3
+    keys: dict[str, Any] = {
+        **{"dataset": "breast-cancer", "batch-size": 10**6, "window": 1, "optimizer": "sgd"},
+        **{"party-lr": rate, "server-lr": rate, "bottom-hidden": 4, "embedding-size": 3},
+    }
+
+    def weights(epochs: int) -> tuple[torch.Tensor, float]:
+        strategy, _, _ = trained(2, {**keys, "epochs": epochs}, lambda run: Training(run, True))
+        parties = [context._skeletons[party, 2][1].model for party in range(2)]
+        models = [*parties, strategy.run.holder.top]
+        return torch.cat([flat(each) for each in models]), strategy.history.last["gradient_norm"]
+
+    (before, norm), (after, _) = weights(1), weights(2)
+    went = float((after - before).square().sum()) / rate**2
+    assert norm == pytest.approx(went, rel=1e-3)
+
+
+def test_parties_learn_by_differences_with_respect_to_their_embeddings() -> None:
+    place = f"{CHECKOUT}/benchmarks/papers/czofo.py:Czofo"
+    keys = {"dataset": "digits", "strategy": "vafl", "epochs": 2, "server-lr": 0.05}
+    keys |= {"optimizer": "sgd", "batch-size": 64, "bottom-model": "linear", "top-model": "sum"}
+    learned = train({**keys, "estimator": place, "party-lr": 0.05}, parties=4).summary
+    still = train({**keys, "estimator": place, "party-lr": 1e-9}, parties=4).summary
+    assert learned["test_accuracy"] > 0.6 > 0.3 > still["test_accuracy"]
+    assert learned["bytes_down"] < learned["bytes_up"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ROWS)
+def test_a_papers_row_prints_its_table_and_draws_its_pictures(
+    name: str, data: Path, tmp_path: Path
+) -> None:
+    pictures = [tmp_path / f"{number}.png" for number in range(len(ROWS[name].pictures))]
+    words = ["--quick", "--mnist", data / "mnist.npz", "--credit", data / "credit.npz"]
+    words += ["--cifar", data / "cifar", *(["--picture", *pictures] if pictures else [])]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.papers", name, *map(str, words)],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures.pop("benchmark") == f"papers {name}"
+    assert all(path.exists() for path in pictures)

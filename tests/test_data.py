@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from sklearn.datasets import dump_svmlight_file
 
 from vfl_flower.config import RunConfig
-from vfl_flower.data.blocks import ArrayBlock, load_features, load_labels
+from vfl_flower.data.blocks import ArrayBlock, load_features, load_labels, load_part
 from vfl_flower.errors import ConfigError
 from vfl_flower.systems import resolve
 
@@ -305,6 +306,8 @@ def test_a_data_set_that_is_as_it_was_is_read_once(tmp_path: Path) -> None:
         ((5, 9), 2, {}),
         ((7, 5), 3, {"image_split": "rows"}),
         ((6, 3, 2), 6, {"image_split": "rows"}),
+        ((7, 5), 6, {"image_split": "flat"}),
+        ((4, 4, 3), 5, {"image_split": "flat"}),
         ((5, 8), 3, {"bottom_model": "lstm"}),
     ],
     ids=str,
@@ -327,11 +330,47 @@ def test_quadrants_rows_and_sequences_are_contiguous(tmp_path: Path) -> None:
     for keys, last in (
         ({}, columns[2:, 3:]),
         ({"image_split": "rows"}, columns[3:]),
+        ({"image_split": "flat"}, columns.reshape(24, 1)[18:]),
         ({"bottom_model": "lstm"}, columns[:, 4:]),
     ):
         block = load_features(config_of(dataset, **keys), 3, 4)
         assert block.train.shape[1:] == last.shape
         assert original_columns(block.train, train) == last.ravel().tolist()
+
+
+def save_svmlight(folder: Path, *parts: Array) -> str:
+    for rows, path in zip(parts, (folder / "a", folder / "a.t"), strict=False):
+        dump_svmlight_file(rows, np.where(np.arange(len(rows)) % 2, 1, -1), str(path))
+    return f"svmlight:{folder / 'a'}"
+
+
+def test_a_sparse_file_is_divided_as_it_stands_with_its_test_part(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    train, test = (generator.integers(-2, 3, (rows, COLUMNS)) * 0.5 for rows in (30, 10))
+    config = config_of(save_svmlight(tmp_path, train, test))
+    found, labels = blocks(config, 3), load_labels(config)
+    assert (np.hstack([block.train for block in found]) == train).all()
+    assert (np.hstack([block.test for block in found]) == test).all()
+    assert labels.classes == (-1, 1) and labels.train.tolist() == [0, 1] * 15
+    (tmp_path / "a.t").unlink()
+    assert len(load_labels(config).test) == 6  # a fifth of the rows now
+
+
+def test_a_sparse_file_is_never_dense_as_a_whole(tmp_path: Path) -> None:
+    rows, columns = 4000, 2**20  # 17 GB
+    place = tmp_path / "a"
+    place.write_text("".join(f"{row % 2} {1 + row % 7}:1 {columns}:2\n" for row in range(rows)))
+    block = load_part(config_of(f"svmlight:{place}"), 1, 2)
+    assert np.asarray(block.train[:2]).shape == (2, columns // 2)
+    assert (np.asarray(block.train[np.array([5, 9])])[:, -1] == 2).all()
+
+
+@pytest.mark.parametrize("line", ["1 2:x", "one 1:2", "1 5:1 3:1", "1 1:inf"])
+def test_a_sparse_file_that_cannot_be_used_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "a").write_text(f"0 1:1\n{line}\n")
+    with pytest.raises(ConfigError, match=r"(cannot be read|infinite values)") as refused:
+        load_part(config_of(f"svmlight:{tmp_path / 'a'}"), 0, 1)
+    assert line not in str(refused.value)
 
 
 def test_a_label_column_of_another_name_is_no_feature(tmp_path: Path) -> None:

@@ -218,6 +218,7 @@ DATASETS = Registry(
         "npz": "vfl_flower.data.divided:npz",
         "csv": "vfl_flower.data.divided:table",
         "parquet": "vfl_flower.data.divided:table",
+        "svmlight": "vfl_flower.data.sparse:svmlight",
         "hf": "vfl_flower.data.divided:hugging_face",
     },
 )

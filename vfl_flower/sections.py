@@ -29,9 +29,9 @@ class DataConfig:
 
     dataset: str = key(
         "digits",
-        "digits, breast-cancer, npz:PATH, csv:PATH, parquet:PATH, or hf:NAME_OR_DIR, divided among "
-        "the parties; or files:PATH, the label holder's own csv or parquet file, where each party "
-        "names its own in its --node-config",
+        "digits, breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH (sparse), or "
+        "hf:NAME_OR_DIR, divided among the parties; or files:PATH, the label holder's own csv or "
+        "parquet file, where each party names its own in its --node-config",
     )
     label: str = key("label", "label column of a csv, parquet or hf data set, or of files:")
     target: str = key(
@@ -100,9 +100,9 @@ class DataConfig:
     )
     image_split: str = key(
         "quadrants",
-        "how images are divided among parties: a near-square grid of blocks, or bands of rows or "
-        "columns of pixels",
-        choices=("quadrants", "rows", "columns"),
+        "how images are divided among parties: a near-square grid of blocks, bands of rows or "
+        "columns of pixels, or equal parts of the flattened image, one pixel wide",
+        choices=("quadrants", "rows", "columns", "flat"),
     )
     tokenizer: str = key(
         "",

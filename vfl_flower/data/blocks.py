@@ -409,7 +409,7 @@ def _version(data: DataConfig) -> Any:
     if not place:
         return ()
     path = Path(kind if kind.endswith(".py") else place).expanduser()
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    files = sorted(path.rglob("*")) if path.is_dir() else [path, Path(f"{path}.t")]
     return tuple((str(f), s.st_size, s.st_mtime_ns) for f in files if (s := _stat(f)))
 
 
@@ -431,6 +431,9 @@ def _block(
         # A table's columns; or a sequence's signals, each party seeing every time step.
         columns = _cut(shape[-1], party, parties, "columns", data.dataset)
         return (..., columns)
+    if data.image_split == "flat":
+        pixels = _cut(shape[0] * shape[1], party, parties, "pixels", data.dataset)
+        return (slice(None), *np.unravel_index(np.r_[pixels][:, None], shape[:2]))
     if data.image_split == "rows":
         return (slice(None), _cut(shape[0], party, parties, "rows of pixels", data.dataset))
     if data.image_split == "columns":

@@ -40,7 +40,7 @@ class Divided:
 
     features: Callable[[Columns], list[Array]]
     labels: Callable[[], list[Array]]
-    made: Callable[[Array], Arrays] | None = None
+    made: Callable[[Any], Arrays] | None = None
 
 
 def open_dataset(data: DataConfig) -> Divided:
@@ -62,7 +62,7 @@ def open_dataset(data: DataConfig) -> Divided:
     packages = (f", {name}" for name in DATASETS.names if name not in DATASETS.known)
     raise ConfigError(
         f"dataset = {data.dataset!r} is not known: use digits, breast-cancer, npz:PATH, "
-        f"csv:PATH, parquet:PATH or hf:NAME_OR_DIR{''.join(packages)}."
+        f"csv:PATH, parquet:PATH, svmlight:PATH or hf:NAME_OR_DIR{''.join(packages)}."
     )
 
 
@@ -77,7 +77,7 @@ def is_code(dataset: str) -> bool:
 
 
 _SHIPPED = ("digits", "breast-cancer")  # with scikit-learn
-_OF_A_FILE = ("npz", "csv", "parquet")
+_OF_A_FILE = ("npz", "csv", "parquet", "svmlight")
 
 
 def shipped(data: DataConfig, place: str) -> Divided:

@@ -1,0 +1,102 @@
+"""Secure and Fast Asynchronous VFL via Cascaded Hybrid Optimization (Wang et al., 2023)."""
+
+from __future__ import annotations
+
+from benchmarks.papers.rows import ACCURACY, PERCENT, TRAINED, Data, Job, Keys, Picture, Row, last
+
+MODEL: Keys = {  # 128 outputs with ReLU at each party; 128 hidden units and 10 classes on top
+    "image-split": "flat",
+    "bottom-model": "linear",
+    "embedding-size": 128,
+    "top-hidden": 128,
+    "optimizer": "sgd",
+    "batch-size": 64,
+    "delay": "none",
+}
+SYSTEMS: dict[str, Keys] = {
+    "Split learning": {"strategy": "split-nn", "party-lr": 0.1, "server-lr": 0.1, "window": 8},
+    "VAFL": {"strategy": "vafl", "party-lr": 0.05, "server-lr": 0.05, "window": 8},
+    "Syn-ZOO-VFL": {"strategy": "syn-zoo", "party-lr": 5e-4, "server-lr": 5e-4, "window": 64},
+    "ZOO-VFL": {"strategy": "asyrevel", "party-lr": 5e-4, "server-lr": 5e-4, "window": 64},
+    "VFL-Cascaded": {"strategy": "cascaded", "party-lr": 1e-3, "server-lr": 0.1, "window": 64},
+}
+RATES = (0.020, 0.015, 0.010, 0.005, 0.001)
+PICTURES = (Picture("epoch", "train_accuracy", "epochs", "training accuracy"),)
+TABLE_2: dict[int, tuple[str, ...]] = {  # parties, or width of the top model; in SYSTEMS' order
+    4: ("97.7 ± 0.1", "97.7 ± 0.2", "87.4 ± 0.3", "89.0 ± 0.3", "96.4 ± 0.3"),
+    6: ("97.7 ± 0.1", "97.8 ± 0.1", "87.4 ± 0.2", "89.4 ± 0.4", "96.5 ± 0.4"),
+    8: ("97.5 ± 0.2", "97.7 ± 0.2", "87.7 ± 0.3", "89.2 ± 0.4", "96.4 ± 0.3"),
+    256: ("98.1 ± 0.2", "97.8 ± 0.2", "88.7 ± 0.2", "85.3 ± 0.8", "96.5 ± 0.4"),
+    512: ("98.1 ± 0.1", "97.8 ± 0.1", "88.2 ± 0.3", "86.0 ± 0.7", "96.2 ± 0.3"),
+}
+NUMBERS, WIDTHS = (4, 6, 8), (256, 512)
+
+
+def parties(data: Data) -> dict[str, Job]:
+    """Four, six and eight parties."""
+    common = {**MODEL, "dataset": data.mnist, "epochs": 10}
+    return {
+        f"{number} parties | {name}": Job(number, {**common, **keys})
+        for number in NUMBERS
+        for name, keys in SYSTEMS.items()
+    }
+
+
+def widths(data: Data) -> dict[str, Job]:
+    """Top models of 256 and 512 hidden units; 128 is what four parties have above."""
+    common = {**MODEL, "dataset": data.mnist, "epochs": 6}
+    return {
+        f"width {width} | {name}": Job(4, {**common, **keys, "top-hidden": width})
+        for width in WIDTHS
+        for name, keys in SYSTEMS.items()
+    }
+
+
+def robustness(data: Data) -> dict[str, Job]:
+    """The label holder's rate varied, and of ZOO-VFL the parties' with it."""
+    common = {**MODEL, "dataset": data.mnist, "epochs": 5, "eval-every": 5}
+    zoo, cascaded = SYSTEMS["ZOO-VFL"], SYSTEMS["VFL-Cascaded"]
+    made = {}
+    for rate in RATES:
+        made[f"{rate:g} | ZOO-VFL"] = Job(
+            4, {**common, **zoo, "party-lr": rate / 10, "server-lr": rate / 10}
+        )
+        made[f"{rate:g} | VFL-Cascaded"] = Job(4, {**common, **cascaded, "server-lr": rate})
+    return made
+
+
+def theirs(panel: str, of: tuple[int, ...]) -> dict[str, str]:
+    """What Table II has for the jobs of a row."""
+    return {
+        f"{panel.format(each)} | {name}": figure
+        for each in of
+        for name, figure in zip(SYSTEMS, TABLE_2[each], strict=True)
+    }
+
+
+ROWS = {
+    "cascaded-table2": Row(
+        "test accuracy (Table II), and training curves (Figure 3), of 4, 6 and 8 parties",
+        parties,
+        {**ACCURACY, **TRAINED},
+        PICTURES,
+        theirs("{} parties", NUMBERS),
+        "accuracy",
+        seeds=1,
+    ),
+    "cascaded-fig5a": Row(
+        "test accuracy (Table II), and training curves (Figure 5a), of wider top models",
+        widths,
+        {**ACCURACY, **TRAINED},
+        PICTURES,
+        theirs("width {}", WIDTHS),
+        "accuracy",
+        seeds=1,
+    ),
+    "cascaded-fig4": Row(
+        "robustness to the rate: ZOO-VFL and VFL-Cascaded",
+        robustness,
+        {"test accuracy, %": last("test_accuracy", PERCENT)},
+        seeds=1,
+    ),
+}

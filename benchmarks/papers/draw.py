@@ -1,0 +1,57 @@
+"""Pictures of rows: mean curves over seeds, and a band of their deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.papers.rows import History, Picture, value
+from vfl_flower.charts import COLOURS, Line, chart, look
+
+
+def draw(histories: Mapping[str, Sequence[History]], picture: Picture, path: Path) -> None:
+    """Write a PNG of at most three panels side by side, with a line for each job."""
+    from matplotlib.figure import Figure
+
+    panels: dict[str, dict[str, Sequence[History]]] = {}
+    for name, each in histories.items():
+        panel, _, line = name.rpartition(" | ")
+        panels.setdefault(panel, {})[line] = each
+    names = list(dict.fromkeys(line for lines in panels.values() for line in lines))
+    across = min(3, len(panels))
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(3.6 * across + 1.6, 2.7 * down), layout="constrained")
+    drawn: dict[str, Any] = {}
+    for number, (panel, lines) in enumerate(panels.items()):
+        axes = figure.add_subplot(down, across, number + 1)
+        made, bands = [], []
+        for name, each in lines.items():
+            entries = [[(value(e, picture.x), value(e, picture.y)) for e in h] for h in each]
+            shortest = min(map(len, entries))
+            of_seeds = np.array([points[:shortest] for points in entries])
+            x, y = of_seeds.mean(0).T
+            points = [(float(at), float(is_)) for at, is_ in zip(x, y, strict=True)]
+            made.append(Line(name, names.index(name), points))
+            bands.append((x, y, of_seeds[:, :, 1].std(0)))
+        artists = chart(
+            axes, made, picture.x_label, picture.y_label if number % across == 0 else ""
+        )
+        for drawn_line, (x, y, deviation) in zip(made, bands, strict=True):
+            if drawn_line.moves:
+                colour = COLOURS[look(drawn_line.number)[0]]
+                axes.fill_between(x, y - deviation, y + deviation, color=colour, alpha=0.15)
+        if picture.y == "gradient_norm":
+            axes.set_yscale("log")
+        axes.set_title(panel, fontsize=9, loc="left")
+        drawn |= {each.name: artist for each, artist in zip(made, artists, strict=True)}
+    figure.legend(
+        handles=list(drawn.values()),
+        labels=list(drawn),
+        loc="outside right upper",
+        fontsize=8,
+        frameon=False,
+    )
+    figure.savefig(path, dpi=100)

@@ -1,0 +1,114 @@
+"""What a row of docs/papers.md is: configurations to run, and what to print and draw of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+Keys = dict[str, Any]
+History = Sequence[Mapping[str, Any]]
+Column = Callable[[History], float | None]
+"""A figure of a run, from its history; none where it was not reached."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Data sets, as key ``dataset`` names them."""
+
+    mnist: str
+    credit: str
+    cifar: str
+    table: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run: so many parties, and its keys."""
+
+    parties: int
+    keys: Keys
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Curves: a panel for each of what stands before the bar in the jobs' names.
+
+    x, y : names in history entries, "megabytes" being all bytes so far.
+    """
+
+    x: str
+    y: str
+    x_label: str
+    y_label: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A table or figure of a paper, or several that the same runs give.
+
+    Parameters
+    ----------
+    about : what the paper shows, and by what.
+    jobs : the runs, by "panel | line".
+    columns : what is printed of each.
+    theirs : by job, what the paper has in the place of the first column.
+    training : "accuracy" or "gradient": what entries say of the training rows too.
+    seeds : unless the command says otherwise.
+    """
+
+    about: str
+    jobs: Callable[[Data], dict[str, Job]]
+    columns: Mapping[str, Column]
+    pictures: Sequence[Picture] = ()
+    theirs: Mapping[str, str] = field(default_factory=dict)
+    training: str = ""
+    seeds: int = 2
+
+
+def value(entry: Mapping[str, Any], name: str) -> float:
+    """A figure of an entry."""
+    if name == "megabytes":
+        return float(entry["bytes_up"] + entry["bytes_down"]) / 1e6
+    return float(entry[name])
+
+
+def last(name: str, times: float = 1.0) -> Column:
+    """A figure at the end of a run."""
+    return lambda history: times * value(history[-1], name)
+
+
+def best(name: str, times: float = 1.0) -> Column:
+    """The highest of a figure that any evaluation found."""
+    return lambda history: times * max(value(entry, name) for entry in history)
+
+
+def until(name: str, target: float, spent: str, times: float = 1.0, falls: bool = False) -> Column:
+    """What was spent when a figure first was at its target; none if it never was."""
+
+    def column(history: History) -> float | None:
+        sign = -1 if falls else 1
+        there = (e for e in history if sign * value(e, name) >= sign * target)
+        first = next(there, None)
+        return None if first is None else times * value(first, spent)
+
+    return column
+
+
+def within(name: str, spent: str, limit: float, times: float = 1.0) -> Column:
+    """The best of a figure while no more than the limit was spent; none before the first."""
+
+    def column(history: History) -> float | None:
+        there = [value(entry, name) for entry in history if value(entry, spent) <= limit]
+        return times * max(there) if there else None
+
+    return column
+
+
+PERCENT = 100.0
+ACCURACY = {"test accuracy, %": last("test_accuracy", PERCENT)}
+TRAINED = {"training accuracy, %": last("train_accuracy", PERCENT)}
+MEGABYTES = {"MB": last("megabytes")}
