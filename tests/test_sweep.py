@@ -437,7 +437,7 @@ def test_a_trial_tells_of_evaluations_and_leaves_its_files_to_who_sweeps(
     history = [json.loads(line) for line in event["files"]["history.jsonl"].splitlines()]
     summary = json.loads(event["files"]["summary.json"])
     assert [each["evaluated"] for each in told] == [1, 2, 3]
-    assert [each["figure"] for each in told] == [e["validation_accuracy"] for e in history]
+    assert [each["figure"] for each in told] == [e[chosen_by(e)] for e in history]
     assert event["ended"] == "finished" and event["metric"].startswith("validation_")
     assert event["second"] == summary["bytes_up"] + summary["bytes_down"]
     assert summary["config"]["out"] == str(tmp_path / "trials" / "7")
