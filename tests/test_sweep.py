@@ -651,7 +651,10 @@ def until(true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.nightly
-def test_a_process_that_ends_by_itself_is_one_sentence(tmp_path: Path) -> None:
+def test_a_process_that_ends_by_itself_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where it leaves the folder of its trial
     (tmp_path / "ends.py").write_text("import os\nos._exit(3)\n")
     keys = {**BASE, "observer": f"{tmp_path / 'ends.py'}:Any", "out": str(tmp_path / "out")}
     with pytest.raises(VflError, match=r"has ended by itself.*workers\.log, lower --jobs"):

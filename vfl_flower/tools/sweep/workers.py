@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -221,13 +222,19 @@ def _without_ray_s_own() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@cache
+def _token() -> str:
+    """A secret, once a process: Ray remembers the first that it is given."""
+    return secrets.token_hex(32)
+
+
 @contextmanager
 def _closed_to_others() -> Iterator[None]:
     """Have the Ray that is started be used by who can read a file of this process alone."""
     before = {key: os.environ.get(key) for key in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")}
     with tempfile.TemporaryDirectory(prefix="vfl-flower-") as home:
         token = Path(home, "ray.token")
-        token.write_text(secrets.token_hex(32))
+        token.write_text(_token())
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         try:
             yield
