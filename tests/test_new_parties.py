@@ -545,6 +545,17 @@ def test_fewer_parties_or_an_unfinished_run_are_refused(
         three.run("three", {"grow": str(three.folder / "whole")})
 
 
+@pytest.mark.parametrize("strategy", ["vafl", "split-nn"])
+def test_a_run_with_privacy_does_not_grow_whatever_the_strategy(
+    run: Start, tmp_path: Path, strategy: str
+) -> None:
+    then = {"strategy": "vafl", "dataset": "breast-cancer", "epochs": 1, "out": str(tmp_path / "a")}
+    run(2, {**then, "privacy": "labels", "epsilon": 1.0})
+    grown = {"strategy": strategy, "grow": str(tmp_path / "a"), "out": str(tmp_path / "b")}
+    with pytest.raises(ConfigError, match=r"a has privacy = 'labels', whose epsilon is of that"):
+        run(2, grown)
+
+
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.config import KEYS, RunConfig, parse
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import unsealed, whole
@@ -209,6 +210,11 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
     if not found.finished:
         raise ConfigError(f"The run in {folder} was cut short: go on with it first, by resume.")
     then = found.config
+    if ledger_of(then).noise_on != "nothing":
+        raise ConfigError(
+            f"The run in {folder} has privacy = {then.privacy.mechanism!r}, whose epsilon is of "
+            "that run alone: it cannot be grown from."
+        )
     alike = given.get("strategy", then.strategy) == then.strategy
     inherited = {
         each.name: each.of(then)
