@@ -131,9 +131,15 @@ def load(folder: str | Path) -> Checkpoint:
             arrays = {name[6:]: file[name] for name in file.files if name.startswith("array.")}
             config = RunConfig.of(text.pop("config"))
             present = file["present"] if "present" in file.files else None
-            used = file[_USED[0]], file[_USED[1]]
+            none = np.zeros(0, np.int64)  # as older versions have it
+            learnt, chose = (file[name] if name in file.files else none for name in _USED)
             return Checkpoint(
-                config=config, rows=file["rows"], present=present, arrays=arrays, used=used, **text
+                config=config,
+                rows=file["rows"],
+                present=present,
+                arrays=arrays,
+                used=(learnt, chose),
+                **text,
             )
     except (KeyError, TypeError, ValueError, OSError, VflError) as error:
         raise ConfigError(
