@@ -117,6 +117,7 @@ class Checkpoints:
             finished=finished,
             rows=self.keeper.rows,
             present=self.keeper.present,
+            used=self.keeper.used,
             about_labels=run.labels.about(hides_labels(run.config)),
             strategy=state,
             arrays=arrays,

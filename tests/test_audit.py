@@ -207,6 +207,12 @@ def test_a_wiretap_follows_a_party_that_comes_back(fault: Fault) -> None:
     assert np.array_equal(tap.embeddings, strategy.run.holder.table.of(0).numpy())
 
 
+def test_a_wiretap_reads_a_run_that_goes_back_to_its_best_model(run: Start) -> None:
+    keys = {"dataset": "breast-cancer", "validation-fraction": 0.3, "party-lr": 1.0, "patience": 1}
+    found = run(2, {**keys, "epochs": 6}, Wiretap(resolve(keys)))
+    assert found.summary["best_epoch"] < found.history[-1]["epoch"]
+
+
 def test_gradient_rows_of_a_wiretap_are_those_of_single_rows(run: Start) -> None:
     keys = {**SUMMING, "strategy": "split-nn", "batch-size": 100}  # the last batch is smaller
     tap = Wiretap(resolve(keys))

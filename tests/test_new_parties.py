@@ -29,7 +29,7 @@ from tests.organisations import (
 )
 from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
 from vfl_flower.api import train
-from vfl_flower.data.blocks import _divide, held_out_again
+from vfl_flower.data.blocks import _divide, held_out_again, used_by
 from vfl_flower.data.labels import as_known, encode_labels
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.holder import checkpoint, results
@@ -267,17 +267,18 @@ def test_rows_that_were_held_out_are_again() -> None:
     generator = np.random.default_rng(0)
     known = generator.permutation(200)[:150]
     train, test = (set(known[part]) for part in _divide(data, 150)[:2])
+    used = used_by(data, known, (known[:0], known[:0]))
     for rows in (known, generator.permutation(200), generator.permutation(known[:90])):
-        at = held_out_again(data, data, known, rows)
+        at = held_out_again(data, known, used, rows)
         assert sorted(at) == list(range(len(rows)))
         now = rows[at][_divide(data, len(rows))[1]]
         assert len(train & set(now)) == max(0, len(now) - len({*rows} - train)) < 6
         assert len(set(now) & test) == min(len(now), len(test & set(rows)))
-        again = held_out_again(data, data, known, rows[at])
+        again = held_out_again(data, known, used, rows[at])
         assert again.tolist() == list(range(len(rows)))  # so it may be used again
     # Where fewer are left than are to be held out, the others are.
     rows = np.array([*sorted(train)[:40], *sorted(test)[:4]])
-    now = rows[held_out_again(data, data, known, rows)][_divide(data, 44)[1]]
+    now = rows[held_out_again(data, known, used, rows)][_divide(data, 44)[1]]
     assert set(sorted(test)[:4]) < set(now)
 
 
@@ -291,7 +292,8 @@ def test_rows_that_chose_a_model_choose_again_rather_than_test_it() -> None:
     _, held_out, validation = _divide(data, len(rows))
     without = set(rows[held_out[validation:]])
     assert chose & without and not tested <= without  # as the rows were drawn
-    now = rows[held_out_again(data, data, known, rows)]
+    used = used_by(data, known, (known[:0], known[:0]))
+    now = rows[held_out_again(data, known, used, rows)]
     assert sorted(now) == sorted(rows)
     assert not chose & set(now[held_out[validation:]]) and tested <= set(now[held_out[validation:]])
     assert not set(now[held_out]) & (set(known) - set(then))
@@ -316,6 +318,34 @@ def test_no_row_that_then_was_learnt_from_is_held_out(tmp_path: Path, align: str
         assert wrong == 0 if align == "any" else wrong < 15
     assert len(learnt & of("anew", 1)) > 40  # the control
     assert of("three", 1) == of("once more", 1)
+
+
+def test_rows_that_a_model_before_learnt_from_are_not_new() -> None:
+    data = resolve({}).data
+    generator = np.random.default_rng(1)
+    first, second, rows = (generator.permutation(n) for n in (1000, 200, 1000))
+    none = first[:0]
+    before = used_by(data, first, (none, none))
+    second = second[held_out_again(data, first, before, second)]
+
+    def tested(used: tuple[Any, Any]) -> set[int]:
+        _, held_out, validation = _divide(data, 1000)
+        return set(rows[held_out_again(data, second, used, rows)][held_out[validation:]])
+
+    learnt = set(before[0]) | set(second[_divide(data, 200)[0]])
+    assert not tested(used_by(data, second, before)) & learnt
+    assert len(tested(used_by(data, second, (none, none))) & learnt) > 20  # the control
+
+
+def test_test_rows_that_then_was_learnt_from_are_told(tmp_path: Path, own_log: list[str]) -> None:
+    organisations = cut(tmp_path, cancer(), parties=2, known=1.0)
+    organisations.run("two", {**KEYS, "align": "ids", "epochs": 1})
+    said = "test rows are such as the model by which the run begins has learnt from"
+    grown(organisations, "as then", epochs=1)
+    assert not any(said in line for line in own_log)
+    found = grown(organisations, "three", epochs=1, **{"test-fraction": 0.4})
+    assert found.summary["config"]["align"] == "ids"
+    assert any(said in line for line in own_log)
 
 
 def test_a_file_in_another_order_is_said_to_hold_out_others(
@@ -543,6 +573,17 @@ def test_fewer_parties_or_an_unfinished_run_are_refused(
     first(three, 2).run("whole", whole)
     with pytest.raises(ConfigError, match=r"^A model that needs all its parties cannot get new on"):
         three.run("three", {"grow": str(three.folder / "whole")})
+
+
+@pytest.mark.parametrize("strategy", ["vafl", "split-nn"])
+def test_a_run_with_privacy_does_not_grow_whatever_the_strategy(
+    run: Start, tmp_path: Path, strategy: str
+) -> None:
+    then = {"strategy": "vafl", "dataset": "breast-cancer", "epochs": 1, "out": str(tmp_path / "a")}
+    run(2, {**then, "privacy": "labels", "epsilon": 1.0})
+    grown = {"strategy": strategy, "grow": str(tmp_path / "a"), "out": str(tmp_path / "b")}
+    with pytest.raises(ConfigError, match=r"a has privacy = 'labels', whose epsilon is of that"):
+        run(2, grown)
 
 
 @pytest.mark.parametrize(

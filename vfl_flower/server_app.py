@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -16,7 +17,13 @@ from strategies.vertical import Vertical, strategy_of
 from vfl_flower.axes.privacy.ledger import hides_labels
 from vfl_flower.config import RunConfig, parse
 from vfl_flower.data.alignment import Alignment, Order
-from vfl_flower.data.blocks import held_out_again, load_labels, load_own_labels, own_table
+from vfl_flower.data.blocks import (
+    held_out_again,
+    load_labels,
+    load_own_labels,
+    own_table,
+    used_by,
+)
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.recall import aligned
 from vfl_flower.data.tables import Table
@@ -157,7 +164,7 @@ def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper)
             "min-parties = 0 is for a label holder with columns of its own: leave it out."
         )
     if not keeper.found:
-        order = _as_then(config, own, keeper.earlier) if keeper.earlier else None
+        order = _as_then(config, own, keeper, keeper.earlier) if keeper.earlier else None
         common = aligned(carrier, config, own, keeper.run, None, order)
         keeper.rows, keeper.present = common.rows, common.present
     elif len(own.ids) <= keeper.rows.max():
@@ -168,10 +175,21 @@ def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper)
         name = keeper.found.about_labels["alignment"]
         common = Alignment(name, keeper.rows, keeper.present)
     before = (keeper.found or keeper.earlier) if config.running.grow else None
-    return load_own_labels(config.data, own, common, before.about_labels if before else None)
+    labels = load_own_labels(config.data, own, common, before.about_labels if before else None)
+    if keeper.earlier and config.data.test_fraction:
+        tested = labels.tested.test_places
+        assert tested is not None
+        known = int(np.isin(tested, np.concatenate(keeper.used)).sum())
+        if known:
+            notice.warning(
+                "%d of the %d test rows are such as the model by which the run begins has learnt "
+                "from, or was chosen by: figures of them say too much good.",
+                *(known, len(tested)),
+            )
+    return labels
 
 
-def _as_then(config: RunConfig, own: Table, earlier: Checkpoint) -> Order | None:
+def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint) -> Order | None:
     """What holds those rows out that an earlier run has, if they are in the same places still."""
     rows = earlier.rows
     if len(own.ids) <= rows.max() or own.digest(rows) != earlier.about_labels["ids"]:
@@ -181,7 +199,8 @@ def _as_then(config: RunConfig, own: Table, earlier: Checkpoint) -> Order | None
             *(own.path, config.running.grow),
         )
         return None
-    return partial(held_out_again, config.data, earlier.config.data, rows)
+    keeper.used = used_by(earlier.config.data, rows, earlier.used)
+    return partial(held_out_again, config.data, rows, keeper.used)
 
 
 def summarise(

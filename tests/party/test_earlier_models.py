@@ -107,6 +107,19 @@ def test_epochs_of_then_count_for_its_model(node: Node) -> None:
     asked(frozen, order(freeze=True), Description)  # which trains nothing
 
 
+def test_a_run_of_few_mini_batches_between_takes_no_epochs_away(node: Node) -> None:
+    rules = {"max-epochs": 1}
+    context = node(rules, epochs=1)
+    asked(context, DESCRIBE, Description)
+    asked(context, train(1, steps=2))  # a third of an epoch
+    state_file.save(context, 1)
+    restarted(context)
+    frozen = node(rules, run_id=2, grow="x")  # which is one mini-batch an epoch, and trains nothing
+    asked(frozen, order(batch_size=100, freeze=True, epochs=1), Description)
+    with pytest.raises(VflError, match="refuses step 12, of 6 an epoch: its rule is max-epochs"):
+        asked(node(rules, run_id=3, grow="x"), order(run="2", epochs=1), Description)
+
+
 def test_its_rules_are_of_the_configuration_that_the_order_brings(node: Node) -> None:
     earlier(node)
     with pytest.raises(VflError, match="strategy = 'split-nn': its rule is systems = 'vafl'"):

@@ -306,8 +306,23 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
     return replace(labels, places=rows[0], test_places=rows[1], validation=validation)
 
 
+def used_by(
+    then: DataConfig, known: Places, before: tuple[Places, Places]
+) -> tuple[Places, Places]:
+    """Rows that a model has learnt from, and those by which it was chosen, as its forebears were.
+
+    Parameters
+    ----------
+    then, known : the data keys of its run, and its rows, in its order.
+    before : these rows of the models by which that run began.
+    """
+    learnt, held, chose = _divide(then, len(known))
+    of_run = known[learnt], known[held[:chose]]
+    return np.union1d(before[0], of_run[0]), np.union1d(before[1], of_run[1])
+
+
 def held_out_again(
-    data: DataConfig, then: DataConfig, known: Places, rows: Places
+    data: DataConfig, known: Places, used: tuple[Places, Places], rows: Places
 ) -> NDArray[np.int64]:
     """Where rows are to be taken from, so that those are held out that were, [N].
 
@@ -317,18 +332,18 @@ def held_out_again(
 
     Parameters
     ----------
-    then, known : the data keys of the earlier run, and its rows, in its order.
+    known, used : rows of the earlier run, and what `used_by` says of its model.
     rows : of this run, by the same numbers, in the order that was drawn for them.
     """
     at = np.arange(len(rows))
     if not data.test_fraction:  # rows are held out from training, and trained on
         return at
     _, held_out, validation = _divide(data, len(rows))
-    learnt, held, chose = _divide(then, len(known))
-    is_new = ~np.isin(rows, known)
-    by_learnt = np.isin(rows, known[learnt]) + 0.5 * is_new
+    learnt, chose = used
+    is_new = ~np.isin(rows, np.concatenate([known, learnt, chose]))
+    by_learnt = np.isin(rows, learnt) + 0.5 * is_new
     _exchange(at, held_out, by_learnt)
-    by_chosen = np.isin(rows, known[held[:chose]]) + 0.5 * is_new + 2 * (by_learnt == 1)
+    by_chosen = np.isin(rows, chose) + 0.5 * is_new + 2 * (by_learnt == 1)
     _exchange(at, held_out[validation:], by_chosen, held_out)
     return at
 

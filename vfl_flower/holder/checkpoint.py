@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.config import KEYS, RunConfig, parse
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import unsealed, whole
@@ -28,6 +29,7 @@ FILE = "checkpoint.npz"
 JOURNAL = "releases.journal"
 
 _TEXT = "text"
+_USED = "learnt", "chose"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Checkpoint:
     finished : whether the run was.
     rows : with own files, the common rows of the label holder's, in common order.
     present : which party has which of them, [N, M], where any may lack some.
+    used : rows of that file that the models by which this one begins learnt from, and those that
+        they were chosen by.
     about_labels : what is needed to tell a model's outputs as labels (`Labels.about`).
     strategy : scalars of the strategy and the label holder, as their ``state`` gives them.
     arrays : their arrays.
@@ -52,6 +56,7 @@ class Checkpoint:
     about_labels: dict[str, Any]
     strategy: dict[str, Any]
     arrays: Arrays
+    used: tuple[NDArray[np.int64], NDArray[np.int64]]
 
     def save(self, folder: Path) -> None:
         """Write it into a results folder, in place of the last.
@@ -72,6 +77,7 @@ class Checkpoint:
         encoded = np.frombuffer(json.dumps(text).encode(), np.uint8)
         arrays: dict[str, Any] = {f"array.{name}": array for name, array in self.arrays.items()}
         arrays |= {_TEXT: encoded, "rows": self.rows}
+        arrays |= dict(zip(_USED, self.used, strict=True))
         arrays |= {} if self.present is None else {"present": self.present}
         with whole(folder / FILE, sealed=True) as file:
             np.savez(file, **arrays)
@@ -100,6 +106,8 @@ class Keeper:
         self.earlier = earlier
         self.rows: NDArray[np.int64] = found.rows if found else np.zeros(0, np.int64)
         self.present = found.present if found else None
+        none = np.zeros(0, np.int64)
+        self.used = found.used if found else (none, none)
         self.number = found.number if found else 0
         self.journal = folder / JOURNAL
 
@@ -123,8 +131,15 @@ def load(folder: str | Path) -> Checkpoint:
             arrays = {name[6:]: file[name] for name in file.files if name.startswith("array.")}
             config = RunConfig.of(text.pop("config"))
             present = file["present"] if "present" in file.files else None
+            none = np.zeros(0, np.int64)  # as older versions have it
+            learnt, chose = (file[name] if name in file.files else none for name in _USED)
             return Checkpoint(
-                config=config, rows=file["rows"], present=present, arrays=arrays, **text
+                config=config,
+                rows=file["rows"],
+                present=present,
+                arrays=arrays,
+                used=(learnt, chose),
+                **text,
             )
     except (KeyError, TypeError, ValueError, OSError, VflError) as error:
         raise ConfigError(
@@ -209,6 +224,11 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
     if not found.finished:
         raise ConfigError(f"The run in {folder} was cut short: go on with it first, by resume.")
     then = found.config
+    if ledger_of(then).noise_on != "nothing":
+        raise ConfigError(
+            f"The run in {folder} has privacy = {then.privacy.mechanism!r}, whose epsilon is of "
+            "that run alone: it cannot be grown from."
+        )
     alike = given.get("strategy", then.strategy) == then.strategy
     inherited = {
         each.name: each.of(then)

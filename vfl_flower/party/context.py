@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import weakref
 from functools import lru_cache, partial
 from pathlib import Path
@@ -105,7 +106,8 @@ def grow(context: Context, order: GrowOrder) -> Party:
         load_model(party.model, state.load_arrays(saved, "model"))
         then, per_epoch = state.load_scalars(saved), steps_per_epoch(config, party.rows)
         party.origin, party.brought = then["origin"], then["exchange"]
-        party.steps = round(then["epochs"] * per_epoch)
+        # Not below what it was trained for: runs of few rows between would take the count away.
+        party.steps = math.ceil(round(then["epochs"] * per_epoch, 6))
         ends = party.steps + (0 if party.frozen else config.training.epochs * per_epoch)
         party.limits = limits_of(context, rules, party.origin)
         party.limits.check_steps(ends, per_epoch)

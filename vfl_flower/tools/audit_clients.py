@@ -32,6 +32,7 @@ from vfl_flower.messages import (
     EvaluateOrder,
     Order,
     RejoinOrder,
+    RestoreOrder,
     TrainOrder,
     Upload,
 )
@@ -46,7 +47,8 @@ Ids = NDArray[np.integer[Any]]
 
 _NAMES_OF_ROWS = ("ids", "lengths")
 _ORDERS: dict[str, type[Order]] = {
-    k.kind: k for k in (TrainOrder, EvaluateOrder, EmbedOrder, RejoinOrder, CheckpointOrder)
+    k.kind: k
+    for k in (TrainOrder, EvaluateOrder, EmbedOrder, RejoinOrder, CheckpointOrder, RestoreOrder)
 }
 
 
