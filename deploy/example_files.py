@@ -1,8 +1,8 @@
 """Cut a data set into files as organisations have them, to try out alignment and own files.
 
-    python deploy/example_files.py FOLDER [--npz credit.npz]
+    python deploy/example_files.py FOLDER [--npz credit.npz] [--parties 2]
 
-Three organisations share the columns of breast-cancer, or of a table X (or X_train and X_test)
+Three organisations, or more, share the columns of breast-cancer, or of a table X (or X_train and X_test)
 with labels y. The label holder, a bank, has all labels and the first columns: `bank/labels.csv` to
 train on, and `bank/new.csv` with a fifth of the people, who are held out. The parties' files are
 `party-0/features.parquet` and `party-1/features.csv`. People have numbers drawn at random; each
@@ -20,7 +20,6 @@ from sklearn.datasets import load_breast_cancer
 
 KNOWN = 0.9  # share of the people whom a party knows
 HELD_OUT = 0.2
-PARTIES = 2
 
 
 def main() -> None:
@@ -30,12 +29,13 @@ def main() -> None:
     parser.add_argument(
         "--npz", help="file with the arrays (default: scikit-learn's breast-cancer)"
     )
+    parser.add_argument("--parties", type=int, default=2, help="(default: %(default)s)")
     options = parser.parse_args()
     rows, labels = read(options.npz)
     generator = np.random.default_rng(0)
     table = pd.DataFrame(rows, columns=[f"feature-{column}" for column in range(rows.shape[1])])
     ids = pd.Series(generator.permutation(10 * len(rows))[: len(rows)], name="person")
-    blocks = np.array_split(table.columns, PARTIES + 1)
+    blocks = np.array_split(table.columns, options.parties + 1)
 
     def file(place: str) -> Path:
         path: Path = options.folder / place

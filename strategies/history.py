@@ -36,10 +36,15 @@ class History:
     every : epochs, or parts of one, between two evaluations.
     patience : epochs without a better evaluation on the validation rows, after which it is time to
         stop; 0: never.
+    at_once : whether the first evaluation is of the models that a run begins by.
     """
 
     def __init__(
-        self, every: float, observers: Sequence[Observer] = (), patience: float = 0
+        self,
+        every: float,
+        observers: Sequence[Observer] = (),
+        patience: float = 0,
+        at_once: bool = False,
     ) -> None:
         self.entries: list[dict[str, Any]] = []
         self.recorded = 0  # number of the last evaluation that every party has answered
@@ -47,6 +52,7 @@ class History:
         self.restored = False  # whether the models are of that entry again
         self._every = every
         self._patience = patience
+        self._at_once = at_once
         self._observers = observers
         self._started_at = time.perf_counter()
 
@@ -89,7 +95,7 @@ class History:
         return self._number(epoch) > self._number(epoch - 1) or epoch == last
 
     def _number(self, epochs: float) -> int:
-        return int(epochs / self._every * (1 + 1e-12))
+        return int(epochs / self._every * (1 + 1e-12)) + self._at_once
 
     def go_back(self, plan: Plan) -> int:
         """The number from which a party goes on that was away."""

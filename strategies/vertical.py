@@ -69,8 +69,8 @@ class Vertical(Strategy):
     ) -> None:
         self.config = config
         self.labels = labels
-        patience = config.training.patience
-        self.history = History(config.running.eval_every, observers, patience)  # its clock begins
+        when = config.training.patience, bool(config.running.grow)
+        self.history = History(config.running.eval_every, observers, *when)  # its clock begins
         self.keeper = keeper if self.keeps_checkpoints else None
 
     def start(

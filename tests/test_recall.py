@@ -228,8 +228,8 @@ def test_a_row_that_changes_is_noticed_and_said(
     orders, changed = aligned(organisations)
     sentences = {
         "label holder": f"The ids of {organisations.labels} have changed since the alignment of "
-        "less than a minute ago: all are aligned anew.",
-        "party 1": "Party 1's ids have changed since the alignment of less than a minute ago: all "
+        "less than a minute ago: rows are aligned anew.",
+        "party 1": "Party 1's ids have changed since the alignment of less than a minute ago: rows "
         "are aligned anew.",
     }
     assert orders == (ANEW if whose == "label holder" else AGAIN + ANEW)

@@ -122,7 +122,7 @@ def _recalled(
     lost = [each for each in answers.values() if each.became != _KEPT]
     if lost:
         said = _SAID.get(lost[0].became, _SAID[_GONE]).format(lost[0].party, ago)
-        notice.info("%s: all are aligned anew.", said)
+        notice.info("%s: rows are aligned anew.", said)
         return None
     rows: Places = kept.arrays["rows"]
     present = kept.arrays.get("present")
@@ -147,7 +147,7 @@ def _last(carrier: Carrier, config: RunConfig, own: Source, file: str) -> Kept |
     if other and other.file != file:
         ago = files.in_words(files.age(other))
         notice.info(
-            "The ids of %s have changed since the alignment of %s ago: all are aligned anew.",
+            "The ids of %s have changed since the alignment of %s ago: rows are aligned anew.",
             *(own.whose, ago),
         )
     return None

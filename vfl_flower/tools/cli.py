@@ -121,7 +121,8 @@ def _align(
     with tempfile.TemporaryDirectory() as folder, _ending_on_sigterm():
         keys = {**options.keys(run_config, str(Path(folder, "run"))), "task": "align"}
         summary = start(len(node_configs), keys, node_configs=node_configs).summary
-    print(f"{summary['rows']} rows are common to all, by alignment {summary['alignment']}.")
+    what = "are used" if summary["config"]["align"] == "any" else "are common to all"
+    print(f"{summary['rows']} rows {what}, by alignment {summary['alignment']}.")
 
 
 @app.command("compare", cls=_Command, epilog=options.COMPARE_EXAMPLES)
