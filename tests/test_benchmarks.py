@@ -55,6 +55,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "table2": "--mnist {mnist} --rows 200 --seeds 1 --rounds 2",
     "texts": "--sst2 {sst2} --seeds 1 --epochs 1",
     "windows": "--mnist {mnist} --seeds 1 --epochs 1",
+    "worth": "--seeds 1 --epochs 1",
     "zeroth_order": "--mnist {mnist} --rows 200 --repeats 1",
 }
 
