@@ -29,8 +29,8 @@ from tests.organisations import (
 )
 from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
 from vfl_flower.api import train
-from vfl_flower.data.blocks import _divide, held_out_again, used_by
 from vfl_flower.data.labels import as_known, encode_labels
+from vfl_flower.data.split import divide, held_out_again, used_by
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.holder import checkpoint, results
 from vfl_flower.holder.contribution import contribution
@@ -185,7 +185,7 @@ def test_frozen_parties_stay_as_they_were_and_others_learn(
 ) -> None:
     then = Run(three.folder / "two")
     for freeze in (True, False):
-        keys = {"subsets": "sampled", "epochs": 1, **system, "freeze": freeze}
+        keys = {"subsets": "sampled", "epochs": 1, **ALL_ROWS, **system, "freeze": freeze}
         found = grown(three, f"three-{freeze}", **keys)
         for party in range(3):
             traffic = found.summary["by_party"][party]
@@ -266,19 +266,19 @@ def test_rows_that_were_held_out_are_again() -> None:
     data = resolve(ALL_ROWS).data
     generator = np.random.default_rng(0)
     known = generator.permutation(200)[:150]
-    train, test = (set(known[part]) for part in _divide(data, 150)[:2])
+    train, test = (set(known[part]) for part in divide(data, 150)[:2])
     used = used_by(data, known, (known[:0], known[:0]))
     for rows in (known, generator.permutation(200), generator.permutation(known[:90])):
         at = held_out_again(data, known, used, rows)
         assert sorted(at) == list(range(len(rows)))
-        now = rows[at][_divide(data, len(rows))[1]]
+        now = rows[at][divide(data, len(rows))[1]]
         assert len(train & set(now)) == max(0, len(now) - len({*rows} - train)) < 6
         assert len(set(now) & test) == min(len(now), len(test & set(rows)))
         again = held_out_again(data, known, used, rows[at])
         assert again.tolist() == list(range(len(rows)))  # so it may be used again
     # Where fewer are left than are to be held out, the others are.
     rows = np.array([*sorted(train)[:40], *sorted(test)[:4]])
-    now = rows[held_out_again(data, known, used, rows)][_divide(data, 44)[1]]
+    now = rows[held_out_again(data, known, used, rows)][divide(data, 44)[1]]
     assert set(sorted(test)[:4]) < set(now)
 
 
@@ -287,9 +287,9 @@ def test_rows_that_chose_a_model_choose_again_rather_than_test_it() -> None:
     generator = np.random.default_rng(0)
     known = generator.permutation(1300)[:1000]
     rows = generator.permutation(np.concatenate([known, np.arange(1300, 1500)]))
-    then = known[_divide(data, 1000)[1]]
-    chose, tested = set(then[: _divide(data, 1000)[2]]), set(then[_divide(data, 1000)[2] :])
-    _, held_out, validation = _divide(data, len(rows))
+    then = known[divide(data, 1000)[1]]
+    chose, tested = set(then[: divide(data, 1000)[2]]), set(then[divide(data, 1000)[2] :])
+    _, held_out, validation = divide(data, len(rows))
     without = set(rows[held_out[validation:]])
     assert chose & without and not tested <= without  # as the rows were drawn
     used = used_by(data, known, (known[:0], known[:0]))
@@ -310,7 +310,7 @@ def test_no_row_that_then_was_learnt_from_is_held_out(tmp_path: Path, align: str
 
     def of(out: str, part: int) -> set[int]:
         found = checkpoint.load(tmp_path / out)
-        return set(found.rows[_divide(found.config.data, len(found.rows))[part]])
+        return set(found.rows[divide(found.config.data, len(found.rows))[part]])
 
     learnt = of("two", 0)
     for out in ("three", "once more"):
@@ -329,10 +329,10 @@ def test_rows_that_a_model_before_learnt_from_are_not_new() -> None:
     second = second[held_out_again(data, first, before, second)]
 
     def tested(used: tuple[Any, Any]) -> set[int]:
-        _, held_out, validation = _divide(data, 1000)
+        _, held_out, validation = divide(data, 1000)
         return set(rows[held_out_again(data, second, used, rows)][held_out[validation:]])
 
-    learnt = set(before[0]) | set(second[_divide(data, 200)[0]])
+    learnt = set(before[0]) | set(second[divide(data, 200)[0]])
     assert not tested(used_by(data, second, before)) & learnt
     assert len(tested(used_by(data, second, (none, none))) & learnt) > 20  # the control
 

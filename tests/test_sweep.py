@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import pytest
 
-from strategies.history import History
+from tests.conftest import ALL_ROWS
 from tests.organisations import cut, small
 from tests.test_report import HOSTILE, Page
 from vfl_flower.config import KEYS, pairs
@@ -391,28 +391,6 @@ def test_nothing_from_a_sweep_s_file_becomes_part_of_the_page_s_code(tmp_path: P
 # --- trials -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def validated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every evaluation say something of validation rows."""
-    before = History.tell
-
-    def tell(self: History, entry: dict[str, Any]) -> None:
-        entry["validation_accuracy"] = entry["test_accuracy"]
-        before(self, entry)
-
-    monkeypatch.setattr(History, "tell", tell)
-
-
-@pytest.fixture
-def not_validated(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = History.tell
-
-    def tell(self: History, entry: dict[str, Any]) -> None:
-        before(self, {k: v for k, v in entry.items() if not k.startswith("validation_")})
-
-    monkeypatch.setattr(History, "tell", tell)
-
-
 def job(tmp_path: Path, **more: Any) -> dict[str, Any]:
     keys = {**BASE, "epochs": 3, "window": 8, **more.pop("keys", {})}
     about = {"parties": 2, "node_configs": [], "seeds": 1, "second": ""}
@@ -428,7 +406,6 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-@pytest.mark.usefixtures("validated")
 def test_a_trial_tells_of_evaluations_and_leaves_its_files_to_who_sweeps(
     tmp_path: Path, places: Path
 ) -> None:
@@ -444,7 +421,6 @@ def test_a_trial_tells_of_evaluations_and_leaves_its_files_to_who_sweeps(
     assert not list(places.glob("vfl-sweep-*"))
 
 
-@pytest.mark.usefixtures("validated")
 def test_a_trial_that_is_stopped_learns_no_more_and_leaves_nothing(
     tmp_path: Path, places: Path
 ) -> None:
@@ -459,7 +435,6 @@ def test_a_trial_that_is_stopped_learns_no_more_and_leaves_nothing(
     assert len(told) == 2 and not list(places.glob("vfl-sweep-*"))
 
 
-@pytest.mark.usefixtures("validated")
 def test_by_several_seeds_the_mean_counts_and_the_first_is_watched(tmp_path: Path) -> None:
     told: list[Event] = []
     event = run_trial(job(tmp_path, seeds=3), lambda each: told.append(each) or False)  # type: ignore[func-returns-value]
@@ -474,9 +449,8 @@ def test_by_several_seeds_the_mean_counts_and_the_first_is_watched(tmp_path: Pat
     assert event["metric"] == chosen_by(history)
 
 
-@pytest.mark.usefixtures("not_validated")
 def test_without_validation_rows_test_rows_do_not_choose(tmp_path: Path) -> None:
-    event = run_trial(job(tmp_path), lambda _: False)
+    event = run_trial(job(tmp_path, keys=ALL_ROWS), lambda _: False)
     assert event["ended"] == "impossible" and "set validation-fraction" in event["failure"]
 
     class Real(Crew):
@@ -501,7 +475,6 @@ def test_auc_chooses_before_accuracy_and_that_before_r2(
     assert chosen_by({**figures, "test_auc": 1.0}) == key
 
 
-@pytest.mark.usefixtures("validated")
 def test_what_cannot_be_spent_is_no_second_objective(tmp_path: Path) -> None:
     event = run_trial(job(tmp_path, second="epsilon"), lambda _: False)
     assert event["ended"] == "impossible" and "these runs have no epsilon" in event["failure"]
@@ -513,7 +486,6 @@ def test_a_trial_that_fails_says_why(tmp_path: Path, places: Path) -> None:
     assert not list(places.glob("vfl-sweep-*"))
 
 
-@pytest.mark.usefixtures("validated")
 def test_a_stepper_waits_for_answers(tmp_path: Path) -> None:
     stepper = Stepper()
     assert stepper.send(job(tmp_path))["evaluated"] == 1
@@ -537,7 +509,7 @@ class InHere(Crew):
         self._events.append((worker, self._stepper.send(message)))
 
 
-@pytest.mark.usefixtures("plain", "validated")
+@pytest.mark.usefixtures("plain")
 def test_files_are_aligned_once_and_before_all_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -550,7 +522,8 @@ def test_files_are_aligned_once_and_before_all_trials(
         return before(*words, **named)
 
     monkeypatch.setattr(recall, "align", align)
-    keys = {"strategy": "split-nn", "epochs": 1, **organisations.keys, "out": str(tmp_path / "out")}
+    keys = {"strategy": "split-nn", "epochs": 1, "validation-fraction": 0.2}
+    keys |= {**organisations.keys, "out": str(tmp_path / "out")}
     nodes = organisations.node_configs
     found = in_(sweep(2, keys, SEARCH, 3, lambda _: InHere(times), node_configs=nodes))
     assert [each["state"] for each in found["trials"]] == ["finished"] * 3
@@ -561,27 +534,6 @@ def test_files_are_aligned_once_and_before_all_trials(
 
 # --- processes and actors -----------------------------------------------------------------------
 
-OBSERVER = """
-from strategies.history import History
-from vfl_flower.holder.observers import Observer
-
-class Validated(Observer):
-    before = History.tell
-
-    def __init__(self):
-        History.tell = tell
-
-def tell(self, entry):
-    entry["validation_accuracy"] = entry["test_accuracy"]
-    Validated.before(self, entry)
-"""
-
-
-def keys_of(tmp_path: Path) -> dict[str, Any]:
-    """Keys of trials in other processes, which are validated."""
-    (tmp_path / "validated.py").write_text(OBSERVER)
-    return {**BASE, "epochs": 4, "observer": f"{tmp_path / 'validated.py'}:Validated"}
-
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["local", "ray"])
@@ -589,7 +541,7 @@ def test_trials_run_side_by_side_elsewhere(tmp_path: Path, engine: str) -> None:
     def workers(folder: Path) -> Workers:
         return Actors(2) if engine == "ray" else Processes(2, folder / "workers.log")
 
-    keys = {**keys_of(tmp_path), "out": str(tmp_path / "out")}
+    keys = {**BASE, "epochs": 4, "out": str(tmp_path / "out")}
     before = signal.getsignal(signal.SIGTERM)
     folder = sweep(2, keys, SEARCH, 8, workers, seeds=2)
     found = json.loads((folder / "sweep.json").read_text())
@@ -623,7 +575,7 @@ def test_others_do_not_use_the_ray_that_a_sweep_starts() -> None:
 def test_a_command_that_was_ended_goes_on_where_it_was(tmp_path: Path, end: int) -> None:
     out, place = tmp_path / "out", tmp_path / "places"
     place.mkdir()
-    keys = results.pasted({k: v for k, v in keys_of(tmp_path).items() if k != "strategy"})
+    keys = results.pasted({k: v for k, v in {**BASE, "epochs": 4}.items() if k != "strategy"})
     command = [sys.executable, "-m", "vfl_flower.tools.cli", "sweep", "split-nn", "-c", keys]
     command += ["--search", SEARCH[0], "--trials", "10", "--jobs", "2", "--out", str(out)]
     environment = {**os.environ, "TMPDIR": str(place)}

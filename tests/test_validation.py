@@ -39,7 +39,8 @@ from tests.test_kills import kill
 from tests.test_label_noise import drawn
 from tests.test_sources import hugging_face, photographs
 from vfl_flower import client_app
-from vfl_flower.data.blocks import _divide, _split, load_features, load_labels
+from vfl_flower.data.blocks import load_features, load_labels
+from vfl_flower.data.split import divide, split
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.flower_internals import begin_task, state_to_bytes
 from vfl_flower.holder import checkpoint, results
@@ -346,7 +347,7 @@ def test_validation_rows_are_not_trained_on_and_scale_nothing(
 def test_so_it_is_with_own_files(tmp_path: Path, own: int) -> None:
     organisations = cut(tmp_path, cancer(columns=9), own=own, suffixes=(".csv",))
     ids = np.array(common(organisations))
-    train, test, validation = _divide(resolve(organisations.keys).data, len(ids))
+    train, test, validation = divide(resolve(organisations.keys).data, len(ids))
     keys = {"align": "psi", "epochs": 2, "patience": 0.0, "eval-every": 2.0, "noise-seed": 0}
     number = 0
 
@@ -571,7 +572,7 @@ def test_parts_are_disjoint_cover_all_rows_and_agree(
     for whole in (ids, features):
         parts = [whole[:rows], whole[rows:]] if apart else [whole]
         try:
-            sides.append(_split(data, parts))
+            sides.append(split(data, parts))
         except ConfigError as error:
             assert "leaves none to train on" in str(error)
             return
@@ -593,7 +594,7 @@ def test_parts_are_disjoint_cover_all_rows_and_agree(
 
 
 def test_of_many_rows_20000_are_enough() -> None:
-    *_, validation = _divide(resolve({"test-fraction": 0.0}).data, 200_000)
+    *_, validation = divide(resolve({"test-fraction": 0.0}).data, 200_000)
     assert validation == 20_000
 
 

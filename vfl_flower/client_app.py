@@ -16,6 +16,7 @@ from flwr.common import log
 
 from vfl_flower.data import alignment, recall
 from vfl_flower.data.blocks import own_source, seat
+from vfl_flower.data.source import Source
 from vfl_flower.errors import CodeError, OutOfStepError, VflError
 from vfl_flower.messages import (
     AlignOrder,
@@ -55,36 +56,19 @@ app = ClientApp()
 @app.query("set")
 def recall_set(message: Message, context: Context) -> Message:
     """Whether this party still has the blinded ids of an earlier alignment."""
-
-    def look(context: Context, order: SetOrder) -> Payload:
-        _, parties = seat(context)
-        between.check_before_alignment(context)
-        return alignment.recall_set(context, own_source(context), parties, order)
-
-    return _serve(message, context, SetOrder, look)
+    return _serve(message, context, SetOrder, _aligning(alignment.recall_set))
 
 
 @app.query("align")
 def align(message: Message, context: Context) -> Message:
     """Which ids this party has, in a form that does not tell them."""
-
-    def blind(context: Context, order: AlignOrder) -> Payload:
-        _, parties = seat(context)
-        between.check_before_alignment(context)
-        return alignment.blind(context, own_source(context), parties, order)
-
-    return _serve(message, context, AlignOrder, blind)
+    return _serve(message, context, AlignOrder, _aligning(alignment.blind))
 
 
 @app.query("common")
 def common(message: Message, context: Context) -> Message:
     """Which of this party's rows all have."""
-
-    def take(context: Context, order: CommonOrder) -> Payload:
-        _, parties = seat(context)
-        return alignment.take_common(context, own_source(context), parties, order)
-
-    return _serve(message, context, CommonOrder, take)
+    return _serve(message, context, CommonOrder, _aligning(alignment.take_common))
 
 
 @app.query("confirm")
@@ -103,13 +87,7 @@ def confirm(message: Message, context: Context) -> Message:
 @app.query("recall")
 def recall_rows(message: Message, context: Context) -> Message:
     """Rows that were confirmed in an earlier run are to be used."""
-
-    def look(context: Context, order: RecallOrder) -> Payload:
-        _, parties = seat(context)
-        between.check_before_alignment(context)
-        return recall.recall(context, own_source(context), parties, order)
-
-    return _serve(message, context, RecallOrder, look)
+    return _serve(message, context, RecallOrder, _aligning(recall.recall))
 
 
 @app.query("describe")
@@ -234,6 +212,19 @@ def session(message: Message, context: Context) -> Message:
         return end
 
     return _serve(message, context, SessionOrder, serve)
+
+
+def _aligning(
+    method: Callable[[Context, Source, int, O], Payload],
+) -> Callable[[Context, O], Payload]:
+    """Have an order about ids served by the party's own data, if the run would not be refused."""
+
+    def serve(context: Context, order: O) -> Payload:
+        _, parties = seat(context)
+        between.check_before_alignment(context)
+        return method(context, own_source(context), parties, order)
+
+    return serve
 
 
 def _by(

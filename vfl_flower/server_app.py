@@ -18,14 +18,13 @@ from vfl_flower.axes.privacy.ledger import hides_labels
 from vfl_flower.config import RunConfig, parse
 from vfl_flower.data.alignment import Alignment, Order
 from vfl_flower.data.blocks import (
-    held_out_again,
     load_labels,
     load_own_labels,
     own_table,
-    used_by,
 )
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.recall import aligned
+from vfl_flower.data.split import held_out_again, used_by
 from vfl_flower.data.tables import Table
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import write_whole
