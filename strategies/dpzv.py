@@ -26,8 +26,10 @@ DPZV = System(
         "directions": "scaled-sphere",
         "privacy": "scalar",
         "epsilon": 1.0,
-        "party-lr": 0.01,
-        "server-lr": 0.1,
+        "batch-size": 256,  # noise on a mean is the smaller, the more rows it is of
+        "epochs": 60,
+        "party-lr": 0.002,
+        "server-lr": 0.05,
         "clip": 0.2,
     },
 )

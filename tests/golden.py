@@ -45,7 +45,7 @@ CANCER: dict[str, Any] = {
     "epochs": 3,
 }
 BOTH_WAYS = {"downlink-codec": "top-k", "downlink-compression": "error-feedback"}
-DPZV = {"strategy": "dpzv", "noise-multiplier": 1.0}
+DPZV = {"strategy": "dpzv", "noise-multiplier": 1.0, "party-lr": 0.01, "server-lr": 0.1}
 
 SMALL: dict[str, dict[str, Any]] = {
     "split-nn": {},
@@ -142,9 +142,19 @@ SMALL: dict[str, dict[str, Any]] = {
     "dpzv, secret mini-batches": {
         **{**DPZV, "sampling": "poisson", "calibration": "secret", "window": 4},
     },
-    "dpzv, budget calibrated": {"strategy": "dpzv", "epsilon": 1.0, "delta": 1e-3, "window": 4},
+    "dpzv, budget calibrated": {
+        **{"strategy": "dpzv", "party-lr": 0.01, "server-lr": 0.1},
+        **{"epsilon": 1.0, "delta": 1e-3, "window": 4},
+    },
     "dpzv, calibrated by the paper": {
-        **{"strategy": "dpzv", "calibration": "paper", "epsilon": 1.0, "delta": 1e-3},
+        **{
+            "party-lr": 0.01,
+            "server-lr": 0.1,
+            "strategy": "dpzv",
+            "calibration": "paper",
+            "epsilon": 1.0,
+            "delta": 1e-3,
+        },
         **{"sampling": "poisson"},
     },
     "frozen": {"strategy": "frozen"},

@@ -215,6 +215,7 @@ def test_one_exchange_of_zeroth_order_brings_a_number_a_step(run: Start) -> None
     assert summary["bytes_down"] == 4 * steps
     assert summary["bytes_up"] == rows * (2 * 6 * 4 + 4)  # two embeddings and an id
     private = {**keys, "strategy": "dpzv", "noise-multiplier": 1.0, "noise-seed": 0}
+    private["batch-size"] = 32
     summary = run(3, private).summary
     assert (summary["bytes_down"], summary["bytes_up"]) == (4 * steps, rows * (2 * 6 * 4 + 4))
     secret = {"sampling": "poisson", "calibration": "secret"}
