@@ -23,7 +23,7 @@ from vfl_flower.holder.contribution import table as shown
 from vfl_flower.start import run_local
 
 KEYS: dict[str, Any] = {
-    **{"strategy": "vafl", "align": "any", "epochs": 25, "noise-seed": 0},
+    **{"strategy": "vafl", "align": "any", "epochs": 10, "noise-seed": 0},
     **{"party-lr": 0.05, "server-lr": 0.05},
 }
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.conftest import ALL_ROWS, Start, assert_copies_agree, trained
+from tests.conftest import ALL_ROWS, FASTER, Start, assert_copies_agree, nightly, trained
 from vfl_flower import client_app
 from vfl_flower.axes.batches import draw_window, steps_per_epoch
 from vfl_flower.axes.estimators.shared_labels import SharedLabels
@@ -157,24 +157,24 @@ PRIVATE = {"noise-multiplier": 1.0, "noise-seed": 0}
     ("keys", "names"),
     [
         ({"strategy": "ef-vfl"}, ["uplink"]),
-        ({"strategy": "ef-vfl", **QSGD, **DOWNLINK}, ["uplink", "gradient"]),
-        ({"strategy": "ef-vfl", "batch-size": 10**6, "epochs": 200}, ["uplink"]),
-        ({"strategy": "split-nn", **QSGD_DOWNLINK}, ["gradient"]),
-        (SHARED, ["uplink", "other-0", "other-1", "other-2"]),
+        nightly({"strategy": "ef-vfl", **QSGD, **DOWNLINK}, ["uplink", "gradient"]),
+        nightly({"strategy": "ef-vfl", "batch-size": 10**6, "epochs": 200}, ["uplink"]),
+        nightly({"strategy": "split-nn", **QSGD_DOWNLINK}, ["gradient"]),
+        nightly(SHARED, ["uplink", "other-0", "other-1", "other-2"]),
         ({**SHARED, **QSGD, **DOWNLINK}, ["uplink", "other-0", "other-1", "other-2", "top"]),
-        (
+        nightly(
             {**SHARED, **QSGD_DOWNLINK, "window": 7},
             ["uplink", *map("other-{}".format, range(3)), "top"],
         ),
-        ({**VAFL, **TOP_K}, ["uplink"]),
-        ({**VAFL, **QSGD, **QSGD_DOWNLINK, "window": 4}, ["uplink", "gradient"]),
+        nightly({**VAFL, **TOP_K}, ["uplink"]),
+        nightly({**VAFL, **QSGD, **QSGD_DOWNLINK, "window": 4}, ["uplink", "gradient"]),
         ({**VAFL, **TOP_K, **DOWNLINK, "sampling": "poisson"}, ["uplink", "gradient"]),
-        ({**VAFL, **TOP_K, **DOWNLINK, "max-delay": 4, "window": 2}, ["uplink", "gradient"]),
+        nightly({**VAFL, **TOP_K, **DOWNLINK, "max-delay": 4, "window": 2}, ["uplink", "gradient"]),
         ({**VAFL, **QSGD, **DOWNLINK, "strategy": "vafl-t", "quorum": 2}, ["uplink", "gradient"]),
-        ({"strategy": "cascaded", **TOP_K}, ["uplink"]),
+        nightly({"strategy": "cascaded", **TOP_K}, ["uplink"]),
         ({"strategy": "cascaded", **QSGD, "delay": "exponential", "max-delay": 4}, ["uplink"]),
-        ({"strategy": "dpzv", **TOP_K, **PRIVATE}, ["uplink"]),
-        ({"strategy": "dpzv", **QSGD, **PRIVATE}, ["uplink"]),
+        nightly({**FASTER, "strategy": "dpzv", **TOP_K, **PRIVATE}, ["uplink"]),
+        ({**FASTER, "strategy": "dpzv", **QSGD, **PRIVATE}, ["uplink"]),
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from strategies import history, mailbox
-from tests.conftest import ALL_ROWS, Start, assert_copies_agree, trained
+from tests.conftest import ALL_ROWS, FASTER, Start, assert_copies_agree, trained
 from vfl_flower import client_app
 from vfl_flower.axes.codecs.bits import place_bits
 from vfl_flower.axes.estimators import first_order, zeroth_order
@@ -185,7 +185,7 @@ FAULTS_OF_IDS: dict[str, tuple[Fault, str]] = {
 ZEROTH = {**KEYS, "strategy": "cascaded", "noise-seed": 0}
 ZEROTH_SYNC = {**ZEROTH, "strategy": "syn-zoo", "batch-size": 32}
 POISSON = {**ZEROTH, "sampling": "poisson"}
-DPZV = {**KEYS, "strategy": "dpzv", "noise-multiplier": 1.0, "noise-seed": 0}
+DPZV = {**FASTER, **KEYS, "strategy": "dpzv", "noise-multiplier": 1.0, "noise-seed": 0}
 DPZV |= {"sampling": "poisson", "calibration": "secret"}  # whose parties say what they have drawn
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
-from tests.conftest import ALL_ROWS, Start
+from tests.conftest import ALL_ROWS, FASTER, Start
 from vfl_flower import client_app
 from vfl_flower.axes.batches import draw_window
 from vfl_flower.data.blocks import load_features, load_labels
@@ -332,10 +332,8 @@ def test_dpzv_without_noise_is_cascaded_bit_for_bit(
 ) -> None:
     sampling = "shuffle" if calibration == "known" else "poisson"
     both: dict[str, Any] = {
-        **ALL_ROWS,
+        **{**ALL_ROWS, **FASTER, "server-lr": 0.05},
         "noise-seed": 0,
-        "party-lr": 0.01,
-        "server-lr": 0.05,
         "window": window,
         "epochs": 1,
     }

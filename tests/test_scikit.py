@@ -16,7 +16,7 @@ from sklearn.utils.parallel import Parallel, delayed
 
 from vfl_flower.scikit import VerticalClassifier, VerticalRegressor
 
-QUICK = {"epochs": 30}
+QUICK = {"epochs": 15}
 EXPECTED = {  # check -> why it cannot pass
     "check_methods_subset_invariance": "models compute in 32 bits, and so round by batch",
 }

@@ -14,7 +14,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
-from tests.conftest import ALL_ROWS
+from tests.conftest import ALL_ROWS, FASTER
 from vfl_flower import client_app
 from vfl_flower.axes.estimators import directions as directions_module
 from vfl_flower.errors import VflError
@@ -52,7 +52,7 @@ KINDS = {
     "momentum": {**KEYS, "optimizer": "momentum"},
     "adam": {**KEYS, "optimizer": "adam"},
     "zeroth order": ZEROTH,
-    "dpzv": {**KEYS, "strategy": "dpzv", "noise-multiplier": 1.0},
+    "dpzv": {**FASTER, **KEYS, "strategy": "dpzv", "noise-multiplier": 1.0},
 }
 every_kind = pytest.mark.parametrize("keys", KINDS.values(), ids=KINDS)
 
