@@ -26,9 +26,9 @@ DPZV = System(
         "directions": "scaled-sphere",
         "privacy": "scalar",
         "epsilon": 1.0,
-        "batch-size": 256,  # noise on a mean is the smaller, the more rows it is of
-        "epochs": 60,
-        "party-lr": 0.002,
+        "batch-size": 1024,  # noise on a mean is the smaller, the more rows it is of
+        "epochs": 200,
+        "party-lr": 0.005,
         "server-lr": 0.05,
         "clip": 0.2,
     },
