@@ -48,10 +48,11 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "partial_rows": "--mnist {mnist} --epochs 1 --times 1",
     "privacy_utility": "--mnist {mnist} --credit {credit} --epochs 2 --epsilons 1 "
     "--picture {picture}",
+    "afternoon": "--rows 10000 --parties 2",
     "psi": "--ids 2000",
     "realign": "--ids 1000 --engines local",
     "runtimes": "--mnist {mnist} --engines ray --windows 8",
-    "scale": "--rows 1000 --only ef-vfl",
+    "scale": "--only window --most 400",
     "table2": "--mnist {mnist} --rows 200 --seeds 1 --rounds 2",
     "texts": "--sst2 {sst2} --seeds 1 --epochs 1",
     "windows": "--mnist {mnist} --seeds 1 --epochs 1",

@@ -1,0 +1,154 @@
+"""How long ten organisations with a hundred million people would take: measured here, calculated.
+
+Measured, on this machine: processor seconds of a party's and of the label holder's part in a row's
+step, and bytes a row, of one epoch in process for each system, codec and window; and seconds of
+blinding an id. Calculated: an epoch over real networks, where the label holder has one line that
+all parties share, both ways at once. In a synchronous system a window's parts follow one another:
+parties compute, embeddings travel, the label holder computes, gradients travel back, and the round
+trip. An asynchronous system is as fast as the slowest of these alone. The alignment comes before:
+each party blinds its ids and the label holder's, and the label holder unblinds for each party.
+It is a calculation: nothing of that size has been run. Prints one JSON object as its last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+
+from benchmarks.common import ALL_ROWS, report
+from vfl_flower.client_app import app
+from vfl_flower.data.psi import Blinding, encode_ids, shuffled
+from vfl_flower.start import run_local
+
+COLUMNS, BATCH = 20, 4096
+QSGD = {"codec": "qsgd", "bits": 8, "downlink-codec": "qsgd", "downlink-bits": 8}
+WAYS: dict[str, dict[str, Any]] = {
+    "split-nn": {},
+    "split-nn, 8 bits": QSGD,
+    "vafl": {"strategy": "vafl"},
+    "vafl, 8 bits": {"strategy": "vafl", **QSGD},
+    "ef-vfl": {"strategy": "ef-vfl"},
+    "cascaded": {"strategy": "cascaded"},
+}
+SYNCHRONOUS = ("split-nn", "split-nn, 8 bits", "ef-vfl")
+ALIGNED = 64e-6, 39e-6  # megabytes of an id to the label holder and to a party (`benchmarks.psi`)
+
+
+def measured(keys: dict[str, Any], dataset: str, parties: int, rows: int) -> dict[str, float]:
+    """Of one epoch: seconds and bytes of a party, and seconds of the label holder, by row."""
+    busy, began = [0.0], 0.0
+
+    def client(message: Message, context: Context) -> Message:
+        nonlocal began
+        start = time.perf_counter()
+        reply: Message = app(message, context)
+        if message.metadata.message_type == "train":
+            began = began or start
+            busy[0] += time.perf_counter() - start
+        return reply
+
+    with tempfile.TemporaryDirectory() as out:
+        base = {
+            **ALL_ROWS,
+            "epochs": 1,
+            "batch-size": BATCH,
+            "embedding-size": 8,
+            "out": out,
+            "optimizer": "adam",
+        }
+        base |= {
+            "party-lr": 0.003,
+            "server-lr": 0.003,
+            "dataset": dataset,
+            "test-fraction": 0.01,
+            "checkpoint-every": 0,
+            "window": 8,
+        }
+        summary = run_local(parties, {**base, **keys}, client).summary  # type: ignore[arg-type]
+        seconds = time.perf_counter() - began
+    each = parties * summary["epochs"] * rows
+    return {
+        "party": busy[0] / each,
+        "label_holder": (seconds - busy[0]) / each,
+        "up": summary["bytes_up"] / each,
+        "down": summary["bytes_down"] / each,
+        "accuracy": summary["test_accuracy"],
+    }
+
+
+def blinding(ids: int) -> float:
+    """Processor seconds of blinding an id."""
+    start = time.process_time()
+    blinds = Blinding()
+    blinds.of_ids(encode_ids(np.arange(ids), "A file"), shuffled(ids, blinds.secret))
+    return (time.process_time() - start) / ids
+
+
+def hours(
+    one: dict[str, float], window: int, waits: bool, options: argparse.Namespace
+) -> dict[str, float]:
+    """Of an epoch: hours in all, and of what takes most by itself."""
+    rows, parties = options.people, options.parties
+    line = options.mbit * 1e6 / 8
+    parts = {
+        "parties": rows * one["party"],
+        "label holder": rows * parties * one["label_holder"],
+        "up": rows * parties * one["up"] / line,
+        "down": rows * parties * one["down"] / line,
+        "round trips": rows / (BATCH * window) * options.rtt / 1000,
+    }
+    total = sum(parts.values()) if waits else max(parts.values())
+    return {"hours": total / 3600, **{name: each / 3600 for name, each in parts.items()}}
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--people", type=float, default=1e8)
+    made.add_argument("--parties", type=int, default=10)
+    made.add_argument(
+        "--mbit", type=float, default=100, help="a second, of the line to the label holder"
+    )
+    made.add_argument("--rtt", type=float, default=20, help="milliseconds there and back")
+    made.add_argument("--cores", type=int, default=32, help="for blinding, at each organisation")
+    made.add_argument("--rows", type=int, default=200_000, help="to measure by")
+    options = made.parse_args()
+    torch.set_num_threads(1)
+    figures: dict[str, Any] = {}
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((options.rows, COLUMNS * options.parties), dtype=np.float32)
+    y = (x.sum(1) > 0).astype(np.int64)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "rows.npz")
+        np.savez(path, X=x, y=y)
+        measured({}, f"npz:{path}", options.parties, options.rows)  # warms up
+        for name, keys in WAYS.items():
+            one = measured(keys, f"npz:{path}", options.parties, options.rows)
+            waits = name in SYNCHRONOUS
+            found = {window: hours(one, window, waits, options) for window in (1, 8, 64)}
+            figures[name] = {"measured": one, "windows": found}
+            said = ", ".join(f"window {w}: {each['hours']:.2f} h" for w, each in found.items())
+            slowest = max(found[8], key=lambda part: (part != "hours") * found[8][part])
+            accuracy = f"{one['accuracy']:.3f} after {options.rows} rows"
+            print(f"{name:18} {said}; most of it: {slowest}; {accuracy}", flush=True)
+    of_id = blinding(20_000)
+    line = options.mbit * 1e6 / 8
+    figures["alignment"] = {
+        "seconds_of_blinding_an_id": of_id,
+        "label_holder_hours": (1 + options.parties) * options.people * of_id / options.cores / 3600,
+        "line_hours": max(ALIGNED) * 1e6 * options.parties * options.people / line / 3600,
+    }
+    print("alignment:", figures["alignment"])
+    report("afternoon", figures)
+
+
+if __name__ == "__main__":
+    main()
