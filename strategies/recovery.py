@@ -15,7 +15,14 @@ from strategies.plan import Plan
 from strategies.seats import Seat, State
 from vfl_flower.axes.estimators.base import Arrival
 from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError, OutOfStepError, PartyError, PoisonError, VflError
+from vfl_flower.errors import (
+    ConfigError,
+    OutOfStepError,
+    PartyError,
+    PoisonError,
+    SumError,
+    VflError,
+)
 from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.messages import SMALL, Arrays, Description, RejoinOrder, Upload
 from vfl_flower.wire import read_reply
@@ -70,6 +77,8 @@ class Recovery:
         """What ``use`` makes of a party's answer; none if it has failed or is out of step."""
         try:
             return self.mailbox.take(seat, message, use)
+        except SumError:
+            raise
         except OutOfStepError as error:
             self._bring_into_step(seat, error)
         except VflError as error:
@@ -124,6 +133,10 @@ class Recovery:
     def _bring_into_step(self, seat: Seat, error: OutOfStepError) -> None:
         """A party has an older state than it should: tell it what is known of it, and go on."""
         seat.out_of_step += 1
+        if self.config.secure:  # its masks would serve twice, and a sum's change be its own
+            cause = f"{error} Resume the run, by which all go back to its last checkpoint."
+            self.fail(seat, PartyError(f"Party {seat.party}", cause))
+            return
         if self.holder.estimator.broadcasts or seat.out_of_step > _TRIES:
             self.fail(seat, PartyError(f"Party {seat.party}", str(error)))
             return

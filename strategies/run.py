@@ -134,10 +134,11 @@ class Run:
     def holds(self, seat: Seat) -> bool:
         """Whether a party waits for the evaluation of others, after which all may have to stop.
 
-        Without it some would have a window that others of a synchronous system have not.
+        Without it some would have a window that others of a synchronous system have not. Where
+        nobody stops by validation, that window is waited for, unless only sums are known.
         """
-        may_stop = self.schedule.coordinated and bool(self.labels.validation)
-        return may_stop and seat.evaluation > self.history.recorded
+        together = bool(self.labels.validation) or self.config.secure  # so do sums need it
+        return self.schedule.coordinated and together and seat.evaluation > self.history.recorded
 
     def evaluation(self, seat: Seat, number: int) -> EvaluateOrder:
         """A party's order for the evaluation of this number."""

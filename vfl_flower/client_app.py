@@ -19,6 +19,8 @@ from vfl_flower.data.blocks import own_source, seat
 from vfl_flower.data.source import Source
 from vfl_flower.errors import CodeError, OutOfStepError, VflError
 from vfl_flower.messages import (
+    Agreed,
+    AgreeOrder,
     AlignOrder,
     CheckpointOrder,
     CommonOrder,
@@ -27,6 +29,7 @@ from vfl_flower.messages import (
     EmbedOrder,
     EvaluateOrder,
     GrowOrder,
+    KeyOrder,
     Order,
     Payload,
     PredictOrder,
@@ -40,7 +43,7 @@ from vfl_flower.messages import (
     refuse_unused,
 )
 from vfl_flower.party import context as between
-from vfl_flower.party import state_file
+from vfl_flower.party import state_file, sums
 from vfl_flower.party.party import Party
 from vfl_flower.party.predict import predict
 from vfl_flower.party.rules import Rules, simulated
@@ -116,6 +119,23 @@ def grow(message: Message, context: Context) -> Message:
         return payload
 
     return _serve(message, context, GrowOrder, begin)
+
+
+@app.query("key")
+def key(message: Message, context: Context) -> Message:
+    """A fresh key for masked sums of this run, signed."""
+    return _serve(message, context, KeyOrder, sums.make_key)
+
+
+@app.query("agree")
+def agree(message: Message, context: Context) -> Message:
+    """From now on uploads are masked by keys with all other parties."""
+
+    def agree(party: Party, order: AgreeOrder) -> Payload:
+        party.masks, tags = sums.agree(context, order.arrays, party.alike)
+        return Agreed(party=party.index, parties=party.parties, arrays=tags)
+
+    return _serve(message, context, AgreeOrder, _by(agree))
 
 
 @app.train()

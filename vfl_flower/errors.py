@@ -37,6 +37,16 @@ class DivergedError(VflError):
         super().__init__("The loss is no longer finite: lower the learning rates.")
 
 
+class SumError(VflError):
+    """What parties have uploaded makes no sum of embeddings, and nobody knows whose fault it is."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The parties' masked embeddings make no sum: one has sent what is none, or they were "
+            "not all sent the same. Resume the run from its last checkpoint."
+        )
+
+
 class PartyError(VflError):
     """A party failed, or sent something that must not be used."""
 

@@ -245,13 +245,32 @@ class GrowOrder(DescribeOrder):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeyOrder(Order):
+    """Make a key for masked sums of this run (`axes.secure_sum`). Answered by `KeyMade`."""
+
+    kind: ClassVar[str] = "query.key"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgreeOrder(Order):
+    """Agree with all parties on keys; the arrays are those of `KeyMade`, a row of each party.
+
+    Answered by `Agreed`.
+    """
+
+    kind: ClassVar[str] = "query.agree"
+    names: ClassVar = ("keys", "identities", "signatures")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PredictOrder(Order):
     """Embed rows with the model of that checkpoint: those just aligned, or the test rows.
 
-    Answered by `Predicted`.
+    Where sums are masked, the arrays are those of `AgreeOrder`. Answered by `Predicted`.
     """
 
     kind: ClassVar[str] = "query.predict"
+    names: ClassVar = ("keys", "identities", "signatures")
     run: str
     number: int
 
@@ -331,14 +350,31 @@ class Description(Introduction):
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeyMade(Introduction):
+    """A party's answer to `KeyOrder`: its fresh key, and the lasting one that has signed it.
+
+    ``arrays`` are "keys" and "identities", uint8 [1, 32], and "signatures", uint8 [1, 64].
+    """
+
+    names: ClassVar = ("keys", "identities", "signatures")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreed(Introduction):
+    """A party's answer to `AgreeOrder`: a tag of the key with each party, uint8 [parties, 16]."""
+
+    names: ClassVar = ("tags",)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Predicted(Introduction):
     """A party's answer to `PredictOrder`: ``arrays["embedding"]``, float32 [N, E], of which rows.
 
     ``alignment`` is as in `Description`; ``exchange`` is the number of messages that the model had
-    seen.
+    seen. Where sums are masked, embeddings are so, int32, and there are tags as in `Agreed`.
     """
 
-    names: ClassVar = ("embedding",)
+    names: ClassVar = ("embedding", "tags")
     exchange: int
     alignment: str
     code_digest: str

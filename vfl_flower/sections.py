@@ -182,6 +182,13 @@ class ModelConfig:
         "how a linear or mlp top model reads the parties' embeddings",
         choices=("concat", "mean", "sum"),
     )
+    aggregation: str = key(
+        "plain",
+        "what the label holder gets of the parties' embeddings: each party's; or secure: masked "
+        "ones, of which it learns the sum alone, in synchronous systems whose top model reads the "
+        "sum or the mean",
+        choices=("plain", "secure"),
+    )
     loss: str = key(
         "standard",
         "loss of a row: cross entropy, or of numbers half the squared error; or FILE.py:NAME, a "

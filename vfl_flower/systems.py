@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from vfl_flower.axes import estimators, subsets
+from vfl_flower.axes import estimators, secure_sum, subsets
 from vfl_flower.axes.codecs import channel as codecs
 from vfl_flower.axes.estimators.base import Estimator
 from vfl_flower.axes.privacy.ledger import check_validation, ledger_of
@@ -118,6 +118,7 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     streams.check(config.running)
     estimator = estimators.choose(config)(config)
     ledger_of(config).check(config, estimator)
+    secure_sum.check(config, estimator.answers_by_scalars, bool(system.baseline))
     _check_system(system, config, estimator)
     return config
 

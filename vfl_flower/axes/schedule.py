@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vfl_flower.axes import secure_sum
 from vfl_flower.axes.estimators.base import Estimator
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
@@ -83,6 +84,7 @@ class Schedule:
                 "perturbs = 'all' has one difference for the directions of all parties, which then "
                 f"step together: it needs a synchronous system, with a quorum of all {parties}."
             )
+        secure_sum.check_schedule(config, parties, coordinated)
         if coordinated and config.running.on_party_failure == "continue":
             raise ConfigError(
                 "on-party-failure = 'continue' needs a quorum below the number of parties, "

@@ -16,18 +16,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.axes import estimators, server, subsets
+from vfl_flower.axes import estimators, secure_sum, server, subsets
 from vfl_flower.axes.batches import Window, among, join, take, uploaded
 from vfl_flower.axes.codecs.channel import Channel, digest
 from vfl_flower.axes.estimators.base import Arrival
 from vfl_flower.axes.estimators.directions import Directions
 from vfl_flower.axes.privacy.noise import ScalarNoise
+from vfl_flower.axes.secure_sum import MaskedReading, Sum
 from vfl_flower.axes.subsets import Copies
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
-from vfl_flower.errors import DivergedError, PoisonError, VflError
+from vfl_flower.errors import DivergedError, PoisonError, SumError, VflError
 from vfl_flower.holder import metrics as figures
 from vfl_flower.holder.metrics import Metrics, check_finite, metrics
+from vfl_flower.holder.sums import summed
 from vfl_flower.holder.table import USUAL, Table, own_features, present_of
 from vfl_flower.messages import LARGEST, Arrays, TrainOrder, Upload, bounded, checked
 from vfl_flower.models import losses
@@ -86,8 +88,10 @@ class LabelHolder:
         train, test = own_features(config, labels)
         present = present_of(config, labels, list(sizes))
         delay = config.schedule.max_delay
-        self.table = Table(sizes, train, self.device, delay, present and present[0])
-        self.test_table = Table(sizes, test, self.device, 0, present and present[1])
+        of_train, of_test = present or (None, None)
+        self.table = Table(sizes, train, self.device, delay, of_train, config.secure)
+        self.test_table = Table(sizes, test, self.device, 0, of_test, config.secure)
+        self.test_sum = Sum(len(sizes)) if config.secure else None  # of what has come
         self.columns = self.table.columns
         self.parties = len(sizes)
         self.partial = config.partial  # whether figures are by subsets of the parties too
@@ -122,6 +126,11 @@ class LabelHolder:
         columns = self.columns[party]
         size = columns.stop - columns.start
         try:
+            if self.config.secure:
+                shape = len(window.ids), size
+                blocks = secure_sum.read(upload.arrays, self.estimator.block_names(), shape)
+                masked = MaskedReading.of(blocks)
+                return Arrival(party, window, order.coordinated, masked, batches)
             reading = self.estimator.read(self.links[party], upload.arrays, window, size)
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
@@ -176,6 +185,8 @@ class LabelHolder:
             embeddings are the largest, if they are such that they can have done it. The table
             knows nothing of it then, and if a run can go on without it, the top model is as it was.
         """
+        if self.config.secure:
+            arrivals = summed(self, arrivals)
         coordinated = arrivals[0].coordinated
         batches = [each.batches for each in arrivals[: 1 if coordinated else None]]
         joint = join(self.config, len(self.labels), batches)
@@ -197,6 +208,8 @@ class LabelHolder:
 
     def _refuse_largest(self, arrivals: Sequence[Arrival] = ()) -> None:
         """Raise `PoisonError` of the party with the largest embeddings, if they are unusual."""
+        if self.config.secure:  # whose they are nobody knows
+            return
         party, peak = self.table.largest({m.party: m.reading.embeddings for m in arrivals})
         if peak > USUAL:
             self.table.forget(party)
@@ -311,12 +324,20 @@ class LabelHolder:
         """
         table, held = self.test_table.of(party), self.test_table.present[party]
         rows = len(table) if held is None else int(held.sum())
+        shape, sent = (rows, table.shape[1]), upload.arrays
         try:
-            shape = rows, table.shape[1]
-            sent = bounded("embedding", checked(upload.arrays, "embedding", "float32", shape))
+            if self.test_sum:
+                masked = secure_sum.read(sent, self.estimator.block_names()[-1:], shape)
+                added = self.test_sum.add(party, masked)
+                if added is None:
+                    return
+                sent = added
+            embeddings = bounded("embedding", checked(sent, "embedding", "float32", shape))
+        except SumError:
+            raise
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
-        table[slice(None) if held is None else torch.from_numpy(held)] = as_tensor(sent).to(
+        table[slice(None) if held is None else torch.from_numpy(held)] = as_tensor(embeddings).to(
             self.device
         )
         if digest != upload.surrogates:

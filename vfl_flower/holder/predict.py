@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.axes import secure_sum
 from vfl_flower.axes.privacy.embeddings import epsilon as epsilon_of_uploads
 from vfl_flower.axes.privacy.journal import Journal
 from vfl_flower.axes.privacy.ledger import EVALUATE, hides_labels, ledger_of
+from vfl_flower.axes.secure_sum import Sum
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels, own_table, prepared, with_presence
 from vfl_flower.data.recall import aligned
 from vfl_flower.data.source import Preparation
 from vfl_flower.data.tables import is_missing
-from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.errors import ConfigError, PartyError, SumError, VflError
 from vfl_flower.files import locked, make_folder, told, whole, write_whole
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Checkpoint, check_states
 from vfl_flower.holder.label_holder import of_group
 from vfl_flower.holder.metrics import Metrics, metrics
+from vfl_flower.holder.sums import check as check_agreed
+from vfl_flower.holder.sums import offered
 from vfl_flower.messages import SMALL, Predicted, PredictOrder, bounded, checked
 from vfl_flower.models.tops import build_top, load_top
 from vfl_flower.models.training import as_tensor
@@ -97,6 +101,9 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: 
     sizes: list[int] = found.strategy["holder"]["sizes"]
     carrier.expect({PredictOrder.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
     order = PredictOrder(run=found.run, number=found.number)
+    secure = found.config.secure
+    if secure:
+        order = replace(order, arrays=offered(carrier, config.running))
     if there is None:
         answers = ask_all(carrier, order, Predicted, config.running)
     elif rows.nodes is not None:
@@ -105,17 +112,27 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: 
     else:
         answers = ask_present(carrier, order, Predicted, config.running, there)
     check_states(found, answers.values(), whole=there is None)
+    total = Sum(len(sizes)) if secure else None
+    if secure:
+        check_agreed(answers.values())
     present = np.ones((len(rows.ids), len(sizes)), bool) if rows.present is None else rows.present
-    h = [torch.zeros(len(rows.ids), size) for size in sizes]
+    h = [torch.zeros(len(rows.ids), size) for size in sizes[: 1 if secure else None]]
     for answer in answers.values():
         party = answer.party
         places = torch.from_numpy(present[:, party])
         try:
             if (answer.alignment, answer.code_digest) != (rows.alignment, code_digest()):
                 raise VflError("embeddings of other rows, or by another version of the code.")
-            shape = int(places.sum()), sizes[party]
-            block = checked(answer.arrays, "embedding", "float32", shape)
+            shape, sent = (int(places.sum()), sizes[party]), answer.arrays
+            if total:
+                added = total.add(party, secure_sum.read(sent, ("embedding",), shape))
+                if added is None:
+                    continue
+                sent, party = added, 0
+            block = checked(sent, "embedding", "float32", shape)
             bounded("embedding", block)
+        except SumError:
+            raise
         except VflError as error:
             raise PartyError(f"Party {party}", f"sent {error}") from None
         h[party][places] = as_tensor(block)

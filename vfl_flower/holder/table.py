@@ -44,6 +44,7 @@ class Table:
     own : features of the label holder's own, [N, F].
     max_delay : bound D on the age of an embedding that is used, in label-holder steps; 0: none.
     present : who has which rows, [N, M], where any may lack some.
+    summed : whether there is one block alone, the sum of all parties' embeddings.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Table:
         device: torch.device,
         max_delay: int = 0,
         present: NDArray[np.bool_] | None = None,
+        summed: bool = False,
     ) -> None:
         ends = np.cumsum(list(sizes.values())).tolist()
         self.columns = {
@@ -60,6 +62,9 @@ class Table:
             for (party, size), end in zip(sizes.items(), ends, strict=True)
         }
         self.received = sum(sizes.values())  # columns of parties
+        if summed:
+            self.received //= len(sizes)  # their sizes are alike
+            self.columns = dict.fromkeys(sizes, slice(0, self.received))
         self.present = dict.fromkeys(sizes)  # masks [N]; none of who has all rows
         if present is not None:
             self.present = dict(zip(sizes, present.T, strict=True))

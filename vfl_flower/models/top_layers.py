@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -172,6 +172,26 @@ class TopModel(nn.Module):
         for each, read in zip(signals, inputs, strict=False) if parameters else ():
             gradients += [each.T @ read, each.sum(0)]
         return outputs, in_float32(signal), list(map(in_float32, gradients))
+
+
+class SummedTop(TopModel):
+    """The same where the parties' embeddings have been added already: rows h are [R, E + F]."""
+
+    def __init__(self, sizes: Sequence[int], *rest: Any) -> None:
+        super().__init__(sizes, *rest)
+        self.received = sizes[0]
+
+    def combined(self, blocks: Tensor, h: Tensor) -> Tensor:
+        """What the first layer reads of the sum, and of the label holder's own block if any."""
+        x = blocks.view(len(blocks), -1, self.received).sum(1)
+        return x / self.blocks if self.combine == "mean" else x
+
+    def spread(self, rows: Tensor, h: Tensor) -> Tensor:
+        """Gradient rows with respect to the sum, [R, E], from those of what the first layer reads.
+
+        They are every party's.
+        """
+        return rows / self.blocks if self.combine == "mean" else rows
 
 
 class PartialTop(TopModel):

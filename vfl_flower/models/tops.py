@@ -38,7 +38,7 @@ from vfl_flower.models.bottoms import (
     embedding_size,
     seeded,
 )
-from vfl_flower.models.top_layers import PartialTop, TopModel, with_block
+from vfl_flower.models.top_layers import PartialTop, SummedTop, TopModel, with_block
 from vfl_flower.models.training import check_size, in_float32, load_model, trained
 from vfl_flower.registry import BOTTOMS, TOPS
 from vfl_flower.sections import ModelConfig
@@ -206,7 +206,7 @@ def build_top(
         )
         layers = [nn.Linear(wide, out) for wide, out in pairwise(widths)]
     combine = models.combine if layers else "sum"
-    top = PartialTop if config.partial else TopModel
+    top = PartialTop if config.partial else SummedTop if config.secure else TopModel
     return top(sizes, combine, layers, outputs, own, precision)
 
 

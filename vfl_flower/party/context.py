@@ -19,6 +19,7 @@ import torch
 from flwr.app import Context
 
 from vfl_flower.axes.batches import steps_per_epoch
+from vfl_flower.axes.secure_sum import alike
 from vfl_flower.config import RunConfig, parse
 from vfl_flower.data.blocks import FeatureBlock, load_block, seat
 from vfl_flower.data.source import Preparation
@@ -38,7 +39,7 @@ from vfl_flower.models.training import (
     model_tensors,
     optimizer_tensors,
 )
-from vfl_flower.party import state, state_file
+from vfl_flower.party import state, state_file, sums
 from vfl_flower.party.limits import Limits
 from vfl_flower.party.party import Party
 from vfl_flower.party.rules import Rules, check, own_config, refused, simulated
@@ -69,6 +70,7 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     rules = check(context, config)
     party = party_of(context, config, order.outputs, load_block(context, config))
     party.origin = str(context.run_id)
+    party.lineage = alike("begun", party.origin)
     party.limits = limits_of(context, rules, party.origin)
     if isinstance(order, DescribeOrder):
         if state.load_about(context.state) or state_file.is_there(context):
@@ -94,6 +96,8 @@ def grow(context: Context, order: GrowOrder) -> Party:
     """
     index, parties = seat(context)
     config = _told(context, order.config)
+    if config.secure:  # whatever became of the key `grow`
+        raise VflError("was asked to begin masked sums by an earlier model.")
     rules = check(context, config)
     saved = state_file.load(context, order.run, order.number) if index < order.parties else None
     about = state.load_about(saved) if saved else ""
@@ -209,12 +213,16 @@ def keep(party: Party, context: Context) -> None:
         "largest": party.largest_order,
         "pending": [p.exchange, p.epoch, p.first, p.steps, int(p.coordinated)] if p else [],
     }
+    if party.config.secure:
+        scalars["lineage"] = party.masks.transcript if party.masks else party.lineage
     surrogates = {
         name: link.surrogate.numpy()
         for name, link in party.links.items()
         if link.surrogate is not None
     }
     _save(party, context, scalars, {**surrogates, **party.arrays})
+    if party.masks:
+        sums.keep(context, party.masks)
 
 
 _AT = "model-at-"  # what a model at the evaluation of a number is kept as
@@ -257,6 +265,8 @@ def break_off(party: Party, context: Context) -> None:
     and the feedback that it was learned from is not awaited any more.
     """
     party.trace = None
+    if party.masks:
+        sums.keep(context, party.masks)
     scalars = state.load_scalars(context.state)
     awaited = scalars.get("pending")
     if awaited and (party.pending is None or party.pending.exchange != awaited[0]):
@@ -302,6 +312,8 @@ def resume(context: Context) -> Party:
     for name, link in party.links.items():
         if link.surrogate is not None:
             link.surrogate = torch.from_numpy(party.arrays.pop(name))
+    party.masks = sums.load(context, party.masks) if config.secure else None
+    party.lineage = scalars.get("lineage", b"")
     party.exchange = scalars["exchange"]
     party.steps = scalars["steps"]
     party.pending_secret = scalars["pending-secret"]

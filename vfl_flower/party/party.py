@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.axes import estimators
+from vfl_flower.axes import estimators, secure_sum
 from vfl_flower.axes.batches import (
     Window,
     check_order,
@@ -30,6 +30,7 @@ from vfl_flower.axes.batches import (
 from vfl_flower.axes.codecs.channel import check_memory, digest
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.noise import Perturbation
+from vfl_flower.axes.secure_sum import Masks
 from vfl_flower.config import RunConfig
 from vfl_flower.data import augmentation, samples
 from vfl_flower.data.augmentation import augmented
@@ -46,7 +47,9 @@ from vfl_flower.messages import (
     Order,
     RejoinOrder,
     RestoreOrder,
+    ResumeOrder,
     TrainOrder,
+    Turn,
     Upload,
     bounded,
     checked,
@@ -139,6 +142,8 @@ class Party:
         self.pending: TrainOrder | None = None  # the window that awaits feedback
         self.pending_secret = b""  # the secret by which it was uploaded
         self.limits = Limits()  # by rules of its own
+        self.masks: Masks | None = None  # of what it uploads, where only sums are to be learned
+        self.lineage = b""  # how its model came about, a hash that other parties share then
         self.origin = ""  # the Flower run in which this one began, since when uploads are counted
         # What this process may still have from the last message: the record over this very model's
         # memory, and what the estimator needs of the pending window's upload.
@@ -174,6 +179,8 @@ class Party:
 
     def describe(self, order: Order) -> Description:
         """What the label holder must check before this party may train."""
+        if isinstance(order, ResumeOrder):
+            self.lineage = secure_sum.alike(self.lineage, secure_sum.told(order))
         return Description(
             party=self.index,
             parties=self.parties,
@@ -189,7 +196,7 @@ class Party:
     def train(self, order: TrainOrder) -> Upload:
         """Learn from the feedback for the last window; upload the next (VAFL Alg. 1 lines 3-7)."""
         check_order(self.config, self.rows, self.parties, order)
-        self._count(order.exchange)
+        self._count(order)
         self.steps += 0 if self.frozen else order.steps
         self.limits.check_steps(self.steps, steps_per_epoch(self.config, self.rows))
         window = self._window(order)
@@ -207,19 +214,20 @@ class Party:
 
     def evaluate(self, order: EvaluateOrder) -> Upload:
         """Learn from the feedback, if any; upload the embeddings of the test rows, as they are."""
-        self._count(order.exchange)
+        self._count(order)
         self.limits.count(self.block.test_rows)
         self._learn(order.arrays)
         h = self.embeddings(self.block.test).cpu().numpy()
         return replace(
-            self._upload({"embedding": h}),
+            self._upload(self._hidden({"embedding": h})),
             surrogates=digest(self.links.values()),
             peak_memory_mb=peak_memory_mb(),
         )
 
     def embed(self, order: EmbedOrder) -> Upload:
         """Upload fresh embeddings of the rows that have grown too old at the label holder."""
-        self._count(order.exchange)
+        self._count(order)
+        self._refuse_alone()
         ids = order.arrays.get("ids", np.zeros(0))
         if ids.dtype != np.int32 or ids.ndim != 1 or not _within(ids, self.rows):
             raise VflError("was asked for rows that it does not have.")
@@ -237,19 +245,20 @@ class Party:
 
     def restore(self, order: RestoreOrder, then: Arrays) -> Upload:
         """Have the model of an earlier evaluation; it learns no more."""
-        self._count(order.exchange)
+        self._count(order)
         self.pending = self.trace = None
         load_model(self.model, then)
         return self._upload({})
 
     def checkpoint(self, order: CheckpointOrder) -> Upload:
         """Learn from the feedback, if any; the state is then kept as it is (`state_file`)."""
-        self._count(order.exchange)
+        self._count(order)
         self._learn(order.arrays)
         return self._upload({})
 
     def rejoin(self, order: RejoinOrder) -> Description:
         """Go on after a failure, with the label holder's count and copy of the surrogate."""
+        self._refuse_alone()
         if order.exchange <= self.exchange:  # with a seed, its number decides noise and directions
             raise VflError(f"was asked to go back to message {order.exchange}: it has served it.")
         self.exchange = order.exchange
@@ -289,7 +298,17 @@ class Party:
         """What is sent of rows [R, E], over the link for blocks of this name."""
         link = self.links["uplink" if name == "embedding" else "changes"]
         key = f"{self.config.training.seed}|up|{self.index}|{self.exchange}"
-        return link.send(name, rows, window, key)
+        return self._hidden(link.send(name, rows, window, key))
+
+    def _hidden(self, arrays: Arrays) -> Arrays:
+        """Blocks of embeddings as they are uploaded: masked, if only their sum is to be learned."""
+        return self.masks.hide(arrays) if self.masks else arrays
+
+    @property
+    def alike(self) -> bytes:
+        """What must be the same at all parties whose embeddings are summed."""
+        about = json.dumps([self.config.values(), self.parties, self.outputs])
+        return secure_sum.alike(about, self.block.ids_digest, self.lineage)
 
     @property
     def epochs(self) -> float:
@@ -301,18 +320,31 @@ class Party:
         """Bytes of the arrays of an order, at most: an answer to an epoch's rows, or surrogates."""
         steps = steps_per_epoch(self.config, self.rows)
         rows = most_rows(self.config, self.rows, steps)
-        return SMALL + self.estimator.answer_bytes(self, rows, steps)
+        keys = 128 * self.parties if self.config.secure else 0
+        return SMALL + keys + self.estimator.answer_bytes(self, rows, steps)
 
     # --- what the messages have in common -------------------------------------------------------
 
-    def _count(self, exchange: int) -> None:
-        if exchange != self.exchange + 1:
-            raise OutOfStepError(f"got message {exchange} after message {self.exchange}.")
-        self.exchange = exchange
+    def _count(self, order: Turn) -> None:
+        if order.exchange != self.exchange + 1:
+            raise OutOfStepError(f"got message {order.exchange} after message {self.exchange}.")
+        self.exchange = order.exchange
+        if self.config.secure:
+            if self.masks is None:
+                raise VflError("has not agreed with the other parties on keys for masked sums.")
+            self.masks.bind(order)
         if self.config.privacy.noise_seed < 0:
             # So that what is served twice, by an older state or by two processes at once, has other
             # noise and directions each time.
             self.secret = secrets.token_bytes(16)
+
+    def _refuse_alone(self) -> None:
+        """Raise `VflError` where embeddings are summed, for what one party does by itself."""
+        if self.config.secure:
+            raise VflError(
+                "takes part in masked sums, and so does nothing that the other parties do not: "
+                "resume the run from its last checkpoint."
+            )
 
     def _learn(self, arrays: Arrays) -> None:
         """Apply the feedback for the pending window, by the parameters that made its upload."""

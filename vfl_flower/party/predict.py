@@ -7,13 +7,14 @@ import json
 import numpy as np
 from flwr.app import Context, RecordDict
 
+from vfl_flower.axes.secure_sum import alike
 from vfl_flower.data.alignment import common_rows
 from vfl_flower.data.blocks import FeatureBlock, load_block, own_source, prepared, seat
 from vfl_flower.data.source import Compact
 from vfl_flower.errors import ConfigError
 from vfl_flower.messages import Predicted, PredictOrder
 from vfl_flower.models.training import load_model
-from vfl_flower.party import state
+from vfl_flower.party import state, sums
 from vfl_flower.party.context import (
     check_model,
     check_number,
@@ -42,12 +43,14 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
     rules = check(context, config)
     if preparation is None:
         block = load_block(context, config)
+        ids = block.ids_digest
         if block.ids_digest != json.loads(about)["ids"]:
             raise ConfigError(f"Party {index} has other rows than its model was trained with.")
     else:
         own = own_source(context)
         common = common_rows(context, own)
         mine = common.rows[common.rows >= 0]  # of those that it is asked about
+        ids = own.digest(mine)
         rows, names = prepared(own, mine, preparation), own.names(mine)
         none = Compact(np.zeros(0, np.int64), lambda at: rows[:0])
         block = FeatureBlock(none, rows, "", preparation, common.name, names[:0], names)
@@ -61,11 +64,17 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
     check_model(about, party)
     check_weights(party, about)
     load_model(party.model, state.load_arrays(saved, "model"))
+    arrays = {"embedding": party.embeddings(block.test, rows).cpu().numpy()}
+    if config.secure:
+        party.lineage = scalars["lineage"]
+        model = alike("predict", party.alike, order.run, str(order.number), ids)
+        masks, tags = sums.agree(context, order.arrays, model)
+        arrays = {**masks.hide(arrays), **tags}
     return Predicted(
         party=index,
         parties=parties,
         exchange=scalars["exchange"],
         alignment=block.alignment,
         code_digest=code_digest(),
-        arrays={"embedding": party.embeddings(block.test, rows).cpu().numpy()},
+        arrays=arrays,
     )

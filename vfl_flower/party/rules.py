@@ -66,6 +66,10 @@ class Rules:
     """Most embeddings of one row that it uploads in a run, and all that go on or begin by it."""
     max_predictions: int | None = None
     """Most rows that it embeds for predictions, by all models that it keeps."""
+    aggregation: str = ""
+    """``secure``: takes part in no run in which the label holder gets its embeddings unmasked."""
+    sum_peers: str = ""
+    """Keys of the other parties for masked sums, as in ``1:HEX 2:HEX``; empty: the first seen."""
     noise_seed: int | None = None
     """The one ``noise-seed`` that it lets a run on its own data have."""
     dataset: str = ""
@@ -175,6 +179,10 @@ def check(context: Context, config: RunConfig) -> Rules:
         raise refused(context, f"tokenizer = {tokenizer!r}, a folder that others name")
     if rules.systems:
         _check_system(context, config, rules.systems)
+    aggregation = config.models.aggregation
+    if rules.aggregation and aggregation != rules.aggregation:
+        rule = f"its rule is aggregation = {rules.aggregation!r}"
+        raise refused(context, f"aggregation = {aggregation!r}: {rule}")
     epochs = config.training.epochs
     if rules.max_epochs is not None and epochs > rules.max_epochs:
         raise refused(context, f"epochs = {epochs}: its rule is max-epochs = {rules.max_epochs}")

@@ -7,6 +7,8 @@ Flower's protobuf: the bottom model and how its columns are prepared, the secret
 and directions, surrogates, and with shared labels also the labels and the other parties'
 surrogates. A checksum follows, and a file that is damaged is not used.
 
+Keys of masked sums are in no file: who had them all could take the masks off what was uploaded.
+
 The folder is FLWR_HOME/vfl-flower, or the one that ``states`` in the node configuration names.
 """
 
@@ -22,6 +24,9 @@ from vfl_flower.files import make_folder, told, unsealed, whole
 from vfl_flower.flower_internals import flower_home, state_from_bytes, state_to_bytes
 
 log = logging.getLogger("flwr")
+
+KEYS_OF_SUMS = "sums"
+"""Name of the record in ``Context.state`` that no file gets (`party.sums`)."""
 
 
 def place(context: Context, number: int | None = None, run: str = "") -> Path:
@@ -49,11 +54,12 @@ def save(context: Context, number: int | None = None) -> None:
     try:
         with told(path):
             make_folder(path.parent)
+            kept = {name: each for name, each in context.state.items() if name != KEYS_OF_SUMS}
             with whole(path, sealed=True) as file:
-                file.write(state_to_bytes(context.state))
+                file.write(state_to_bytes(RecordDict(kept)))
             if number is not None:
-                kept = _checkpoints(context).items()
-                others = {each: file for each, file in kept if file != path}
+                numbered = _checkpoints(context).items()
+                others = {each: file for each, file in numbered if file != path}
                 for each in sorted(others)[:-1]:
                     others[each].unlink(missing_ok=True)
     except VflError as error:

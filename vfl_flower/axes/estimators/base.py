@@ -161,6 +161,10 @@ class Estimator(ABC):
                 "labels and top model, a party has a gradient for one step only."
             )
 
+    def block_names(self) -> tuple[str, ...]:
+        """Names of the blocks of embeddings that an upload consists of, in messages."""
+        return ("embedding",)
+
     # --- links: both ends ---------------------------------------------------------------------
 
     def party_links(self, end: PartyEnd) -> Links:

@@ -95,7 +95,9 @@ class FirstOrder(Estimator):
             mine = rows[:, end.columns[arrival.party]]
             if joint.places:
                 mine = self._of_own_batches(mine, joint, number, arrival, len(end.labels))
-            key = f"{self.config.training.seed}|down|{arrival.party}|{end.steps}"
+            # With respect to a sum they are alike, and must be so to the last bit.
+            whose = "all" if self.config.secure else arrival.party
+            key = f"{self.config.training.seed}|down|{whose}|{end.steps}"
             link: Channel = end.links[arrival.party]["gradient"]
             feedback[arrival.party] = link.send("gradient", mine, arrival.window, key)
         return feedback

@@ -103,27 +103,39 @@ class ZerothOrder(Estimator):
 
     def block_names(self) -> tuple[str, str]:
         """Names of the two blocks of a pair, in messages: see `blocks`."""
-        if self.config.uplink.codec != "identity":
+        if self._apart:
             return "change", "embedding"
         two_sided = self.config.estimator.differences == "two-sided"
         return ("plus", "minus") if two_sided else ("perturbed", "embedding")
 
     def blocks(self, pair: Pair) -> Pair:
-        """What is sent: both embeddings; through a lossy codec, their difference and the fresh one.
+        """What is sent: both embeddings; where bits are lost, their difference and the fresh one.
 
-        Compressed apart, two embeddings that are nearly equal would lose what tells them apart.
+        Compressed apart, two embeddings that are nearly equal would lose what tells them apart. In
+        fixed point the difference is that over mu, which is of the embeddings' size.
         """
-        if self.config.uplink.codec == "identity":
+        if not self._apart:
             return pair
-        return pair[0] - pair[1], self._fresh(pair)
+        return (pair[0] - pair[1]) / self._unit, self._fresh(pair)
 
     def _pair_of(self, first: Tensor, second: Tensor) -> Pair:
         """The pair of which these `blocks` were sent."""
-        if self.config.uplink.codec == "identity":
+        if not self._apart:
             return first, second
+        first = first * self._unit
         if self.config.estimator.differences == "two-sided":
             return second + first / 2, second - first / 2
         return second + first, second
+
+    @property
+    def _apart(self) -> bool:
+        """Whether bits are lost on the way."""
+        return self.config.uplink.codec != "identity" or self.config.secure
+
+    @property
+    def _unit(self) -> float:
+        """What a difference is a multiple of, as it is sent."""
+        return self.config.estimator.mu if self.config.secure else 1.0
 
     def _fresh(self, pair: Pair) -> Tensor:
         two_sided = self.config.estimator.differences == "two-sided"
