@@ -16,7 +16,6 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.errors import ConfigError
 from vfl_flower.holder.checkpoint import Checkpoint, Keeper, check_number, check_states
-from vfl_flower.holder.sums import agree
 from vfl_flower.messages import DescribeOrder, Description, GrowOrder, Order, ResumeOrder
 from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.provenance import code_digest, free_memory
@@ -73,8 +72,6 @@ def enrol(
     for description in descriptions.values():
         check(description, config, labels, len(descriptions), then)
     _check_table([each.embedding_size for each in descriptions.values()], labels)
-    if config.secure:
-        agree(carrier, config.running)
     return {each.party: Member(node, each.embedding_size) for node, each in descriptions.items()}
 
 

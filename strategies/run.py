@@ -25,6 +25,7 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.figures import TRANSPORTS
 from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.holder.sums import agree
 from vfl_flower.messages import SMALL, EmbedOrder, EvaluateOrder, RestoreOrder, TrainOrder
 from vfl_flower.provenance import peak_memory_mb
 from vfl_flower.runtimes.carrier import Carrier
@@ -65,6 +66,8 @@ class Run:
         labels = self.ledger.labels(labels)
         secret = self.ledger.secret_batches
         self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, carrier.cost)
+        if config.secure:
+            agree(carrier, config.running)
         self.plan = Plan(config.training.epochs, steps_per_epoch(config, rows), parties)
         top_learns = config.models.top != "sum" or labels.features is not None
         self.plan.allowed = self.ledger.steps_allowed(

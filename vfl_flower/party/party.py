@@ -196,6 +196,8 @@ class Party:
     def train(self, order: TrainOrder) -> Upload:
         """Learn from the feedback for the last window; upload the next (VAFL Alg. 1 lines 3-7)."""
         check_order(self.config, self.rows, self.parties, order)
+        if not order.coordinated:
+            self._refuse_alone()
         self._count(order)
         self.steps += 0 if self.frozen else order.steps
         self.limits.check_steps(self.steps, steps_per_epoch(self.config, self.rows))

@@ -1,0 +1,133 @@
+"""Parties whose embeddings are summed, and a label holder that asks them whatever it likes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, RecordDict
+from numpy.typing import NDArray
+
+from tests.party.nodes import asked
+from vfl_flower.axes.secure_sum import OFFERS, Sum, check_tags
+from vfl_flower.flower_internals import state_from_bytes, state_to_bytes
+from vfl_flower.messages import (
+    Agreed,
+    AgreeOrder,
+    Arrays,
+    DescribeOrder,
+    Description,
+    EvaluateOrder,
+    KeyMade,
+    KeyOrder,
+    Order,
+    TrainOrder,
+)
+from vfl_flower.party import context as between
+
+Rows = NDArray[np.float32]
+
+CANCER: dict[str, Any] = {
+    **{"dataset": "breast-cancer", "combine": "mean", "aggregation": "secure"},
+    **{"bottom-model": "linear", "embedding-size": 3, "top-model": "linear", "batch-size": 32},
+    **{"validation-fraction": 0.0, "optimizer": "sgd"},
+}
+
+
+class Parties:
+    """Real nodes with parts of one data set, each with a folder of its own.
+
+    Parameters
+    ----------
+    own : what their node configurations say besides.
+    keys : of each one's run configuration, besides `CANCER`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        count: int = 3,
+        own: Mapping[str, Any] | None = None,
+        run: int = 1,
+        keys: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        between._skeletons.clear()
+        self.exchange = 0
+        self.nodes = [
+            Context(
+                run_id=run,
+                node_id=2 + party,
+                node_config={
+                    **{"partition-id": party, "num-partitions": count},
+                    **{"states": str(folder / f"party-{party}"), **(own or {})},
+                },
+                state=RecordDict(),
+                run_config={**CANCER, **(keys[party] if keys else {})},
+            )
+            for party in range(count)
+        ]
+
+    def begin(self) -> None:
+        """Have all describe themselves."""
+        for node in self.nodes:
+            asked(node, DescribeOrder(outputs=1), Description)
+
+    def offers(self) -> Arrays:
+        """The fresh keys of all."""
+        made = [asked(node, KeyOrder(), KeyMade) for node in self.nodes]
+        return {name: np.concatenate([each.arrays[name] for each in made]) for name in OFFERS}
+
+    def agree(self, offers: Arrays | None = None) -> None:
+        """Have all agree on keys."""
+        order = AgreeOrder(arrays=self.offers() if offers is None else offers)
+        check_tags([asked(node, order, Agreed).arrays for node in self.nodes])
+
+    def ask(self, orders: Sequence[Order]) -> list[Arrays]:
+        """What each answers to its order."""
+        return [asked(node, order).arrays for node, order in zip(self.nodes, orders, strict=True)]
+
+    def evaluated(self, feedback: Sequence[Arrays] = ()) -> list[Arrays]:
+        """What all answer to one evaluation."""
+        self.exchange += 1
+        each = feedback or [{}] * len(self.nodes)
+        return self.ask([EvaluateOrder(exchange=self.exchange, arrays=a) for a in each])
+
+    def trained(self, feedback: Sequence[Arrays] = (), **order: int) -> list[Arrays]:
+        """What all upload of the first mini-batch of the first epoch, or of others."""
+        self.exchange += 1
+        given = {"epoch": 0, "first": 0, "steps": 1, "coordinated": True, **order}
+        each = feedback or [{}] * len(self.nodes)
+        return self.ask([TrainOrder(exchange=self.exchange, arrays=a, **given) for a in each])
+
+    def model(self, party: int) -> Any:
+        """A party's own, which the label holder does not see."""
+        return between.resume(self.nodes[party]).model
+
+    def embeddings(self, party: int) -> Rows:
+        """A party's, of its test rows, which the label holder does not see."""
+        one = between._skeletons[party, len(self.nodes)][1]
+        found: Rows = one.embeddings(one.block.test).numpy()
+        return found
+
+    def moved(self) -> None:
+        """Every process has ended, and the next has the state that is left as bytes."""
+        for node in self.nodes:
+            node.state = state_from_bytes(state_to_bytes(node.state))
+        between._skeletons.clear()
+
+
+def total(uploads: Sequence[Arrays], name: str = "embedding") -> Rows:
+    """What the label holder learns of masked uploads."""
+    of_all = Sum(len(uploads))
+    for party, each in enumerate(uploads):
+        added = of_all.add(party, {name: each[name]})
+    assert added
+    return added[name]
+
+
+def gradient(scale: float, rows: int = 32, size: int = 3) -> Arrays:
+    """An answer to a mini-batch."""
+    drawn = np.random.default_rng(5).standard_normal((rows, size), np.float32)
+    return {"gradient": np.float32(scale) * drawn}

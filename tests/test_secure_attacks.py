@@ -1,0 +1,514 @@
+"""A label holder that would learn more than sums, and parties that fail: each with a control.
+
+The label holder here passes on what it likes, and adds what it gets. What it must not learn is read
+from the parties' own processes, to compare.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from tests.conftest import Start
+from tests.party.nodes import asked
+from tests.secure import CANCER, Parties, gradient, total
+from tests.test_checkpoint import assert_equal_runs, resumed
+from vfl_flower import client_app
+from vfl_flower.axes import secure_sum
+from vfl_flower.axes.secure_sum import Offer, check_tags, place_of
+from vfl_flower.errors import ConfigError, OutOfStepError, SumError, VflError
+from vfl_flower.flower_internals import begin_task, state_from_bytes, state_to_bytes
+from vfl_flower.holder import results
+from vfl_flower.messages import (
+    Agreed,
+    AgreeOrder,
+    Arrays,
+    CheckpointOrder,
+    DescribeOrder,
+    Description,
+    EmbedOrder,
+    EvaluateOrder,
+    GrowOrder,
+    KeyMade,
+    KeyOrder,
+    Predicted,
+    PredictOrder,
+    RejoinOrder,
+    RestoreOrder,
+    ResumeOrder,
+    TrainOrder,
+    Upload,
+)
+from vfl_flower.party import context as between
+from vfl_flower.party import sums
+from vfl_flower.start import run_local
+from vfl_flower.wire import read_reply, to_reply
+
+
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
+    begin_task()
+    between._skeletons.clear()
+
+
+@pytest.fixture
+def parties(tmp_path: Path) -> Parties:
+    """Three, who have agreed."""
+    made = Parties(tmp_path)
+    made.begin()
+    made.agree()
+    return made
+
+
+def test_the_sum_is_that_of_the_embeddings(parties: Parties) -> None:
+    uploads = parties.evaluated()
+    expected = sum(parties.embeddings(party) for party in range(3))
+    np.testing.assert_allclose(total(uploads), expected, atol=2e-5)
+    for party in range(3):  # and of one, or of two, nothing
+        seen = uploads[party]["embedding"].astype(np.float64).ravel()
+        assert abs(np.corrcoef(seen, parties.embeddings(party).ravel())[0, 1]) < 0.3
+    with pytest.raises(SumError):
+        total([uploads[0], uploads[1]])
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+def in_the_middle(parties: Parties, victim: int) -> Arrays:
+    """Keys as the victim is to be sent them, where the label holder has put its own for others."""
+    offers = parties.offers()
+    for other in {0, 1, 2} - {victim}:
+        private = secure_sum.X25519PrivateKey.generate()
+        lasting = secure_sum.Ed25519PrivateKey.generate()
+        forged = Offer.of(private, lasting, place_of(parties.nodes[0].run_id, other, 3)).arrays()
+        for name in offers:
+            offers[name][other] = forged[name][0]
+    return offers
+
+
+def public(parties: Parties, party: int) -> str:
+    folder = Path(str(parties.nodes[party].node_config["states"]))
+    return (folder / "sums.pub").read_text().strip()
+
+
+def test_a_key_that_another_has_signed_is_refused_once_a_party_was_seen(parties: Parties) -> None:
+    order = AgreeOrder(arrays=in_the_middle(parties, 0))
+    with pytest.raises(VflError, match=r"Party 0 refuses the key of party 1, .*sums-peers-of-0"):
+        asked(parties.nodes[0], order, Agreed)
+
+
+def test_at_first_sight_it_is_taken_and_shown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: so the first keys are to be compared, or named."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    parties = Parties(tmp_path)
+    parties.begin()
+    sent = in_the_middle(parties, 0)
+    asked(parties.nodes[0], AgreeOrder(arrays=sent), Agreed)
+    shown = sent["identities"][1].tobytes().hex()
+    assert f"Party 1's key, seen for the first time, is {shown}" in caplog.text
+    assert f"Party 0's key for masked sums is {public(parties, 0)}" in caplog.text
+
+
+def test_a_party_takes_the_keys_that_its_node_configuration_names(tmp_path: Path) -> None:
+    first = Parties(tmp_path)
+    first.begin()
+    first.agree()
+    named = " ".join(f"{party}:{public(first, party)}" for party in range(3))
+    for file in tmp_path.rglob("sums-peers-of-*"):
+        file.unlink()
+    parties = Parties(tmp_path, own={"sum-peers": named}, run=2)
+    parties.begin()
+    parties.agree()
+    with pytest.raises(VflError, match="another is what its sum-peers gives"):
+        asked(parties.nodes[0], AgreeOrder(arrays=in_the_middle(parties, 0)), Agreed)
+    assert not list(tmp_path.rglob("sums-peers-of-*"))
+    some = Parties(tmp_path, own={"sum-peers": named.split()[0]}, run=3)
+    some.begin()
+    with pytest.raises(VflError, match="refuses party 1: its sum-peers has no key of that one"):
+        asked(some.nodes[0], AgreeOrder(arrays=some.offers()), Agreed)
+    other = Parties(tmp_path, own={"sum-peers": "1=abc"}, run=4)
+    other.begin()
+    with pytest.raises(VflError, match="where numbers of parties with their keys are due"):
+        asked(other.nodes[0], AgreeOrder(arrays=other.offers()), Agreed)
+
+
+def test_keys_of_another_run_place_or_signature_are_refused(parties: Parties) -> None:
+    then = parties.offers()
+    parties.nodes = [
+        Context(2, each.node_id, each.node_config, type(each.state)(), each.run_config)
+        for each in parties.nodes
+    ]
+    parties.begin()
+    now = parties.offers()
+
+    def sent(change: Callable[[Arrays], None]) -> None:
+        arrays = {name: array.copy() for name, array in now.items()}
+        change(arrays)
+        with pytest.raises(VflError, match=r"has not signed for this run|another key as its own"):
+            asked(parties.nodes[0], AgreeOrder(arrays=arrays), Agreed)
+        asked(parties.nodes[0], KeyOrder(), KeyMade)  # whoever is refused begins anew
+
+    def replayed(arrays: Arrays) -> None:
+        for name in arrays:
+            arrays[name][1] = then[name][1]
+
+    def swapped(arrays: Arrays) -> None:
+        for name in arrays:
+            arrays[name][[1, 2]] = arrays[name][[2, 1]]
+
+    def forged(arrays: Arrays) -> None:
+        arrays["keys"][1] = then["keys"][1]
+
+    def reflected(arrays: Arrays) -> None:
+        for name in arrays:
+            arrays[name][1] = arrays[name][0]
+
+    for change in (replayed, swapped, forged, reflected):
+        sent(change)
+
+
+def test_a_key_that_is_none_and_offers_of_other_shapes_are_refused(parties: Parties) -> None:
+    offers = parties.offers()
+    short = {**offers, "keys": offers["keys"][:2]}
+    with pytest.raises(VflError, match="'keys' is uint8 of shape"):
+        asked(parties.nodes[0], AgreeOrder(arrays=short), Agreed)
+    private = secure_sum.X25519PrivateKey.generate()
+    lasting = secure_sum.Ed25519PrivateKey.generate()
+    own = Offer.of(private, lasting, b"")
+    with pytest.raises(VflError, match="a key of another party that is none"):
+        secure_sum.agreed(private, 0, [own, Offer(bytes(32), own.identity, b"")], [])
+
+
+# --- what is not told alike ---------------------------------------------------------------------
+
+
+def test_feedback_to_one_party_alone_tells_nothing_of_it(parties: Parties) -> None:
+    """By the difference of two sums a label holder would see how its gradient moved one party."""
+    total(parties.evaluated())
+    total(parties.trained())
+    uploads = parties.evaluated([gradient(1.0), gradient(0.0), gradient(0.0)])
+    with pytest.raises(SumError):
+        total(uploads)
+    with pytest.raises(SumError):  # nor by any later one
+        total(parties.evaluated())
+
+
+def test_without_the_transcript_it_would(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the change of one party's embeddings, to the last digit."""
+    monkeypatch.setattr(secure_sum, "told", lambda order: str(order.exchange).encode())
+    first, embeddings = total(parties.evaluated()), parties.embeddings(0)
+    total(parties.trained())
+    change = total(parties.evaluated([gradient(1.0), gradient(0.0), gradient(0.0)])) - first
+    np.testing.assert_allclose(change, parties.embeddings(0) - embeddings, atol=2e-5)
+    assert np.abs(change).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        [TrainOrder(exchange=1, epoch=0, first=n, steps=1, coordinated=True) for n in (0, 0, 1)],
+        [EvaluateOrder(exchange=1, number=n) for n in (0, 0, 1)],
+    ],
+)
+def test_other_rows_or_evaluations_make_no_sum(parties: Parties, orders: list[Any]) -> None:
+    with pytest.raises(SumError):
+        total(parties.ask(orders))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"seed": 1}, {"batch-size": 31}, {"party-lr": 0.0}, {"test-fraction": 0.21}],
+)
+def test_who_has_another_configuration_has_no_keys_in_common(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    """Such as by another order of rows, by which a sum would be of other rows at each party."""
+    parties = Parties(tmp_path, keys=[{}, {}, keys])
+    parties.begin()
+    with pytest.raises(ConfigError, match="Parties 0 and 2 have no key for masked sums in common"):
+        parties.agree()
+
+
+def test_so_has_who_has_other_rows(parties: Parties) -> None:
+    """Each sum is of one person: others' ids, or the same in another order, make none."""
+    one = between._skeletons[2, 3][1]
+    object.__setattr__(one.block, "ids_digest", "of another order")
+    with pytest.raises(ConfigError, match="Parties 0 and 2 have no key"):
+        parties.agree()
+
+
+def test_so_has_who_begins_by_another_model(parties: Parties, tmp_path: Path) -> None:
+    """A sum of a new model and an old one, less that of the old ones, would be one party's."""
+    total(parties.evaluated())
+    asked(parties.nodes[0], DescribeOrder(outputs=1), Description)
+    with pytest.raises(ConfigError, match="Parties 0 and 1 have no key"):
+        parties.agree()
+
+
+def test_models_of_another_checkpoint_neither_go_on_nor_predict(tmp_path: Path) -> None:
+    parties = Parties(tmp_path)
+    parties.begin()
+    parties.agree()
+    total(parties.trained())
+    parties.exchange += 1
+    exchange = parties.exchange
+    parties.ask([CheckpointOrder(exchange=exchange, number=1, arrays=gradient(1.0))] * 3)
+    total(parties.trained(first=1))
+    parties.exchange += 1
+    one, none = gradient(1.0), gradient(0.0)
+    later = [CheckpointOrder(exchange=exchange + 2, number=2, arrays=a) for a in (one, none, none)]
+    parties.ask(later)
+
+    def later_run(number: int) -> Parties:
+        begin_task()
+        return Parties(tmp_path, run=number)
+
+    def resume(run: int, numbers: tuple[int, ...]) -> Parties:
+        again = later_run(run)
+        for node, number in zip(again.nodes, numbers, strict=True):
+            asked(node, ResumeOrder(run="1", number=number), Description)
+        again.agree()
+        again.exchange = exchange
+        return again
+
+    total(resume(2, (1, 1, 1)).evaluated())  # all from there: as it should be
+    for run, numbers in enumerate([(1, 1, 2), (2, 2, 2)], 3):  # of which the last is not alike
+        with pytest.raises(ConfigError, match="have no key"):
+            resume(run, numbers)
+
+    def predicted(run: int, numbers: tuple[int, ...]) -> list[Arrays]:
+        again = later_run(run)
+        offers = again.offers()
+        orders = [PredictOrder(run="1", number=number, arrays=offers) for number in numbers]
+        told = zip(again.nodes, orders, strict=True)
+        answers = [asked(node, order, Predicted).arrays for node, order in told]
+        check_tags(answers)
+        return answers
+
+    assert total(predicted(7, (1, 1, 1))).any()
+    for run, numbers in enumerate([(1, 2, 1), (2, 2, 2)], 8):
+        with pytest.raises(ConfigError, match="have no key"):
+            predicted(run, numbers)
+
+
+# --- what would come twice ----------------------------------------------------------------------
+
+
+def test_a_message_that_comes_twice_is_not_served_twice(parties: Parties) -> None:
+    uploads = parties.evaluated()
+    for exchange in (parties.exchange, parties.exchange - 1, parties.exchange + 2):
+        with pytest.raises(OutOfStepError):
+            asked(parties.nodes[0], EvaluateOrder(exchange=exchange))
+    assert total(uploads).any()
+
+
+def test_the_same_rows_are_masked_by_other_streams(parties: Parties) -> None:
+    first, second = parties.evaluated(), parties.evaluated()
+    np.testing.assert_array_equal(total(first), total(second))
+    for one, other in zip(first, second, strict=True):
+        apart = (one["embedding"] - other["embedding"]).view(np.uint8)
+        assert abs(np.unpackbits(apart).mean() - 0.5) < 0.03
+
+
+def test_an_older_state_masks_nothing(parties: Parties) -> None:
+    """As when a process, or its SuperNode, was killed: its streams may have served already."""
+    total(parties.evaluated())
+    parties.moved()
+    older = state_to_bytes(parties.nodes[0].state)
+    total(parties.evaluated())
+    parties.nodes[0].state = state_from_bytes(older)
+    between._skeletons.clear()
+    order = TrainOrder(exchange=2, epoch=0, first=0, steps=1, coordinated=True)
+    with pytest.raises(VflError, match="older state of its masked sums, by which it would mask"):
+        asked(parties.nodes[0], order)
+
+
+def test_who_forgot_how_far_it_was_would_mask_twice_alike(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: where what is random in an upload has changed, its difference is bare."""
+    monkeypatch.setattr(sums, "_note", lambda context, offer, number: None)
+    parties.moved()
+    older = state_to_bytes(parties.nodes[0].state)
+    uploads = []
+    for shift in (0.0, 1.0):
+        parties.nodes[0].state = state_from_bytes(older)
+        between._skeletons.clear()
+        one = between.resume(parties.nodes[0])
+        for parameter in one.model.parameters():
+            parameter.data += shift
+        sent = asked(parties.nodes[0], EvaluateOrder(exchange=1)).arrays["embedding"]
+        uploads.append((sent, parties.embeddings(0)))
+    (first, h), (second, shifted) = uploads
+    found = (second - first) / 2.0 ** secure_sum.places(3)
+    np.testing.assert_allclose(found, shifted - h, atol=1e-5)
+
+
+def test_a_state_that_moves_from_process_to_process_goes_on(parties: Parties) -> None:
+    """As on nodes, where each message may be another process."""
+    for _ in range(3):
+        parties.moved()
+        total(parties.evaluated())
+    parties.moved()
+    total(parties.trained())
+    parties.moved()
+    total(parties.trained([gradient(1.0)] * 3, first=1))
+
+
+def test_a_key_serves_one_agreement(tmp_path: Path) -> None:
+    parties = Parties(tmp_path)
+    parties.begin()
+    offers = parties.offers()
+    parties.moved()
+    before = [state_to_bytes(node.state) for node in parties.nodes]
+    parties.agree(offers)
+    with pytest.raises(VflError, match="before it had made its own"):
+        asked(parties.nodes[0], AgreeOrder(arrays=offers), Agreed)
+    parties.nodes[0].state = state_from_bytes(before[0])
+    between._skeletons.clear()
+    with pytest.raises(VflError, match="older state"):
+        asked(parties.nodes[0], AgreeOrder(arrays=offers), Agreed)
+
+
+# --- what one party would do alone --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        EmbedOrder(exchange=1, arrays={"ids": np.zeros(1, np.int32)}),
+        RejoinOrder(exchange=5, outputs=1),
+        TrainOrder(exchange=1, epoch=0, first=0, steps=1, coordinated=False),
+    ],
+)
+def test_a_single_row_or_an_order_of_its_own_is_refused(parties: Parties, order: Any) -> None:
+    with pytest.raises(VflError, match="does nothing that the other parties do not"):
+        asked(parties.nodes[0], order)
+
+
+def test_nothing_is_uploaded_before_there_are_keys(tmp_path: Path) -> None:
+    parties = Parties(tmp_path)
+    parties.begin()
+    with pytest.raises(VflError, match="has not agreed with the other parties on keys"):
+        asked(parties.nodes[0], EvaluateOrder(exchange=1))
+    lonely = Parties(tmp_path / "lonely", count=1)
+    lonely.begin()
+    with pytest.raises(VflError, match="is the only one"):
+        lonely.agree()
+
+
+def test_a_model_of_an_earlier_run_is_not_begun_by(parties: Parties) -> None:
+    order = GrowOrder(
+        **{"outputs": 1, "run": "1", "number": 0, "parties": 3},
+        config='{"combine": "mean", "aggregation": "secure", "dataset": "breast-cancer"}',
+    )
+    with pytest.raises(VflError, match="to begin masked sums by an earlier model"):
+        asked(parties.nodes[0], order, Description)
+
+
+def test_a_party_insists_on_masks_by_a_rule_of_its_own(tmp_path: Path) -> None:
+    plain = Parties(tmp_path, own={"aggregation": "secure"}, keys=[{"aggregation": "plain"}] * 3)
+    with pytest.raises(VflError, match="Party 0 refuses aggregation = 'plain': its rule is"):
+        plain.begin()
+    secure = Parties(tmp_path, own={"aggregation": "secure"}, run=2)
+    secure.begin()
+    secure.agree()
+    assert total(secure.evaluated()).any()
+
+
+# --- parties that fail --------------------------------------------------------------------------
+
+SHORT: dict[str, Any] = {**CANCER, "epochs": 3, "checkpoint-every": 12, "noise-seed": 0}
+
+
+class Failing(ClientApp):
+    """What happens to party 1's upload of some number."""
+
+    def __init__(self, at: int, how: Callable[[Upload, Message, Context], Message]) -> None:
+        super().__init__()
+        self.at, self.how, self.uploads = at, how, 0
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        before = state_to_bytes(context.state)
+        reply: Message = client_app.app(message, context)
+        trains = message.metadata.message_type == TrainOrder.kind
+        if trains and context.node_config["partition-id"] == 1:
+            self.uploads += 1
+            if self.uploads == self.at:
+                if self.how is lost:
+                    context.state = state_from_bytes(before)
+                return self.how(read_reply(reply, Upload), message, context)
+        return reply
+
+
+def garbage(upload: Upload, message: Message, context: Context) -> Message:
+    (name,) = upload.arrays
+    drawn = np.random.default_rng(0).integers(0, 2**32, upload.arrays[name].shape)
+    arrays = {name: drawn.astype(np.uint32).view(np.int32)}
+    return to_reply(Upload(party=1, exchange=upload.exchange, arrays=arrays), message)
+
+
+def floats(upload: Upload, message: Message, context: Context) -> Message:
+    arrays = {name: array.astype(np.float32) for name, array in upload.arrays.items()}
+    return to_reply(Upload(party=1, exchange=upload.exchange, arrays=arrays), message)
+
+
+def nothing(upload: Upload, message: Message, context: Context) -> Message:
+    return to_reply(Upload(party=1, exchange=upload.exchange), message)
+
+
+def lost(upload: Upload, message: Message, context: Context) -> Message:
+    """Its process dies after it has served a message, and another has the state of before."""
+    between._skeletons.clear()
+    return client_app.app(message, context)
+
+
+def out_of_step(upload: Upload, message: Message, context: Context) -> Message:
+    between._skeletons.clear()
+    context.state.clear()
+    return client_app.app(message, context)
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        (garbage, "make no sum"),
+        (floats, "'embedding' is float32 of shape .*, not int32"),
+        (nothing, "array 'embedding' is missing"),
+        (out_of_step, "has no state of this run. Resume the run, by which all go back"),
+    ],
+)
+def test_a_party_that_fails_ends_the_run_and_all_go_on_from_a_checkpoint(
+    tmp_path: Path, how: Any, sentence: str
+) -> None:
+    """The step is asked anew from all, and no sum lacks a party; it ends as if nothing had been."""
+    whole = run_local(3, {**SHORT, "out": str(tmp_path / "whole")})
+    folder = tmp_path / "failed"
+    with pytest.raises(VflError, match=sentence):
+        run_local(3, {**SHORT, "out": str(folder)}, Failing(20, how))
+    again = resumed(folder)
+    assert_equal_runs(again, whole)
+
+
+def test_a_party_that_is_asked_again_is_served_by_all(tmp_path: Path, run: Start) -> None:
+    """One whose answer is lost has the state of then, in a simulation, where all are one's own."""
+    whole = run_local(3, {**SHORT, "out": str(tmp_path / "whole")})
+    assert_equal_runs(run_local(3, {**SHORT, "out": str(tmp_path / "b")}, Failing(20, lost)), whole)
+
+
+def test_restoring_is_told_to_all(parties: Parties) -> None:
+    parties.ask([EvaluateOrder(exchange=1, number=n) for n in (1, 1, 1)])
+    parties.ask([RestoreOrder(exchange=2, number=n) for n in (1, 1, 1)])
+    parties.exchange = 2
+    assert total(parties.evaluated()).any()

@@ -1,0 +1,258 @@
+"""Secure sums: the same model as without masks, by the same bytes; what cannot be is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import Start
+from tests.organisations import cancer, cut
+from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
+from vfl_flower.api import train
+from vfl_flower.axes import secure_sum
+from vfl_flower.axes.secure_sum import BOUND, Sum, from_fixed, places, to_fixed
+from vfl_flower.errors import ConfigError, SumError, VflError
+from vfl_flower.holder import results
+from vfl_flower.party.sums import KEYS_OF_SUMS
+from vfl_flower.start import Finished, run_local
+from vfl_flower.systems import resolve
+
+PARTIES = 3
+SHORT: dict[str, Any] = {
+    **{"dataset": "digits", "combine": "mean", "embedding-size": 8, "bottom-hidden": 16},
+    **{"top-hidden": 16, "epochs": 3, "batch-size": 64, "noise-seed": 0},
+}
+JOINT: dict[str, Any] = {
+    **{"estimator": "zeroth-order", "perturbs": "all", "party-lr": 0.01, "server-lr": 0.01},
+    **{"bottom-model": "linear", "top-model": "linear"},
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
+
+
+def largest_difference(one: Finished, other: Finished) -> float:
+    """Of any parameter of any model."""
+    names = ["top", *(f"party-{number}" for number in range(PARTIES))]
+    return max(
+        float(np.abs(mine - other.parameters(name)[key]).max(initial=0))
+        for name in names
+        if (one.folder / f"{name}.npz").exists()  # a sum has no parameters
+        for key, mine in one.parameters(name).items()
+    )
+
+
+# --- the same model -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"combine": "sum", "window": 4, "optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01},
+        {"top-model": "sum", "combine": "concat", "embedding-size": "auto", "party-lr": 0.05},
+        {"downlink-codec": "float16", "downlink-compression": "error-feedback"},
+        {"server-update": "zeroth-order", "server-lr": 0.01, "top-model": "linear"},
+        {"sampling": "poisson", "validation-fraction": 0.0},
+        {"privacy": "labels", "epsilon": 3.0},
+        {"privacy": "perturbed-embedding", "embedding-noise": 0.1},
+        JOINT,
+        {**JOINT, "differences": "two-sided", "server-update": "zeroth-order", "mu": 1e-5},
+        {**JOINT, "strategy": "dpzv", "quorum": PARTIES, "epsilon": 20.0},
+        {**JOINT, "strategy": "syn-zoo", "batch-size": 64},
+    ],
+    ids=lambda keys: ", ".join(map(str, keys.values())) or "split-nn",
+)
+def test_the_model_is_that_of_a_plain_run(run: Start, keys: Mapping[str, Any]) -> None:
+    plain = run(PARTIES, {**SHORT, **keys})
+    secure = run(PARTIES, {**SHORT, **keys, "aggregation": "secure"})
+    # Of 32-bit numbers' own last place, and more where noise has them learn little from much.
+    assert largest_difference(plain, secure) < (5e-3 if keys.get("mu") else 5e-4)
+    for key in ("test_accuracy", "steps", "best_epoch"):
+        assert secure.summary[key] == pytest.approx(plain.summary[key], abs=1e-3), key
+    for key in ("bytes_up", "bytes_down"):
+        assert secure.summary[key] == plain.summary[key]
+
+
+def test_coarser_numbers_would_make_another_model(
+    run: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above could fail."""
+    plain = run(PARTIES, SHORT)
+    monkeypatch.setattr(secure_sum, "places", lambda parties: 6)
+    secure = run(PARTIES, {**SHORT, "aggregation": "secure"})
+    assert largest_difference(plain, secure) > 5e-4
+
+
+def test_a_label_holders_own_columns_are_added_in_the_clear_at_its_side(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, cancer(rows=200), parties=PARTIES, own=6)
+    keys = {**SHORT, "privacy": "none", **organisations.keys}
+    plain = organisations.run("plain", keys)
+    secure = organisations.run("secure", {**keys, "aggregation": "secure"})
+    assert any(name.startswith("own.") for name in secure.parameters("top"))
+    assert largest_difference(plain, secure) < 5e-4
+    one, other = organisations.predict("plain"), organisations.predict("secure")
+    np.testing.assert_array_equal(one["prediction"], other["prediction"])
+    np.testing.assert_allclose(one["probability_1"], other["probability_1"], atol=1e-4)
+
+
+def test_the_top_model_and_parties_go_back_to_the_best_evaluation(run: Start) -> None:
+    """As plain ones do, to one that is neither first nor last."""
+    keys = {**SHORT, "epochs": 8, "patience": 2.0, "party-lr": 0.9, "server-lr": 0.9}
+    plain, secure = run(PARTIES, keys), run(PARTIES, {**keys, "aggregation": "secure"})
+    assert 0 < plain.summary["best_epoch"] < plain.history[-1]["epoch"]
+    assert secure.summary["best_epoch"] == plain.summary["best_epoch"]
+    assert len(secure.history) == len(plain.history)
+
+
+# --- fixed point --------------------------------------------------------------------------------
+
+
+@given(st.integers(2, 2000), st.integers(0, 2**32 - 1))
+def test_a_sum_is_off_by_half_a_unit_of_each_party_at_most(parties: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    scale = generator.choice([1e-3, 1.0, 100.0, BOUND])
+    rows = generator.uniform(-scale, scale, (parties, 4, 3)).astype(np.float32)
+    rows = rows.clip(-np.float32(1023.9), np.float32(1023.9))
+    of_all, added = Sum(parties), None
+    for party, each in enumerate(rows):
+        added = of_all.add(party, {"embedding": to_fixed(each, parties)})
+    assert added
+    error = np.abs(added["embedding"] - rows.sum(0, dtype=np.float64))
+    last_place = np.abs(rows.sum(0, dtype=np.float64)).max() * 2.0**-23
+    assert error.max() <= parties * 2.0 ** -(places(parties) + 1) + last_place
+
+
+@pytest.mark.parametrize("parties", [2, 3, 4, 5, 1000])
+def test_the_largest_embeddings_have_a_sum_and_their_double_is_none(parties: int) -> None:
+    most = np.full((2, 2), np.nextafter(np.float32(BOUND), np.float32(0)))
+    fixed = to_fixed(most, parties)
+    total = (fixed.astype(np.int64) * parties).astype(np.int32)
+    np.testing.assert_allclose(from_fixed(total, parties), parties * BOUND, rtol=1e-4)
+    np.testing.assert_allclose(from_fixed(-total, parties), -parties * BOUND, rtol=1e-4)
+    with pytest.raises(SumError):
+        from_fixed(np.full((2, 2), 2**30 + 1, np.int32), 2)
+
+
+@pytest.mark.parametrize("wrong", [BOUND, -BOUND, 1e30, np.inf, np.nan])
+def test_embeddings_beyond_the_range_are_refused_without_a_value(wrong: float) -> None:
+    rows = np.zeros((3, 2), np.float32)
+    rows[1, 1] = wrong
+    with pytest.raises(VflError, match=r"^has embeddings beyond 1024, where masked numbers end"):
+        to_fixed(rows, 3)
+
+
+def test_a_run_that_grows_beyond_the_range_ends_with_that_sentence(run: Start) -> None:
+    keys = {**SHORT, "aggregation": "secure", "party-lr": 500.0, "server-lr": 500.0}
+    with pytest.raises(VflError, match=r"Party . failed: has embeddings beyond|no longer finite"):
+        run(PARTIES, keys)
+
+
+def test_what_a_block_says_alone_is_nothing() -> None:
+    """Its numbers are even over all 32 bits; without masks they are not."""
+    offers, privates = [], []
+    for _ in range(2):
+        privates.append(secure_sum.X25519PrivateKey.generate())
+        lasting = secure_sum.Ed25519PrivateKey.generate()
+        offers.append(secure_sum.Offer.of(privates[-1], lasting, b""))
+    transcript, keys, _ = secure_sum.agreed(privates[0], 0, offers, [])
+    masks = secure_sum.Masks(0, keys, transcript)
+    rows = np.zeros((512, 128), np.float32)
+    masked = masks.hide({"embedding": rows})["embedding"]
+    bits = np.unpackbits(masked.view(np.uint8)).mean()
+    assert abs(bits - 0.5) < 0.01  # 28 deviations
+    assert len(np.unique(masked)) > 65_500 - 10
+    with pytest.raises(VflError, match="two blocks 'embedding' alike"):
+        masks.hide({"embedding": rows})
+
+
+# --- what goes with it --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"combine": "concat"}, "'mlp' reads the parties' embeddings side by side"),
+        ({"strategy": "joined"}, "'joined' is a baseline"),
+        ({"labels": "shared"}, "labels = 'shared' sends"),
+        ({"estimator": "zeroth-order"}, "or set perturbs = 'all'"),
+        ({"codec": "top-k"}, "codec = 'top-k' has nothing to compress"),
+        ({"codec": "qsgd", "compression": "error-feedback"}, "codec = 'qsgd' has nothing"),
+        ({"presence": 0.5}, "of a row that one party alone has"),
+        ({"align": "any", "dataset": "files:a.csv"}, "of a row that one party alone has"),
+        ({"subsets": "sampled"}, "leave out subsets"),
+        ({"grow": "earlier"}, "leave out grow"),
+    ],
+)
+def test_what_needs_more_than_sums_is_refused_before_training(
+    keys: Mapping[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"aggregation = 'secure' cannot be, since .*{sentence}"):
+        resolve({"combine": "mean", "aggregation": "secure", **keys})
+
+
+@pytest.mark.parametrize(
+    ("parties", "keys", "sentence"),
+    [
+        (1, {}, "a sum of one party's embeddings hides nothing"),
+        (3, {"strategy": "vafl"}, "set quorum = 3"),
+        (3, {"quorum": 2}, "do not step together"),
+    ],
+)
+def test_so_are_parties_that_make_no_sum(
+    run: Start, parties: int, keys: Mapping[str, Any], sentence: str
+) -> None:
+    with pytest.raises(VflError, match=sentence):
+        run(parties, {**SHORT, "aggregation": "secure", **keys})
+
+
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [{"window": 2, "checkpoint-every": 15}, JOINT])
+def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    keys = {"checkpoint-every": 9, **SHORT, **keys, "aggregation": "secure"}
+    whole = run_local(PARTIES, {**keys, "out": str(tmp_path / "whole")})
+    cut_short = interrupted(tmp_path / "cut", keys, after=2, parties=PARTIES)
+    assert_equal_runs(resumed(cut_short, PARTIES), whole, PARTIES)
+
+
+def test_no_file_of_a_run_holds_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+    made = secure_sum.Masks.__init__
+
+    def remember(self: Any, party: int, keys: bytes, transcript: bytes) -> None:
+        seen.extend(keys[at : at + 32] for at in range(0, len(keys), 32))
+        made(self, party, keys, transcript)
+
+    monkeypatch.setattr(secure_sum.Masks, "__init__", remember)
+    keys = {**SHORT, "aggregation": "secure", "checkpoint-every": 9}
+    run_local(PARTIES, {**keys, "out": str(tmp_path / "run")})
+    assert len(set(seen)) == 3  # of each pair, at both ends
+    files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert any(b"lineage" in each for each in files)
+    assert not any(key in each for each in files for key in seen)
+    assert not any(KEYS_OF_SUMS.encode() + b"\x12" in each for each in files)
+
+
+# --- from Python --------------------------------------------------------------------------------
+
+
+def test_a_model_predicts_by_sums(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    parts = [generator.standard_normal((200, 3)) for _ in range(2)]
+    labels = (sum(part.sum(1) for part in parts) > 0).astype(int)
+    keys = {"combine": "sum", "epochs": 3, "noise-seed": 0, "epsilon": 3.0, "privacy": "labels"}
+    models = [train({**keys, "aggregation": each}, parts, labels) for each in ("plain", "secure")]
+    plain, secure = (model.predict([part[:50] for part in parts]) for model in models)
+    np.testing.assert_array_equal(plain, secure)
