@@ -15,6 +15,7 @@ folder=$(mkdir -p -m 700 "$1" && CDPATH= cd -- "$1" && pwd)
 if [ ! -f "$folder/supernode.key" ]; then
     python -P -m vfl_flower.runtimes.certificates supernode "$folder"
     echo "made $folder/supernode.pub: start again when the label holder has registered it"
+    echo "key for masked sums, for the other parties: $(python -P -m vfl_flower.party.sums "$folder/vfl-flower")"
     exit
 fi
 # Where its ClientApp may connect to, if the owner says nothing else: the host of the SuperLink.

@@ -97,7 +97,7 @@ class Parties:
     def trained(self, feedback: Sequence[Arrays] = (), **order: int) -> list[Arrays]:
         """What all upload of the first mini-batch of the first epoch, or of others."""
         self.exchange += 1
-        given = {"epoch": 0, "first": 0, "steps": 1, "coordinated": True, **order}
+        given: dict[str, Any] = {"epoch": 0, "first": 0, "steps": 1, "coordinated": True, **order}
         each = feedback or [{}] * len(self.nodes)
         return self.ask([TrainOrder(exchange=self.exchange, arrays=a, **given) for a in each])
 

@@ -117,6 +117,21 @@ def test_two_classes_are_measured_by_auc(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "reconstruction.png").exists()
 
 
+@pytest.mark.nightly
+def test_masks_hide_one_party_and_not_the_sum(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"dataset": "breast-cancer", "combine": "mean", "batch_size": 64}
+    plain = audited(tmp_path / "plain", 3, **keys)
+    secure = audited(tmp_path / "secure", 3, aggregation="secure", **keys)
+    for attack in ("feature reconstruction", "inversion, the seed's model"):
+        assert plain[attack].success > 0.6
+        assert secure[attack].success < 0.05
+    assert secure["model completion, one party"].success == pytest.approx(0.5, abs=0.06)
+    assert secure["model completion, sum"].success > 0.85
+    for attack in ("feature reconstruction, sum", "model completion", "gradient directions"):
+        assert secure[attack].success == pytest.approx(plain[attack].success, abs=0.01)
+    assert "embeddings as outputs*" in plain and "embeddings as outputs*" not in secure
+
+
 def test_a_user_configuration_meets_the_setting_of_an_attack(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"combine": "mean", "embedding_size": 8, "quorum": 3}
     found = audited(tmp_path, strategy="vafl-t", embedding_activation="tanh", **keys)

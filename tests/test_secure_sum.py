@@ -8,25 +8,30 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import Start
+from tests.conftest import Start, nightly
 from tests.organisations import cancer, cut
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
+from vfl_flower import client_app
 from vfl_flower.api import train
 from vfl_flower.axes import secure_sum
 from vfl_flower.axes.secure_sum import BOUND, Sum, from_fixed, places, to_fixed
 from vfl_flower.errors import ConfigError, SumError, VflError
 from vfl_flower.holder import results
-from vfl_flower.party.sums import KEYS_OF_SUMS
+from vfl_flower.party.state_file import KEYS_OF_SUMS
 from vfl_flower.start import Finished, run_local
 from vfl_flower.systems import resolve
 
 PARTIES = 3
 SHORT: dict[str, Any] = {
     **{"dataset": "digits", "combine": "mean", "embedding-size": 8, "bottom-hidden": 16},
-    **{"top-hidden": 16, "epochs": 3, "batch-size": 64, "noise-seed": 0},
+    **{"top-hidden": 16, "epochs": 2, "batch-size": 64, "noise-seed": 0},
 }
 JOINT: dict[str, Any] = {
     **{"estimator": "zeroth-order", "perturbs": "all", "party-lr": 0.01, "server-lr": 0.01},
@@ -58,16 +63,16 @@ def largest_difference(one: Finished, other: Finished) -> float:
     [
         {},
         {"combine": "sum", "window": 4, "optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01},
-        {"top-model": "sum", "combine": "concat", "embedding-size": "auto", "party-lr": 0.05},
-        {"downlink-codec": "float16", "downlink-compression": "error-feedback"},
-        {"server-update": "zeroth-order", "server-lr": 0.01, "top-model": "linear"},
-        {"sampling": "poisson", "validation-fraction": 0.0},
-        {"privacy": "labels", "epsilon": 3.0},
-        {"privacy": "perturbed-embedding", "embedding-noise": 0.1},
-        JOINT,
-        {**JOINT, "differences": "two-sided", "server-update": "zeroth-order", "mu": 1e-5},
+        nightly({"top-model": "sum", "combine": "concat", "embedding-size": "auto"}),
+        nightly({"downlink-codec": "float16", "downlink-compression": "error-feedback"}),
+        nightly({"server-update": "zeroth-order", "server-lr": 0.01, "top-model": "linear"}),
+        nightly({"sampling": "poisson", "validation-fraction": 0.0}),
+        nightly({"privacy": "labels", "epsilon": 3.0}),
+        nightly({"privacy": "perturbed-embedding", "embedding-noise": 0.1}),
         {**JOINT, "strategy": "dpzv", "quorum": PARTIES, "epsilon": 20.0},
-        {**JOINT, "strategy": "syn-zoo", "batch-size": 64},
+        nightly(JOINT),
+        nightly({**JOINT, "differences": "two-sided", "server-update": "zeroth-order", "mu": 1e-5}),
+        nightly({**JOINT, "strategy": "syn-zoo", "batch-size": 64}),
     ],
     ids=lambda keys: ", ".join(map(str, keys.values())) or "split-nn",
 )
@@ -82,6 +87,7 @@ def test_the_model_is_that_of_a_plain_run(run: Start, keys: Mapping[str, Any]) -
         assert secure.summary[key] == plain.summary[key]
 
 
+@pytest.mark.nightly
 def test_coarser_numbers_would_make_another_model(
     run: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +98,7 @@ def test_coarser_numbers_would_make_another_model(
     assert largest_difference(plain, secure) > 5e-4
 
 
+@pytest.mark.nightly
 def test_a_label_holders_own_columns_are_added_in_the_clear_at_its_side(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(rows=200), parties=PARTIES, own=6)
     keys = {**SHORT, "privacy": "none", **organisations.keys}
@@ -104,9 +111,10 @@ def test_a_label_holders_own_columns_are_added_in_the_clear_at_its_side(tmp_path
     np.testing.assert_allclose(one["probability_1"], other["probability_1"], atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_the_top_model_and_parties_go_back_to_the_best_evaluation(run: Start) -> None:
     """As plain ones do, to one that is neither first nor last."""
-    keys = {**SHORT, "epochs": 8, "patience": 2.0, "party-lr": 0.9, "server-lr": 0.9}
+    keys = {**SHORT, "epochs": 6, "patience": 2.0, "party-lr": 0.9, "server-lr": 0.9}
     plain, secure = run(PARTIES, keys), run(PARTIES, {**keys, "aggregation": "secure"})
     assert 0 < plain.summary["best_epoch"] < plain.history[-1]["epoch"]
     assert secure.summary["best_epoch"] == plain.summary["best_epoch"]
@@ -160,8 +168,8 @@ def test_what_a_block_says_alone_is_nothing() -> None:
     """Its numbers are even over all 32 bits; without masks they are not."""
     offers, privates = [], []
     for _ in range(2):
-        privates.append(secure_sum.X25519PrivateKey.generate())
-        lasting = secure_sum.Ed25519PrivateKey.generate()
+        privates.append(X25519PrivateKey.generate())
+        lasting = Ed25519PrivateKey.generate()
         offers.append(secure_sum.Offer.of(privates[-1], lasting, b""))
     transcript, keys, _ = secure_sum.agreed(privates[0], 0, offers, [])
     masks = secure_sum.Masks(0, keys, transcript)
@@ -217,7 +225,7 @@ def test_so_are_parties_that_make_no_sum(
 # --- checkpoints --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keys", [{"window": 2, "checkpoint-every": 15}, JOINT])
+@pytest.mark.parametrize("keys", [{"window": 2, "checkpoint-every": 15}, nightly(JOINT)])
 def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(
     tmp_path: Path, keys: dict[str, Any]
 ) -> None:
@@ -256,3 +264,39 @@ def test_a_model_predicts_by_sums(tmp_path: Path) -> None:
     models = [train({**keys, "aggregation": each}, parts, labels) for each in ("plain", "secure")]
     plain, secure = (model.predict([part[:50] for part in parts]) for model in models)
     np.testing.assert_array_equal(plain, secure)
+
+
+# --- neither side's data are seen ---------------------------------------------------------------
+
+
+def test_with_noise_on_labels_neither_sides_data_are_seen(tmp_path: Path) -> None:
+    """The README's run: each has a file, parties insist on masks, labels are noisy."""
+    organisations = cut(tmp_path, cancer(), parties=PARTIES)
+    organisations.words = [{"aggregation": "secure"}] * PARTIES
+    keys = {
+        **organisations.keys,
+        **{"aggregation": "secure", "combine": "mean", "privacy": "labels", "epsilon": 2.0},
+        **{"epochs": 10, "embedding-size": 8, "bottom-hidden": 16, "top-hidden": 16},
+    }
+    uploads: list[np.ndarray[Any, Any]] = []
+
+    class Listening(ClientApp):
+        """What the label holder gets of party 0."""
+
+        def __call__(self, message: Message, context: Context) -> Message:
+            reply: Message = client_app.app(message, context)
+            if context.node_config["partition-id"] == 0:
+                for record in reply.content.array_records.values():
+                    found = (each.numpy() for name, each in record.items() if name == "embedding")
+                    uploads.extend(found)
+            return reply
+
+    finished = organisations.run("run", keys, Listening())
+    assert finished.summary["epsilon"] == 2.0 and finished.summary["test_auc"] > 0.9
+    assert uploads and all(each.dtype == np.int32 for each in uploads)
+    bits = np.unpackbits(np.concatenate([each.ravel() for each in uploads]).view(np.uint8)).mean()
+    assert abs(bits - 0.5) < 0.005
+    said = organisations.predict("run")
+    assert len(said) > 300
+    with pytest.raises(VflError, match=r"Party 0 refuses aggregation = 'plain'"):
+        organisations.run("plain", {**keys, "aggregation": "plain"})

@@ -4,6 +4,9 @@ The lasting key is in a file of the party's own, and its owner gives the public 
 Keys of a run, and how far they have been used, are in ``Context.state``, in a record that no file
 of the party's gets. Whoever reads that record from bytes first notes on the disk how far it is: so
 a state that comes twice, since a process or its SuperNode was killed, is not used twice.
+
+python -m vfl_flower.party.sums FOLDER: the public half of the key in a folder of states, which is
+made if it is not there.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -29,7 +33,7 @@ from vfl_flower.party.state_file import KEYS_OF_SUMS
 
 log = logging.getLogger("flwr")
 
-_LASTING, _PUBLIC = "sums.key", "sums.pub"
+_LASTING = "sums.key"
 _PEER = re.compile(r"(\d+):([0-9a-f]{64})")
 
 
@@ -41,7 +45,7 @@ def _folder(context: Context) -> Path:
 
 
 def lasting_key(folder: Path) -> Ed25519PrivateKey:
-    """The key of a folder, which is made if it is not there, with its public half beside it.
+    """The key of a folder, which is made if it is not there.
 
     Raises
     ------
@@ -53,14 +57,16 @@ def lasting_key(folder: Path) -> Ed25519PrivateKey:
         make_folder(folder)
         with alone_in(folder):
             if not path.exists():
-                key = Ed25519PrivateKey.generate()
-                write_sealed(path, key.private_bytes_raw())
-                public = key.public_key().public_bytes_raw().hex()
-                write_whole(folder / _PUBLIC, f"{public}\n".encode())
+                write_sealed(path, Ed25519PrivateKey.generate().private_bytes_raw())
             return Ed25519PrivateKey.from_private_bytes(unsealed(path))
     except (OSError, ValueError, VflError) as error:
         log.warning("The party's key in %s cannot be used: %s", path, error)
         raise VflError("cannot use its key for masked sums: its own log says why.") from None
+
+
+def public_half(lasting: Ed25519PrivateKey) -> str:
+    """What others are to know of a lasting key, in 64 hexadecimal digits."""
+    return lasting.public_key().public_bytes_raw().hex()
 
 
 def make_key(context: Context, order: KeyOrder) -> KeyMade:
@@ -71,8 +77,7 @@ def make_key(context: Context, order: KeyOrder) -> KeyMade:
         lasting = Ed25519PrivateKey.generate()
     else:
         lasting = lasting_key(_folder(context))
-        public = lasting.public_key().public_bytes_raw().hex()
-        log.info("Party %d's key for masked sums is %s", party, public)
+        log.info("Party %d's key for masked sums is %s", party, public_half(lasting))
     offer = Offer.of(private, lasting, place_of(context.run_id, party, parties))
     context.state[KEYS_OF_SUMS] = ConfigRecord(
         {"private": private.private_bytes_raw(), "offer": offer.key, "number": 1}
@@ -243,3 +248,7 @@ def _note(context: Context, offer: bytes, number: int) -> None:
             "has an older state of its masked sums, by which it would mask twice alike: resume the "
             "run from its last checkpoint."
         )
+
+
+if __name__ == "__main__":
+    print(public_half(lasting_key(Path(sys.argv[1]))))

@@ -36,7 +36,7 @@ from vfl_flower.start import run_local
 from vfl_flower.systems import baselines, resolve
 from vfl_flower.tools import audit_features as features
 from vfl_flower.tools.audit_canary import Canary, canary
-from vfl_flower.tools.audit_clients import Curious, Ids, Rows, Wiretap
+from vfl_flower.tools.audit_clients import Curious, Ids, Rows, Wiretap, summed
 
 _DRAWS = 10  # of the labelled rows that an attacker knows; its success is the mean
 _SUMMING = {"top-model": "sum", "epochs": 1, "batch-size": 64}  # Cascaded, section VI-B
@@ -186,13 +186,20 @@ def audit(
         run = run_local(parties, {**run_config, "out": str(folder)}, taps[-1])
         tap = taps[0]
         bar.update()
-        untrained = Wiretap(config)
-        _run({**run_config, "party-lr": 0.0, "epochs": 1}, parties, untrained, run.summary)
+        untrained = Wiretap(config.with_values({"aggregation": "plain"}))
+        # A party has its own embeddings, whatever it masks them by: those of a plain run.
+        plain = {**run_config, "aggregation": "plain"}
+        _run({**plain, "party-lr": 0.0, "epochs": 1}, parties, untrained, run.summary)
+        own = tap
+        if config.secure:
+            own = Wiretap(resolve(plain))
+            _run(plain, parties, own, run.summary)
         bar.update()
         findings = _direct_inference(parties, run_config, labels, trials, bar)
-    findings += _with_known_rows(config, labels, known, tap, untrained)
-    findings += _of_features(config, parties, shown, taps, untrained, folder)
-    claim = canary(config)
+    findings += _with_known_rows(config, labels, known, taps, own, untrained)
+    first = tap if config.secure else untrained  # of masked embeddings the last say no less
+    findings += _of_features(config, parties, shown, taps, first, folder)
+    claim = canary(config.with_values({"aggregation": "plain"}))  # parties are its adversary
     report = {
         "strategy": config.strategy,
         "dataset": config.data.dataset,
@@ -251,6 +258,7 @@ def _direct_inference(
     """
     config = resolve(run_config)
     given = {key: run_config[key] for key in run_config.keys() - set(_OF_OTHER_SERVERS)} | _SUMMING
+    given["aggregation"] = "plain"  # answers are the same, and what is masked is left out below
     if config.models.top != "sum":
         given["party-lr"] = _SMALL
     if config.schedule.quorum:
@@ -284,18 +292,27 @@ def _direct_inference(
     benign = [taps[1] for taps in heard]
     outputs = [(direct(-tap.embeddings[tap.uploaded]), labels[tap.uploaded]) for tap in benign]
     findings.append(_finding("embeddings as outputs*", "eavesdropper: uploads of party 0", outputs))
+    if config.secure:  # of which an eavesdropper reads none
+        read = ("uploads of", "uploads and") if len(attackers) == 3 else ("uploads of",)
+        findings = [each for each in findings if not any(word in each.attacker for word in read)]
     return findings
 
 
 def _with_known_rows(
-    config: RunConfig, labels: Ids, known: int, tap: Wiretap, untrained: Wiretap
+    config: RunConfig,
+    labels: Ids,
+    known: int,
+    taps: Sequence[Wiretap],
+    own: Wiretap,
+    untrained: Wiretap,
 ) -> list[Finding]:
     """Attacks that start from a few labelled rows of each class: all draws of those together."""
+    tap, everywhere = taps[0], np.all([each.uploaded for each in taps], axis=0)
     of_messages = tap.gradients, tap.answered
     attacks = [
         ("gradient norms", "eavesdropper: messages of party 0", by_norm, *of_messages),
         ("gradient directions", "eavesdropper: messages of party 0", by_direction, *of_messages),
-        ("model completion", "party 0: its embeddings", complete, tap.embeddings, tap.uploaded),
+        ("model completion", "party 0: its embeddings", complete, own.embeddings, own.uploaded),
         (
             "model completion, control",
             "party 0, untrained: its embeddings",
@@ -304,6 +321,18 @@ def _with_known_rows(
             untrained.uploaded,
         ),
     ]
+    if config.secure:
+        views = ("one party", "party 0", tap.embeddings), ("sum", "all parties", summed(taps))
+        attacks += [
+            (
+                f"model completion, {name}",
+                f"label holder: uploads of {whose}",
+                complete,
+                rows,
+                everywhere,
+            )
+            for name, whose, rows in views
+        ]
     findings = []
     for name, attacker, attack, rows, reached in attacks:
         rows, truth = rows[reached], labels[reached]
@@ -359,8 +388,7 @@ def _of_features(
     if estimators.choose(config).uploads_per_row > 1:
         views[", pairs"] = "pairs of party 0", tap.pairs
     if len({each.embeddings.shape[1] for each in taps}) == 1:
-        summed = np.sum([each.embeddings for each in taps], 0)
-        views[", sum"] = f"the sum over {parties} parties", summed
+        views[", sum"] = f"the sum over {parties} parties", summed(taps)
     findings = []
     for name, (view, rows_of) in views.items():
         success, known, rows = features.decode(

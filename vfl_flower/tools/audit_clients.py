@@ -5,6 +5,7 @@ Both stand in front of the parties' own ClientApp, and use the messages alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from vfl_flower.axes import estimators
 from vfl_flower.axes.batches import Window, divisors, draw_window
 from vfl_flower.axes.estimators.base import Reading
 from vfl_flower.axes.estimators.zeroth_order import PairReading, ZerothOrder
+from vfl_flower.axes.secure_sum import Ints, from_fixed
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import VflError
 from vfl_flower.messages import (
@@ -69,6 +71,8 @@ class Wiretap(ClientApp):
         the row's loss with respect to its embedding; under zeroth order the step's difference times
         the row's direction, which is one embedding of its pair less the other (Cascaded, VI-B).
     uploaded, answered : which rows have one, [N].
+    masked : where embeddings are masked, those as last uploaded, [N, E]: of `embeddings` and all
+        that follows there is then what their random bits say.
     """
 
     embeddings: Rows
@@ -76,6 +80,7 @@ class Wiretap(ClientApp):
     gradients: Rows
     uploaded: NDArray[np.bool_]
     answered: NDArray[np.bool_]
+    masked: Ints
 
     def __init__(
         self,
@@ -106,6 +111,7 @@ class Wiretap(ClientApp):
             if described.party == self.party:
                 shape = described.train_rows, described.embedding_size
                 self.embeddings, self.gradients = np.zeros((2, *shape), np.float32)
+                self.masked = np.zeros(shape, np.int32)
                 self.pairs = np.zeros((shape[0], 2 * shape[1]), np.float32)
                 self.uploaded, self.answered = np.zeros((2, described.train_rows), bool)
                 self.links = self.estimator.holder_links(torch.zeros(shape))
@@ -123,7 +129,8 @@ class Wiretap(ClientApp):
         if isinstance(order, TrainOrder):
             rows_of = len(self.embeddings)
             window = window_of(self.config, order, upload.arrays, rows_of, self.party)
-            reading = self.estimator.read(self.links, upload.arrays, window, size)
+            arrays = self._unmasked(upload.arrays, window) if self.config.secure else upload.arrays
+            reading = self.estimator.read(self.links, arrays, window, size)
             self._write(window, reading.fresh)
             if isinstance(reading, PairReading):
                 self.pairs[window.ids] = torch.cat(reading.pair, dim=1).numpy()
@@ -133,6 +140,11 @@ class Wiretap(ClientApp):
             window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
             rows = self.links["uplink"].receive("embedding", upload.arrays, window, size)
             self._write(window, rows)
+
+    def _unmasked(self, arrays: Arrays, window: Window) -> Arrays:
+        """Masked blocks as if they were numbers between -2 and 2."""
+        self.masked[window.ids] = arrays["embedding"]
+        return {name: (array / 2**30).astype(np.float32) for name, array in arrays.items()}
 
     def _rejoin(self, order: RejoinOrder) -> None:
         self.pending = None
@@ -160,6 +172,14 @@ class Wiretap(ClientApp):
         new = ~self.answered[window.ids]
         self.gradients[window.ids[new]] = rows[new]
         self.answered[window.ids] = True
+
+
+def summed(taps: Sequence[Wiretap]) -> Rows:
+    """The sum of the embeddings of parties, of each row as last uploaded."""
+    if not taps[0].config.secure:
+        total: Rows = np.sum([each.embeddings for each in taps], 0)
+        return total
+    return from_fixed(np.sum([each.masked for each in taps], 0, dtype=np.int32), len(taps))
 
 
 class Curious(ClientApp):
