@@ -14,9 +14,12 @@ class Plan:
     ----------
     per_epoch : K, the mini-batches of one pass over the training rows.
     parties : how many share the steps.
+    abreast : whether all are to be ordered the same steps, one after the other, or none is.
     """
 
-    def __init__(self, epochs: int, per_epoch: int, parties: int) -> None:
+    def __init__(self, epochs: int, per_epoch: int, parties: int, abreast: bool = False) -> None:
+        self._abreast = parties if abreast else 1
+        self._asked = 0  # windows, over all parties
         self.per_epoch = per_epoch
         self.of_epoch = per_epoch * max(1, parties)
         self._of_party = epochs * per_epoch
@@ -29,7 +32,9 @@ class Plan:
     @property
     def budget(self) -> int:
         """Steps to order: those planned, as far as the privacy budget allows."""
-        return self.ordered if self.stopped else min(self.planned, self.allowed)
+        if self.stopped:
+            return self.ordered
+        return min(self.planned, self.allowed) // self._abreast * self._abreast
 
     @property
     def all_ordered(self) -> bool:
@@ -44,8 +49,10 @@ class Plan:
     def window(self, done: int, longest: int) -> tuple[int, int, int]:
         """The next window of a party that was ordered so many steps: epoch, first step, steps."""
         epoch, first = divmod(done, self.per_epoch)
-        steps = min(longest, self.per_epoch - first, self.budget - self.ordered)
+        share = self._abreast - self._asked % self._abreast
+        steps = min(longest, self.per_epoch - first, (self.budget - self.ordered) // share)
         self.ordered += steps
+        self._asked += 1
         return epoch, first, steps
 
     def stop(self) -> None:

@@ -68,7 +68,8 @@ class Run:
         self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, carrier.cost)
         if config.secure:
             agree(carrier, config.running)
-        self.plan = Plan(config.training.epochs, steps_per_epoch(config, rows), parties)
+        per_epoch_of_party = steps_per_epoch(config, rows)
+        self.plan = Plan(config.training.epochs, per_epoch_of_party, parties, config.secure)
         top_learns = config.models.top != "sum" or labels.features is not None
         self.plan.allowed = self.ledger.steps_allowed(
             self.plan.planned, parties, self.schedule.quorum, top_learns

@@ -265,6 +265,20 @@ def test_so_has_who_begins_by_another_model(parties: Parties, tmp_path: Path) ->
         parties.agree()
 
 
+@pytest.mark.parametrize("how", ["begun anew", "of then"])
+def test_nor_is_a_model_that_is_another_since_in_a_sum(parties: Parties, how: str) -> None:
+    """By the keys that were agreed on before."""
+    parties.exchange += 1
+    parties.ask([CheckpointOrder(exchange=1, number=1)] * 3)
+    total(parties.evaluated())
+    order = DescribeOrder(outputs=1) if how == "begun anew" else ResumeOrder(run="1", number=1)
+    served = asked(parties.nodes[0], order, Description).exchange
+    with pytest.raises(VflError, match="has not agreed with the other parties on keys"):
+        asked(parties.nodes[0], EvaluateOrder(exchange=served + 1))
+    with pytest.raises(ConfigError, match="Parties 0 and 1 have no key"):
+        parties.agree()
+
+
 def test_models_of_another_checkpoint_neither_go_on_nor_predict(tmp_path: Path) -> None:
     parties = Parties(tmp_path)
     parties.begin()

@@ -202,6 +202,7 @@ def resume(message: Message, context: Context) -> Message:
     def go_on(context: Context, order: ResumeOrder) -> Payload:
         for name, record in state_file.load(context, order.run, order.number).items():
             context.state[name] = record
+        sums.forget(context)
         payload = _by(Party.describe)(context, order)
         state_file.save(context, order.number)  # this run's first, should it lose its state
         return payload

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,3 +64,16 @@ def test_a_plan_goes_on_from_what_was_kept_of_it() -> None:
     anew.go_on_from(json.loads(json.dumps(plan.kept())))
     assert (anew.planned, anew.ordered, anew.answered) == (85, 42, 37)
     assert anew.window(20, 16) == (2, 0, 10)
+
+
+@pytest.mark.parametrize("allowed", [1, 7, 12, 25, 31, 120])
+def test_parties_abreast_are_ordered_the_same_steps_whatever_a_budget_leaves(allowed: int) -> None:
+    plan, others = (Plan(epochs=4, per_epoch=10, parties=3, abreast=each) for each in (True, False))
+    done = [0, 0, 0]
+    plan.allowed = others.allowed = allowed
+    while not plan.all_ordered:
+        windows = [plan.window(each, 8) for each in done]
+        assert windows[0] == windows[1] == windows[2]
+        done = [each + windows[0][2] for each in done]
+    assert done == [min(40, allowed // 3)] * 3
+    assert allowed != 12 or [others.window(0, 8)[2] for _ in done] == [8, 4, 0]  # else it is not so

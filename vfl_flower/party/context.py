@@ -63,6 +63,7 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     index, parties = seat(context)
     if not simulated(context):
         refuse_places(context.run_config)  # before anything that they name is loaded
+    sums.forget(context)
     given = parse(context.run_config)
     if given.get("resume") or given.get("grow"):
         raise VflError("has lost the state from which it went on.")

@@ -198,6 +198,11 @@ def load(context: Context, live: Masks | None) -> Masks | None:
     return masks
 
 
+def forget(context: Context) -> None:
+    """Have no keys any more: a model that is another's, or of then, is in no sum with theirs."""
+    context.state.pop(KEYS_OF_SUMS, None)
+
+
 def keep(context: Context, masks: Masks) -> None:
     """Leave in the state how far the masks have been used, whatever became of the message."""
     record = context.state[KEYS_OF_SUMS]
