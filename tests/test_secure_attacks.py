@@ -23,7 +23,7 @@ from tests.party.nodes import asked
 from tests.secure import CANCER, Parties, gradient, total
 from tests.test_checkpoint import assert_equal_runs, resumed
 from vfl_flower import client_app
-from vfl_flower.axes import secure_sum
+from vfl_flower.axes import fixed_point, secure_sum
 from vfl_flower.axes.secure_sum import Offer, check_tags, place_of
 from vfl_flower.errors import ConfigError, OutOfStepError, SumError, VflError
 from vfl_flower.flower_internals import begin_task, state_from_bytes, state_to_bytes
@@ -374,7 +374,7 @@ def test_who_forgot_how_far_it_was_would_mask_twice_alike(
         sent = asked(parties.nodes[0], EvaluateOrder(exchange=1)).arrays["embedding"]
         uploads.append((sent, parties.embeddings(0)))
     (first, h), (second, shifted) = uploads
-    found = (second - first) / 2.0 ** secure_sum.places(3)
+    found = (second - first) / 2.0 ** fixed_point.places(3)
     np.testing.assert_allclose(found, shifted - h, atol=1e-5)
 
 

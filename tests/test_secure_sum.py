@@ -20,8 +20,9 @@ from tests.organisations import cancer, cut
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower import client_app
 from vfl_flower.api import train
-from vfl_flower.axes import secure_sum
-from vfl_flower.axes.secure_sum import BOUND, Sum, from_fixed, places, to_fixed
+from vfl_flower.axes import fixed_point, secure_sum
+from vfl_flower.axes.fixed_point import BOUND, from_fixed, places, to_fixed
+from vfl_flower.axes.secure_sum import Sum
 from vfl_flower.errors import ConfigError, SumError, VflError
 from vfl_flower.holder import results
 from vfl_flower.party.state_file import KEYS_OF_SUMS
@@ -93,7 +94,7 @@ def test_coarser_numbers_would_make_another_model(
 ) -> None:
     """The test above could fail."""
     plain = run(PARTIES, SHORT)
-    monkeypatch.setattr(secure_sum, "places", lambda parties: 6)
+    monkeypatch.setattr(fixed_point, "places", lambda parties: 6)
     secure = run(PARTIES, {**SHORT, "aggregation": "secure"})
     assert largest_difference(plain, secure) > 5e-4
 

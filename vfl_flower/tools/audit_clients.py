@@ -22,7 +22,7 @@ from vfl_flower.axes import estimators
 from vfl_flower.axes.batches import Window, divisors, draw_window
 from vfl_flower.axes.estimators.base import Reading
 from vfl_flower.axes.estimators.zeroth_order import PairReading, ZerothOrder
-from vfl_flower.axes.secure_sum import Ints, from_fixed
+from vfl_flower.axes.fixed_point import Ints, from_fixed
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import VflError
 from vfl_flower.messages import (
