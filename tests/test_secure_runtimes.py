@@ -53,19 +53,21 @@ def test_a_run_is_the_same_as_in_process(
 def test_nodes_go_from_session_to_session_predict_and_after_a_kill_are_resumed(
     run: Start, tmp_path: Path
 ) -> None:
-    long = {**KEYS, "transport": "stream", "window": 1, "epochs": 60, "checkpoint-every": 100}
+    long = {**KEYS, "transport": "stream", "window": 1, "epochs": 40, "checkpoint-every": 60}
     expected = run(3, {**long, "patience": 0.0})
     with fleet(3, tmp_path) as nodes:
         keys = {**long, "patience": 0.0, "session-seconds": 10.0}
         process, unfinished = nodes.submit(keys)
-        until(lambda: evaluations(unfinished) >= 20)
+        until(lambda: len(nodes.ends_of_sessions()) == 3)
+        since = evaluations(unfinished)
+        until(lambda: evaluations(unfinished) >= since + 2)
         (app,) = nodes.client_apps(0)
         app.kill()
         process.wait(400)
         failure = json.loads((unfinished.folder / "summary.json").read_text())["failure"]
         assert "from its last checkpoint" in failure or "to its last checkpoint" in failure
-        process, _ = nodes.submit({"resume": str(unfinished.folder)})
-        process.wait(400)
+        again = {"resume": str(unfinished.folder), "session-seconds": 600.0}
+        nodes.superlink.submit(again, 3, tmp_path / "resumed.log").wait(400)
         assert unfinished.summary["failure"] is None
         for key, values in expected.parameters("top").items():
             np.testing.assert_allclose(unfinished.parameters("top")[key], values, atol=1e-6)
