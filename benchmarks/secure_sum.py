@@ -41,14 +41,15 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 class Stopwatch(Observer):
-    """Processor seconds at the first and the last sign of progress, on one core."""
+    """Processor seconds of a run, from where its parties are to enrol to its last progress."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
+        self.begun = time.process_time()
+        self.seconds = 0.0
 
     def progressed(self, done: int, planned: int) -> None:
         """Note the time."""
-        self.seconds = [*self.seconds[:1], time.process_time()]
+        self.seconds = time.process_time() - self.begun
 
 
 def cost(keys: dict[str, Any], repeats: int) -> dict[str, float]:
@@ -66,8 +67,7 @@ def cost(keys: dict[str, Any], repeats: int) -> dict[str, float]:
             last = strategy.run.history.last
             sent[aggregation] = last["bytes_up"] + last["bytes_down"] + last["evaluation_bytes"]
             if repeat:
-                first, end = watch.seconds
-                each.append(1e3 * (end - first) / last["steps"])
+                each.append(1e3 * watch.seconds / last["steps"])
     pairs = zip(milliseconds["secure"], milliseconds["plain"], strict=True)
     sent["secure"] += KEYS
     return {
