@@ -60,6 +60,7 @@ class Run:
         self.config = config
         self.labels = labels
         self.seats = [Seat(party, nodes[party].node) for party in sorted(nodes)]
+        self._by_party = {seat.party: seat for seat in self.seats}
         estimator, system = estimators.choose(config)(config), load_system(config.strategy)
         self.ledger = ledger_of(config)(config, rows, estimator)
         labels = self.ledger.labels(labels)
@@ -115,7 +116,7 @@ class Run:
 
     def seat_of(self, party: int) -> Seat:
         """The seat of a party."""
-        return next(seat for seat in self.seats if seat.party == party)
+        return self._by_party[party]
 
     def log_summary(self) -> None:
         """Log what is about to run."""

@@ -424,7 +424,7 @@ def bounded(name: str, rows: Any) -> Any:
     if 0 in rows.shape:
         return rows
     least, most = rows.aminmax() if hasattr(rows, "aminmax") else (rows.min(), rows.max())
-    if not (least >= -LARGEST and most <= LARGEST):
+    if not (float(least) >= -LARGEST and float(most) <= LARGEST):  # as tensors, it takes longer
         raise VflError(
             f"{name!r} has values beyond {LARGEST:,.0f}, by which no model can learn; lower the "
             "learning rates."

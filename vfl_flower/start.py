@@ -100,6 +100,7 @@ def run_local(
         raise
     finally:
         between.forget(grid.run_id)
+        grid.forget()
     _save_models(grid, config, finished.folder)
     return finished
 
