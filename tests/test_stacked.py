@@ -174,7 +174,7 @@ def test_a_run_of_many_parties_goes_on_from_a_checkpoint_and_predicts_as_one_by_
         run_local(PARTIES, {"resume": str(folder)}, client)  # type: ignore[arg-type]
         rows = predict_local({"model": str(folder)}).read_text().splitlines()
         predicted.append(np.array([line.split(",")[-1] for line in rows[1:]], float))
-    np.testing.assert_allclose(*predicted, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(predicted[0], predicted[1], rtol=1e-3, atol=1e-4)
     assert max(stacks) == PARTIES
 
 
