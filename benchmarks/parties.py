@@ -4,7 +4,8 @@ Synthetic rows, four columns for each party, all defaults (`mlp` bottom models, 
 mini-batches of 32) but that all rows are trained on. Times are taken from the end of the first
 epoch to that of the second, with its evaluation; memory is the peak of the process that holds all
 parties. "one by one" has the same parties serve their messages one after the other, as before they
-were computed together, and with ``--engine ray`` parties share actors. The slope is that of the
+were computed together, and a number as a way is that of the Ray actors
+that parties share, over streams. The slope is that of the
 logarithms, from the number of parties before to this one: 1 is linear. Every run is a process of
 its own. Prints one JSON object as its last line.
 """
@@ -58,8 +59,8 @@ def run(parties: int, steps: int, way: str, folder: str) -> dict[str, Any]:
     keys: dict[str, Any] = {**ALL_ROWS, "dataset": f"npz:{folder}/rows.npz", "epochs": 2}
     keys |= {"out": f"{folder}/run", "window": 1}
     clock = Clock()
-    if way == "ray":
-        finished = run_ray(parties, keys)
+    if way.isdecimal():
+        finished = run_ray(parties, keys, actors=int(way))
     else:
         client: Any = client_app.app if way == "together" else one_by_one
         finished = run_local(parties, keys, client, observers=[clock])

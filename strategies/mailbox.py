@@ -63,7 +63,7 @@ class Mailbox:
         seat.feedback = {}  # it goes with every order
         seat.traffic.bytes_down += order.nbytes
         self._ledger.ordered(seat.party, order)
-        return to_message(order, seat.node_id, self._timeout, self.carrier.transport == "none")
+        return to_message(order, seat.node_id, self._timeout, self.carrier.calls)
 
     def post(self, messages: Iterable[Message]) -> None:
         """Send messages that `message` made."""

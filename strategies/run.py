@@ -12,6 +12,7 @@ from flwr.app import MetricRecord
 from strategies.enrolment import Member, check
 from strategies.history import RESULTS, History
 from strategies.mailbox import Mailbox
+from strategies.pace import Pace
 from strategies.plan import Plan
 from strategies.quorum import Waiting
 from strategies.recovery import Recovery
@@ -65,8 +66,10 @@ class Run:
         self.ledger = ledger_of(config)(config, rows, estimator)
         labels = self.ledger.labels(labels)
         secret = self.ledger.secret_batches
-        self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, carrier.cost)
+        costs = carrier.cost, carrier.measures
+        self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, *costs)
         self.plan = Plan(config.training.epochs, steps_per_epoch(config, rows), parties)
+        self.pace = Pace(self.schedule, self.plan.per_epoch, parties)
         top_learns = config.models.top != "sum" or labels.features is not None
         self.plan.allowed = self.ledger.steps_allowed(
             self.plan.planned, parties, self.schedule.quorum, top_learns
@@ -105,10 +108,10 @@ class Run:
     ) -> dict[str, int]:
         """Bytes of an upload, at most, by the kind of its order."""
         row = 2 * 4 * (size + 1)  # with its id, and as much again for what a codec adds
-        most = most_rows(self.config, rows, self.schedule.window)
+        most = most_rows(self.config, rows, self.schedule.longest)
         return {
             TrainOrder.kind: SMALL
-            + 4 * self.schedule.window
+            + 4 * self.schedule.longest
             + estimator.uploads_per_row * row * most,
             EmbedOrder.kind: SMALL + row * rows,
             EvaluateOrder.kind: SMALL + row * test_rows,
@@ -131,6 +134,12 @@ class Run:
             self.schedule.window,
             TRANSPORTS[self.carrier.transport],
         )
+
+    def next_window(self, seat: Seat) -> tuple[int, int, int]:
+        """The window of a party's next turn: epoch, first step, steps."""
+        epoch, first, steps = self.plan.window(seat.steps, self.pace.next(seat))
+        self.pace.ordered(seat, steps)
+        return epoch, first, steps
 
     def holds(self, seat: Seat) -> bool:
         """Whether a party waits for the evaluation of others, after which all may have to stop.
@@ -186,7 +195,7 @@ class Run:
         """The strategy's part of ``summary.json``."""
         return {
             "parties": len(self.seats),
-            "window": self.schedule.window,
+            **self.pace.figures(),
             "quorum": self.schedule.quorum,
             "schedule": self.schedule.word,
             "epochs": round(self.plan.epochs, 3),

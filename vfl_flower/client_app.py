@@ -29,6 +29,7 @@ from vfl_flower.messages import (
     EmbedOrder,
     EvaluateOrder,
     GrowOrder,
+    HostOrder,
     Order,
     Payload,
     PredictOrder,
@@ -47,6 +48,7 @@ from vfl_flower.party.party import Party
 from vfl_flower.party.predict import predict
 from vfl_flower.party.rules import Rules, simulated
 from vfl_flower.party.stacked import Turn
+from vfl_flower.runtimes import hosts
 from vfl_flower.runtimes.stream import session as stream
 from vfl_flower.systems import resolve
 from vfl_flower.wire import read_order, to_failure, to_reply
@@ -239,6 +241,18 @@ def session(message: Message, context: Context) -> Message:
         return end
 
     return _serve(message, context, SessionOrder, serve)
+
+
+@app.query("host")
+def host(message: Message, context: Context) -> Message:
+    """Orders to virtual parties that are here."""
+
+    def serve(context: Context, order: HostOrder) -> Payload:
+        if not simulated(context):
+            raise VflError("is one party, and no host of others.")
+        return hosts.serve(app, context, order)
+
+    return _serve(message, context, HostOrder, serve)
 
 
 def _aligning(

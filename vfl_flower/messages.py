@@ -272,6 +272,25 @@ class SessionOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostOrder(Order):
+    """Serve orders to virtual parties, of so many ``parties``, that are here (`runtimes.hosts`).
+
+    ``arrays["packed"]`` are the orders (`wire.pack_many`). Answered by `HostAnswer`.
+    """
+
+    kind: ClassVar[str] = "query.host"
+    names: ClassVar = ("packed",)
+    parties: int = _number(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostAnswer(Payload):
+    """The answers to the orders of a `HostOrder`, in their order."""
+
+    names: ClassVar = ("packed",)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Introduction(Payload):
     """Which party answers, of how many; with what arrays is said by the order."""
 

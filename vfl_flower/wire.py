@@ -6,8 +6,10 @@ format.
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, fields
 from functools import lru_cache
 from io import BytesIO
@@ -222,6 +224,71 @@ def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
     found = record[name]
     if not isinstance(found, kind):
         raise VflError(f"sent {name!r} as another kind of record than {kind.__name__}.")
+    return found
+
+
+# --- many at once --------------------------------------------------------------------------------
+
+
+def pack_many(messages: Sequence[Message]) -> NDArray[np.uint8]:
+    """What calls and their answers say, or that they failed, and to whom; uint8 [n]."""
+    heads: list[dict[str, Any]] = []
+    parts: list[NDArray[Any]] = []
+    for message in messages:
+        head: dict[str, Any] = {"node": message.metadata.dst_node_id}
+        payload = message.payload if isinstance(message, Call) else None
+        if payload is not None:
+            kind = type(payload)
+            head["kind"] = kind.__name__
+            head["scalars"] = [getattr(payload, spec.name) for spec in _scalars(kind)]
+            arrays = payload.arrays
+            head["arrays"] = [[n, str(a.dtype), a.shape] for n, a in arrays.items()]
+            parts += [np.ascontiguousarray(array).reshape(-1) for array in arrays.values()]
+        elif message.has_error():
+            head["failure"] = [message.error.reason, False]
+        else:
+            failure = record_of(message.content, _FAILURE, ConfigRecord)
+            head["failure"] = [failure["cause"], failure["out-of-step"]]
+        heads.append(head)
+    said = json.dumps(heads).encode()
+    blocks = [np.frombuffer(len(said).to_bytes(8, "big") + said, np.uint8)]
+    return np.concatenate([*blocks, *(part.view(np.uint8) for part in parts)])
+
+
+def unpack_many(packed: NDArray[np.uint8]) -> list[tuple[int, Payload | VflError]]:
+    """To whom each was, and what it says; `VflError`, as the end of a sentence, if nothing.
+
+    They are yet to be read, by `read_order` or `read_reply`, which check them.
+    """
+    try:
+        end = 8 + int.from_bytes(packed[:8].tobytes(), "big")
+        found: list[tuple[int, Payload | VflError]] = []
+        for head in json.loads(packed[8:end].tobytes()):
+            if "failure" in head:
+                cause, out_of_step = head["failure"]
+                found.append((head["node"], (OutOfStepError if out_of_step else VflError)(cause)))
+                continue
+            arrays: Arrays = {}
+            for name, dtype, shape in head["arrays"]:
+                start, end = end, end + math.prod(shape) * _DTYPES[dtype].itemsize
+                arrays[name] = packed[start:end].view(_DTYPES[dtype]).reshape(shape)
+            kind = _kinds()[head["kind"]]
+            names = [spec.name for spec in _scalars(kind)]
+            values = dict(zip(names, head["scalars"], strict=True))
+            found.append((head["node"], kind(**values, arrays=arrays)))
+        return found
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise VflError("sent messages that do not decode.") from None
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> dict[str, type[Payload]]:
+    """Every payload, by its name."""
+    found, kinds = {}, [Payload]
+    while kinds:
+        kind = kinds.pop()
+        found[kind.__name__] = kind
+        kinds += kind.__subclasses__()
     return found
 
 

@@ -12,32 +12,16 @@ import gc
 import heapq
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 
 from vfl_flower.config import RunConfig
 from vfl_flower.flower_internals import SERVER_NODE, begin_task, set_message_id
 from vfl_flower.runtimes.carrier import Carrier
-
-
-@runtime_checkable
-class ServesTurns(Protocol):
-    """A ClientApp that serves train messages of many parties at once, as it would one by one.
-
-    fewest_turns : how many are worth it.
-    """
-
-    fewest_turns: int
-
-    def serve_turns(
-        self, messages: Sequence[Message], contexts: Sequence[Context]
-    ) -> list[Message]:
-        """The answers, in their order."""
-
+from vfl_flower.runtimes.hosts import answers
 
 _TAKES_TIME = ("train", "query.embed")
 
@@ -74,6 +58,7 @@ class LocalGrid(Carrier):
     engine = "local"
     transport = "none"
     cost = "free"
+    calls = True
 
     contexts: dict[int, Context]
 
@@ -131,17 +116,10 @@ class LocalGrid(Carrier):
         keys = [str(self._pushed + 1 + number) for number in range(len(messages))]
         for message, key in zip(messages, keys, strict=True):
             set_message_id(message, key)
-        nodes = {message.metadata.dst_node_id for message in messages}
-        turns = all(message.metadata.message_type == "train" for message in messages)
-        app: Any = self._client_app
-        many = turns and isinstance(app, ServesTurns)
-        if many and len(messages) == len(nodes) >= app.fewest_turns:
-            self._settle()
-            contexts = [self.contexts[message.metadata.dst_node_id] for message in messages]
-            replies: Iterable[Message] = app.serve_turns(messages, contexts)
-        else:
-            replies = map(self._served, messages)
-        for message, reply in zip(messages, replies, strict=True):
+        contexts = [self.contexts[message.metadata.dst_node_id] for message in messages]
+        for message, reply in zip(
+            messages, answers(self._client_app, messages, contexts, self._settle), strict=True
+        ):
             self._deliver(message, reply)
         return keys
 
@@ -159,14 +137,6 @@ class LocalGrid(Carrier):
         if self._settled:
             gc.unfreeze()
         self._settled = False
-
-    def _served(self, message: Message) -> Message:
-        try:
-            return self._client_app(message, self.contexts[message.metadata.dst_node_id])
-        except Exception as error:  # as Flower's runtimes do: an error reply, not a crash
-            reason = f"{type(error).__name__}: {error}"
-            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-            return Message(Error(code=code, reason=reason), reply_to=message)
 
     def _deliver(self, message: Message, reply: Message) -> None:
         """Have a reply be due after its party's delay."""
