@@ -179,7 +179,7 @@ def test_of_a_node_that_fails_every_party_has() -> None:
         carrier.broken = {11} if len(carrier.sent) > 4 else set()
         return pushed(messages)
 
-    carrier.push_messages = push  # type: ignore[method-assign, assignment]
+    carrier.push_messages = push  # type: ignore[method-assign]
     strategy.start(Hosts(carrier, PARTIES))
     failed = [seat.party for seat in strategy.run.seats if not seat.alive]
     assert failed == list(range(PARTIES // 2, PARTIES))
@@ -201,7 +201,7 @@ def test_a_real_node_is_host_of_nobody() -> None:
 
 
 def test_what_is_packed_comes_as_it_was() -> None:
-    arrays = {
+    arrays: dict[str, Any] = {
         "a": np.arange(6, dtype=np.int32).reshape(2, 3),
         "b": np.ones((0, 4)),
         "c": np.bool_([1]),
