@@ -3,17 +3,22 @@
 MNIST, four quadrant parties 196-128, top model 512-128-10, batch 64, `split-nn`. Times are taken
 between the first evaluation and the last, so that starting up does not count and evaluating does.
 SuperNodes speak TLS and authenticate themselves, all on this machine. Over streams, as in process,
-an epoch has all 60,000 rows; over Flower's messages as many as take some two minutes. Prints one
-JSON object as its last line.
+an epoch has all 60,000 rows; over Flower's messages as many as take some two minutes. With
+``--delays`` SuperNodes reach the label holder through a relay that brings everything so much later,
+each way; window 0 is the one that is chosen by what is measured in the first epoch. Prints one JSON
+object as its last line.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import CASCADED_MODEL, PARTIES, mnist_of, parser, quiet_run, report
+from tests.relay import Relay
 from vfl_flower.registry import ENGINES
+from vfl_flower.runtimes.processes import reserved_port
 
 ROWS = {  # of an epoch over messages, by engine and window
     ("ray", 1): 64 * 200,
@@ -25,16 +30,52 @@ ROWS = {  # of an epoch over messages, by engine and window
 }
 
 
+def always(port: int) -> Callable[[int], int]:
+    """Where a relay brings each connection."""
+    return lambda number: port
+
+
+def per_step(history: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """What a step took, from the first evaluation to the last."""
+    first, last = history[0], history[-1]
+    seconds = last["seconds"] - first["seconds"]
+    steps = last["steps"] - first["steps"]
+    exchanges = (last["exchanges"] - first["exchanges"]) / PARTIES
+    return {
+        "ms_a_step": round(1000 * seconds / steps, 2),
+        "seconds_of_an_epoch": round(seconds / (steps * 64) * 60_000, 1),
+        "ms_an_exchange": round(1000 * seconds / exchanges, 1),
+    }
+
+
 def main() -> None:
     made = parser(__doc__)
     made.add_argument("--engines", nargs="+", choices=ENGINES.names, default=ENGINES.names)
-    made.add_argument("--windows", nargs="+", type=int, choices=(1, 8, 32), default=[1, 8])
+    made.add_argument("--windows", nargs="+", type=int, choices=(0, 1, 8, 32), default=[1, 8])
+    made.add_argument("--delays", nargs="+", type=float, default=[], metavar="MS", help="each way")
     made.add_argument("--epochs", type=int, default=3, help="over streams; the first warms up")
     options = made.parse_args()
     if options.epochs < 2:
         made.error("--epochs: time is taken from the end of the first to that of the last")
     figures: dict[str, Any] = {}
-    for engine in options.engines:
+    for delay in options.delays:
+        with mnist_of(options) as mnist, reserved_port() as port:
+            for window in options.windows:
+                with Relay(always(port), delay / 1000) as relay:
+                    through = {"stream-address": f"127.0.0.1:{relay.port}"}
+                    keys = {**CASCADED_MODEL, **through, "stream-ports": str(port)}
+                    keys |= {"epochs": options.epochs, "dataset": f"npz:{Path(mnist).absolute()}"}
+                    keys |= {"window": window} if window else {}
+                    summary, history = quiet_run(PARTIES, keys, "supernodes")
+                name = f"{delay:g} ms each way, window {window or 'auto'}"
+                figures[name] = {
+                    **per_step(history),
+                    "window": summary["window"],
+                    "measured": summary["window_measured"],
+                    "test_accuracy": round(history[-1]["test_accuracy"], 4),
+                }
+                print(f"{name:32}", figures[name], flush=True)
+    for engine in options.engines if not options.delays else ():
         for transport in ("stream", "messages")[: 1 if engine == "local" else 2]:
             for window in options.windows:
                 messages = transport == "messages"
@@ -50,14 +91,9 @@ def main() -> None:
                     keys["dataset"] = f"npz:{place}"
                     summary, history = quiet_run(PARTIES, keys, engine)
                 first, last = history[0], history[-1]
-                seconds = last["seconds"] - first["seconds"]
-                steps = last["steps"] - first["steps"]
-                exchanges = (last["exchanges"] - first["exchanges"]) / PARTIES
                 name = f"{engine}, {summary['transport']}, window {window}"
                 figures[name] = {
-                    "ms_a_step": round(1000 * seconds / steps, 2),
-                    "seconds_of_an_epoch": round(seconds / (steps * 64) * 60_000, 1),
-                    "ms_an_exchange": round(1000 * seconds / exchanges, 1),
+                    **per_step(history),
                     "first_evaluation_after": first["seconds"],
                     "test_accuracy": round(last["test_accuracy"], 4),
                 }

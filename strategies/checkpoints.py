@@ -63,6 +63,7 @@ class Checkpoints:
             seat.go_on_from(kept)
         run.history.go_on_from(state["history"])
         run.plan.go_on_from(state["plan"])
+        run.pace.go_on_from(state.get("pace", {}))
         run.mailbox.party_memory_mb = state["party_memory_mb"]
         if state["timing"]:
             run.carrier.go_on_from(state["timing"])
@@ -103,6 +104,7 @@ class Checkpoints:
             "seats": [seat.kept() for seat in run.seats],
             "history": run.history.kept(),
             "plan": run.plan.kept(),
+            "pace": run.pace.kept(),
             "party_memory_mb": run.mailbox.party_memory_mb,
             "uploads": run.ledger.uploads(),
             "journal": run.ledger.journal_mark(),

@@ -51,6 +51,7 @@ class Mailbox:
         self._ledger = ledger
         self._timeout = timeout
         self._steps = steps
+        self._by_node = {seat.node_id: seat for seat in seats}
         self._waiting: dict[str, Seat] = {}  # message id -> its receiver
 
     def message(self, seat: Seat, order: Turn) -> Message:
@@ -62,15 +63,14 @@ class Mailbox:
         seat.feedback = {}  # it goes with every order
         seat.traffic.bytes_down += order.nbytes
         self._ledger.ordered(seat.party, order)
-        return to_message(order, seat.node_id, self._timeout)
+        return to_message(order, seat.node_id, self._timeout, self.carrier.calls)
 
     def post(self, messages: Iterable[Message]) -> None:
         """Send messages that `message` made."""
         messages = list(messages)
         if messages:
-            by_node = {seat.node_id: seat for seat in self.seats}
             for message, key in zip(messages, self.carrier.send(messages), strict=True):
-                self._waiting[key] = by_node[message.metadata.dst_node_id]
+                self._waiting[key] = self._by_node[message.metadata.dst_node_id]
 
     @property
     def empty(self) -> bool:

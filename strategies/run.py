@@ -12,6 +12,7 @@ from flwr.app import MetricRecord
 from strategies.enrolment import Member, check
 from strategies.history import RESULTS, History
 from strategies.mailbox import Mailbox
+from strategies.pace import Pace
 from strategies.plan import Plan
 from strategies.quorum import Waiting
 from strategies.recovery import Recovery
@@ -61,15 +62,18 @@ class Run:
         self.config = config
         self.labels = labels
         self.seats = [Seat(party, nodes[party].node) for party in sorted(nodes)]
+        self._by_party = {seat.party: seat for seat in self.seats}
         estimator, system = estimators.choose(config)(config), load_system(config.strategy)
         self.ledger = ledger_of(config)(config, rows, estimator)
         labels = self.ledger.labels(labels)
         secret = self.ledger.secret_batches
-        self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, carrier.cost)
+        costs = carrier.cost, carrier.measures
+        self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, *costs)
         if config.secure:
             agree(carrier, config.running)
-        per_epoch_of_party = steps_per_epoch(config, rows)
-        self.plan = Plan(config.training.epochs, per_epoch_of_party, parties, config.secure)
+        each = steps_per_epoch(config, rows)
+        self.plan = Plan(config.training.epochs, each, parties, config.secure)
+        self.pace = Pace(self.schedule, self.plan.per_epoch, parties)
         top_learns = config.models.top != "sum" or labels.features is not None
         self.plan.allowed = self.ledger.steps_allowed(
             self.plan.planned, parties, self.schedule.quorum, top_learns
@@ -108,10 +112,10 @@ class Run:
     ) -> dict[str, int]:
         """Bytes of an upload, at most, by the kind of its order."""
         row = 2 * 4 * (size + 1)  # with its id, and as much again for what a codec adds
-        most = most_rows(self.config, rows, self.schedule.window)
+        most = most_rows(self.config, rows, self.schedule.longest)
         return {
             TrainOrder.kind: SMALL
-            + 4 * self.schedule.window
+            + 4 * self.schedule.longest
             + estimator.uploads_per_row * row * most,
             EmbedOrder.kind: SMALL + row * rows,
             EvaluateOrder.kind: SMALL + row * test_rows,
@@ -119,7 +123,7 @@ class Run:
 
     def seat_of(self, party: int) -> Seat:
         """The seat of a party."""
-        return next(seat for seat in self.seats if seat.party == party)
+        return self._by_party[party]
 
     def log_summary(self) -> None:
         """Log what is about to run."""
@@ -134,6 +138,12 @@ class Run:
             self.schedule.window,
             TRANSPORTS[self.carrier.transport],
         )
+
+    def next_window(self, seat: Seat) -> tuple[int, int, int]:
+        """The window of a party's next turn: epoch, first step, steps."""
+        epoch, first, steps = self.plan.window(seat.steps, self.pace.next(seat))
+        self.pace.ordered(seat, steps)
+        return epoch, first, steps
 
     def holds(self, seat: Seat) -> bool:
         """Whether a party waits for the evaluation of others, after which all may have to stop.
@@ -190,7 +200,7 @@ class Run:
         """The strategy's part of ``summary.json``."""
         return {
             "parties": len(self.seats),
-            "window": self.schedule.window,
+            **self.pace.figures(),
             "quorum": self.schedule.quorum,
             "schedule": self.schedule.word,
             "epochs": round(self.plan.epochs, 3),

@@ -150,7 +150,7 @@ class Vertical(Strategy):
         for seat in run.seats:
             if seat.state is State.IDLE and not run.plan.all_ordered and not run.holds(seat):
                 opening = {} if seat.steps else run.holder.opening()
-                epoch, first, steps = run.plan.window(seat.steps, run.schedule.window)
+                epoch, first, steps = run.next_window(seat)
                 order = TrainOrder(
                     exchange=seat.exchange + 1,
                     epoch=epoch,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 from threading import Lock, Thread
 from types import TracebackType
 
@@ -15,10 +17,12 @@ class Relay:
     Parameters
     ----------
     target : the port for the n-th connection, counted from 0; 0 refuses it.
+    delay : seconds by which it brings everything later, each way.
     """
 
-    def __init__(self, target: Callable[[int], int]) -> None:
+    def __init__(self, target: Callable[[int], int], delay: float = 0.0) -> None:
         self.target = target
+        self.delay = delay
         self.accepted = 0
         self.pairs: list[tuple[socket.socket, socket.socket]] = []
         self.blocked = False  # whether new connections are refused
@@ -80,13 +84,26 @@ class Relay:
     def _pump(
         self, source: socket.socket, sink: socket.socket, pair: tuple[socket.socket, socket.socket]
     ) -> None:
+        queue: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
+        if self.delay:
+            self._start(self._bring, queue, sink)
         with suppress(OSError):
             while data := source.recv(2**16):
-                sink.sendall(data)
+                if self.delay:
+                    queue.put((time.monotonic() + self.delay, data))
+                else:
+                    sink.sendall(data)
+        queue.put((0.0, b""))
         with self._lock:
             if pair in self.pairs:
                 self.pairs.remove(pair)
         _close(pair)
+
+    def _bring(self, queue: SimpleQueue[tuple[float, bytes]], sink: socket.socket) -> None:
+        with suppress(OSError):
+            while (entry := queue.get())[1]:
+                time.sleep(max(0.0, entry[0] - time.monotonic()))
+                sink.sendall(entry[1])
 
 
 def _close(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -49,6 +49,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "privacy_utility": "--mnist {mnist} --credit {credit} --epochs 2 --epsilons 1 "
     "--picture {picture}",
     "afternoon": "--rows 10000 --parties 2",
+    "parties": "--parties 2 16 --steps 12 --ways together 1",
     "psi": "--ids 2000",
     "realign": "--ids 1000 --engines local",
     "runtimes": "--mnist {mnist} --engines ray --windows 8",

@@ -62,7 +62,7 @@ def homes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         pytest.param(  # whose ServerApp draws the noise that this process has drawn
             run_supernodes,
             2,
-            {"privacy": "labels", "epsilon": 3.0, "epochs": 2},
+            {"privacy": "labels", "epsilon": 3.0, "epochs": 2, "window": 8},
             id="supernodes, noisy labels",
             marks=pytest.mark.nightly,
         ),

@@ -29,6 +29,7 @@ from vfl_flower.config import flower_defaults
 from vfl_flower.errors import VflError
 from vfl_flower.flower_internals import (
     begin_task,
+    config_record,
     demand_token,
     flower_home,
     from_bytes,
@@ -49,6 +50,13 @@ CHECKOUT = Path(__file__).parent.parent
 def message() -> Message:
     begin_task()
     return Message(RecordDict({"a": ConfigRecord({"b": 1})}), 7, "train", ttl=5.0)
+
+
+def test_a_record_made_at_once_is_one_whose_values_were_set_one_by_one() -> None:
+    scalars: dict[str, Any] = {"a": 1, "b": [2, 3], "c": b"", "d": "text"}
+    assert config_record(scalars) == ConfigRecord(scalars)
+    state = RecordDict({"scalars": config_record(scalars)})
+    assert state_from_bytes(state_to_bytes(state)) == state
 
 
 def test_the_flower_that_is_installed_is_within_the_bound_that_is_declared() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,52 @@ def test_answers_survive_a_message(answer: Payload, ours: dict[str, AnyArray]) -
     received = read_reply(answered(replace(answer, arrays=ours)), type(answer))
     assert replace(received, arrays={}) == answer
     assert_same(ours, received.arrays)
+
+
+@given(st.sampled_from(ORDERS), st.sampled_from(ANSWERS), named_arrays)
+def test_a_call_brings_what_a_message_would_without_making_records(
+    order: Order, answer: Payload, ours: dict[str, AnyArray]
+) -> None:
+    order = replace(order, arrays=named_for(order, ours))
+    answer = replace(answer, arrays=named_for(answer, ours))
+    message = to_message(order, 7, 60.0, call=True)
+    reply = to_reply(answer, message)
+    received = read_order(message, type(order)), read_reply(reply, type(answer))
+    for payload, came in zip((order, answer), received, strict=True):
+        assert replace(came, arrays={}) == replace(payload, arrays={})
+        assert_same(payload.arrays, came.arrays)
+        assert not any(array.flags.writeable for array in came.arrays.values())
+        assert all(array.flags.writeable for array in payload.arrays.values())
+    anew = read_order(over_the_wire(message), type(order)), read_reply(reply, type(answer))
+    assert_same(order.arrays, anew[0].arrays)  # and if it must leave, it can
+
+
+def test_a_call_is_checked_as_a_message_is() -> None:
+    order: Any = ORDERS[1]
+    call = partial(to_message, node_id=7, ttl=60.0, call=True)
+    with pytest.raises(VflError, match="whose epoch is no int"):
+        read_order(call(replace(order, epoch=1.5)), TrainOrder)
+    with pytest.raises(VflError, match="whose steps is not between 1"):
+        read_order(call(replace(order, steps=0)), TrainOrder)
+    with pytest.raises(VflError, match="where 7 are the most"):
+        read_order(call(replace(order, arrays={"a": np.zeros(1)})), TrainOrder, 7)
+    with pytest.raises(VflError, match="fields that none has"):
+        read_order(call(order), EvaluateOrder)
+    with pytest.raises(VflError, match="an array 'a', which none has"):
+        told = replace(ANSWERS[0], arrays={"a": np.zeros(1)})
+        read_reply(to_reply(told, call(order)), Description)
+
+
+def test_what_is_changed_in_the_records_of_a_call_is_what_it_says() -> None:
+    message = to_message(ORDERS[1], 7, 60.0, call=True)
+    scalars = message.content["scalars"]
+    assert isinstance(scalars, ConfigRecord)
+    scalars["exchange"] = 77
+    assert read_order(message, TrainOrder).exchange == 77
+    message = to_message(ORDERS[1], 7, 60.0, call=True)
+    message.content = RecordDict()
+    with pytest.raises(VflError, match="scalars"):
+        read_order(message, TrainOrder)
 
 
 def test_arrays_received_are_read_only() -> None:

@@ -6,7 +6,9 @@ One of them, "session", brings the others over a stream.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from logging import ERROR, WARNING
 from typing import TypeVar
 
@@ -29,6 +31,7 @@ from vfl_flower.messages import (
     EmbedOrder,
     EvaluateOrder,
     GrowOrder,
+    HostOrder,
     KeyOrder,
     Order,
     Payload,
@@ -43,17 +46,43 @@ from vfl_flower.messages import (
     refuse_unused,
 )
 from vfl_flower.party import context as between
-from vfl_flower.party import state_file, sums
+from vfl_flower.party import stacked, state_file, sums
 from vfl_flower.party.party import Party
 from vfl_flower.party.predict import predict
 from vfl_flower.party.rules import Rules, simulated
+from vfl_flower.party.stacked import Turn
+from vfl_flower.runtimes import hosts
 from vfl_flower.runtimes.stream import session as stream
 from vfl_flower.systems import resolve
 from vfl_flower.wire import read_order, to_failure, to_reply
 
 O = TypeVar("O", bound=Order)  # noqa: E741
 
-app = ClientApp()
+
+class PartyApp(ClientApp):
+    """The ClientApp, which in one process also serves turns of many parties at once."""
+
+    fewest_turns = stacked.FEWEST
+
+    def serve_turns(
+        self, messages: Sequence[Message], contexts: Sequence[Context]
+    ) -> list[Message]:
+        """The answers to train messages of as many parties, as by `train`."""
+        turns: list[Turn | Exception] = []
+        for message, context in zip(messages, contexts, strict=True):
+            try:
+                order = _order(message, context, TrainOrder)
+                turns.append(Turn(between.resume(context), order))
+            except Exception as error:
+                turns.append(error)
+        stacked.train([turn for turn in turns if isinstance(turn, Turn)])
+        return [
+            _answer(message, context, partial(_upload_of, turn, context))
+            for message, context, turn in zip(messages, contexts, turns, strict=True)
+        ]
+
+
+app = PartyApp()
 
 
 @app.query("set")
@@ -235,6 +264,18 @@ def session(message: Message, context: Context) -> Message:
     return _serve(message, context, SessionOrder, serve)
 
 
+@app.query("host")
+def host(message: Message, context: Context) -> Message:
+    """Orders to virtual parties that are here."""
+
+    def serve(context: Context, order: HostOrder) -> Payload:
+        if not simulated(context):
+            raise VflError("is one party, and no host of others.")
+        return hosts.serve(app, context, order)
+
+    return _serve(message, context, HostOrder, serve)
+
+
 def _aligning(
     method: Callable[[Context, Source, int, O], Payload],
 ) -> Callable[[Context, O], Payload]:
@@ -256,16 +297,30 @@ def _by(
 
     def serve(context: Context, order: O) -> Payload:
         party = party_of(context, order)
-        try:
-            payload = method(party, order)
-            refuse_unused(order.arrays, "was sent")
-            between.keep(party, context)
-        except BaseException:
-            between.break_off(party, context)
-            raise
-        return payload
+        with _leaving(party, context, order):
+            return method(party, order)
 
     return serve
+
+
+def _upload_of(turn: Turn | Exception, context: Context) -> Payload:
+    """What came of a turn."""
+    if isinstance(turn, Exception):
+        raise turn
+    with _leaving(turn.party, context, turn.order):
+        return turn.upload()
+
+
+@contextmanager
+def _leaving(party: Party, context: Context, order: Order) -> Iterator[None]:
+    """Keep what a party has served, if all of its order was of use; else what it has learned."""
+    try:
+        yield
+        refuse_unused(order.arrays, "was sent")
+        between.keep(party, context)
+    except BaseException:
+        between.break_off(party, context)
+        raise
 
 
 def _serve(
@@ -274,11 +329,20 @@ def _serve(
     kind: type[O],
     serve: Callable[[Context, O], Payload],
 ) -> Message:
-    """Serve one message; what goes wrong becomes an answer that names it and holds no data."""
+    """Serve one message."""
+    return _answer(message, context, lambda: serve(context, _order(message, context, kind)))
+
+
+def _order(message: Message, context: Context, kind: type[O]) -> O:
+    """The order in a message."""
+    Rules.of(context.node_config)  # so that no order is served by rules that are misspelt
+    return read_order(message, kind, between.largest_order(context))
+
+
+def _answer(message: Message, context: Context, serve: Callable[[], Payload]) -> Message:
+    """The answer to a message; what goes wrong becomes one that names it and holds no data."""
     try:
-        Rules.of(context.node_config)  # so that no order is served by rules that are misspelt
-        order = read_order(message, kind, between.largest_order(context))
-        return to_reply(serve(context, order), message)
+        return to_reply(serve(), message)
     except CodeError as error:
         log(WARNING, "%s", error)
         said = str(error) if simulated(context) else error.outside  # one owner may read it all

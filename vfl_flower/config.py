@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from vfl_flower import registry
@@ -79,6 +80,14 @@ class RunConfig:
             sections[KEYS[name].section][KEYS[name].field] = value
         own = sections.pop("")
         return cls(**own, **{name: _SECTIONS[name](**sections[name]) for name in sections})
+
+    def __hash__(self) -> int:
+        """Of all values, once: windows are kept by it."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, spec.name) for spec in fields(self)))
 
     @property
     def subsets(self) -> str:

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import tomli_w
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.serde import (
     message_from_proto,
     message_to_proto,
@@ -56,6 +56,13 @@ def set_message_id(message: Message, key: str) -> None:
 def set_replied_to(message: Message, key: str) -> None:
     """Say to which message this one is a reply."""
     message.metadata.__dict__["_reply_to_message_id"] = key
+
+
+def config_record(scalars: dict[str, Any]) -> ConfigRecord:
+    """A ConfigRecord of values that are known to be such, without a look at each."""
+    record = ConfigRecord()
+    record.__dict__["_data"].update(scalars)
+    return record
 
 
 def is_simulation(grid: Grid) -> bool:

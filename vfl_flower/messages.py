@@ -291,6 +291,25 @@ class SessionOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HostOrder(Order):
+    """Serve orders to virtual parties, of so many ``parties``, that are here (`runtimes.hosts`).
+
+    ``arrays["packed"]`` are the orders (`wire.pack_many`). Answered by `HostAnswer`.
+    """
+
+    kind: ClassVar[str] = "query.host"
+    names: ClassVar = ("packed",)
+    parties: int = _number(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostAnswer(Payload):
+    """The answers to the orders of a `HostOrder`, in their order."""
+
+    names: ClassVar = ("packed",)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Introduction(Payload):
     """Which party answers, of how many; with what arrays is said by the order."""
 
@@ -460,7 +479,7 @@ def bounded(name: str, rows: Any) -> Any:
     if 0 in rows.shape:
         return rows
     least, most = rows.aminmax() if hasattr(rows, "aminmax") else (rows.min(), rows.max())
-    if not (least >= -LARGEST and most <= LARGEST):
+    if not (float(least) >= -LARGEST and float(most) <= LARGEST):  # as tensors, it takes longer
         raise VflError(
             f"{name!r} has values beyond {LARGEST:,.0f}, by which no model can learn; lower the "
             "learning rates."

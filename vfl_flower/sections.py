@@ -335,7 +335,8 @@ class ScheduleConfig:
     window: int | None = key(
         None,
         "steps of a party that one message exchange carries",
-        auto="1 in process, 8 under Ray and over streams, else 16; zeroth order 16, 64 and 64",
+        auto="1 in process, 8 under Ray, else 16, and zeroth order 16, 64 and 64; over streams "
+        "between nodes 1 to 32, by how long exchanges and steps are measured to take",
         least=1,
     )
     sampling: str = key(

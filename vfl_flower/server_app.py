@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ from vfl_flower.holder.results import Results, in_use, results_folder
 from vfl_flower.provenance import code_digest, versions
 from vfl_flower.registry import OBSERVERS
 from vfl_flower.runtimes.carrier import Carrier, carrier_of
+from vfl_flower.runtimes.hosts import Hosts
 from vfl_flower.runtimes.stream.grid import StreamGrid
 
 log = logging.getLogger("flwr")
@@ -150,10 +151,17 @@ def _train_in(
                 log.warning("%s", error)  # and what ended the run is told
 
 
-def _streams(carrier: Carrier, config: RunConfig) -> AbstractContextManager[Carrier]:
-    """What carries the messages: a `StreamGrid`, where there are streams."""
+@contextmanager
+def _streams(carrier: Carrier, config: RunConfig) -> Iterator[Carrier]:
+    """What carries the messages: a `StreamGrid`, where there are streams.
+
+    In a Ray simulation of fewer nodes than parties, `Hosts` over that.
+    """
     streams = config.running.transport != "messages" and carrier.transport == "messages"
-    return StreamGrid(carrier, config) if streams else nullcontext(carrier)
+    with StreamGrid(carrier, config) if streams else nullcontext(carrier) as found:
+        if found.engine == "ray" and config.running.parties > len(list(found.get_node_ids())):
+            found = Hosts(found, config.running.parties)
+        yield found
 
 
 def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper) -> Labels:

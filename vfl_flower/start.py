@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -100,6 +101,7 @@ def run_local(
         raise
     finally:
         between.forget(grid.run_id)
+        grid.forget()
     _save_models(grid, config, finished.folder)
     return finished
 
@@ -130,17 +132,26 @@ def run_ray(
     parties: int,
     run_config: Mapping[str, Any],
     node_configs: Sequence[Mapping[str, Any]] = (),
+    actors: int = 0,
 ) -> Finished:
-    """Run the application on Flower's Ray simulation, by `flwr run` and a SuperLink of its own."""
+    """Run the application on Flower's Ray simulation, by `flwr run` and a SuperLink of its own.
+
+    Parties share so many ``actors``; without a number each has its own if there are two parties or
+    fewer for each CPU, and else there is one for each CPU.
+    """
     if node_configs:
         raise ConfigError(
             "Flower gives the parties of a Ray simulation no node configuration: run parties with "
             "files of their own in process, or by --engine supernodes."
         )
     config, run_config = prepare(parties, from_anywhere(run_config), ())
+    cpus = os.cpu_count() or 1
+    nodes = min(parties, actors or (parties if parties <= 2 * cpus else cpus))
+    if nodes < parties:
+        run_config["parties"] = parties
     with _submitting(run_config), SuperLink(simulation=True) as superlink:
         bring_states(config, Path(run_config["out"]))
-        return _run_on(superlink, parties, config.training.epochs, run_config)
+        return _run_on(superlink, nodes, config.training.epochs, run_config)
 
 
 def run_supernodes(

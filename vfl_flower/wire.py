@@ -6,8 +6,10 @@ format.
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, fields
 from functools import lru_cache
 from io import BytesIO
@@ -41,9 +43,31 @@ _DTYPES = {  # every dtype of a number, by NumPy's name for it
 # --- messages -----------------------------------------------------------------------------------
 
 
-def to_message(order: Order, node_id: int, ttl: float) -> Message:
-    """The Flower message that carries an order to a node."""
-    return Message(_to_record(order), node_id, order.kind, ttl=ttl)
+class Call(Message):
+    """A message that stays in this process: its payload as it is, made records if looked at."""
+
+    payload: Payload | None = None  # none once it is records, which may have been changed since
+
+    @property
+    def content(self) -> RecordDict:
+        """The payload's records."""
+        if self.payload is not None:
+            self.content = _to_record(self.payload)
+        return super().content
+
+    @content.setter
+    def content(self, value: RecordDict) -> None:
+        self.payload = None
+        super(Call, type(self)).content.__set__(self, value)  # type: ignore[attr-defined]
+
+
+def to_message(order: Order, node_id: int, ttl: float, call: bool = False) -> Message:
+    """The Flower message that carries an order to a node; as a `Call`, if it stays here."""
+    if not call:
+        return Message(_to_record(order), node_id, order.kind, ttl=ttl)
+    made = Call(RecordDict(), node_id, order.kind, ttl=ttl)
+    made.payload = order
+    return made
 
 
 def read_order(message: Message, kind: type[P], largest: float = MOST) -> P:
@@ -55,14 +79,18 @@ def read_order(message: Message, kind: type[P], largest: float = MOST) -> P:
         If it is not as it should be; a sentence without its subject, the party.
     """
     try:
-        return _from_record(message.content, kind, largest)
+        return _read(message, kind, largest)
     except VflError as error:
         raise VflError(f"was {error}") from None
 
 
 def to_reply(payload: Payload, message: Message) -> Message:
-    """A party's answer to a message."""
-    return Message(_to_record(payload), reply_to=message)
+    """A party's answer to a message, and to a `Call` one."""
+    if not isinstance(message, Call):
+        return Message(_to_record(payload), reply_to=message)
+    made = Call(RecordDict(), reply_to=message)
+    made.payload = payload
+    return made
 
 
 def to_failure(sentence: str, message: Message, out_of_step: bool = False) -> Message:
@@ -84,11 +112,11 @@ def read_reply(message: Message, kind: type[P], largest: float = MOST) -> P:
         raise VflError(
             f"failed: {said(message.error.reason) or f'Flower error {message.error.code}'}"
         )
-    if _FAILURE in message.content:
+    if not _is_called(message, kind) and _FAILURE in message.content:
         failure = record_of(message.content, _FAILURE, ConfigRecord)
         kind_of_error = OutOfStepError if failure.get("out-of-step") is True else VflError
         raise kind_of_error(f"failed: {said(failure.get('cause')) or 'it did not say why'}")
-    return _from_record(message.content, kind, largest)
+    return _read(message, kind, largest)
 
 
 def said(text: Any) -> str:
@@ -103,8 +131,38 @@ def said(text: Any) -> str:
     return line if len(line) <= _SAID else f"{line[:_SAID]} ..."
 
 
+def _is_called(message: Message, kind: type[P]) -> bool:
+    """Whether a message is a call with such a payload, which code of ours has made."""
+    return isinstance(message, Call) and type(message.payload) is kind
+
+
+def _read(message: Message, kind: type[P], largest: float) -> P:
+    if not _is_called(message, kind):
+        return _from_record(message.content, kind, largest)
+    payload: P = message.payload  # type: ignore[attr-defined]
+    _check_size(kind, payload.nbytes, largest)
+    values = {
+        spec.name: _checked(kind, spec, getattr(payload, spec.name)) for spec in _scalars(kind)
+    }
+    arrays = {name: array.view() for name, array in payload.arrays.items()}
+    for array in arrays.values():
+        array.flags.writeable = False  # as arrays over a message's bytes
+    _check_names(kind, arrays)
+    return kind(**values, arrays=Received(arrays))
+
+
+def _scalars(kind: type[Payload]) -> list[Field[Any]]:
+    """Its fields that are scalars."""
+    if kind not in _fields:
+        _fields[kind] = [spec for spec in fields(kind) if spec.name != "arrays"]
+    return _fields[kind]
+
+
+_fields: dict[type[Payload], list[Field[Any]]] = {}
+
+
 def _to_record(payload: Payload) -> RecordDict:
-    scalars = {f.name: getattr(payload, f.name) for f in fields(payload) if f.name != "arrays"}
+    scalars = {spec.name: getattr(payload, spec.name) for spec in _scalars(type(payload))}
     return RecordDict({_SCALARS: ConfigRecord(scalars), _ARRAYS: pack(payload.arrays)})
 
 
@@ -112,7 +170,7 @@ def _from_record(record: RecordDict, kind: type[P], largest: float) -> P:
     try:
         scalars = record_of(record, _SCALARS, ConfigRecord)
         packed = record_of(record, _ARRAYS, ArrayRecord)
-        specs = {spec.name: spec for spec in fields(kind) if spec.name != "arrays"}
+        specs = {spec.name: spec for spec in _scalars(kind)}
         if len(record) > 2 or scalars.keys() - specs.keys():
             raise VflError(f"sent a {kind.__name__} with fields that none has.")
         values = {name: _checked(kind, spec, scalars[name]) for name, spec in specs.items()}
@@ -140,18 +198,25 @@ def _checked(kind: type[Payload], spec: Field[Any], value: Any) -> Any:
 
 def _arrays_of(kind: type[Payload], packed: ArrayRecord, largest: float) -> Arrays:
     """The arrays of a message, if it can have them."""
-    size = sum(len(array.data) for array in packed.values())
+    _check_size(kind, sum(len(array.data) for array in packed.values()), largest)
+    _check_names(kind, packed)
+    return unpack(packed)
+
+
+def _check_names(kind: type[Payload], arrays: Collection[str]) -> None:
+    if len(arrays) > _MOST_ARRAYS or any(len(name) > _LONGEST for name in arrays):
+        raise VflError(f"sent a {kind.__name__} with more arrays, or longer names, than any has.")
+    unknown = set() if kind.names is None else set(arrays) - set(kind.names)
+    if unknown:
+        raise VflError(f"sent a {kind.__name__} with an array {min(unknown)!r}, which none has.")
+
+
+def _check_size(kind: type[Payload], size: int, largest: float) -> None:
     if size > largest:
         raise VflError(
             f"sent a {kind.__name__} of {size:,} bytes, where {largest:,.0f} are the most that can "
             "be due."
         )
-    if len(packed) > _MOST_ARRAYS or any(len(name) > _LONGEST for name in packed):
-        raise VflError(f"sent a {kind.__name__} with more arrays, or longer names, than any has.")
-    unknown = set() if kind.names is None else packed.keys() - set(kind.names)
-    if unknown:
-        raise VflError(f"sent a {kind.__name__} with an array {min(unknown)!r}, which none has.")
-    return unpack(packed)
 
 
 def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
@@ -159,6 +224,71 @@ def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
     found = record[name]
     if not isinstance(found, kind):
         raise VflError(f"sent {name!r} as another kind of record than {kind.__name__}.")
+    return found
+
+
+# --- many at once --------------------------------------------------------------------------------
+
+
+def pack_many(messages: Sequence[Message]) -> NDArray[np.uint8]:
+    """What calls and their answers say, or that they failed, and to whom; uint8 [n]."""
+    heads: list[dict[str, Any]] = []
+    parts: list[NDArray[Any]] = []
+    for message in messages:
+        head: dict[str, Any] = {"node": message.metadata.dst_node_id}
+        payload = message.payload if isinstance(message, Call) else None
+        if payload is not None:
+            kind = type(payload)
+            head["kind"] = kind.__name__
+            head["scalars"] = [getattr(payload, spec.name) for spec in _scalars(kind)]
+            arrays = payload.arrays
+            head["arrays"] = [[n, str(a.dtype), a.shape] for n, a in arrays.items()]
+            parts += [np.ascontiguousarray(array).reshape(-1) for array in arrays.values()]
+        elif message.has_error():
+            head["failure"] = [message.error.reason, False]
+        else:
+            failure = record_of(message.content, _FAILURE, ConfigRecord)
+            head["failure"] = [failure["cause"], failure["out-of-step"]]
+        heads.append(head)
+    said = json.dumps(heads).encode()
+    blocks = [np.frombuffer(len(said).to_bytes(8, "big") + said, np.uint8)]
+    return np.concatenate([*blocks, *(part.view(np.uint8) for part in parts)])
+
+
+def unpack_many(packed: NDArray[np.uint8]) -> list[tuple[int, Payload | VflError]]:
+    """To whom each was, and what it says; `VflError`, as the end of a sentence, if nothing.
+
+    They are yet to be read, by `read_order` or `read_reply`, which check them.
+    """
+    try:
+        end = 8 + int.from_bytes(packed[:8].tobytes(), "big")
+        found: list[tuple[int, Payload | VflError]] = []
+        for head in json.loads(packed[8:end].tobytes()):
+            if "failure" in head:
+                cause, out_of_step = head["failure"]
+                found.append((head["node"], (OutOfStepError if out_of_step else VflError)(cause)))
+                continue
+            arrays: Arrays = {}
+            for name, dtype, shape in head["arrays"]:
+                start, end = end, end + math.prod(shape) * _DTYPES[dtype].itemsize
+                arrays[name] = packed[start:end].view(_DTYPES[dtype]).reshape(shape)
+            kind = _kinds()[head["kind"]]
+            names = [spec.name for spec in _scalars(kind)]
+            values = dict(zip(names, head["scalars"], strict=True))
+            found.append((head["node"], kind(**values, arrays=arrays)))
+        return found
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise VflError("sent messages that do not decode.") from None
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> dict[str, type[Payload]]:
+    """Every payload, by its name."""
+    found, kinds = {}, [Payload]
+    while kinds:
+        kind = kinds.pop()
+        found[kind.__name__] = kind
+        kinds += kind.__subclasses__()
     return found
 
 

@@ -57,7 +57,7 @@ def test_who_knows_the_seed_solves_a_first_upload_only_if_the_party_permits_it(
         asked(context, DESCRIBE, Description)
         sent = asked(context, train(1)).arrays["embedding"]
         party = between._skeletons[0, 1][1]
-        features = np.asarray(party.block.train[party._window(train(1)).ids], np.float64)
+        features = np.asarray(party.block.train[party.pending_window().ids], np.float64)
         found = solved(sent)
         if permitted:
             assert np.abs(found - features).max() < 1e-5

@@ -51,7 +51,7 @@ def test_a_synchronous_run_is_the_same_as_in_process(
 @pytest.mark.parametrize(
     "keys",
     [
-        {"strategy": "vafl", "epochs": 12, "party-lr": 0.1, "server-lr": 0.1},
+        {"strategy": "vafl", "window": 8, "epochs": 12, "party-lr": 0.1, "server-lr": 0.1},
         {"strategy": "cascaded", "epochs": 20, "noise-seed": 0, "window": 16, "party-lr": 1e-3},
         {
             "strategy": "dpzv",
@@ -80,6 +80,17 @@ def test_an_asynchronous_run_learns_as_much_as_in_process(
     figures, wanted = strategy.figures(), expected.figures()
     assert figures["exchanges"] == wanted["exchanges"]
     assert figures["test_accuracy"] == pytest.approx(wanted["test_accuracy"], abs=0.06)
+
+
+def test_windows_that_are_not_given_go_by_what_exchanges_take(streamed: Streamed) -> None:
+    keys = {key: each for key, each in KEYS.items() if key != "window"}
+    nodes = streamed.nodes(2, {**keys, "batch-size": 5, "epochs": 2})
+    strategy = streamed.train(nodes)
+    figures = strategy.figures()
+    assert figures["window_measured"]["exchange_seconds"] > 0
+    assert 1 <= figures["window"] <= 32 and strategy.run.plan.all_ordered
+    assert strategy.run.holder.steps == 2 * strategy.run.plan.per_epoch
+    assert figures["test_accuracy"] > 0.85
 
 
 @pytest.mark.parametrize("keys", [KEYS, EF_VFL], ids=lambda keys: str(keys["strategy"]))

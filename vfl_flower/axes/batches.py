@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,11 @@ class Window:
     whole: bool = False
     distinct: bool = False
 
+    @cached_property
+    def index(self) -> Tensor:
+        """The ids, to index tensors by."""
+        return torch.from_numpy(self.ids).long()
+
 
 def kept(window: Window, present: NDArray[np.bool_] | None) -> Window:
     """Those rows of a window that a party has, by a mask [N]; all, if there is none."""
@@ -57,7 +62,7 @@ def take(table: Tensor, window: Window) -> Tensor:
     """The window's rows of a table [N, ...]; for a full batch, the table itself."""
     if window.whole:
         return table
-    return table.index_select(0, torch.from_numpy(window.ids).to(table.device))
+    return table.index_select(0, window.index.to(table.device))
 
 
 def put(table: Tensor, window: Window, rows: Tensor) -> None:
@@ -65,11 +70,12 @@ def put(table: Tensor, window: Window, rows: Tensor) -> None:
     if window.whole:
         table.copy_(rows)
         return
-    ids = window.ids
+    index = window.index
     if not window.distinct:
-        ids, from_end = np.unique(ids[::-1], return_index=True)
+        ids, from_end = np.unique(window.ids[::-1], return_index=True)
         rows = rows[torch.from_numpy(len(rows) - 1 - from_end)]
-    table.index_copy_(0, torch.from_numpy(ids).to(table.device).long(), rows)
+        index = torch.from_numpy(ids).long()
+    table.index_copy_(0, index.to(table.device), rows)
 
 
 def steps_per_epoch(config: RunConfig, rows: int) -> int:

@@ -14,6 +14,8 @@ from vfl_flower.axes.estimators.base import Estimator
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
 
+_LONGEST = 32  # steps of a window that is chosen by what exchanges take: larger ones are too stale
+
 
 @dataclass(frozen=True)
 class Quorum:
@@ -35,11 +37,13 @@ class Schedule:
     quorum : uploads that are waited for.
     coordinated : whether all parties use one mini-batch, which both ends know.
     window : steps of a party that a message carries.
+    longest : steps that it may carry, where that is chosen by what exchanges take (`Pace`).
     """
 
     quorum: int
     coordinated: bool
     window: int
+    longest: int
 
     @property
     def word(self) -> str:
@@ -55,8 +59,11 @@ class Schedule:
         estimator: Estimator,
         secret_batches: bool,
         cost: str,
+        measures: bool = False,
     ) -> Schedule:
         """The schedule of a run of so many parties, over a carrier of this ``cost``.
+
+        ``measures`` : whether windows that are not configured go by what exchanges take.
 
         Raises
         ------
@@ -90,7 +97,11 @@ class Schedule:
                 "on-party-failure = 'continue' needs a quorum below the number of parties, "
                 f"{parties}: a synchronous system waits for every one of them."
             )
-        return cls(quorum, coordinated, _window(config, estimator.windows[cost]))
+        window = _window(config, estimator.windows[cost])
+        longest = window
+        if measures and not config.schedule.window:
+            longest = max(window, _window(config, _LONGEST))
+        return cls(quorum, coordinated, window, longest)
 
 
 def _window(config: RunConfig, default: int) -> int:

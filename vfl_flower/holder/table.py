@@ -71,6 +71,7 @@ class Table:
             own = np.concatenate([own, present.astype(np.float32)], axis=1)
         self.rows = torch.zeros(len(own), self.received + own.shape[1], device=device)
         self.rows[:, self.received :] = torch.from_numpy(own)
+        self._of = {party: self.rows[:, mine] for party, mine in self.columns.items()}
         self.peaks: dict[int, float] = {}  # by party, the largest of all embeddings that it sent
         self.max_delay = max_delay
         # The step at which each row's entry was written, -1 for never.
@@ -80,7 +81,7 @@ class Table:
 
     def of(self, party: int) -> Tensor:
         """A party's columns, [N, E]."""
-        return self.rows[:, self.columns[party]]
+        return self._of[party]
 
     def take(self, window: Window) -> Tensor:
         """The window's rows; for a full batch, the table itself."""
@@ -150,7 +151,8 @@ class Table:
 
 def _peak(blocks: Sequence[Tensor]) -> float:
     """The largest number of all, up or down."""
-    return max((float(h.abs().amax()) for h in blocks if h.numel()), default=0.0)
+    ends = (each for h in blocks if h.numel() for each in h.aminmax())
+    return max((abs(float(each)) for each in ends), default=0.0)
 
 
 def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -224,6 +224,7 @@ def keep(party: Party, context: Context) -> None:
     _save(party, context, scalars, {**surrogates, **party.arrays})
     if party.masks:
         sums.keep(context, party.masks)
+    party.left = context.state["scalars"]
 
 
 _AT = "model-at-"  # what a model at the evaluation of a number is kept as
@@ -265,7 +266,7 @@ def break_off(party: Party, context: Context) -> None:
     Models learn in place, by whole steps (`Estimator.update`). So what was learned stays learned,
     and the feedback that it was learned from is not awaited any more.
     """
-    party.trace = None
+    party.trace = party.left = None
     if party.masks:
         sums.keep(context, party.masks)
     scalars = state.load_scalars(context.state)
@@ -275,14 +276,12 @@ def break_off(party: Party, context: Context) -> None:
 
 
 def _save(party: Party, context: Context, scalars: dict[str, Any], large: state.Memory) -> None:
-    state.save_state(
-        context.state,
-        party.about,
-        scalars,
-        large,
-        model=model_tensors(party.model),
-        optimizer=optimizer_tensors(party.optimizer),
-    )
+    groups, kept = {}, party.kept() if party.kept else None
+    if party.model.by_step or kept is None or kept is not context.state.get("model"):
+        groups["model"] = model_tensors(party.model)  # else it is there, and goes on changing
+    if party.optimizer.state or "model" in groups:
+        groups["optimizer"] = optimizer_tensors(party.optimizer)
+    state.save_state(context.state, party.about, scalars, large, **groups)
     party.kept = weakref.ref(context.state["model"])
 
 
@@ -292,9 +291,13 @@ def resume(context: Context) -> Party:
     if not about:
         raise OutOfStepError("has no state of this run.")
     place = seat(context)
+    run, party = _skeletons.get(place, (None, None))
+    if party is not None and run == context.run_id and _is_as_left(party, context):
+        party.limits.go_on()
+        party.left = None  # until it leaves something again
+        return party
     config, outputs, preparation = read_about(about)
     rules = check(context, config)
-    run, party = _skeletons.get(place, (None, None))
     if party is None or run != context.run_id or party.about != about:
         check_number(about, place[1])
         grown = "grown" in json.loads(about)
@@ -335,8 +338,22 @@ def resume(context: Context) -> Party:
         party.trace = None
         load_model(party.model, state.load_arrays(context.state, "model"))
         load_optimizer(party.optimizer, state.load_arrays(context.state, "optimizer"))
+    party.node_config = dict(context.node_config)  # by whose rules it was looked at
     party.learning()  # whatever a message that failed has left
     return party
+
+
+def _is_as_left(party: Party, context: Context) -> bool:
+    """Whether a state is what this very party left in it, of a node so configured."""
+    scalars, model = (context.state.get(name) for name in ("scalars", "model"))
+    return (
+        party.left is not None
+        and party.left is scalars
+        and party.exchange == scalars["exchange"]
+        and party.kept is not None
+        and party.kept() is model
+        and party.node_config == context.node_config
+    )
 
 
 def limits_of(context: Context, rules: Rules, origin: str) -> Limits:

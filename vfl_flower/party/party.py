@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import secrets
 import weakref
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -148,7 +150,11 @@ class Party:
         # What this process may still have from the last message: the record over this very model's
         # memory, and what the estimator needs of the pending window's upload.
         self.kept: weakref.ref[Any] | None = None
+        self.left: Any = None  # the record of scalars, unless the message after it has failed
+        self.node_config: Mapping[str, Any] = {}  # by which the state was last taken up
         self.trace: Any = None
+        self.stack: Any = None  # the `stacked.Stack` in which it last trained
+        self.stacks_as: Any = None  # what `stacked` has found out of it
         self.learning()
 
     def learning(self) -> None:
@@ -195,19 +201,36 @@ class Party:
 
     def train(self, order: TrainOrder) -> Upload:
         """Learn from the feedback for the last window; upload the next (VAFL Alg. 1 lines 3-7)."""
+        window = self.begin(order)
+        self.learn(order.arrays)
+        return self.embed_window(order, window)
+
+    def begin(self, order: TrainOrder) -> Window:
+        """Count what a turn asks for, and draw its rows."""
         check_order(self.config, self.rows, self.parties, order)
         if not order.coordinated:
             self._refuse_alone()
         self._count(order)
         self.steps += 0 if self.frozen else order.steps
         self.limits.check_steps(self.steps, steps_per_epoch(self.config, self.rows))
-        window = self._window(order)
+        window = self._window(order, self.secret)
         places = self._places(window.ids)
         self.limits.count(self.block.train_rows, places, self.estimator.uploads_per_row)
-        self._learn(order.arrays)
-        self.pending, self.pending_secret = order, self.secret
+        return window
+
+    def embed_window(self, order: TrainOrder, window: Window) -> Upload:
+        """Upload a turn's window, whose answer is awaited from then on."""
+        self.await_answer(order)
         with torch.set_grad_enabled(not self.frozen):
             arrays = self.estimator.embed(self, order, window)
+        return self.uploaded(order, window, arrays)
+
+    def await_answer(self, order: TrainOrder) -> None:
+        """The window of this order is the one that feedback will be for."""
+        self.pending, self.pending_secret = order, self.secret
+
+    def uploaded(self, order: TrainOrder, window: Window, arrays: Arrays) -> Upload:
+        """The upload of a turn's window, of which the estimator has made these arrays."""
         if not order.coordinated:
             arrays["ids"] = window.ids
             if self.config.schedule.sampling == "poisson":
@@ -218,7 +241,7 @@ class Party:
         """Learn from the feedback, if any; upload the embeddings of the test rows, as they are."""
         self._count(order)
         self.limits.count(self.block.test_rows)
-        self._learn(order.arrays)
+        self.learn(order.arrays)
         h = self.embeddings(self.block.test).cpu().numpy()
         return replace(
             self._upload(self._hidden({"embedding": h})),
@@ -240,7 +263,7 @@ class Party:
         places = self._places(ids)
         self.limits.count(self.block.train_rows, places)
         if len(order.arrays) > 1:
-            self._learn(order.arrays)
+            self.learn(order.arrays)
         h = self.embeddings(self.block.train, places)
         window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
         return self._upload(self.send("embedding", h, window))
@@ -255,7 +278,7 @@ class Party:
     def checkpoint(self, order: CheckpointOrder) -> Upload:
         """Learn from the feedback, if any; the state is then kept as it is (`state_file`)."""
         self._count(order)
-        self._learn(order.arrays)
+        self.learn(order.arrays)
         return self._upload({})
 
     def rejoin(self, order: RejoinOrder) -> Description:
@@ -317,7 +340,7 @@ class Party:
         """Passes over its rows that the model was trained for, those in earlier runs too."""
         return self.steps / steps_per_epoch(self.config, self.rows)
 
-    @property
+    @cached_property
     def largest_order(self) -> int:
         """Bytes of the arrays of an order, at most: an answer to an epoch's rows, or surrogates."""
         steps = steps_per_epoch(self.config, self.rows)
@@ -348,21 +371,32 @@ class Party:
                 "resume the run from its last checkpoint."
             )
 
-    def _learn(self, arrays: Arrays) -> None:
+    def learn(self, arrays: Arrays) -> None:
         """Apply the feedback for the pending window, by the parameters that made its upload."""
+        self.stack = None
         if self.pending is None or self.frozen:  # which is sent no feedback
-            self.pending = self.trace = None
+            self.forget_window()
             return
+        window = self.pending_window()
         present, self.secret = self.secret, self.pending_secret
         try:
-            self.estimator.update(self, arrays, self.pending, self._window(self.pending))
+            self.estimator.update(self, arrays, self.pending, window)
         except VflError as error:
             raise VflError(f"was sent feedback that it cannot use: {error}") from None
         finally:
             self.secret = present
-            self.pending = self.trace = None  # feedback is used once, even if it fails halfway
+            self.forget_window()  # feedback is used once, even if it fails halfway
 
-    def _window(self, order: TrainOrder) -> Window:
+    def forget_window(self) -> None:
+        """No window awaits feedback any more."""
+        self.pending = self.trace = None
+
+    def pending_window(self) -> Window:
+        """The rows that await feedback."""
+        assert self.pending
+        return self._window(self.pending, self.pending_secret)
+
+    def _window(self, order: TrainOrder, secret: bytes) -> Window:
         batches = draw_window(
             self.config,
             self.rows,
@@ -370,7 +404,7 @@ class Party:
             order.epoch,
             order.first,
             order.steps,
-            b"" if order.coordinated else self.secret,
+            b"" if order.coordinated else secret,
         )
         return kept(batches, self.mask)
 

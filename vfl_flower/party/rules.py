@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from flwr.app import Context
@@ -86,18 +87,24 @@ class Rules:
         ConfigError
             If a value is of another type than its rule, or a key is none that is known.
         """
-        whose = f"Party {node_config.get('partition-id')}'s node configuration"
-        given: dict[str, Any] = {}
-        for key, value in node_config.items():
-            if key in _TYPES:
-                due = _TYPES[key]
-                name = "float" if due == "float" and type(value) is int else type(value).__name__
-                if name != due or (due != "str" and not 0 <= value < math.inf):
-                    raise ConfigError(f"{whose} gives {key} = {value!r}, where {_DUE[due]} is due.")
-                given[key.replace("-", "_")] = value
-            elif key not in (*_OTHERS, *OWN_TRAINING):
-                _check_own_key(key, whose, "source" in node_config)
-        return cls(**given)
+        return _rules_of(tuple((key, type(value), value) for key, value in node_config.items()))
+
+
+@lru_cache(maxsize=4096)  # each message asks
+def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
+    values = {key: value for key, _, value in node_config}
+    whose = f"Party {values.get('partition-id')}'s node configuration"
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in _TYPES:
+            due = _TYPES[key]
+            name = "float" if due == "float" and type(value) is int else type(value).__name__
+            if name != due or (due != "str" and not 0 <= value < math.inf):
+                raise ConfigError(f"{whose} gives {key} = {value!r}, where {_DUE[due]} is due.")
+            given[key.replace("-", "_")] = value
+        elif key not in (*_OTHERS, *OWN_TRAINING):
+            _check_own_key(key, whose, "source" in values)
+    return Rules(**given)
 
 
 _TYPES = {

@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.flower_internals import config_record
 from vfl_flower.messages import Arrays
 from vfl_flower.wire import NUMPY, record_of, to_numpy_format, unpack_one
 
@@ -32,7 +33,7 @@ def save_state(
     """
     if load_about(state) != about:
         state[_ABOUT] = ConfigRecord({_ABOUT: about})
-    state[_SCALARS] = ConfigRecord(scalars)
+    state[_SCALARS] = config_record(scalars)
     if large:
         groups[_LARGE] = large
     for name, arrays in groups.items():

@@ -43,9 +43,11 @@ class Carrier(Grid):
     engine : the runtime, by the word for ``--engine``.
     transport : what carries messages: "none" (they are calls), "stream", or Flower's "messages".
     cost : of an exchange: nothing, less than a step, or seconds. It decides the default window.
+    measures : whether what an exchange takes is not known, and decides windows that are not given.
     simulated : whether all parties are on this machine, so that its memory is theirs, and a
         baseline may join their columns.
     contexts : of the parties, by node, if they are in this process; else empty.
+    calls : whether messages need not be records, since it takes their payloads (`wire.Call`).
     clock : virtual seconds, where there are such.
     observers : who of this process is told of the run, besides those that it has anyway.
     largest : bytes of the arrays of an answer, at most, by the kind of its order; `SMALL` for those
@@ -55,8 +57,10 @@ class Carrier(Grid):
     engine: str
     transport: str
     cost: Cost
+    measures: bool = False
     simulated: bool = True
     contexts: Mapping[int, Context] = MappingProxyType({})
+    calls: bool = False
     clock: float = 0.0
     observers: Sequence[Observer] = ()
     largest: Mapping[str, int] = MappingProxyType({})
@@ -198,7 +202,8 @@ def ask(
         ``lenient``, and a notice says who is left out.
     """
     deadline = deadline or time.monotonic() + timeout
-    keys = carrier.send([to_message(order, node, timeout) for node, order in orders.items()])
+    messages = [to_message(order, node, timeout, carrier.calls) for node, order in orders.items()]
+    keys = carrier.send(messages)
     pending = dict(zip(keys, orders, strict=True))
     answers: dict[int, P] = {}
     while pending:
@@ -288,7 +293,7 @@ def ask_present(
     deadline = time.monotonic() + running.party_timeout
     while True:
         new = [node for node in carrier.get_node_ids() if node not in asked]
-        messages = [to_message(order, node, running.party_timeout) for node in new]
+        messages = [to_message(order, n, running.party_timeout, carrier.calls) for n in new]
         asked.update(zip(new, carrier.send(messages), strict=True))
         pending = {key: node for node, key in asked.items() if key}
         pause = min(deadline, time.monotonic() + _SLEEPS[1])

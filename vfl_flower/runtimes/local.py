@@ -8,19 +8,20 @@ Replies come in virtual-time order, and equal seeds give equal runs.
 
 from __future__ import annotations
 
+import gc
 import heapq
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 
 from vfl_flower.config import RunConfig
 from vfl_flower.flower_internals import SERVER_NODE, begin_task, set_message_id
 from vfl_flower.runtimes.carrier import Carrier
+from vfl_flower.runtimes.hosts import answers
 
 _TAKES_TIME = ("train", "query.embed")
 
@@ -57,6 +58,7 @@ class LocalGrid(Carrier):
     engine = "local"
     transport = "none"
     cost = "free"
+    calls = True
 
     contexts: dict[int, Context]
 
@@ -91,6 +93,7 @@ class LocalGrid(Carrier):
         self._activations = dict.fromkeys(self.contexts, 0)
         self._replies: list[tuple[float, int, Message]] = []
         self._pushed = 0
+        self._settled = False
 
     @property
     def timing(self) -> list[Any]:
@@ -109,19 +112,36 @@ class LocalGrid(Carrier):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Serve each message now; its reply becomes due after the party's delay."""
-        return [self._push(message) for message in messages]
+        messages = list(messages)
+        keys = [str(self._pushed + 1 + number) for number in range(len(messages))]
+        for message, key in zip(messages, keys, strict=True):
+            set_message_id(message, key)
+        contexts = [self.contexts[message.metadata.dst_node_id] for message in messages]
+        for message, reply in zip(
+            messages, answers(self._client_app, messages, contexts, self._settle), strict=True
+        ):
+            self._deliver(message, reply)
+        return keys
 
-    def _push(self, message: Message) -> str:
+    def _settle(self) -> None:
+        """Have Python look for garbage no more among what is there when the first turns begin.
+
+        Of a thousand parties that is so much that it takes a fifth of the time. `forget` ends it.
+        """
+        if not self._settled:
+            gc.freeze()
+        self._settled = True
+
+    def forget(self) -> None:
+        """Let go of what was made for the parties."""
+        if self._settled:
+            gc.unfreeze()
+        self._settled = False
+
+    def _deliver(self, message: Message, reply: Message) -> None:
+        """Have a reply be due after its party's delay."""
         self._pushed += 1
-        set_message_id(message, str(self._pushed))
         node = message.metadata.dst_node_id
-        context = self.contexts[node]
-        try:
-            reply = self._client_app(message, context)
-        except Exception as error:  # as Flower's runtimes do: an error reply, not a crash
-            reason = f"{type(error).__name__}: {error}"
-            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-            reply = Message(Error(code=code, reason=reason), reply_to=message)
         due = max(self.clock, self._free_at[node])
         if message.metadata.message_type in _TAKES_TIME:
             party = node - SERVER_NODE - 1
@@ -129,7 +149,6 @@ class LocalGrid(Carrier):
             due += delay_seconds(self._config, party, len(self.contexts), self._activations[node])
         self._free_at[node] = due
         heapq.heappush(self._replies, (due, self._pushed, reply))
-        return str(self._pushed)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Advance the clock to the next reply, and return it with all that are due by then."""

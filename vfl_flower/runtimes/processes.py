@@ -124,7 +124,7 @@ class SuperLink:
                 stop(process)
 
     def submit(
-        self, run_config: Mapping[str, Any], parties: int, log: Path
+        self, run_config: Mapping[str, Any], nodes: int, log: Path
     ) -> subprocess.Popen[bytes]:
         """`flwr run` with this configuration; the process ends with the run."""
         _write_toml(self.home / "run.toml", run_config)
@@ -134,11 +134,9 @@ class SuperLink:
         command = ["flwr", "run", str(app), "own", "--stream"]
         command += ["--run-config", str(self.home / "run.toml")]
         if self.simulation:
-            # As many actors as parties, up to two for each CPU: with so many they can stream.
-            cpus = os.cpu_count() or 1
-            actors = parties if parties <= 2 * cpus else cpus
-            resources = f"client-resources-num-cpus=1 init-args-num-cpus={actors}"
-            command += ["--federation-config", f"num-supernodes={parties} {resources}"]
+            # As many actors as nodes: so they can stream.
+            resources = f"client-resources-num-cpus=1 init-args-num-cpus={nodes}"
+            command += ["--federation-config", f"num-supernodes={nodes} {resources}"]
         return self.start(command, log)
 
     def start(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:

@@ -100,8 +100,7 @@ class Channel:
             If they do not decode, or are not `bounded`; as the end of a sentence. The surrogate is
             then as it was.
         """
-        sizes, shape = self._sizes(window, width), (len(window.ids), width)
-        rows = as_tensor(self.codec.decode(name, arrays, shape, sizes))
+        rows = as_tensor(self.decoded(name, arrays, window, width))
         if self.surrogate is None:
             bounded(name, rows)
             return rows
@@ -109,6 +108,11 @@ class Channel:
         bounded(name, rows)
         put(self.surrogate, window, rows)
         return rows
+
+    def decoded(self, name: str, arrays: Arrays, window: Window, width: int) -> Rows:
+        """What has come for rows [R, width]; `VflError` if it does not decode."""
+        sizes, shape = self._sizes(window, width), (len(window.ids), width)
+        return self.codec.decode(name, arrays, shape, sizes)
 
     def _sizes(self, window: Window, width: int) -> Sizes:
         if self.by_row:

@@ -157,7 +157,8 @@ def descend(
         if factors is not None:
             steps = float(factors.sum())
             of_rows = factors.repeat_interleave(torch.tensor(lengths))
-            gradient_rows = gradient_rows * of_rows.to(gradient_rows)[:, None]
+            shape = len(of_rows), *[1] * (gradient_rows.dim() - 1)
+            gradient_rows = gradient_rows * of_rows.to(gradient_rows).view(shape)
         gradients = _gradients(hs, parameters, gradient_rows)
         if weight:
             gradients = tuple(

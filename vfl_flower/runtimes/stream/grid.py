@@ -57,6 +57,11 @@ class StreamGrid(Carrier):
         """Cheap, while messages travel over streams."""
         return "cheap" if self.transport == "stream" else self._carrier.cost
 
+    @property
+    def measures(self) -> bool:  # type: ignore[override]
+        """Between machines; a simulation is to give the same again."""
+        return self.transport == "stream" and not self.simulated
+
     def __enter__(self) -> StreamGrid:
         """Listen.
 

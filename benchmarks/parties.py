@@ -1,0 +1,120 @@
+"""Milliseconds of a party's step, and memory, as parties grow from two to a thousand.
+
+Synthetic rows, four columns for each party, all defaults (`mlp` bottom models, embedding 32,
+mini-batches of 32) but that all rows are trained on. Times are taken from the end of the first
+epoch to that of the second, with its evaluation; memory is the peak of the process that holds all
+parties. "one by one" has the same parties serve their messages one after the other, as before they
+were computed together, and a number as a way is that of the Ray actors
+that parties share, over streams. The slope is that of the
+logarithms, from the number of parties before to this one: 1 is linear. Every run is a process of
+its own. Prints one JSON object as its last line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message
+
+from benchmarks.common import ALL_ROWS, report
+from vfl_flower import client_app
+from vfl_flower.holder.observers import Observer
+from vfl_flower.start import run_local, run_ray
+
+COLUMNS, BATCH = 4, 32  # of a party, and rows of a mini-batch
+
+
+def one_by_one(message: Message, context: Context) -> Message:
+    """The ClientApp, as one that knows no turns of many parties."""
+    reply: Message = client_app.app(message, context)
+    return reply
+
+
+class Clock(Observer):
+    """The seconds that this process has computed, at each evaluation."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def evaluated(self, entry: Mapping[str, Any]) -> None:
+        """Look at them."""
+        self.seconds.append(time.process_time())
+
+
+def run(parties: int, steps: int, way: str, folder: str) -> dict[str, Any]:
+    """What one run took, in this process."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((math.ceil(steps * BATCH / 0.8), COLUMNS * parties), np.float32)
+    y = (x @ generator.standard_normal(COLUMNS * parties, np.float32) > 0).astype(np.int64)
+    np.savez(f"{folder}/rows.npz", X=x, y=y)
+    keys: dict[str, Any] = {**ALL_ROWS, "dataset": f"npz:{folder}/rows.npz", "epochs": 2}
+    keys |= {"out": f"{folder}/run", "window": 1}
+    clock = Clock()
+    if way.isdecimal():
+        finished = run_ray(parties, keys, actors=int(way))
+    else:
+        client: Any = client_app.app if way == "together" else one_by_one
+        finished = run_local(parties, keys, client, observers=[clock])
+    first, last = finished.history[0], finished.history[-1]
+    seconds, done = last["seconds"] - first["seconds"], last["steps"] - first["steps"]
+    computed = clock.seconds[-1] - clock.seconds[0] if clock.seconds else math.nan
+    return {
+        "ms_a_partys_step": round(1000 * seconds / done / parties, 4),
+        "of_them_computing": round(1000 * computed / done / parties, 4),
+        "steps_a_second": round(done / seconds, 2),
+        "seconds_to_first_evaluation": first["seconds"],
+        "peak_memory_mb": round(finished.summary["peak_memory_mb"]),
+        "test_loss": round(last["test_loss"], 5),
+    }
+
+
+def measure(parties: int, steps: int, way: str) -> dict[str, Any]:
+    """The same, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.parties", "--one", way, "--in", folder]
+        command += ["--parties", str(parties), "--steps", str(steps)]
+        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        measured: dict[str, Any] = json.loads(said.splitlines()[-1])
+        return measured
+
+
+def main() -> None:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--parties", type=int, nargs="+", default=[2, 16, 64, 256, 1000])
+    made.add_argument("--steps", type=int, default=50, help="of an epoch")
+    made.add_argument("--ways", nargs="+", default=["together", "one by one"])
+    made.add_argument("--one", default="", help=argparse.SUPPRESS)
+    made.add_argument("--in", dest="folder", default="", help=argparse.SUPPRESS)
+    options = made.parse_args()
+    if options.one:
+        print(json.dumps(run(options.parties[0], options.steps, options.one, options.folder)))
+        return
+    figures: dict[str, Any] = {}
+    for way in options.ways:
+        before: tuple[int, dict[str, Any]] | None = None
+        for parties in options.parties:
+            found = measure(parties, options.steps, way)
+            if before:
+                grown = math.log(parties / before[0])
+                for name, value in (("ms_a_partys_step", 1), ("peak_memory_mb", 0)):
+                    ratio = math.log(found[name] / before[1][name]) / grown
+                    found[f"slope_of_{'step' if value else 'memory'}"] = round(value + ratio, 2)
+            before = parties, found
+            figures[f"{way}, {parties} parties"] = found
+            print(f"{way}, {parties} parties:", found, flush=True)
+    report("parties", figures)
+
+
+if __name__ == "__main__":
+    main()

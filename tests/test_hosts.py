@@ -1,0 +1,259 @@
+"""Virtual parties that share nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+
+from strategies.vertical import Vertical, strategy_of
+from tests.conftest import ALL_ROWS, trained
+from vfl_flower import client_app
+from vfl_flower.data.blocks import load_labels
+from vfl_flower.errors import VflError
+from vfl_flower.flower_internals import (
+    begin_task,
+    from_bytes,
+    set_message_id,
+    state_from_bytes,
+    state_to_bytes,
+    to_bytes,
+)
+from vfl_flower.messages import (
+    Arrays,
+    DescribeOrder,
+    HostAnswer,
+    HostOrder,
+    TrainOrder,
+    Upload,
+)
+from vfl_flower.party import context as between
+from vfl_flower.party.state import load_arrays
+from vfl_flower.runtimes import hosts
+from vfl_flower.runtimes.carrier import Carrier
+from vfl_flower.runtimes.hosts import Hosts
+from vfl_flower.start import Finished, run_local, run_ray
+from vfl_flower.systems import resolve
+from vfl_flower.wire import (
+    pack_many,
+    read_order,
+    read_reply,
+    to_failure,
+    to_message,
+    to_reply,
+    unpack_many,
+)
+
+PARTIES = 20
+KEYS: dict[str, Any] = {
+    **ALL_ROWS,
+    **{"dataset": "breast-cancer", "epochs": 2, "batch-size": 128, "noise-seed": 0},
+    **{"bottom-hidden": 4, "embedding-size": 2, "window": 2},
+}
+
+
+class Nodes(Carrier):
+    """Nodes that serve bytes; where they ``forget``, each message is served by a new process."""
+
+    engine, transport, cost = "ray", "messages", "cheap"
+
+    def __init__(self, nodes: int, keys: dict[str, Any], forget: bool = False) -> None:
+        self.contexts_of = {
+            10 + node: Context(
+                run_id=77,
+                node_id=10 + node,
+                node_config={"partition-id": node, "num-partitions": nodes, "simulated": True},
+                state=RecordDict(),
+                run_config=keys,
+            )
+            for node in range(nodes)
+        }
+        self.forget = forget
+        self.sent: list[Message] = []
+        self.broken: set[int] = set()  # nodes that answer no more
+        self._replies: dict[str, Message] = {}
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.contexts_of)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        keys = []
+        for message in messages:
+            self.sent.append(message)
+            keys.append(str(len(self.sent)))
+            set_message_id(message, keys[-1])
+            arrived = from_bytes(to_bytes(message))
+            if message.metadata.dst_node_id in self.broken:
+                error = Error(code=1, reason="the node is gone")
+                self._replies[keys[-1]] = Message(error, reply_to=message)
+                continue
+            context = self.contexts_of[message.metadata.dst_node_id]
+            if self.forget:
+                between.forget(77)
+                hosts._served.clear()
+                context.state = state_from_bytes(state_to_bytes(context.state))
+            reply = client_app.app(arrived, context)
+            self._replies[keys[-1]] = from_bytes(to_bytes(reply))
+        return keys
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._replies.pop(key) for key in message_ids if key in self._replies]
+
+    def set_run(self, run: Any) -> None:
+        pass
+
+    @property
+    def run(self) -> Any:
+        return None
+
+
+@pytest.fixture(autouse=True)
+def nothing_served() -> None:
+    begin_task()
+    between.forget(77)
+    hosts._served.clear()
+
+
+def hosted(
+    keys: dict[str, Any], nodes: int = 3, forget: bool = False
+) -> tuple[Vertical, Nodes, dict[int, Arrays]]:
+    """A run of virtual parties, their nodes, and what the parties have learned."""
+    keys = {**keys, "parties": PARTIES}
+    config = resolve(keys)
+    strategy = strategy_of(config)(config, load_labels(config))
+    carrier = Nodes(nodes, keys, forget)
+    strategy.start(Hosts(carrier, PARTIES))
+    models = {
+        party: load_arrays(context.state, f"{party}/model")
+        for context in carrier.contexts_of.values()
+        for party in range(PARTIES)
+        if f"{party}/model" in context.state
+    }
+    return strategy, carrier, models
+
+
+@pytest.mark.parametrize("forget", [False, True], ids=["", "processes that forget"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "split-nn"},
+        {"strategy": "ef-vfl", "epochs": 1},
+        {"strategy": "vafl", "epochs": 1, "validation-fraction": 0.2, "patience": 1},
+    ],
+    ids=["split-nn", "ef-vfl", "vafl"],
+)
+def test_parties_that_share_nodes_learn_what_they_do_in_process(
+    keys: dict[str, Any], forget: bool
+) -> None:
+    keys = {**KEYS, **keys}
+    strategy, _, models = hosted(keys, forget=forget)
+    there, grid = trained(PARTIES, keys)
+    assert sorted(models) == list(range(PARTIES))
+    for party, context in enumerate(grid.contexts.values()):
+        for name, array in load_arrays(context.state, "model").items():
+            np.testing.assert_allclose(models[party][name], array, rtol=1e-4, atol=2e-6)
+    loss = there.run.history.entries[-1]["test_loss"]
+    assert strategy.run.history.entries[-1]["test_loss"] == pytest.approx(loss, rel=1e-4)
+
+
+def test_a_node_gets_one_message_for_all_of_its_parties() -> None:
+    strategy, carrier, _ = hosted({**KEYS, "epochs": 1})
+    turns = sum(seat.exchange for seat in strategy.run.seats) + PARTIES  # and descriptions
+    assert {m.metadata.message_type for m in carrier.sent} == {"query.host"}
+    assert len(carrier.sent) * PARTIES == 3 * turns
+
+
+def test_of_a_node_that_fails_every_party_has() -> None:
+    keys = {**KEYS, "strategy": "vafl", "on-party-failure": "continue", "epochs": 3}
+    config = resolve(keys)
+    strategy = strategy_of(config)(config, load_labels(config))
+    carrier = Nodes(2, keys)
+
+    pushed = carrier.push_messages
+
+    def push(messages: Iterable[Message]) -> list[str]:
+        carrier.broken = {11} if len(carrier.sent) > 4 else set()
+        return pushed(messages)
+
+    carrier.push_messages = push  # type: ignore[method-assign]
+    strategy.start(Hosts(carrier, PARTIES))
+    failed = [seat.party for seat in strategy.run.seats if not seat.alive]
+    assert failed == list(range(PARTIES // 2, PARTIES))
+
+
+def test_a_real_node_is_host_of_nobody() -> None:
+    carrier = Nodes(1, KEYS)
+    context = carrier.contexts_of[10]
+    del context.node_config["simulated"]
+    order = to_message(DescribeOrder(outputs=1), 2, 60.0, call=True)
+    message = HostOrder(parties=2, arrays={"packed": pack_many([order])})
+    (key,) = carrier.push_messages([to_message(message, 10, 60.0)])
+    (reply,) = carrier.pull_messages([key])
+    with pytest.raises(VflError, match="is one party, and no host of others"):
+        read_reply(reply, HostAnswer)
+
+
+# --- many messages as one -------------------------------------------------------------------------
+
+
+def test_what_is_packed_comes_as_it_was() -> None:
+    arrays: dict[str, Any] = {
+        "a": np.arange(6, dtype=np.int32).reshape(2, 3),
+        "b": np.ones((0, 4)),
+        "c": np.bool_([1]),
+    }
+    order = TrainOrder(exchange=1, epoch=2, first=3, steps=4, coordinated=True, arrays=arrays)
+    calls = [to_message(order, 7, 60.0, call=True), to_message(order, 8, 60.0, call=True)]
+    upload = to_reply(Upload(party=1, exchange=1, arrays=arrays), calls[0])
+    failure = to_failure("is broken.", calls[1], out_of_step=True)
+    found = unpack_many(pack_many([*calls, upload, failure]))
+    assert [node for node, _ in found[:2]] == [7, 8]
+    for _, payload in found[:3]:
+        assert not isinstance(payload, VflError)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(payload.arrays[name], array)
+            assert payload.arrays[name].dtype == array.dtype
+    came: Any = found[0][1]
+    again = to_message(came, 7, 60.0, call=True)
+    assert read_order(again, TrainOrder).steps == 4
+    assert str(found[3][1]) == "is broken." and type(found[3][1]).__name__ == "OutOfStepError"
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [slice(0), slice(5), slice(20), slice(-3), slice(3, None)],
+    ids=["nothing", "no head", "half a head", "too few bytes", "moved"],
+)
+def test_what_does_not_unpack_is_refused_with_a_sentence(cut: slice) -> None:
+    order = TrainOrder(
+        exchange=1, epoch=2, first=3, steps=4, coordinated=True, arrays={"a": np.ones(9)}
+    )
+    packed = pack_many([to_message(order, 7, 60.0, call=True)])
+    assert len(unpack_many(packed)) == 1
+    with pytest.raises(VflError, match="messages that do not decode"):
+        unpack_many(packed[cut])
+
+
+# --- Ray ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.nightly
+def test_256_virtual_parties_on_two_actors_of_ray_learn_what_they_do_in_process(
+    tmp_path: Path,
+) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((200, 512), np.float32)
+    np.savez(tmp_path / "rows.npz", X=x, y=(x.sum(1) > 0).astype(np.int64))
+    keys = {**KEYS, "dataset": f"npz:{tmp_path}/rows.npz", "window": 1}
+    runs: list[Finished] = [
+        run_ray(256, {**keys, "out": str(tmp_path / "ray")}, actors=2),
+        run_local(256, {**keys, "out": str(tmp_path / "local")}),
+    ]
+    ours, theirs = (run.history[-1] for run in runs)
+    assert runs[0].summary["transport"] == "stream" and runs[0].summary["parties"] == 256
+    assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-4)
+    assert ours["exchanges"] == theirs["exchanges"] and ours["bytes_up"] == theirs["bytes_up"]

@@ -1,0 +1,260 @@
+"""Parties of one process that are computed together, against the same parties one by one."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message
+from sklearn.datasets import make_classification
+
+from tests.conftest import ALL_ROWS, Start, nightly
+from vfl_flower import client_app
+from vfl_flower.errors import VflError
+from vfl_flower.messages import Arrays, DescribeOrder, Description, TrainOrder, Upload
+from vfl_flower.party import context as between
+from vfl_flower.party.stacked import FEWEST, Stack
+from vfl_flower.party.state import load_scalars
+from vfl_flower.registry import SYSTEMS
+from vfl_flower.runtimes.local import LocalGrid
+from vfl_flower.start import predict_local, run_local
+from vfl_flower.systems import load_system, resolve
+from vfl_flower.wire import read_reply, to_message
+
+PARTIES = FEWEST + 2
+ROUNDING: Any = {"rtol": 1e-4, "atol": 2e-6}
+"""Between a batched product and one for each party, after these few steps."""
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Two columns for each party, some 100 rows."""
+    x, y = make_classification(120, 2 * PARTIES, n_informative=8, random_state=0)
+    place = tmp_path_factory.mktemp("data") / "rows.npz"
+    np.savez(place, X=x.astype(np.float32), y=y)
+    return {
+        **ALL_ROWS,
+        "dataset": f"npz:{place}",
+        "bottom-hidden": 8,
+        "embedding-size": 4,
+        "top-hidden": 8,
+        "noise-seed": 0,
+        "epochs": 2,
+    }
+
+
+@pytest.fixture
+def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many parties each stack was of, each time that one has embedded."""
+    sizes: list[int] = []
+    embed = Stack.embed
+
+    def counted(stack: Stack, turns: Any) -> None:
+        sizes.append(len(turns))
+        embed(stack, turns)
+
+    monkeypatch.setattr(Stack, "embed", counted)
+    return sizes
+
+
+def one_by_one(message: Message, context: Context) -> Message:
+    """The ClientApp, as any that serves no turns of many parties."""
+    reply: Message = client_app.app(message, context)
+    return reply
+
+
+def assert_same(run: Start, keys: dict[str, Any], parties: int = PARTIES) -> None:
+    """Of a run together and one by one, models and history are equal but for rounding."""
+    together, apart = run(parties, keys), run(parties, keys, one_by_one)  # type: ignore[arg-type]
+    names = [path.stem for path in apart.folder.glob("*.npz") if path.stem != "checkpoint"]
+    assert len(names) >= parties
+    for name in names:
+        ours, theirs = together.parameters(name), apart.parameters(name)
+        for key in theirs:
+            np.testing.assert_allclose(ours[key], theirs[key], **ROUNDING, err_msg=f"{name} {key}")
+    counts = "epoch", "steps", "exchanges", "bytes_up", "bytes_down", "virtual_seconds"
+    for ours, theirs in zip(together.history, apart.history, strict=True):
+        assert all(ours[name] == theirs[name] for name in counts)
+        assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-4)
+
+
+STACKED = ("split-nn", "vafl", "vafl-t", "ef-vfl", "cvfl")
+"""Systems whose parties are, where several have their turn at once; of the others none is."""
+SYSTEM_NAMES = [name for name in SYSTEMS.known if not load_system(name).baseline]
+
+
+@pytest.mark.parametrize(
+    "system", [name if name in STACKED[:4] else nightly(name) for name in SYSTEM_NAMES]
+)
+def test_parties_of_every_system_learn_the_same_together_and_one_by_one(
+    run: Start, keys: dict[str, Any], stacks: list[int], system: str
+) -> None:
+    assert_same(run, {**keys, "strategy": system, "window": 2})
+    assert (max(stacks, default=0) == PARTIES) == (system in STACKED)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "momentum, windows": {"optimizer": "momentum", "window": 3, "party-lr": 0.05},
+    "adamw, weight decay, schedule": {
+        **{"optimizer": "adamw", "weight-decay": 0.01, "party-lr": 0.01},
+        **{"lr-schedule": "cosine", "warm-up": 0.5},
+    },
+    "schedule, l2, windows": {
+        **{"lr-schedule": "one-cycle", "regulariser-weight": 0.01, "window": 2},
+    },
+    "Poisson": {"sampling": "poisson", "window": 2},
+    "error feedback, qsgd": {"strategy": "ef-vfl", "codec": "qsgd", "bits": 8},
+    "validation": {"validation-fraction": 0.2, "patience": 1, "epochs": 4, "party-lr": 2.0},
+    "linear, sum": {"bottom-model": "linear", "top-model": "sum", "embedding-size": "auto"},
+}
+
+
+@pytest.mark.parametrize("kind", [*list(KINDS)[:2], *map(nightly, list(KINDS)[2:])])
+def test_so_they_do_by_every_optimizer_and_schedule(
+    run: Start, keys: dict[str, Any], stacks: list[int], kind: str
+) -> None:
+    assert_same(run, {**keys, **KINDS[kind]})
+    assert max(stacks) == PARTIES
+
+
+APART: dict[str, dict[str, Any]] = {
+    "noise": {"privacy": "perturbed-embedding"},
+    "clipped": {"clip-gradient": 1.0},
+    "surrogates down": {"downlink-codec": "top-k", "downlink-compression": "error-feedback"},
+    "secret mini-batches": {"strategy": "vafl", "sampling": "poisson"},
+    "shared labels": {"strategy": "ef-vfl", "labels": "shared"},
+    "delays": {"strategy": "vafl", "delay": "exponential"},
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", APART)
+def test_what_is_not_alike_is_computed_one_by_one(
+    run: Start, keys: dict[str, Any], stacks: list[int], kind: str
+) -> None:
+    """The first turns of all come at once, whatever delays there are then."""
+    run(PARTIES, {**keys, **APART[kind], "epochs": 1})
+    assert len(stacks) == (1 if kind == "delays" else 0)
+
+
+def test_few_parties_are_computed_one_by_one_and_so_bit_for_bit_as_elsewhere(
+    run: Start, keys: dict[str, Any], stacks: list[int]
+) -> None:
+    few = FEWEST - 1
+    together, apart = run(few, keys), run(few, keys, one_by_one)  # type: ignore[arg-type]
+    for party in range(few):
+        for name, array in apart.parameters(f"party-{party}").items():
+            np.testing.assert_array_equal(together.parameters(f"party-{party}")[name], array)
+    assert not stacks
+
+
+@pytest.mark.nightly
+def test_a_run_of_many_parties_goes_on_from_a_checkpoint_and_predicts_as_one_by_one(
+    run: Start, keys: dict[str, Any], stacks: list[int], tmp_path: Path
+) -> None:
+    served, begun = count(), tmp_path / "begun"
+    predicted: list[Any] = []
+
+    def cut(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train" and next(served) == 5 * PARTIES:
+            raise KeyboardInterrupt
+        return one_by_one(message, context)
+
+    with pytest.raises(KeyboardInterrupt):
+        adam = {"checkpoint-every": 2, "optimizer": "adam", "party-lr": 0.01}
+        run_local(PARTIES, {**keys, **adam, "out": str(begun)}, cut)  # type: ignore[arg-type]
+    for client in (client_app.app, one_by_one):
+        folder = shutil.copytree(begun, tmp_path / f"run-{len(predicted)}")
+        run_local(PARTIES, {"resume": str(folder)}, client)  # type: ignore[arg-type]
+        rows = predict_local({"model": str(folder)}).read_text().splitlines()
+        predicted.append(np.array([line.split(",")[-1] for line in rows[1:]], float))
+    np.testing.assert_allclose(predicted[0], predicted[1], rtol=1e-3, atol=1e-4)
+    assert max(stacks) == PARTIES
+
+
+def contexts_of(keys: dict[str, Any]) -> list[Context]:
+    """Of parties that have described themselves."""
+    grid = LocalGrid(client_app.app, PARTIES, keys, resolve(keys))
+    orders = [to_message(DescribeOrder(outputs=1), node, 60.0) for node in grid.get_node_ids()]
+    for reply in grid.send_and_receive(orders):
+        read_reply(reply, Description)
+    return list(grid.contexts.values())
+
+
+def turns(contexts: list[Context], number: int, answers: list[Arrays]) -> list[Message]:
+    """Messages of a turn, each with an answer."""
+    order = partial(
+        TrainOrder, exchange=number, epoch=0, first=number - 1, steps=1, coordinated=True
+    )
+    return [
+        to_message(order(arrays=answer), context.node_id, 60.0)
+        for context, answer in zip(contexts, answers, strict=True)
+    ]
+
+
+def sent(reply: Message) -> Any:
+    return read_reply(reply, Upload).arrays["embedding"]
+
+
+def test_who_is_sent_an_answer_of_no_use_fails_alone(
+    keys: dict[str, Any], stacks: list[int]
+) -> None:
+    serve, replies = client_app.app.serve_turns, []
+    answers: list[Arrays] = [
+        {"gradient": np.full((32, 4), 0.1 * party, np.float32)} for party in range(PARTIES)
+    ]
+    answers[3] = {"gradient": np.full((32, 4), np.nan, np.float32)}
+    answers[5] = {**answers[5], "odd": np.zeros(1)}
+    for together in (True, False):
+        contexts = contexts_of(keys)
+        first, second, third = (
+            turns(contexts, 1, [{}] * PARTIES),
+            turns(contexts, 2, answers),
+            turns(contexts, 3, answers),
+        )
+        served = [
+            serve(turn, contexts) if together else list(map(client_app.app, turn, contexts))
+            for turn in (first, second, third)
+        ]
+        replies.append(served)
+        between.forget(contexts[0].run_id)
+    for ours, theirs in zip(*replies, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            try:
+                expected = sent(other)
+            except VflError as error:
+                with pytest.raises(type(error)) as raised:
+                    sent(one)
+                assert str(raised.value) == str(error)
+            else:
+                np.testing.assert_allclose(sent(one), expected, **ROUNDING)
+    for turn in (1, 2):
+        failures = []
+        for party, reply in enumerate(replies[0][turn]):
+            try:
+                sent(reply)
+            except VflError as error:
+                failures.append((party, str(error)))
+        assert [party for party, _ in failures] == [3, 5]
+    assert stacks == [PARTIES, PARTIES - 2]  # one by one, where an answer was of no use
+
+
+def test_a_party_that_fails_in_the_middle_of_a_turn_goes_on_from_what_it_kept(
+    keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts = contexts_of(keys)
+    serve = client_app.app.serve_turns
+    serve(turns(contexts, 1, [{}] * PARTIES), contexts)
+    answers: list[Arrays] = [{"gradient": np.ones((32, 4), np.float32)}] * PARTIES
+    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+        broken.setattr(Stack, "learn", Mock(side_effect=KeyboardInterrupt))
+        serve(turns(contexts, 2, answers), contexts)
+    for reply in serve(turns(contexts, 2, answers), contexts):
+        assert np.isfinite(sent(reply)).all()
+    assert load_scalars(contexts[0].state)["exchange"] == 2
