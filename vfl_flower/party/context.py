@@ -295,6 +295,7 @@ def resume(context: Context) -> Party:
     if party is not None and run == context.run_id and _is_as_left(party, context):
         party.limits.go_on()
         party.left = None  # until it leaves something again
+        _take_masks(party, context)
         return party
     config, outputs, preparation = read_about(about)
     rules = check(context, config)
@@ -316,8 +317,7 @@ def resume(context: Context) -> Party:
     for name, link in party.links.items():
         if link.surrogate is not None:
             link.surrogate = torch.from_numpy(party.arrays.pop(name))
-    party.masks = sums.load(context, party.masks) if config.secure else None
-    party.lineage = scalars.get("lineage", b"")
+    _take_masks(party, context)
     party.exchange = scalars["exchange"]
     party.steps = scalars["steps"]
     party.pending_secret = scalars["pending-secret"]
@@ -341,6 +341,13 @@ def resume(context: Context) -> Party:
     party.node_config = dict(context.node_config)  # by whose rules it was looked at
     party.learning()  # whatever a message that failed has left
     return party
+
+
+def _take_masks(party: Party, context: Context) -> None:
+    """Take up what its uploads are masked by, and how its model came about, if that matters."""
+    if party.config.secure:
+        party.masks = sums.load(context, party.masks)
+        party.lineage = state.load_scalars(context.state).get("lineage", b"")
 
 
 def _is_as_left(party: Party, context: Context) -> bool:
