@@ -111,6 +111,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "Poisson": {"sampling": "poisson", "window": 2},
     "error feedback, qsgd": {"strategy": "ef-vfl", "codec": "qsgd", "bits": 8},
     "validation": {"validation-fraction": 0.2, "patience": 1, "epochs": 4, "party-lr": 2.0},
+    "masked sums": {"aggregation": "secure", "combine": "mean", "window": 2},
     "linear, sum": {"bottom-model": "linear", "top-model": "sum", "embedding-size": "auto"},
 }
 
