@@ -120,6 +120,7 @@ def test_at_first_sight_it_is_taken_and_shown(
     """The control: so the first keys are to be compared, or named."""
     monkeypatch.setattr(logging.getLogger("flwr"), "disabled", False)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO, "flwr")
     parties = Parties(tmp_path)
     parties.begin()
     sent = in_the_middle(parties, 0)
