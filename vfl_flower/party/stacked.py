@@ -91,6 +91,14 @@ class Turn:
             return
         try:
             self.party.learn(self.order.arrays)
+        except Exception as error:
+            self.outcome = error
+            return
+        self.embed()
+
+    def embed(self) -> None:
+        """The party's upload, once it has learned."""
+        try:
             self.outcome = self.party.embed_window(self.order, self.window)
         except Exception as error:
             self.outcome = error
@@ -158,7 +166,11 @@ def _together(turns: Sequence[Turn]) -> None:
         for turn in turns:
             turn.outcome = error
         return
-    stack.embed(turns)
+    try:
+        stack.embed(turns)
+    except Exception:  # of one of them, before any has sent
+        for turn in turns:
+            turn.embed()
 
 
 class StackedModel(BottomModel):
@@ -270,7 +282,7 @@ class Stack:
                 stacked[name] = one
             else:
                 raise VflError("has learned from another number of steps than others.")
-        load_optimizer(self.optimizer, {name: each.numpy() for name, each in stacked.items()})
+        load_optimizer(self.optimizer, {name: each.cpu().numpy() for name, each in stacked.items()})
 
     def _give_optimizers_back(self) -> None:
         """Leave what they keep in the parties' own."""

@@ -96,7 +96,7 @@ class Hosts(Carrier):
         self._carrier = carrier
         self._hosts = list(carrier.get_node_ids())
         self._waiting: dict[int, list[Message]] = {host: [] for host in self._hosts}
-        self._in_flight: dict[str, tuple[int, list[Message]]] = {}  # by the message to a host
+        self._in_flight: dict[str, tuple[int, list[Message], int]] = {}  # by the message to a host
         self._replies: dict[str, Message] = {}
         self._pushed = 0
 
@@ -139,15 +139,15 @@ class Hosts(Carrier):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The replies that are in."""
         for reply in self._carrier.pull_messages(list(self._in_flight)):
-            _, messages = self._in_flight.pop(reply.metadata.reply_to_message_id)
-            for message, answer in zip(messages, self._read(reply, messages), strict=True):
+            _, messages, most = self._in_flight.pop(reply.metadata.reply_to_message_id)
+            for message, answer in zip(messages, self._read(reply, messages, most), strict=True):
                 self._replies[message.metadata.message_id] = answer
         self._send()
         wanted = self._replies.keys() & set(message_ids)
         return [self._replies.pop(key) for key in sorted(wanted, key=_number)]
 
     def _send(self) -> None:
-        busy = {host for host, _ in self._in_flight.values()}
+        busy = {host for host, *_ in self._in_flight.values()}
         batches = {h: each for h, each in self._waiting.items() if each and h not in busy}
         kinds = [m.metadata.message_type for each in batches.values() for m in each]
         if not kinds:
@@ -159,13 +159,14 @@ class Hosts(Carrier):
             order = HostOrder(parties=self.parties, arrays={"packed": pack_many(messages)})
             orders.append(to_message(order, host, messages[0].metadata.ttl))
         for key, (host, messages) in zip(self._carrier.send(orders), batches.items(), strict=True):
-            self._in_flight[key] = host, messages
+            self._in_flight[key] = host, messages, most
             self._waiting[host] = []
 
-    def _read(self, reply: Message, messages: Sequence[Message]) -> Iterator[Message]:
+    def _read(
+        self, reply: Message, messages: Sequence[Message], most: int
+    ) -> Iterator[Message]:
         """What each party answers; if their node failed, all of them have."""
         try:
-            most = self._carrier.most_bytes(HostOrder.kind)
             found = unpack_many(read_reply(reply, HostAnswer, most).arrays["packed"])
             if len(found) != len(messages):
                 raise VflError("answered other messages than it was sent.")
