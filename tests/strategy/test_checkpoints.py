@@ -31,7 +31,6 @@ class Paused:
             seats=parts.seats,
             ledger=parts.ledger,
             plan=parts.plan,
-            pace=SimpleNamespace(kept=lambda: {}, go_on_from=lambda kept: None),
             history=parts.history,
             mailbox=parts.mailbox,
             holder=parts.holder,
