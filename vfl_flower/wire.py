@@ -144,7 +144,7 @@ def _read(message: Message, kind: type[P], largest: float) -> P:
     values = {
         spec.name: _checked(kind, spec, getattr(payload, spec.name)) for spec in _scalars(kind)
     }
-    arrays = {name: array.view() for name, array in payload.arrays.items()}
+    arrays = {name: np.asarray(array).view() for name, array in payload.arrays.items()}
     for array in arrays.values():
         array.flags.writeable = False  # as arrays over a message's bytes
     _check_names(kind, arrays)

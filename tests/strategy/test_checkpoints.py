@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from strategies.checkpoints import Checkpoints
+from strategies.pace import Pace
 from strategies.plan import Plan
 from strategies.seats import Seat, State, Traffic
 from tests.strategy.parts import LABELS, METRICS, ROWS, SPENT, Parts, Post, Warned
+from vfl_flower.axes.schedule import Schedule
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.messages import CheckpointOrder
@@ -31,6 +33,7 @@ class Paused:
             seats=parts.seats,
             ledger=parts.ledger,
             plan=parts.plan,
+            pace=Pace(Schedule(3, True, 8, 32), 40, 3),
             history=parts.history,
             mailbox=parts.mailbox,
             holder=parts.holder,
@@ -116,6 +119,7 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
         "seats": [seat.kept() for seat in parts.seats],
         "history": {**parts.history.kept(), "seconds": found.strategy["history"]["seconds"]},
         "plan": {"planned": 120, "ordered": 42, "answered": 37, "stopped": False},
+        "pace": {"window": 8, "measured": None},
         "party_memory_mb": 9.0,
         "uploads": 7,
         "journal": [3, "abc"],
@@ -161,7 +165,9 @@ def kept_run(folder: Path) -> Checkpoint:
 
 def test_all_parts_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     found = kept_run(tmp_path)
+    found.strategy["pace"] = {"window": 16, "measured": [0.1, 0.2]}
     checkpoints, parts, strategy = paused(tmp_path, {"checkpoint-every": 5}, found)
+    assert strategy.run.pace.kept() == {"window": 16, "measured": (0.1, 0.2)}
     assert [seat.state for seat in parts.seats] == [State.IDLE, State.FAILED, State.IDLE]
     assert [seat.kept() for seat in parts.seats] == found.strategy["seats"]
     assert [seat.exchange for seat in parts.seats] == [9, 8, 9]
