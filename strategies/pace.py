@@ -43,7 +43,8 @@ class Pace:
         self.window = schedule.window  # that was chosen, or is until then
         self.longest = schedule.longest
         self.measured: tuple[float, float] | None = None  # a and b, in seconds
-        self._measures = self.window < self.longest and per_epoch > _PROBES[1]
+        # Twice in a row a window is as long as the longer probe only if an epoch has room for both.
+        self._measures = self.window < self.longest and per_epoch > 2 * _PROBES[1]
         self._coordinated = schedule.coordinated
         self._parties = parties
         self._clock = clock
@@ -98,7 +99,8 @@ class Pace:
     def go_on_from(self, kept: dict[str, Any]) -> None:
         """Take over what `kept` gave: what was measured then holds."""
         if kept.get("measured"):
-            self.window, self.measured = kept["window"], tuple(kept["measured"])
+            self.window = min(kept["window"], self.longest)
+            self.measured = tuple(kept["measured"])
             self._measures = False
 
     def figures(self) -> dict[str, Any]:

@@ -631,5 +631,5 @@ def test_a_party_that_answers_nonsense_is_refused(
 ) -> None:
     organisations = cut(tmp_path, small())
     with pytest.raises((ConfigError, PartyError), match=sentence) as raised:
-        organisations.run("run", {**SHORT, "party-timeout": 0.3}, Lying(lie, kind))  # type: ignore[arg-type]
+        organisations.run("run", {**SHORT, "party-timeout": 3.0}, Lying(lie, kind))  # type: ignore[arg-type]
     assert str(raised.value)[-1] in ".?"

@@ -162,9 +162,7 @@ class Hosts(Carrier):
             self._in_flight[key] = host, messages, most
             self._waiting[host] = []
 
-    def _read(
-        self, reply: Message, messages: Sequence[Message], most: int
-    ) -> Iterator[Message]:
+    def _read(self, reply: Message, messages: Sequence[Message], most: int) -> Iterator[Message]:
         """What each party answers; if their node failed, all of them have."""
         try:
             found = unpack_many(read_reply(reply, HostAnswer, most).arrays["packed"])
