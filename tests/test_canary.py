@@ -77,6 +77,7 @@ def test_noise_on_scalars_and_top_model_holds(
     assert found.shown <= epsilon
 
 
+@pytest.mark.nightly
 def test_a_top_model_that_learns_without_noise_refutes_the_claim() -> None:
     # As DPZV has it: scalars of mini-batches without a person tell that person's label.
     config = resolve({**SCALAR, "epsilon": 1.0})

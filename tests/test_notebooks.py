@@ -10,7 +10,6 @@ import pytest
 from nbclient import NotebookClient
 
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
-FIRST, *OTHERS = NOTEBOOKS
 
 
 def shown(notebook: nbformat.NotebookNode) -> list[list[str]]:
@@ -23,9 +22,10 @@ def shown(notebook: nbformat.NotebookNode) -> list[list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "path",
-    [FIRST, *(pytest.param(path, marks=pytest.mark.nightly) for path in OTHERS)],
+    NOTEBOOKS,
     ids=lambda path: path.stem,
 )
 def test_a_notebook_runs_and_shows_what_it_was_committed_with(
