@@ -64,7 +64,7 @@ def test_a_committed_notebook_is_small_and_names_no_machine(path: Path) -> None:
 
 
 def test_a_cell_trains_from_three_frames_and_predicts_in_under_ten_lines() -> None:
-    cells = nbformat.read(FIRST, as_version=4)["cells"]
+    cells = nbformat.read(NOTEBOOKS[0], as_version=4)["cells"]
     cell, *_ = [each for each in cells if "train(" in each["source"] and "id=" in each["source"]]
     assert ".predict(" in cell["source"] and len(cell["source"].splitlines()) < 10
     assert cell["outputs"]
