@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from vfl_flower.messages import (
     DescribeOrder,
     HostAnswer,
     HostOrder,
+    Order,
     TrainOrder,
     Upload,
 )
@@ -183,6 +185,32 @@ def test_of_a_node_that_fails_every_party_has() -> None:
     strategy.start(Hosts(carrier, PARTIES))
     failed = [seat.party for seat in strategy.run.seats if not seat.alive]
     assert failed == list(range(PARTIES // 2, PARTIES))
+
+
+def test_an_answer_may_be_as_large_as_was_due_when_it_was_asked_for() -> None:
+    """Whatever is sent to another node meanwhile."""
+    carrier = Nodes(2, {**KEYS, "parties": PARTIES})
+    there = Hosts(carrier, PARTIES)
+    there.expect({TrainOrder.kind: 10**6, DescribeOrder.kind: 0})
+
+    def large(message: Message, context: Context) -> Message:
+        found = unpack_many(read_order(message, HostOrder).arrays["packed"])
+        answers = []
+        for node, order in found:
+            call = to_message(cast(Order, order), node, 60.0, call=True)
+            arrays: Arrays = {"embedding": np.zeros((500, 100), np.float32)}
+            answers.append(to_reply(Upload(party=0, exchange=1, arrays=arrays), call))
+        return to_reply(HostAnswer(arrays={"packed": pack_many(answers)}), message)
+
+    order = TrainOrder(exchange=1, epoch=0, first=0, steps=1, coordinated=False)
+    nodes = there.get_node_ids()
+    with patch.object(client_app, "app", large):
+        first = there.push_messages(
+            [to_message(order, node, 60.0, call=True) for node in nodes[:9]]
+        )
+        there.push_messages([to_message(DescribeOrder(outputs=1), nodes[-1], 60.0, call=True)])
+    for reply in there.pull_messages(first):
+        assert read_reply(reply, Upload).arrays["embedding"].shape == (500, 100)
 
 
 def test_a_real_node_is_host_of_nobody() -> None:

@@ -16,9 +16,11 @@ from sklearn.datasets import make_classification
 
 from tests.conftest import ALL_ROWS, Start, nightly
 from vfl_flower import client_app
-from vfl_flower.errors import VflError
+from vfl_flower.axes.batches import Window
+from vfl_flower.errors import PartyError, VflError
 from vfl_flower.messages import Arrays, DescribeOrder, Description, TrainOrder, Upload
 from vfl_flower.party import context as between
+from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import FEWEST, Stack
 from vfl_flower.party.state import load_scalars
 from vfl_flower.registry import SYSTEMS
@@ -244,6 +246,39 @@ def test_who_is_sent_an_answer_of_no_use_fails_alone(
                 failures.append((party, str(error)))
         assert [party for party, _ in failures] == [3, 5]
     assert stacks == [PARTIES, PARTIES - 2]  # one by one, where an answer was of no use
+
+
+def test_of_a_stack_whose_party_cannot_read_its_rows_that_party_fails_alone(
+    run: Start, keys: dict[str, Any], stacks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = Party.features
+
+    def broken(party: Party, window: Window) -> Any:
+        if party.index == 7 and party.exchange == 2:
+            raise ValueError("a row of its own: 1234")
+        return features(party, window)
+
+    monkeypatch.setattr(Party, "features", broken)
+    with pytest.raises(PartyError, match=r"Party 7 failed: raised ValueError") as raised:
+        run(PARTIES, keys)
+    assert max(stacks) == PARTIES and "1234" not in str(raised.value)
+    going_on = {"strategy": "vafl", "on-party-failure": "continue"}
+    clients: Any = client_app.app, one_by_one
+    ways = [run(PARTIES, {**keys, **going_on}, each).summary for each in clients]
+    assert ways[0]["failed_parties"] == ways[1]["failed_parties"]
+    assert ways[0]["steps"] == ways[1]["steps"] > 0
+
+
+def test_feedback_that_fails_halfway_is_not_used_again(
+    keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contexts = contexts_of(keys)
+    serve = client_app.app.serve_turns
+    serve(turns(contexts, 1, [{}] * PARTIES), contexts)
+    answers: list[Arrays] = [{"gradient": np.ones((32, 4), np.float32)}] * PARTIES
+    monkeypatch.setattr(Stack, "learn", Mock(side_effect=MemoryError))
+    serve(turns(contexts, 2, answers), contexts)
+    assert not any(load_scalars(context.state)["pending"] for context in contexts)
 
 
 def test_a_party_that_fails_in_the_middle_of_a_turn_goes_on_from_what_it_kept(

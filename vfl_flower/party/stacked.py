@@ -165,6 +165,7 @@ def _together(turns: Sequence[Turn]) -> None:
     except Exception as error:
         for turn in turns:
             turn.outcome = error
+            turn.party.forget_window()  # feedback is used once, even if it fails halfway
         return
     try:
         stack.embed(turns)
