@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +35,7 @@ from vfl_flower.messages import (
     Upload,
 )
 from vfl_flower.party import context as between
+from vfl_flower.party import stacked
 from vfl_flower.party.state import load_arrays
 from vfl_flower.runtimes import hosts
 from vfl_flower.runtimes.carrier import Carrier
@@ -162,6 +164,26 @@ def test_parties_that_share_nodes_learn_what_they_do_in_process(
     assert strategy.run.history.entries[-1]["test_loss"] == pytest.approx(loss, rel=1e-4)
 
 
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_parties_of_one_node_that_are_stacked_learn_what_they_do_in_process(
+    aggregation: str, tmp_path: Path
+) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((200, 40), np.float32)
+    np.savez(tmp_path / "rows.npz", X=x, y=(x.sum(1) > 0).astype(np.int64))
+    keys = {**KEYS, "dataset": f"npz:{tmp_path}/rows.npz", "window": 1, "batch-size": 64}
+    keys |= {"combine": "mean", "aggregation": aggregation}
+    with patch.object(stacked, "_together", wraps=stacked._together) as together:
+        strategy, _, models = hosted(keys, nodes=1)
+        assert {len(call.args[0]) for call in together.call_args_list} == {PARTIES}
+    there, grid = trained(PARTIES, keys)
+    for party, context in enumerate(grid.contexts.values()):
+        for name, array in load_arrays(context.state, "model").items():
+            np.testing.assert_allclose(models[party][name], array, rtol=1e-4, atol=2e-6)
+    loss = there.run.history.entries[-1]["test_loss"]
+    assert strategy.run.history.entries[-1]["test_loss"] == pytest.approx(loss, rel=1e-4)
+
+
 def test_a_node_gets_one_message_for_all_of_its_parties() -> None:
     strategy, carrier, _ = hosted({**KEYS, "epochs": 1})
     turns = sum(seat.exchange for seat in strategy.run.seats) + PARTIES  # and descriptions
@@ -249,6 +271,39 @@ def test_what_is_packed_comes_as_it_was() -> None:
     again = to_message(came, 7, 60.0, call=True)
     assert read_order(again, TrainOrder).steps == 4
     assert str(found[3][1]) == "is broken." and type(found[3][1]).__name__ == "OutOfStepError"
+
+
+def test_a_call_that_was_looked_at_is_packed_as_it_then_says() -> None:
+    order = TrainOrder(exchange=1, epoch=2, first=3, steps=4, coordinated=True)
+    call = to_message(order, 7, 60.0, call=True)
+    assert call.content["scalars"]
+    ((node, payload),) = unpack_many(pack_many([call]))
+    assert node == 7 and isinstance(payload, TrainOrder) and payload.steps == 4
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        [[[]]],
+        [{"node": "x", "failure": ["a", False]}],
+        [{"node": 1, "kind": "TrainOrder", "scalars": [], "arrays": []}],
+        [{"node": 1, "kind": "TrainOrder", "scalars": [1] * 5, "arrays": [["a", "<f4", [-1]]]}],
+        7,
+    ],
+    ids=["a list", "no node", "too few scalars", "a negative shape", "no list"],
+)
+def test_odd_heads_are_refused_with_a_sentence(head: Any) -> None:
+    said = json.dumps(head).encode()
+    packed = np.frombuffer(len(said).to_bytes(8, "big") + said, np.uint8)
+    with pytest.raises(VflError, match="messages that do not decode"):
+        unpack_many(packed)
+
+
+def test_a_head_that_is_nested_without_end_is_refused_with_a_sentence() -> None:
+    said = b"[" * 100_000
+    packed = np.frombuffer(len(said).to_bytes(8, "big") + said, np.uint8)
+    with pytest.raises(VflError, match="messages that do not decode"):
+        unpack_many(packed)
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,13 @@ class Call(Message):
     """A message that stays in this process: its payload as it is, made records if looked at."""
 
     payload: Payload | None = None  # none once it is records, which may have been changed since
+    kind: type[Payload] | None = None  # of what those records are
 
     @property
     def content(self) -> RecordDict:
         """The payload's records."""
         if self.payload is not None:
+            self.kind = type(self.payload)
             self.content = _to_record(self.payload)
         return super().content
 
@@ -237,6 +239,8 @@ def pack_many(messages: Sequence[Message]) -> NDArray[np.uint8]:
     for message in messages:
         head: dict[str, Any] = {"node": message.metadata.dst_node_id}
         payload = message.payload if isinstance(message, Call) else None
+        if payload is None and isinstance(message, Call) and message.kind:  # was looked at
+            payload = _from_record(message.content, message.kind, math.inf)
         if payload is not None:
             kind = type(payload)
             head["kind"] = kind.__name__
@@ -264,9 +268,10 @@ def unpack_many(packed: NDArray[np.uint8]) -> list[tuple[int, Payload | VflError
         end = 8 + int.from_bytes(packed[:8].tobytes(), "big")
         found: list[tuple[int, Payload | VflError]] = []
         for head in json.loads(packed[8:end].tobytes()):
+            node = int(head["node"])
             if "failure" in head:
                 cause, out_of_step = head["failure"]
-                found.append((head["node"], (OutOfStepError if out_of_step else VflError)(cause)))
+                found.append((node, (OutOfStepError if out_of_step is True else VflError)(cause)))
                 continue
             arrays: Arrays = {}
             for name, dtype, shape in head["arrays"]:
@@ -275,9 +280,9 @@ def unpack_many(packed: NDArray[np.uint8]) -> list[tuple[int, Payload | VflError
             kind = _kinds()[head["kind"]]
             names = [spec.name for spec in _scalars(kind)]
             values = dict(zip(names, head["scalars"], strict=True))
-            found.append((head["node"], kind(**values, arrays=arrays)))
+            found.append((node, kind(**values, arrays=arrays)))
         return found
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         raise VflError("sent messages that do not decode.") from None
 
 
