@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
+import psutil
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 
 from strategies.vertical import Vertical, strategy_of
 from tests.conftest import ALL_ROWS, trained
+from tests.fleet import until
 from vfl_flower import client_app
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.errors import VflError
+from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.flower_internals import (
     begin_task,
     from_bytes,
@@ -40,6 +49,7 @@ from vfl_flower.party.state import load_arrays
 from vfl_flower.runtimes import hosts
 from vfl_flower.runtimes.carrier import Carrier
 from vfl_flower.runtimes.hosts import Hosts
+from vfl_flower.runtimes.processes import ray_cpus, reserved_port, stop
 from vfl_flower.start import Finished, run_local, run_ray
 from vfl_flower.systems import resolve
 from vfl_flower.wire import (
@@ -322,6 +332,75 @@ def test_what_does_not_unpack_is_refused_with_a_sentence(cut: slice) -> None:
 
 
 # --- Ray ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[dict[str, psutil.Process]]:
+    """A Ray cluster of two nodes with a CPU each, by their addresses; neither is 127.0.0.1."""
+    (folder / "token").write_text(secrets.token_hex(32))
+    environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token")}
+    environment |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    ray = str(Path(sys.executable).parent / "ray")
+    with ExitStack() as stack, tempfile.TemporaryDirectory() as short, reserved_port() as port:
+        for name, value in environment.items():
+            stack.enter_context(patch.dict(os.environ, {name: value}))
+        nodes = {}
+        head = ["--head", "--port", str(port), "--temp-dir", short, "--include-dashboard", "false"]
+        for address, own in (("127.0.0.2", head), ("127.0.0.3", [f"--address=127.0.0.2:{port}"])):
+            command = [ray, "start", *own, "--node-ip-address", address, "--num-cpus=1", "--block"]
+            log = stack.enter_context((folder / f"{address}.log").open("wb"))
+            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            stack.callback(stop, process)
+            until(lambda: b"runtime started" in (folder / f"{address}.log").read_bytes())  # noqa: B023
+            nodes[address] = psutil.Process(process.pid)
+        stack.enter_context(patch.dict(os.environ, {"RAY_ADDRESS": f"127.0.0.2:{port}"}))
+        yield nodes
+
+
+@pytest.mark.nightly
+def test_virtual_parties_on_a_cluster_of_two_ray_nodes_learn_what_they_do_in_process(
+    tmp_path: Path,
+) -> None:
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((200, 128), np.float32)
+    np.savez(tmp_path / "rows.npz", X=x, y=(x.sum(1) > 0).astype(np.int64))
+    keys = {**KEYS, "dataset": f"npz:{tmp_path}/rows.npz", "window": 1, "epochs": 4}
+    actors: dict[str, int] = {}
+
+    def look(nodes: dict[str, psutil.Process]) -> None:
+        """Note the most actors that each node has."""
+        while not done.wait(0.2):
+            for address, node in nodes.items():
+                with suppress(psutil.Error):
+                    names = [each.name() for each in node.children(recursive=True)]
+                    found = sum("ClientAppActor" in name for name in names)
+                    actors[address] = max(actors.get(address, 0), found)
+
+    done = threading.Event()
+    with cluster(tmp_path) as nodes:
+        assert ray_cpus() == 2
+        watch = threading.Thread(target=look, args=(nodes,))
+        watch.start()
+        try:
+            there = {**keys, "out": str(tmp_path / "ray"), "stream-address": "127.0.0.2"}
+            on_cluster = run_ray(64, there)
+        finally:
+            done.set()
+            watch.join()
+    here = run_local(64, {**keys, "out": str(tmp_path / "local")})
+    assert actors == {"127.0.0.2": 1, "127.0.0.3": 1}
+    assert on_cluster.summary["transport"] == "stream" and on_cluster.summary["parties"] == 64
+    ours, theirs = (run.history[-1] for run in (on_cluster, here))
+    assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-4)
+    assert ours["exchanges"] == theirs["exchanges"] and ours["bytes_up"] == theirs["bytes_up"]
+
+
+def test_a_cluster_that_is_not_there_is_said_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.2:1")
+    with pytest.raises(ConfigError, match="is no Ray cluster that this machine is part of"):
+        ray_cpus()
 
 
 @pytest.mark.nightly

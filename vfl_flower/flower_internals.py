@@ -76,6 +76,17 @@ def in_ray() -> bool:
     return ray is not None and bool(ray.is_initialized())
 
 
+def ray_actors() -> int:
+    """Actors of the Ray simulation that this process runs, wherever in its cluster they are."""
+    import ray
+    from ray._private.state import (
+        actors,
+    )  # the public one asks a dashboard, which Flower leaves out
+
+    job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+    return len(actors(job_id=job, actor_state_name="ALIVE"))
+
+
 def flower_home() -> Path:
     """The folder in which Flower keeps what is the user's."""
     return Path(get_flwr_home())

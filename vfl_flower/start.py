@@ -28,7 +28,7 @@ from vfl_flower.holder.results import in_use, results_folder
 from vfl_flower.party import context as between
 from vfl_flower.party import state, state_file
 from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.runtimes.processes import SuperLink
+from vfl_flower.runtimes.processes import SuperLink, ray_cpus
 from vfl_flower.runtimes.submission import from_anywhere, of_node_from_anywhere, run_on
 from vfl_flower.systems import resolve
 
@@ -137,7 +137,8 @@ def run_ray(
     """Run the application on Flower's Ray simulation, by `flwr run` and a SuperLink of its own.
 
     Parties share so many ``actors``; without a number each has its own if there are two parties or
-    fewer for each CPU, and else there is one for each CPU.
+    fewer for each CPU, and else there is one for each CPU. Of a cluster that RAY_ADDRESS names
+    there is one for each of its CPUs, or for each party if these are fewer.
     """
     if node_configs:
         raise ConfigError(
@@ -145,8 +146,9 @@ def run_ray(
             "files of their own in process, or by --engine supernodes."
         )
     config, run_config = prepare(parties, from_anywhere(run_config), ())
-    cpus = os.cpu_count() or 1
-    nodes = min(parties, actors or (parties if parties <= 2 * cpus else cpus))
+    cpus = ray_cpus()
+    several = 1 if os.environ.get("RAY_ADDRESS") else 2  # actors of a CPU, at most
+    nodes = min(parties, actors or (parties if parties <= several * cpus else cpus))
     if nodes < parties:
         run_config["parties"] = parties
     with _submitting(run_config), SuperLink(simulation=True) as superlink:

@@ -9,6 +9,7 @@ as they are, and each ends with its ``with`` block.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -28,7 +29,7 @@ from typing import Any
 import psutil
 import tomli_w
 
-from vfl_flower.errors import VflError
+from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import opened_to_append
 from vfl_flower.flower_internals import app_of_this_package, lasting_home
 from vfl_flower.runtimes.certificates import self_signed, supernode_keys
@@ -134,8 +135,10 @@ class SuperLink:
         command = ["flwr", "run", str(app), "own", "--stream"]
         command += ["--run-config", str(self.home / "run.toml")]
         if self.simulation:
-            # As many actors as nodes: so they can stream.
-            resources = f"client-resources-num-cpus=1 init-args-num-cpus={nodes}"
+            # As many actors as nodes: so they can stream. A cluster has as many CPUs as it has.
+            resources = "client-resources-num-cpus=1"
+            if not os.environ.get("RAY_ADDRESS"):
+                resources += f" init-args-num-cpus={nodes}"
             command += ["--federation-config", f"num-supernodes={nodes} {resources}"]
         return self.start(command, log)
 
@@ -148,8 +151,7 @@ class SuperLink:
             "FLWR_HOME": str(self.home),
             # What outlives these processes stays with the user's own.
             "VFL_HOME": str(lasting_home()),
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": f"{self.home}/ray.token",
+            **(self._closed_ray() if not os.environ.get("RAY_ADDRESS") else {}),
             # Else Flower builds an environment of its own for each run, and downloads torch.
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -165,6 +167,10 @@ class SuperLink:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def _closed_ray(self) -> dict[str, str]:
+        """What closes a Ray of our own to others on this machine."""
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{self.home}/ray.token"}
 
     def _healthy(self) -> bool:
         trust = ssl.create_default_context(cafile=str(self.home / "superlink.crt"))
@@ -207,6 +213,35 @@ def reserved_port() -> Iterator[int]:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         yield int(held.getsockname()[1])
+
+
+def ray_cpus() -> int:
+    """CPUs that Ray's actors may have: of the cluster that RAY_ADDRESS names, else of this machine.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such cluster, or this machine is no part of it.
+    """
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        return os.cpu_count() or 1
+    import ray
+
+    host, _, port = address.rpartition(":")
+    try:
+        if host and port.isdecimal():  # Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray raises many kinds
+        raise ConfigError(
+            f"RAY_ADDRESS = {address!r} is no Ray cluster that this machine is part of "
+            f"({type(error).__name__}): start Ray there and here, or unset it."
+        ) from None
+    try:
+        return max(1, int(ray.cluster_resources().get("CPU", 0)))
+    finally:
+        ray.shutdown()
 
 
 def _write_toml(path: Path, values: Mapping[str, Any]) -> None:

@@ -6,16 +6,14 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-import psutil
 from flwr.app import Message
 
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import VflError
-from vfl_flower.flower_internals import set_message_id, set_replied_to, to_bytes
+from vfl_flower.flower_internals import ray_actors, set_message_id, set_replied_to, to_bytes
 from vfl_flower.messages import SMALL, SessionEnd, SessionOrder
 from vfl_flower.runtimes.carrier import Carrier, Cost
 from vfl_flower.runtimes.stream.frames import POLL
@@ -182,7 +180,7 @@ class StreamGrid(Carrier):
             elif not end.connected and self._cannot_connect(link, said(end.cause)):
                 return
         if self.engine == "ray" and len(waiting) < len(self._links) and not at_once:
-            actors = _actors()
+            actors = ray_actors()
             cause = f"waits for one of {actors} Ray actors, and {len(self._links)} would be needed"
             if actors < len(self._links) and self._cannot_connect(waiting[0], cause):
                 return
@@ -258,12 +256,3 @@ class StreamGrid(Carrier):
                 mine = self._sent_by_flower.pop(theirs)
                 set_replied_to(reply, mine)
         return replies
-
-
-def _actors() -> int:
-    """Actors of the Ray simulation that this process runs."""
-    found = 0
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            found += "ray::ClientAppActor" in process.name()
-    return found

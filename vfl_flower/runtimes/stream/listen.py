@@ -64,10 +64,9 @@ def port_range(running: RunningConfig) -> range:
 def listen(server: grpc.Server, credentials: grpc.ServerCredentials, running: RunningConfig) -> str:
     """Listen on the first port that is free; the address for the parties."""
     host, announced = host_and_port(running.stream_address)
-    here = is_loopback(host)
     interface = "[::]" if ":" in host else "0.0.0.0"
-    if here:
-        interface = "[::1]" if ":" in host else "127.0.0.1"
+    if is_loopback(host):
+        interface = "[::1]" if ":" in host else host.replace("localhost", "127.0.0.1")
     for port in port_range(running):
         try:
             bound = server.add_secure_port(f"{interface}:{port}", credentials)
