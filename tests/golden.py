@@ -45,6 +45,7 @@ CANCER: dict[str, Any] = {
     "epochs": 3,
 }
 BOTH_WAYS = {"downlink-codec": "top-k", "downlink-compression": "error-feedback"}
+VAFL = {"strategy": "vafl", "party-lr": 0.2, "server-lr": 0.2}
 DPZV = {"strategy": "dpzv", "noise-multiplier": 1.0, "party-lr": 0.01, "server-lr": 0.1}
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -66,20 +67,20 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "split-nn, zeroth-order server": {"server-update": "zeroth-order", "server-lr": 0.02},
     "split-nn, full batch": {"batch-size": 1000, "epochs": 8},
-    "vafl": {"strategy": "vafl", "delay": "exponential"},
+    "vafl": {**VAFL, "delay": "exponential"},
     "vafl, momentum, window": {
         **{"strategy": "vafl", "optimizer": "momentum", "window": 4, "party-lr": 0.05},
         **{"server-lr": 0.05, "delay": "poisson"},
     },
     "vafl, bounded delay": {
-        **{"strategy": "vafl", "max-delay": 6, "window": 3, "delay": "exponential"},
+        **{**VAFL, "max-delay": 6, "window": 3, "delay": "exponential"},
     },
     "vafl-t, Poisson": {"strategy": "vafl-t", "quorum": 2, "sampling": "poisson", "window": 3},
     "vafl-t, adam, class weights": {
         **{"strategy": "vafl-t", "optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01},
         **{"class-weights": "1,3", "delay": "poisson"},
     },
-    "vafl, perturbed": {"strategy": "vafl", "privacy": "perturbed-embedding", "window": 2},
+    "vafl, perturbed": {**VAFL, "privacy": "perturbed-embedding", "window": 2},
     "split-nn, perturbed, inner noise, momentum": {
         **{"privacy": "perturbed-embedding", "inner-noise": 0.1, "optimizer": "momentum"},
         **{"party-lr": 0.05, "server-lr": 0.05, "window": 2},
@@ -125,7 +126,7 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "cvfl": {"strategy": "cvfl", **BOTH_WAYS},
     "vafl, compressed both ways": {
-        **{"strategy": "vafl", "codec": "qsgd", "compression": "error-feedback"},
+        **{**VAFL, "codec": "qsgd", "compression": "error-feedback"},
         **{"downlink-codec": "qsgd", "downlink-compression": "error-feedback", "window": 3},
     },
     "dpzv": {**DPZV, "window": 4},
@@ -164,7 +165,7 @@ SMALL: dict[str, dict[str, Any]] = {
 LARGE: dict[str, dict[str, Any]] = {
     "digits, split-nn": {"dataset": "digits", "batch-size": 32},
     "digits, cnn": {"dataset": "digits", "bottom-model": "cnn", "party-lr": 0.05, "window": 8},
-    "digits, lstm": {"dataset": "digits", "bottom-model": "lstm", "strategy": "vafl"},
+    "digits, lstm": {"dataset": "digits", "bottom-model": "lstm", **VAFL},
     "digits, lstm, cascaded": {
         **{"dataset": "digits", "bottom-model": "lstm", "strategy": "cascaded", "epochs": 1},
     },
@@ -193,10 +194,10 @@ CUT_SHORT: dict[str, dict[str, Any]] = {
     },
     "cascaded": {"strategy": "cascaded", "window": 4, "delay": "straggler"},
     "dpzv": {**DPZV, "window": 4},
-    "perturbed": {"strategy": "vafl", "privacy": "perturbed-embedding"},
+    "perturbed": {**VAFL, "privacy": "perturbed-embedding"},
 }
 OF_FILES: dict[str, dict[str, Any]] = {
-    "vafl": {"strategy": "vafl"},
+    "vafl": VAFL,
     "cascaded, regression": {"strategy": "cascaded", "target": "regression", "label": "f2"},
     "ef-vfl": {"strategy": "ef-vfl"},
     "dpzv, zeroth-order server": {**DPZV, "server-update": "zeroth-order", "server-lr": 0.02},
@@ -314,7 +315,7 @@ def _of_files(name: str, folder: Path) -> dict[str, Any]:
 def _failure(name: str, folder: Path) -> dict[str, Any]:
     """A party that fails for a while, or for good, where the others go on."""
     client: Any = _Failing(range(8, 20 if name == "for good" else 9), RuntimeError)
-    keys = {**CANCER, "strategy": "vafl", "quorum": 1, "on-party-failure": "continue", "window": 2}
+    keys = {**CANCER, **VAFL, "quorum": 1, "on-party-failure": "continue", "window": 2}
     return outcome(run_local(3, {**keys, "out": str(folder)}, client))
 
 

@@ -72,7 +72,8 @@ def test_command_prints_a_row_for_each_attack_and_never_writes_over_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "out"
-    command = ["audit", "--strategy", "vafl", "-c", "epochs=2 window=8", "--out", str(folder)]
+    command = ["audit", "--strategy", "vafl", "--out", str(folder)]
+    command += ["-c", "epochs=2 window=8 party-lr=0.2 server-lr=0.2"]
     assert main(command) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert last == f"results: {folder}"

@@ -318,6 +318,7 @@ class Away:
 
 def test_a_run_goes_on_from_a_checkpoint_at_which_a_party_was_away(tmp_path: Path) -> None:
     keys = {**CANCER, "strategy": "vafl", "on-party-failure": "continue", "epochs": 6}
+    keys |= {"party-lr": 0.2, "server-lr": 0.2}
     keys |= {"checkpoint-every": 12, "out": str(tmp_path / "run")}
     client: Any = Away(1, 8, 10**9)
     with cut_after(3), pytest.raises(Cut):

@@ -264,7 +264,8 @@ def test_keeping_everything_is_split_nn_up_to_the_rounding_of_what_is_sent(run: 
 
 
 def test_vafl_with_one_party_is_split_nn_bit_for_bit(run: Start) -> None:
-    one, other = run(1, {"strategy": "vafl", "epochs": 2}), run(1, {"epochs": 2})
+    rates = {"party-lr": 0.2, "server-lr": 0.2, "epochs": 2}
+    one, other = run(1, {"strategy": "vafl", **rates}), run(1, rates)
     same_models(one, other, parties=1)
 
 

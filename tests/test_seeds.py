@@ -103,7 +103,8 @@ def bands(page: Page) -> list[list[tuple[float, float]]]:
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     keys = {**QUICK, "epochs": 1, "out": str(tmp_path_factory.mktemp("compare") / "out")}
-    return compare(2, keys, [{"strategy": "vafl"}], 0.2, seeds=2)
+    vafl = {"strategy": "vafl", "party-lr": 0.2, "server-lr": 0.2}
+    return compare(2, keys, [vafl], 0.2, seeds=2)
 
 
 def test_a_comparison_of_seeds_has_deviations_and_the_same_runs(comparison: Path) -> None:

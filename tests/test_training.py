@@ -309,7 +309,11 @@ def test_a_bottom_model_in_bfloat16_gives_float32_and_the_same_again(kind: str) 
         config_of(**{**vars_of(config), "precision": "float32"}), 0, torch.zeros(4, 4), SIZE
     )
     x, rows = drawn(ROWS, 4, 4), drawn(ROWS, SIZE, seed=1)
-    h = model(x)
+    try:
+        h = model(x)
+    except ConfigError as error:
+        assert kind == "lstm" and "this processor" in str(error)
+        pytest.skip("this processor has no LSTM in bfloat16")
     assert h.dtype == torch.float32 and torch.equal(h, model(x))
     expected = exact(x)
     assert not torch.equal(h, expected)

@@ -109,7 +109,15 @@ class _LastState(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The hidden state after the last step."""
-        states, _ = self.lstm(x)
+        try:
+            states, _ = self.lstm(x)
+        except RuntimeError as error:
+            if "primitive descriptor" not in str(error):
+                raise
+            raise ConfigError(
+                "precision = 'bfloat16' cannot be had with bottom-model = 'lstm' on this processor"
+                ": leave precision out, or use a GPU."
+            ) from None
         last: Tensor = states[:, -1]
         return last
 
