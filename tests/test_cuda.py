@@ -58,6 +58,15 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(run: Start, keys: dict[str, Any]) 
             assert there.parameters(name)[key] == pytest.approx(values, abs=5e-3), f"{name}.{key}"
 
 
+def test_stacked_parties_on_a_gpu_learn_what_they_do_on_the_cpu(run: Start) -> None:
+    keys = {**CANCER, "optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01}
+    there, here = (run(30, {**keys, "device": each}) for each in ("cuda", "cpu"))
+    assert there.summary["test_loss"] == pytest.approx(here.summary["test_loss"], rel=5e-3)
+    for party in range(30):
+        for key, values in here.parameters(f"party-{party}").items():
+            assert there.parameters(f"party-{party}")[key] == pytest.approx(values, abs=5e-3)
+
+
 def test_models_tables_and_states_of_optimizers_are_on_the_gpu() -> None:
     seen: list[torch.device] = []
 
