@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from strategies.seats import Seat
@@ -30,6 +30,7 @@ class Pace:
     Parameters
     ----------
     per_epoch : K, steps of an epoch, which no window crosses.
+    seats : of all parties; those that have failed are not waited for.
     clock : seconds.
     """
 
@@ -37,7 +38,7 @@ class Pace:
         self,
         schedule: Schedule,
         per_epoch: int,
-        parties: int,
+        seats: Sequence[Seat],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.window = schedule.window  # that was chosen, or is until then
@@ -46,7 +47,7 @@ class Pace:
         # Twice in a row a window is as long as the longer probe only if an epoch has room for both.
         self._measures = self.window < self.longest and per_epoch > 2 * _PROBES[1]
         self._coordinated = schedule.coordinated
-        self._parties = parties
+        self._seats = seats
         self._clock = clock
         self._at: dict[int, int] = {}  # of coordinated windows, by their first step
         self._last: dict[int, tuple[int, float, int, bool]] = {}  # by party, of its last turn
@@ -74,14 +75,11 @@ class Pace:
             self._last[seat.party] = seat.exchange + 1, self._clock(), steps, steady
 
     def _choose(self) -> int:
-        """The window for all, once all have been measured."""
-        measured = [
-            tuple(min(of[probe]) for probe in _PROBES)
-            for of in self._samples.values()
-            if all(len(of[probe]) >= _SAMPLES for probe in _PROBES)
-        ]
-        if len(measured) < self._parties:
+        """The window for all, once all that are there have been measured."""
+        samples = [self._samples[seat.party] for seat in self._seats if seat.alive]
+        if any(len(of[probe]) < _SAMPLES for of in samples for probe in _PROBES):
             return self.window
+        measured = [tuple(min(of[probe]) for probe in _PROBES) for of in samples]
         short, long = (max(each) for each in zip(*measured, strict=True))  # of the slowest
         step = max(0.0, (long - short) / (_PROBES[1] - _PROBES[0]))
         way = max(0.0, short - step)

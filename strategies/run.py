@@ -73,7 +73,7 @@ class Run:
             agree(carrier, config.running)
         each = steps_per_epoch(config, rows)
         self.plan = Plan(config.training.epochs, each, parties, config.secure)
-        self.pace = Pace(self.schedule, self.plan.per_epoch, parties)
+        self.pace = Pace(self.schedule, self.plan.per_epoch, self.seats)
         top_learns = config.models.top != "sum" or labels.features is not None
         self.plan.allowed = self.ledger.steps_allowed(
             self.plan.planned, parties, self.schedule.quorum, top_learns

@@ -33,7 +33,7 @@ class Paused:
             seats=parts.seats,
             ledger=parts.ledger,
             plan=parts.plan,
-            pace=Pace(Schedule(3, True, 8, 32), 40, 3),
+            pace=Pace(Schedule(3, True, 8, 32), 40, parts.seats),
             history=parts.history,
             mailbox=parts.mailbox,
             holder=parts.holder,

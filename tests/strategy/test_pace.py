@@ -9,7 +9,7 @@ import pytest
 
 from strategies.pace import Pace
 from strategies.plan import Plan
-from strategies.seats import Seat
+from strategies.seats import Seat, State
 from vfl_flower.axes import estimators
 from vfl_flower.axes.schedule import ALL, ONE, Schedule
 from vfl_flower.errors import ConfigError
@@ -24,9 +24,9 @@ class World:
     def __init__(self, way: float, step: float, parties: int = 2, coordinated: bool = True) -> None:
         self.now, self.way, self.step = 0.0, way, step
         schedule = Schedule(parties if coordinated else 1, coordinated, 8, LONGEST)
-        self.pace = Pace(schedule, PER_EPOCH, parties, lambda: self.now)
-        self.plan = Plan(50, PER_EPOCH, parties)
         self.seats = [Seat(party, party) for party in range(parties)]
+        self.pace = Pace(schedule, PER_EPOCH, self.seats, lambda: self.now)
+        self.plan = Plan(50, PER_EPOCH, parties)
 
     def turn(self, waits: float = 0.0) -> list[int]:
         """All parties' next windows; the clock then stands where all are answered."""
@@ -105,6 +105,21 @@ def test_asynchronous_parties_are_given_one_once_all_are_measured() -> None:
     assert world.pace.next(quick) == world.pace.next(slow) != 8
 
 
+def test_a_party_that_fails_before_it_was_measured_is_not_waited_for() -> None:
+    world = World(0.01, 0.001, coordinated=False)
+    stays, fails = world.seats
+    for number in range(30):
+        if number == 5:
+            fails.state = State.FAILED
+        for seat in world.seats[: 1 + fails.alive]:
+            steps = world.pace.next(seat)
+            world.pace.ordered(seat, steps)
+            seat.exchange += 1
+        world.now += 0.01 + 0.001 * steps
+    assert world.pace.measured == pytest.approx((0.01, 0.001))
+    assert world.pace.next(stays) == LONGEST
+
+
 def test_a_run_that_is_gone_on_with_keeps_what_was_chosen() -> None:
     world, again = World(0.01, 0.001), World(0.0, 0.001)
     chosen = last(world)
@@ -129,7 +144,7 @@ def test_windows_that_are_given_or_of_a_simulation_are_as_they_were() -> None:
     assert (schedule(True).window, schedule(True).longest) == (8, LONGEST)
     assert schedule(True, strategy="syn-zoo").longest == 64
     assert schedule(True, strategy="vafl", max_delay=6).longest == 6
-    fixed = Pace(schedule(False), PER_EPOCH, 3, lambda: math.nan)
+    fixed = Pace(schedule(False), PER_EPOCH, [Seat(0, 0)], lambda: math.nan)
     assert {fixed.next(Seat(0, 0)) for _ in range(3)} == {8}
     assert fixed.figures() == {"window": 8, "window_measured": None}
     with pytest.raises(ConfigError, match="max-delay = 6"):
