@@ -49,7 +49,8 @@ from vfl_flower.messages import (
     Upload,
 )
 from vfl_flower.party import context as between
-from vfl_flower.party import sums
+from vfl_flower.party import state_file, sums
+from vfl_flower.sections import DataConfig
 from vfl_flower.start import run_local
 from vfl_flower.wire import read_reply, to_reply
 
@@ -59,6 +60,12 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     begin_task()
     between._skeletons.clear()
+
+
+@pytest.fixture
+def _keys_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parties make keys as often as they are asked: what else defends them is to do without."""
+    monkeypatch.setattr(sums, "refuse_second", lambda context: None)
 
 
 @pytest.fixture
@@ -108,6 +115,7 @@ def public(parties: Parties, party: int) -> str:
     return sums.public_half(sums.lasting_key(folder))
 
 
+@pytest.mark.usefixtures("_keys_anew")
 def test_a_key_that_another_has_signed_is_refused_once_a_party_was_seen(parties: Parties) -> None:
     order = AgreeOrder(arrays=in_the_middle(parties, 0))
     with pytest.raises(VflError, match=r"Party 0 refuses the key of party 1, .*sums-peers-of-0"):
@@ -130,6 +138,7 @@ def test_at_first_sight_it_is_taken_and_shown(
     assert f"Party 0's key for masked sums is {public(parties, 0)}" in caplog.text
 
 
+@pytest.mark.usefixtures("_keys_anew")
 def test_a_party_takes_the_keys_that_its_node_configuration_names(tmp_path: Path) -> None:
     first = Parties(tmp_path)
     first.begin()
@@ -153,6 +162,7 @@ def test_a_party_takes_the_keys_that_its_node_configuration_names(tmp_path: Path
         asked(other.nodes[0], AgreeOrder(arrays=other.offers()), Agreed)
 
 
+@pytest.mark.usefixtures("_keys_anew")
 def test_keys_of_another_run_place_or_signature_are_refused(parties: Parties) -> None:
     then = parties.offers()
     parties.nodes = [
@@ -188,6 +198,7 @@ def test_keys_of_another_run_place_or_signature_are_refused(parties: Parties) ->
         sent(change)
 
 
+@pytest.mark.usefixtures("_keys_anew")
 def test_a_key_that_is_none_and_offers_of_other_shapes_are_refused(parties: Parties) -> None:
     offers = parties.offers()
     short = {**offers, "keys": offers["keys"][:2]}
@@ -250,6 +261,7 @@ def test_who_has_another_configuration_has_no_keys_in_common(
         parties.agree()
 
 
+@pytest.mark.usefixtures("_keys_anew")
 def test_so_has_who_has_other_rows(parties: Parties) -> None:
     """Each sum is of one person: others' ids, or the same in another order, make none."""
     one = between._skeletons[2, 3][1]
@@ -258,6 +270,7 @@ def test_so_has_who_has_other_rows(parties: Parties) -> None:
         parties.agree()
 
 
+@pytest.mark.usefixtures("_keys_anew")
 def test_so_has_who_begins_by_another_model(parties: Parties, tmp_path: Path) -> None:
     """A sum of a new model and an old one, less that of the old ones, would be one party's."""
     total(parties.evaluated())
@@ -266,6 +279,7 @@ def test_so_has_who_begins_by_another_model(parties: Parties, tmp_path: Path) ->
         parties.agree()
 
 
+@pytest.mark.usefixtures("_keys_anew")
 @pytest.mark.parametrize("how", ["begun anew", "of then"])
 def test_nor_is_a_model_that_is_another_since_in_a_sum(parties: Parties, how: str) -> None:
     """By the keys that were agreed on before."""
@@ -540,3 +554,187 @@ def test_restoring_is_told_to_all(parties: Parties) -> None:
     parties.ask([RestoreOrder(exchange=2, number=n) for n in (1, 1, 1)])
     parties.exchange = 2
     assert total(parties.evaluated()).any()
+
+
+# --- what a difference of two sums would tell ----------------------------------------------------
+
+# Real feedback to party 0 and none to the others: the next sum less the last is its own change.
+ONE_SIDED = [gradient(scale) for scale in (1.0, 0.0, 0.0)]
+
+
+def change_of_party_0(parties: Parties, before: list[Any], sums_of: list[Any]) -> bool:
+    """Whether two sums, one after the other, differ by what party 0 alone has changed."""
+    moved = [parties.embeddings(party) - each for party, each in enumerate(before)]
+    own = float(np.abs(moved[0]).max())
+    assert own > 0.1 and max(float(np.abs(each).max()) for each in moved[1:]) < 1e-6
+    return bool(np.allclose(sums_of[1] - sums_of[0], moved[0], atol=1e-4 * own + 1e-4))
+
+
+def seen(parties: Parties) -> tuple[list[Any], Any]:
+    """The parties' embeddings, and their sum, as one evaluation gives it."""
+    first = total(parties.evaluated())
+    return [parties.embeddings(party) for party in range(3)], first
+
+
+def told_apart(parties: Parties, before: list[Any], first: Any, agree: bool = True) -> bool:
+    """Whether the label holder learns the change of party 0 by another evaluation."""
+    try:
+        if agree:
+            parties.agree()
+        second = total(parties.evaluated())
+    except VflError:  # also a sum in which masks are left
+        return False
+    return change_of_party_0(parties, before, [first, second])
+
+
+def no_defence(monkeypatch: pytest.MonkeyPatch, *places: str) -> None:
+    """Take these defences away, for a control."""
+    for place in places:
+        monkeypatch.setattr(place, lambda *given: None)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["", "moved"])
+@pytest.mark.parametrize("defence", ["both", "lineage", "keys", "none"])
+def test_feedback_in_a_message_that_fails_parts_a_party_from_the_others(
+    parties: Parties, moved: bool, defence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if defence in ("lineage", "none"):
+        no_defence(monkeypatch, "vfl_flower.party.sums.refuse_second")
+    if defence in ("keys", "none"):  # as if its model had come about as it was left before
+        monkeypatch.setattr(between, "no_lineage", lambda: bytes(32))
+    before, first = seen(parties)
+    total(parties.trained())
+    for node, feedback in zip(parties.nodes, ONE_SIDED, strict=True):
+        order = EvaluateOrder(
+            exchange=parties.exchange + 1, arrays={**feedback, "junk": np.zeros(1, np.float32)}
+        )
+        with pytest.raises(VflError, match="junk"):
+            asked(node, order)
+    if moved:
+        parties.moved()
+    assert told_apart(parties, before, first) == (defence == "none")
+
+
+def checkpointed(parties: Parties, number: int, feedback: Arrays | None = None) -> None:
+    parties.exchange += 1
+    arrays = gradient(0.0) if feedback is None else feedback
+    parties.ask([CheckpointOrder(exchange=parties.exchange, number=number, arrays=arrays)] * 3)
+
+
+def predicted(parties: Parties, number: int) -> None:
+    """A prediction of the test rows by all, by a checkpoint of the first run."""
+    offers = parties.offers()
+    order = PredictOrder(run="1", number=number, arrays=offers)
+    sent = [asked(node, order, Predicted).arrays for node in parties.nodes]
+    check_tags(sent)
+    total(sent)
+
+
+@pytest.mark.usefixtures("_keys_anew")
+@pytest.mark.parametrize("defended", [True, False])
+def test_keys_of_a_prediction_serve_nothing_else(
+    parties: Parties, defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total(parties.trained())
+    checkpointed(parties, 1)
+    before, first = seen(parties)
+    total(parties.trained(first=1))
+    parties.exchange += 1
+    parties.ask([EvaluateOrder(exchange=parties.exchange, arrays=each) for each in ONE_SIDED])
+    if not defended:
+        no_defence(monkeypatch, "vfl_flower.party.sums.forget")
+    predicted(parties, 1)
+    assert told_apart(parties, before, first, agree=False) is not defended
+
+
+@pytest.mark.parametrize("defended", [True, False])
+def test_nor_after_parties_have_gone_on_from_different_checkpoints(
+    parties: Parties, defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total(parties.trained())
+    checkpointed(parties, 1, gradient(1.0))
+    before, first = seen(parties)
+    total(parties.trained(first=1))
+    parties.exchange += 1
+    order = CheckpointOrder(exchange=parties.exchange, number=2, arrays=gradient(1.0))
+    parties.ask([order] * 3)
+    begin_task()
+    later = Parties(tmp_path, run=2)
+    at = [
+        asked(node, ResumeOrder(run="1", number=number), Description).exchange
+        for node, number in zip(later.nodes, (2, 1, 1), strict=True)
+    ]
+    if not defended:
+        no_defence(monkeypatch, "vfl_flower.party.sums.forget")
+    predicted(later, 1)
+    orders = [EvaluateOrder(exchange=each + 1) for each in at]
+    try:
+        second = total(later.ask(orders))
+    except VflError:
+        assert defended
+    else:
+        assert not defended and change_of_party_0(later, before, [first, second])
+
+
+@pytest.mark.usefixtures("_keys_anew")
+@pytest.mark.parametrize("defended", [True, False])
+@pytest.mark.parametrize("way", ["gone on", "begun anew"])
+def test_copies_of_models_do_not_outlive_what_they_are_of(
+    parties: Parties, way: str, defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not defended:
+        no_defence(monkeypatch, "vfl_flower.party.context.forget_copies")
+    total(parties.trained())
+    checkpointed(parties, 1)
+    at = parties.exchange
+    total(parties.trained(first=1))
+    parties.exchange += 1
+    parties.ask(
+        [EvaluateOrder(exchange=parties.exchange, number=7, arrays=each) for each in ONE_SIDED]
+    )
+    if way == "gone on":
+        for node in parties.nodes:
+            asked(node, ResumeOrder(run="1", number=1), Description)
+        parties.exchange = at
+    else:
+        parties.begin()
+        parties.exchange = 0
+    parties.agree()
+    before, first = seen(parties)
+    parties.exchange += 1
+    back = [RestoreOrder(exchange=parties.exchange, number=7)] * 3
+    if defended:
+        with pytest.raises(VflError, match="has kept no model of evaluation 7"):
+            parties.ask(back)
+        return
+    parties.ask(back)
+    second = total(parties.evaluated())
+    moved = [parties.embeddings(party) - each for party, each in enumerate(before)]
+    np.testing.assert_allclose(second - first, sum(moved), atol=1e-3)  # the attack works
+
+
+@pytest.mark.parametrize("defended", [True, False])
+def test_who_begins_anew_alone_does_not_change_what_all_go_back_to(
+    defended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With files of their own, models begin by what each party draws in secret."""
+    monkeypatch.setattr(DataConfig, "apart", property(lambda self: True))
+    parties = Parties(tmp_path, keys=[{"checkpoint-every": 12}] * 3)
+    parties.begin()
+    if not defended:  # what they go back to is kept where they begin, as without masks
+        monkeypatch.setattr(between, "is_new", lambda context: False)
+        for node in parties.nodes:
+            state_file.save(node, 0)
+    parties.agree()
+    before, first = seen(parties)
+    asked(parties.nodes[0], DescribeOrder(outputs=1), Description)
+    if not defended:
+        state_file.save(parties.nodes[0], 0)
+    for node in parties.nodes:
+        asked(node, ResumeOrder(run="1", number=0), Description)
+    parties.exchange = 0
+    if not defended:
+        assert told_apart(parties, before, first)
+        return
+    parties.agree()
+    np.testing.assert_allclose(total(parties.evaluated()), first, atol=1e-4)  # all as they were

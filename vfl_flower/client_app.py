@@ -128,11 +128,8 @@ def describe(message: Message, context: Context) -> Message:
 
     def begin(context: Context, order: DescribeOrder) -> Payload:
         payload = _by(Party.describe, between.begin)(context, order)
-        every = resolve(context.run_config).running.exchanges_apart(simulated(context))
-        # So that a run can be gone on with from its beginning; and where this party was told its
-        # rows, since the label holder could not tell it again.
-        if every or alignment.is_aligned(context):
-            state_file.save(context, 0)
+        if not resolve(context.run_config).secure:  # else once all have agreed on these models
+            _keep_first(context)
         return payload
 
     return _serve(message, context, DescribeOrder, begin)
@@ -164,7 +161,13 @@ def agree(message: Message, context: Context) -> Message:
         party.masks, tags = sums.agree(context, order.arrays, party.alike)
         return Agreed(party=party.index, parties=party.parties, arrays=tags)
 
-    return _serve(message, context, AgreeOrder, _by(agree))
+    def agree_and_keep(context: Context, order: AgreeOrder) -> Payload:
+        payload = _by(agree)(context, order)
+        if between.is_new(context):
+            _keep_first(context)
+        return payload
+
+    return _serve(message, context, AgreeOrder, agree_and_keep)
 
 
 @app.train()
@@ -229,7 +232,9 @@ def resume(message: Message, context: Context) -> Message:
     """Go on from a checkpoint, in another Flower run."""
 
     def go_on(context: Context, order: ResumeOrder) -> Payload:
-        for name, record in state_file.load(context, order.run, order.number).items():
+        loaded = state_file.load(context, order.run, order.number)
+        between.forget_copies(context)
+        for name, record in loaded.items():
             context.state[name] = record
         sums.forget(context)
         payload = _by(Party.describe)(context, order)
@@ -274,6 +279,17 @@ def host(message: Message, context: Context) -> Message:
         return hosts.serve(app, context, order)
 
     return _serve(message, context, HostOrder, serve)
+
+
+def _keep_first(context: Context) -> None:
+    """Keep the state in which a party begins, where it may be gone back to.
+
+    So that a run can be gone on with from its beginning; and where this party was told its rows,
+    since the label holder could not tell it again.
+    """
+    every = resolve(context.run_config).running.exchanges_apart(simulated(context))
+    if every or alignment.is_aligned(context):
+        state_file.save(context, 0)
 
 
 def _aligning(

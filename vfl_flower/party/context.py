@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import secrets
 import weakref
 from functools import lru_cache, partial
 from pathlib import Path
@@ -64,6 +65,7 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     if not simulated(context):
         refuse_places(context.run_config)  # before anything that they name is loaded
     sums.forget(context)
+    forget_copies(context)
     given = parse(context.run_config)
     if given.get("resume") or given.get("grow"):
         raise VflError("has lost the state from which it went on.")
@@ -227,7 +229,18 @@ def keep(party: Party, context: Context) -> None:
     party.left = context.state["scalars"]
 
 
+def is_new(context: Context) -> bool:
+    """Whether a party has served no turn yet."""
+    return state.load_scalars(context.state).get("exchange") == 0
+
+
 _AT = "model-at-"  # what a model at the evaluation of a number is kept as
+
+
+def forget_copies(context: Context) -> None:
+    """Have no copies of models any more: they are of what was before this run began, or went on."""
+    for name in [each for each in context.state if each.startswith(_AT)]:
+        del context.state[name]
 
 
 def remember(context: Context, order: EvaluateOrder) -> None:
@@ -267,12 +280,25 @@ def break_off(party: Party, context: Context) -> None:
     and the feedback that it was learned from is not awaited any more.
     """
     party.trace = party.left = None
-    if party.masks:
-        sums.keep(context, party.masks)
     scalars = state.load_scalars(context.state)
     awaited = scalars.get("pending")
+    changed = {}
     if awaited and (party.pending is None or party.pending.exchange != awaited[0]):
-        _save(party, context, {**scalars, "pending": [], "pending-secret": b""}, {})
+        changed = {"pending": [], "pending-secret": b""}
+    if party.config.secure and scalars:
+        if party.masks:
+            sums.keep(context, party.masks)
+        changed["lineage"] = no_lineage()
+    if changed:
+        _save(party, context, {**scalars, **changed}, {})
+
+
+def no_lineage() -> bytes:
+    """How a model came about after a message that failed: as nobody else's, so that none agrees.
+
+    What was learned from it, the label holder may have sent to this party alone.
+    """
+    return secrets.token_bytes(32)
 
 
 def _save(party: Party, context: Context, scalars: dict[str, Any], large: state.Memory) -> None:

@@ -68,8 +68,11 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
     if config.secure:
         party.lineage = scalars["lineage"]
         model = alike("predict", party.alike, order.run, str(order.number), ids)
-        masks, tags = sums.agree(context, order.arrays, model)
-        arrays = {**masks.hide(arrays), **tags}
+        try:
+            masks, tags = sums.agree(context, order.arrays, model)
+            arrays = {**masks.hide(arrays), **tags}
+        finally:  # they are of this model, and of no other that the state may have
+            sums.forget(context)
     return Predicted(
         party=index,
         parties=parties,

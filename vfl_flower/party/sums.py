@@ -70,8 +70,15 @@ def public_half(lasting: Ed25519PrivateKey) -> str:
 
 
 def make_key(context: Context, order: KeyOrder) -> KeyMade:
-    """A fresh key for this run, signed."""
+    """A fresh key for this run, signed.
+
+    Raises
+    ------
+    VflError
+        If it has agreed on keys: two sums of one model by different ones could be subtracted.
+    """
     party, parties = seat(context)
+    refuse_second(context)
     private = X25519PrivateKey.generate()
     if simulated(context):
         lasting = Ed25519PrivateKey.generate()
@@ -84,6 +91,13 @@ def make_key(context: Context, order: KeyOrder) -> KeyMade:
     )
     _note(context, offer.key, 0)
     return KeyMade(party=party, parties=parties, arrays=offer.arrays())
+
+
+def refuse_second(context: Context) -> None:
+    """Raise `VflError` if a party has agreed on keys since it began, or went on."""
+    record = context.state.get(KEYS_OF_SUMS)
+    if isinstance(record, ConfigRecord) and "keys" in record:
+        raise VflError("has agreed on keys for masked sums already: resume the run to have others.")
 
 
 # --- whom it takes for the others ---------------------------------------------------------------
