@@ -50,7 +50,7 @@ from vfl_flower.runtimes import hosts
 from vfl_flower.runtimes.carrier import Carrier
 from vfl_flower.runtimes.hosts import Hosts
 from vfl_flower.runtimes.processes import ray_cpus, reserved_port, stop
-from vfl_flower.start import Finished, run_local, run_ray
+from vfl_flower.start import Finished, predict_local, run_local, run_ray
 from vfl_flower.systems import resolve
 from vfl_flower.wire import (
     pack_many,
@@ -389,6 +389,9 @@ def test_virtual_parties_on_a_cluster_of_two_ray_nodes_learn_what_they_do_in_pro
             watch.join()
     here = run_local(64, {**keys, "out": str(tmp_path / "local")})
     assert actors == {"127.0.0.2": 1, "127.0.0.3": 1}
+    predicted = predict_local({"model": str(on_cluster.folder), "out": str(tmp_path / "p.csv")})
+    accuracy = json.loads(predicted.with_suffix(".json").read_text())["accuracy"]
+    assert accuracy == pytest.approx(on_cluster.summary["test_accuracy"])
     assert on_cluster.summary["transport"] == "stream" and on_cluster.summary["parties"] == 64
     ours, theirs = (run.history[-1] for run in (on_cluster, here))
     assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-4)

@@ -87,6 +87,10 @@ def ray_actors() -> int:
     return len(actors(job_id=job, actor_state_name="ALIVE"))
 
 
+STATES = "VFL_STATES"
+"""Variable of the environment that names their folder of states to actors of a Ray cluster."""
+
+
 def flower_home() -> Path:
     """The folder in which Flower keeps what is the user's."""
     return Path(get_flwr_home())

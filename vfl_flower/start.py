@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,7 +27,7 @@ from vfl_flower.holder.results import in_use, results_folder
 from vfl_flower.party import context as between
 from vfl_flower.party import state, state_file
 from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.runtimes.processes import SuperLink, ray_cpus
+from vfl_flower.runtimes.processes import SuperLink, ray_cluster, ray_cpus
 from vfl_flower.runtimes.submission import from_anywhere, of_node_from_anywhere, run_on
 from vfl_flower.systems import resolve
 
@@ -147,11 +146,11 @@ def run_ray(
         )
     config, run_config = prepare(parties, from_anywhere(run_config), ())
     cpus = ray_cpus()
-    several = 1 if os.environ.get("RAY_ADDRESS") else 2  # actors of a CPU, at most
+    several = 1 if ray_cluster() else 2  # actors of a CPU, at most
     nodes = min(parties, actors or (parties if parties <= several * cpus else cpus))
     if nodes < parties:
         run_config["parties"] = parties
-    with _submitting(run_config), SuperLink(simulation=True) as superlink:
+    with _submitting(run_config), SuperLink(True, Path(run_config["out"])) as superlink:
         bring_states(config, Path(run_config["out"]))
         return _run_on(superlink, nodes, config.training.epochs, run_config)
 

@@ -9,19 +9,21 @@ surrogates. A checksum follows, and a file that is damaged is not used.
 
 Keys of masked sums are in no file: who had them all could take the masks off what was uploaded.
 
-The folder is FLWR_HOME/vfl-flower, or the one that ``states`` in the node configuration names.
+The folder is FLWR_HOME/vfl-flower, or the one that ``states`` in the node configuration names; of
+actors of a Ray cluster, which have no such, the one that a run of `vfl` has told them.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from flwr.app import Context, RecordDict
 
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import make_folder, told, unsealed, whole
-from vfl_flower.flower_internals import flower_home, state_from_bytes, state_to_bytes
+from vfl_flower.flower_internals import STATES, flower_home, state_from_bytes, state_to_bytes
 
 log = logging.getLogger("flwr")
 
@@ -34,7 +36,8 @@ def place(context: Context, number: int | None = None, run: str = "") -> Path:
 
     Without a number, the state at the end of a session.
     """
-    named, party = context.node_config.get("states"), context.node_config.get("partition-id")
+    named = context.node_config.get("states") or os.environ.get(STATES)
+    party = context.node_config.get("partition-id")
     folder = Path(str(named)).expanduser() if named else flower_home() / "vfl-flower"
     suffix = "" if number is None else f"-checkpoint-{number}"
     return folder / f"run-{run or context.run_id}-party-{party}{suffix}.state"

@@ -9,6 +9,7 @@ as they are, and each ends with its ``with`` block.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
@@ -31,7 +32,7 @@ import tomli_w
 
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import opened_to_append
-from vfl_flower.flower_internals import app_of_this_package, lasting_home
+from vfl_flower.flower_internals import STATES, app_of_this_package, lasting_home
 from vfl_flower.runtimes.certificates import self_signed, supernode_keys
 
 _CLOSED = [sys.executable, "-P", "-m", "vfl_flower.runtimes.closed"]
@@ -44,10 +45,12 @@ class SuperLink:
     Parameters
     ----------
     simulation : whether runs are Ray simulations.
+    states : where parties keep states, if simulations are on a Ray cluster.
     """
 
-    def __init__(self, simulation: bool) -> None:
+    def __init__(self, simulation: bool, states: Path | None = None) -> None:
         self.simulation = simulation
+        self.states = states
 
     def __enter__(self) -> SuperLink:
         with ExitStack() as stack:  # which closes all that was opened, unless this returns
@@ -137,7 +140,7 @@ class SuperLink:
         if self.simulation:
             # As many actors as nodes: so they can stream. A cluster has as many CPUs as it has.
             resources = "client-resources-num-cpus=1"
-            if not os.environ.get("RAY_ADDRESS"):
+            if not ray_cluster():
                 resources += f" init-args-num-cpus={nodes}"
             command += ["--federation-config", f"num-supernodes={nodes} {resources}"]
         return self.start(command, log)
@@ -151,7 +154,7 @@ class SuperLink:
             "FLWR_HOME": str(self.home),
             # What outlives these processes stays with the user's own.
             "VFL_HOME": str(lasting_home()),
-            **(self._closed_ray() if not os.environ.get("RAY_ADDRESS") else {}),
+            **self._of_ray(),
             # Else Flower builds an environment of its own for each run, and downloads torch.
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -168,9 +171,17 @@ class SuperLink:
                 start_new_session=True,
             )
 
-    def _closed_ray(self) -> dict[str, str]:
-        """What closes a Ray of our own to others on this machine."""
-        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{self.home}/ray.token"}
+    def _of_ray(self) -> dict[str, str]:
+        """What closes a Ray of our own to others on this machine; or tells a cluster's our folder.
+
+        A cluster's actors are started by its own processes, which know nothing of FLWR_HOME.
+        """
+        if not ray_cluster():
+            return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{self.home}/ray.token"}
+        if not self.states:
+            return {}
+        job = {"runtime_env": {"env_vars": {STATES: str(self.states)}}}
+        return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
 
     def _healthy(self) -> bool:
         trust = ssl.create_default_context(cafile=str(self.home / "superlink.crt"))
@@ -215,19 +226,27 @@ def reserved_port() -> Iterator[int]:
         yield int(held.getsockname()[1])
 
 
+def ray_cluster() -> str:
+    """The address of the Ray cluster that RAY_ADDRESS names; empty if a run starts its own Ray."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
+
+
 def ray_cpus() -> int:
-    """CPUs that Ray's actors may have: of the cluster that RAY_ADDRESS names, else of this machine.
+    """CPUs that Ray's actors may have: of that cluster, or without one of this machine.
 
     Raises
     ------
     ConfigError
         If there is no such cluster, or this machine is no part of it.
     """
-    address = os.environ.get("RAY_ADDRESS")
+    address = ray_cluster()
     if not address:
         return os.cpu_count() or 1
     import ray
 
+    if ray.is_initialized():  # as in a notebook that uses it, too
+        return max(1, int(ray.cluster_resources().get("CPU", 0)))
     host, _, port = address.rpartition(":")
     try:
         if host and port.isdecimal():  # Ray itself would try for minutes
@@ -236,7 +255,8 @@ def ray_cpus() -> int:
     except Exception as error:  # Ray raises many kinds
         raise ConfigError(
             f"RAY_ADDRESS = {address!r} is no Ray cluster that this machine is part of "
-            f"({type(error).__name__}): start Ray there and here, or unset it."
+            f"({type(error).__name__}): start Ray there and here, with the token that "
+            "RAY_AUTH_TOKEN_PATH names, or unset it."
         ) from None
     try:
         return max(1, int(ray.cluster_resources().get("CPU", 0)))
