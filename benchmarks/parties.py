@@ -7,7 +7,7 @@ parties. "one by one" has the same parties serve their messages one after the ot
 were computed together, and a number as a way is that of the Ray actors
 that parties share, over streams. The slope is that of the
 logarithms, from the number of parties before to this one: 1 is linear. Every run is a process of
-its own. Prints one JSON object as its last line.
+its own. Draws steps a second against parties, and prints one JSON object as its last line.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,27 @@ def measure(parties: int, steps: int, way: str) -> dict[str, Any]:
         return measured
 
 
+def draw(figures: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Steps a second against parties, a line for each way, by logarithms."""
+    from matplotlib.figure import Figure
+
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for name, found in figures.items():
+        way, parties = name.removesuffix(" parties").rsplit(", ", 1)
+        lines.setdefault(way, []).append((int(parties), found["steps_a_second"]))
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    for way, points in lines.items():
+        called = (
+            f"Ray, {way} actor{'s'[: int(way) > 1]}" if way.isdecimal() else f"in process, {way}"
+        )
+        axes.plot(*zip(*points, strict=True), marker=".", label=called)
+    axes.set(xscale="log", yscale="log", xlabel="parties", ylabel="steps a second")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=100)
+
+
 def main() -> None:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -94,6 +116,7 @@ def main() -> None:
     made.add_argument("--parties", type=int, nargs="+", default=[2, 16, 64, 256, 1000])
     made.add_argument("--steps", type=int, default=50, help="of an epoch")
     made.add_argument("--ways", nargs="+", default=["together", "one by one"])
+    made.add_argument("--picture", type=Path, help="where to draw steps a second")
     made.add_argument("--one", default="", help=argparse.SUPPRESS)
     made.add_argument("--in", dest="folder", default="", help=argparse.SUPPRESS)
     options = made.parse_args()
@@ -113,6 +136,8 @@ def main() -> None:
             before = parties, found
             figures[f"{way}, {parties} parties"] = found
             print(f"{way}, {parties} parties:", found, flush=True)
+    if options.picture:
+        draw(figures, options.picture)
     report("parties", figures)
 
 
