@@ -42,6 +42,7 @@ from vfl_flower.start import predict_local, run_local
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(not NGINX, reason="nginx is missing: apt install nginx-light"),
 ]
 
