@@ -47,6 +47,11 @@ settings.load_profile("repeatable")
 
 
 BUT_ONE_NIGHTLY = {
+    "test_a_party_that_comes_back_goes_on_with_what_the_label_holder_knows",
+    "test_a_party_that_has_lost_all_its_state_begins_anew",
+    "test_a_party_that_misbehaves_under_zeroth_order_or_codecs_ends_the_run_with_a_sentence",
+    "test_a_run_on_files_goes_on_with_its_rows",
+    "test_an_asynchronous_run_goes_on_without_the_party",
     "test_a_growing_run_that_is_cut_short_goes_on",
     "test_a_run_that_is_cut_short_ends_with_the_same_best_model",
     "test_a_synchronous_run_ends_as_if_it_had_never_stopped",
