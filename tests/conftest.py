@@ -46,46 +46,21 @@ settings.register_profile("nightly", print_blob=True, **UNTIMED)
 settings.load_profile("repeatable")
 
 
-BUT_ONE_NIGHTLY = {
-    "test_a_party_that_comes_back_goes_on_with_what_the_label_holder_knows",
-    "test_a_party_that_has_lost_all_its_state_begins_anew",
-    "test_a_party_that_misbehaves_under_zeroth_order_or_codecs_ends_the_run_with_a_sentence",
-    "test_a_run_on_files_goes_on_with_its_rows",
-    "test_an_asynchronous_run_goes_on_without_the_party",
-    "test_a_growing_run_that_is_cut_short_goes_on",
-    "test_a_run_that_is_cut_short_ends_with_the_same_best_model",
-    "test_a_synchronous_run_ends_as_if_it_had_never_stopped",
-    "test_an_asynchronous_run_goes_on_from_its_last_checkpoint",
-    "test_asking_whether_a_budget_would_be_exceeded_spends_nothing",
-    "test_both_copies_of_a_surrogate_are_equal_after_200_steps",
-    "test_calibrated_noise_spends_the_budget_and_hardly_less",
-    "test_combinations_that_no_paper_has_learn",
-    "test_compression_hides_no_labels",
-    "test_every_system_learns_from_partial_rows",
-    "test_every_system_learns_through_every_codec_and_uploads_less",
-    "test_poisson_mini_batches_may_have_no_rows",
-    "test_poisson_sampling_of_more_rows_than_there_are_is_a_full_batch",
-    "test_scalars_hide_labels_from_an_eavesdropper",
-    "test_scikit_learns_own_checks",
-    "test_steps_may_have_none_of_a_partys_rows",
-    "test_the_same_seed_gives_the_same_run",
-    "test_zeroth_order_systems_learn",
-}
-"""Tests whose runs take long: by day with their first parameters, every night with all."""
-
-
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests first, those of a module in one process, so that they share what they start."""
+    """Slow tests first, those of a module in one process, so that they share what they start.
+
+    Of tests that are marked ``one_by_day`` all but the first parameters are for every night.
+    """
     seen = set()
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
-        name = getattr(item, "originalname", item.name)
-        if name in BUT_ONE_NIGHTLY and name in seen:
-            item.add_marker(pytest.mark.nightly)
-        elif not item.get_closest_marker("nightly"):
-            seen.add(name)
+        test = item.nodeid.partition("[")[0]
+        if item.get_closest_marker("one_by_day") and not item.get_closest_marker("nightly"):
+            if test in seen:
+                item.add_marker(pytest.mark.nightly)
+            seen.add(test)
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

@@ -195,6 +195,7 @@ def test_a_release_is_of_the_population_and_counted_at_least_once(kind: str) -> 
     assert accountant.num_releases == 0
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("kind", ["pld", "gdp"])
 def test_asking_whether_a_budget_would_be_exceeded_spends_nothing(kind: str) -> None:
     (release, _), more = SOME[0], with_some(kind)
@@ -296,6 +297,7 @@ def test_no_scalar_costs_nothing_and_each_costs_more() -> None:
     assert costs == sorted(set(costs))
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("eps", "delta", "rows", "batch", "steps"),
     [

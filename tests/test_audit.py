@@ -96,6 +96,7 @@ def test_command_prints_a_row_for_each_attack_and_never_writes_over_results(
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(("strategy", "more"), [("cascaded", {}), ("dpzv", DPZV)])
 def test_scalars_hide_labels_from_an_eavesdropper(
     tmp_path: Path, strategy: str, more: dict[str, Any]
@@ -149,6 +150,7 @@ def test_equal_seeds_give_equal_audits(tmp_path: Path) -> None:
 FEEDBACK: dict[str, Any] = {"codec": "top-k", "keep": 0.3, "compression": "error-feedback"}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["ef-vfl", "cvfl"])
 def test_compression_hides_no_labels(tmp_path: Path, strategy: str) -> None:
     found = audited(tmp_path, strategy=strategy)

@@ -134,6 +134,7 @@ SYSTEMS_TO_CUT: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", SYSTEMS_TO_CUT.values(), ids=list(SYSTEMS_TO_CUT))
 def test_a_synchronous_run_ends_as_if_it_had_never_stopped(
     tmp_path: Path, keys: dict[str, Any]
@@ -187,6 +188,7 @@ ASYNCHRONOUS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", ASYNCHRONOUS.values(), ids=list(ASYNCHRONOUS))
 def test_an_asynchronous_run_goes_on_from_its_last_checkpoint(
     tmp_path: Path, keys: dict[str, Any]
@@ -198,6 +200,7 @@ def test_an_asynchronous_run_goes_on_from_its_last_checkpoint(
     assert_equal_runs(resumed(folder, **{"checkpoint-every": every}), whole)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("align", ["psi", "any"])
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl"])
 @pytest.mark.parametrize("target", ["classification", "regression"])

@@ -153,6 +153,7 @@ VAFL = {"strategy": "vafl", "delay": "exponential"}
 PRIVATE = {"noise-multiplier": 1.0, "noise-seed": 0}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "names"),
     [

@@ -391,6 +391,7 @@ def test_a_misbehaving_party_ends_the_run_with_a_sentence_and_what_was_trained_i
     assert client.later == []
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(("keys", "fault", "cause"), OF_ZEROTH_ORDER + OF_CODECS)
 def test_a_party_that_misbehaves_under_zeroth_order_or_codecs_ends_the_run_with_a_sentence(
     run: Start, tmp_path: Path, keys: dict[str, Any], fault: Fault, cause: str
@@ -566,6 +567,7 @@ def test_gradients_that_diverge_are_not_the_fault_of_the_party(run: Start, tmp_p
 # --- going on without it ------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "fault", [f for f, _ in (FAULTS | FAULTS_OF_IDS).values()], ids=[*FAULTS, *FAULTS_OF_IDS]
 )
@@ -614,6 +616,7 @@ def came_back(keys: dict[str, Any], client: Any) -> float:
     return float(figures["epochs"])
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", ERROR_FEEDBACK, ids=lambda keys: str(keys["strategy"]))
 @pytest.mark.parametrize(
     "fault",
@@ -735,6 +738,7 @@ def test_a_message_that_comes_twice_changes_nothing_in_a_synchronous_run() -> No
         np.testing.assert_array_equal(values, undisturbed[name], err_msg=name)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", BROUGHT_INTO_STEP, ids=lambda keys: str(keys["strategy"]))
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_a_party_that_has_lost_all_its_state_begins_anew(

@@ -291,6 +291,13 @@ def test_a_call_that_was_looked_at_is_packed_as_it_then_says() -> None:
     assert node == 7 and isinstance(payload, TrainOrder) and payload.steps == 4
 
 
+def test_a_failure_that_does_not_say_why_is_told_so() -> None:
+    order = TrainOrder(exchange=1, epoch=2, first=3, steps=4, coordinated=True)
+    call = to_message(order, 7, 60.0, call=True)
+    ((_, cause),) = unpack_many(pack_many([Message(Error(code=1), reply_to=call)]))
+    assert isinstance(cause, VflError) and str(cause) == "it did not say why"
+
+
 @pytest.mark.parametrize(
     "head",
     [

@@ -269,6 +269,7 @@ def test_vafl_with_one_party_is_split_nn_bit_for_bit(run: Start) -> None:
     same_models(one, other, parties=1)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [

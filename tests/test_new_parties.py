@@ -385,6 +385,7 @@ def test_a_grown_run_is_grown_from_again(three: Organisations) -> None:
     assert found.summary["test_auc"] > 0.8
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [

@@ -281,6 +281,7 @@ SYSTEMS: list[Any] = [
 ]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda each: "-".join(map(str, each.values())))
 def test_every_system_learns_from_partial_rows(run: Start, system: dict[str, Any]) -> None:
     rates = {"party-lr": 0.5, "server-lr": 0.5, "epochs": 15}
@@ -333,6 +334,7 @@ def test_contradictions_are_found_before_anything_starts(keys: dict[str, Any], s
 TINY: dict[str, Any] = {**QUICK, "presence": 0.3, "batch-size": 2, "window": 1, "epochs": 1}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "system",
     [

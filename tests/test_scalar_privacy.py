@@ -690,6 +690,7 @@ def test_mini_batches_may_all_have_been_empty() -> None:
 # --- Poisson mini-batches of more rows than there are --------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [

@@ -22,6 +22,7 @@ EXPECTED = {  # check -> why it cannot pass
 }
 
 
+@pytest.mark.one_by_day
 @parametrize_with_checks(  # type: ignore[untyped-decorator]
     [VerticalClassifier(config=QUICK), VerticalRegressor(config=QUICK)],
     expected_failed_checks=lambda estimator: EXPECTED,

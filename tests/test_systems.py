@@ -19,6 +19,7 @@ SUM = {**SGD, "bottom-model": "linear", "top-model": "sum", "party-lr": 0.01}
 ZEROTH_SERVER = {"server-update": "zeroth-order", "server-lr": 0.01}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [
@@ -118,6 +119,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", COMBINATIONS.values(), ids=COMBINATIONS.keys())
 def test_combinations_that_no_paper_has_learn(run: Start, keys: dict[str, Any]) -> None:
     assert run(4, {"epochs": 3, **keys}).summary["test_accuracy"] > 3 * CHANCE
@@ -149,6 +151,7 @@ WITH_CODECS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", WITH_CODECS)
 def test_every_system_learns_through_every_codec_and_uploads_less(run: Start, name: str) -> None:
     keys = {"epochs": 3, "eval-every": 3, "strategy": name.split(",")[0], **WITH_CODECS[name]}
@@ -175,6 +178,7 @@ def test_ef_vfl_learns_through_a_codec_in_both_directions(
 TINY = {"dataset": "breast-cancer", "batch-size": 2, "sampling": "poisson", "epochs": 1}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("window", [1, 9])
 @pytest.mark.parametrize(
     "keys",

@@ -203,6 +203,7 @@ def test_without_validation_rows_nothing_is_kept_and_the_last_model_counts(
     assert figures["test_loss"] == strategy.history.last["test_loss"]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", ["split-nn", nightly("ef-vfl"), nightly("cascaded, in step")])
 def test_a_run_that_is_cut_short_ends_with_the_same_best_model(
     overfitted: dict[str, Any], name: str, tmp_path: Path

@@ -79,9 +79,7 @@ def in_ray() -> bool:
 def ray_actors() -> int:
     """Actors of the Ray simulation that this process runs, wherever in its cluster they are."""
     import ray
-    from ray._private.state import (
-        actors,
-    )  # the public one asks a dashboard, which Flower leaves out
+    from ray._private.state import actors  # the public one needs a dashboard
 
     job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
     return len(actors(job_id=job, actor_state_name="ALIVE"))

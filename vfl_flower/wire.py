@@ -249,7 +249,7 @@ def pack_many(messages: Sequence[Message]) -> NDArray[np.uint8]:
             head["arrays"] = [[n, str(a.dtype), a.shape] for n, a in arrays.items()]
             parts += [np.ascontiguousarray(array).reshape(-1) for array in arrays.values()]
         elif message.has_error():
-            head["failure"] = [message.error.reason, False]
+            head["failure"] = [message.error.reason or "it did not say why", False]
         else:
             failure = record_of(message.content, _FAILURE, ConfigRecord)
             head["failure"] = [failure["cause"], failure["out-of-step"]]
