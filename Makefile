@@ -13,8 +13,8 @@ install: $(VENV)/installed ## make .venv with all that demo, test and benchmarks
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet 'torch>=2.9,<2.14'
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --no-compile 'torch>=2.9,<2.14'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[test]'
 	touch $@
 
 demo: install ## train on handwritten digits with four parties, by `flwr run` on Ray

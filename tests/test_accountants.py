@@ -99,6 +99,7 @@ def test_an_accountant_takes_what_flowers_protocol_says(kind: str) -> None:
             assert found == asked, name
 
 
+@pytest.mark.nightly
 def test_releases_of_several_kinds_are_what_dp_accounting_says_of_them_together() -> None:
     theirs = PLDAccountant()
     for release, count in SOME:
@@ -127,6 +128,7 @@ def test_an_accountant_spends_less_than_flowers_own_and_not_much(kind: str) -> N
     assert 0.8 < ratio <= 1
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2, 0.3])
 @pytest.mark.parametrize("kind", ["pld", "gdp"])
 def test_delta_is_the_inverse_of_epsilon(kind: str, delta: float) -> None:
@@ -160,6 +162,7 @@ def test_what_is_spent_is_at_the_configured_delta_unless_another_is_given(kind: 
     assert 0 < at_another.epsilon < spent.epsilon
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["pld", "gdp"])
 def test_an_accountant_goes_on_from_its_state_as_json(kind: str) -> None:
     accountant, again = with_some(kind), fresh(kind)
@@ -195,7 +198,7 @@ def test_a_release_is_of_the_population_and_counted_at_least_once(kind: str) -> 
     assert accountant.num_releases == 0
 
 
-@pytest.mark.one_by_day
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["pld", "gdp"])
 def test_asking_whether_a_budget_would_be_exceeded_spends_nothing(kind: str) -> None:
     (release, _), more = SOME[0], with_some(kind)
@@ -272,6 +275,7 @@ def epsilon_of_scalars(config: RunConfig, rows: int, multiplier: float, steps: i
     return accountant.get_epsilon(delta)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("rows", "batch", "multiplier", "steps", "delta"),
     [(1000, 50, 1.5, 300, 1e-4), (1000, 10, 0.8, 1000, 1e-5), (60_000, 64, 1.07, 93_700, 1e-3)],
@@ -297,7 +301,7 @@ def test_no_scalar_costs_nothing_and_each_costs_more() -> None:
     assert costs == sorted(set(costs))
 
 
-@pytest.mark.one_by_day
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("eps", "delta", "rows", "batch", "steps"),
     [

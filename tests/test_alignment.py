@@ -495,6 +495,7 @@ def sets_of(ids: list[bytes]) -> Iterator[list[bytes]]:
     yield from ([one] for one in ids)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("method", ["psi", "ids"])
 def test_nothing_that_a_party_sends_follows_from_ids_alone(tmp_path: Path, method: str) -> None:
     table = small()

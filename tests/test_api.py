@@ -70,6 +70,7 @@ def nothing_is_held_afterwards() -> Any:
     assert memory._held == {}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "features",
     [
@@ -128,6 +129,7 @@ def test_columns_of_the_label_holders_own_take_part() -> None:
     assert (said == Y).mean() > 0.95
 
 
+@pytest.mark.nightly
 def test_texts_and_gaps_are_prepared_as_the_training_rows_taught() -> None:
     frame = FRAMES[0].copy()
     frame.iloc[::7, 0] = np.nan
@@ -311,6 +313,7 @@ def test_a_copied_model_of_a_folder_of_ones_own_is_of_that_folder(tmp_path: Path
     assert pickle.loads(pickle.dumps(model)).folder == tmp_path / "kept"
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("error", [KeyboardInterrupt, None])
 @pytest.mark.parametrize("keys", [{}, {"checkpoint-every": 5}], ids=["at-the-end", "often"])
 def test_what_was_trained_before_an_error_is_kept_and_found(

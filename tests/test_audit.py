@@ -108,6 +108,7 @@ def test_scalars_hide_labels_from_an_eavesdropper(
     assert found["feature reconstruction"].success > 0.7  # what it does not hide
 
 
+@pytest.mark.nightly
 def test_two_classes_are_measured_by_auc(tmp_path: Path) -> None:
     found = audited(tmp_path, 3, strategy="vafl", dataset="breast-cancer")
     assert found["direct, designed queries*"].success == 1
@@ -134,6 +135,7 @@ def test_masks_hide_one_party_and_not_the_sum(tmp_path: Path) -> None:
     assert "embeddings as outputs*" in plain and "embeddings as outputs*" not in secure
 
 
+@pytest.mark.nightly
 def test_a_user_configuration_meets_the_setting_of_an_attack(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"combine": "mean", "embedding_size": 8, "quorum": 3}
     found = audited(tmp_path, strategy="vafl-t", embedding_activation="tanh", **keys)
@@ -150,7 +152,7 @@ def test_equal_seeds_give_equal_audits(tmp_path: Path) -> None:
 FEEDBACK: dict[str, Any] = {"codec": "top-k", "keep": 0.3, "compression": "error-feedback"}
 
 
-@pytest.mark.one_by_day
+@pytest.mark.nightly
 @pytest.mark.parametrize("strategy", ["ef-vfl", "cvfl"])
 def test_compression_hides_no_labels(tmp_path: Path, strategy: str) -> None:
     found = audited(tmp_path, strategy=strategy)
@@ -171,6 +173,7 @@ def test_an_audit_decodes_pairs_through_codecs(tmp_path: Path) -> None:
 # --- how they work ------------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("strategy", "more"),
     [

@@ -184,6 +184,7 @@ def test_the_gradient_of_all_training_rows_is_what_a_full_step_goes_along() -> N
     assert norm == pytest.approx(went, rel=1e-3)
 
 
+@pytest.mark.nightly
 def test_parties_learn_by_differences_with_respect_to_their_embeddings() -> None:
     place = f"{CHECKOUT}/benchmarks/papers/czofo.py:Czofo"
     keys = {"dataset": "digits", "strategy": "vafl", "epochs": 2, "server-lr": 0.05}

@@ -404,6 +404,7 @@ def test_a_run_that_goes_on_gives_no_answer_beyond_its_budget(tmp_path: Path) ->
     assert run.summary["epochs"] == pytest.approx((3 * 8 * 2 - again) / 16, abs=1e-3)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("torn", [1, 4, 23, 30, 120])
 def test_an_event_of_a_journal_may_be_torn_while_it_is_written(tmp_path: Path, torn: int) -> None:
     """It is written before what it counts is sent, so that was not sent."""
@@ -422,6 +423,7 @@ def test_an_event_of_a_journal_may_be_torn_while_it_is_written(tmp_path: Path, t
     assert sum(event[2] for event in released(folder)) == 3 * 8 * 2
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("how", ["gone", "cut", "empty", "older", "flipped", "of another run"])
 def test_a_run_whose_journal_is_not_as_it_was_is_not_gone_on_with(tmp_path: Path, how: str) -> None:
     keys = {**DPZV, "checkpoint-every": 5}
@@ -447,6 +449,7 @@ def test_a_run_whose_journal_is_not_as_it_was_is_not_gone_on_with(tmp_path: Path
     fails(folder, r"releases.journal is .*, and without it nobody knows what this run has released")
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", [{}, {"sampling": "poisson"}, {"estimator": "zeroth-order"}])
 def test_uploads_that_are_made_again_stay_counted(tmp_path: Path, keys: dict[str, Any]) -> None:
     keys = {**CANCER, "strategy": "vafl", "privacy": "perturbed-embedding", "epochs": 3, **keys}
@@ -634,6 +637,7 @@ def other_labels(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(label=frame["label"].map({0: "no", 1: "yes"}))
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
@@ -654,6 +658,7 @@ def test_another_file_of_labels(on_files: Any, how: Any, sentence: str) -> None:
     assert_untouched(before, on_files.folder / "run")
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "how",
     [

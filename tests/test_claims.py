@@ -34,6 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the last bits of what is sent (Mironov, 2012) ------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_the_last_bits_of_scalars_tell_nothing() -> None:
     # One release, whose mean is 0 in one world, and a row's C / U in the other; C / U is 1 here.
     from flwr.serverapp import GaussianPrivacyEvent

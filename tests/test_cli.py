@@ -85,6 +85,7 @@ def test_what_cannot_be_read_is_named_by_its_option(
     assert refused(arguments, capsys).startswith(named)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("key", ["resume", "task", "model"])
 @pytest.mark.parametrize(
     ("command", "sentence"),
@@ -238,6 +239,7 @@ def test_listing_in_a_terminal_shows_every_key_in_the_panel_of_its_section(
         assert all(f"│ {name} = " in panel for name in here)
 
 
+@pytest.mark.nightly
 def test_listing_into_a_pipe_that_is_closed_is_quiet() -> None:
     command = [sys.executable, "-m", "vfl_flower.tools.cli", "list"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -104,6 +104,7 @@ def test_a_failing_run_leaves_the_results_of_those_before(tmp_path: Path) -> Non
     assert table(tmp_path / "out", 0.9).splitlines()[1].startswith("vafl ")
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "names"),
     [
@@ -124,6 +125,7 @@ def test_baselines_stand_beside_noise_and_black_boxes_as_far_as_they_can(
     assert list(json.loads((folder / "compare.json").read_text())) == names
 
 
+@pytest.mark.nightly
 def test_baselines_learn_from_the_noisy_labels_of_the_others(tmp_path: Path) -> None:
     keys = {**COMMON, "privacy": "labels", "epsilon": 3.0, "epochs": 1, "out": str(tmp_path / "a")}
     runs: list[dict[str, Any]] = [{"strategy": "vafl"}, {"strategy": "frozen"}]
@@ -160,6 +162,7 @@ def test_below_the_table_stands_what_each_epsilon_is_of(tmp_path: Path) -> None:
             assert figures[name][key] in line
 
 
+@pytest.mark.nightly
 def test_titles_name_runs_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     runs = ["keep = 0.5: ef-vfl keep=0.5", "both ways: vafl downlink-codec='qsgd'"]
@@ -173,6 +176,7 @@ def test_titles_name_runs_and_folders(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (out / "frontier.png").stat().st_size > 10_000
 
 
+@pytest.mark.nightly
 def test_codecs_of_all_runs_are_not_for_baselines(tmp_path: Path) -> None:
     keys = {**COMMON, "codec": "top-k", "labels": "shared", "out": str(tmp_path / "out")}
     runs: list[dict[str, Any]] = [

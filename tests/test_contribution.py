@@ -74,6 +74,7 @@ def test_a_party_of_noise_is_told_from_others(clinic: Organisations) -> None:
     assert shown(contribution(clinic.folder / "run")).endswith("not above zero: party 2")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("metric", ["auc", nightly("accuracy"), nightly("log-loss")])
 def test_random_orders_come_close_and_say_how_close(clinic: Organisations, metric: str) -> None:
     exact = contribution(clinic.folder / "run", metric)
@@ -102,6 +103,7 @@ def test_margins_are_those_of_other_test_rows() -> None:
     assert all(270 <= each <= 300 for each in inside.values()), inside
 
 
+@pytest.mark.nightly
 def test_numbers_are_judged_by_r2(tmp_path: Path) -> None:
     table = cancer(columns=6).assign(label=lambda each: 3 * each["f0"] + each["f5"])
     organisations = cut(tmp_path, table, parties=2, known=0.9)

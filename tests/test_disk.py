@@ -399,6 +399,7 @@ def killed_before_the_results() -> Iterator[None]:
         yield
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("every", [0, 7])
 @pytest.mark.parametrize("failed_before", [False, True])
 def test_results_that_were_not_written_are_without_training(

@@ -106,6 +106,7 @@ def flat(arrays: Mapping[str, Any]) -> NDArray[Any]:
     return np.concatenate([np.asarray(each).ravel() for each in arrays.values()])
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("batch", [10**6, 400], ids=["full batch", "mini-batches"])
 @pytest.mark.parametrize(
     "keys",
@@ -153,7 +154,7 @@ VAFL = {"strategy": "vafl", "delay": "exponential"}
 PRIVATE = {"noise-multiplier": 1.0, "noise-seed": 0}
 
 
-@pytest.mark.one_by_day
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("keys", "names"),
     [
@@ -313,6 +314,7 @@ def test_a_broadcast_is_the_uploads_of_the_others_and_the_top_model(run: Start) 
     )
 
 
+@pytest.mark.nightly
 def test_a_top_model_without_parameters_is_not_sent(run: Start) -> None:
     client: Any = Listening()
     keys = {"top-model": "sum", "embedding-activation": "none", "codec": "qsgd"}
@@ -421,6 +423,7 @@ def over_the_wire(state: RecordDict) -> RecordDict:
     return recorddict_from_proto(recorddict_to_proto(state))
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("passed_on", [pickled, over_the_wire])
 @pytest.mark.parametrize(
     "keys",

@@ -368,6 +368,7 @@ def failing(run: Start, folder: Path, keys: dict[str, Any], client: Any) -> tupl
 # --- a party that misbehaves --------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "fault", "cause"),
     [(KEYS, *each) for each in FAULTS.values()]
@@ -633,6 +634,7 @@ def test_a_party_that_comes_back_goes_on_with_what_the_label_holder_knows(
     assert epochs == pytest.approx((3 * 8 - 1) / 3, abs=1e-3)  # less the window that was lost
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("kind", "more"),
     [("evaluate", {}), ("query.embed", {"max-delay": 3, "window": 3, "delay": "exponential"})],
@@ -708,6 +710,7 @@ def brought_into_step(keys: dict[str, Any], client: Any, epochs: float = 8) -> d
     return figures
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", BROUGHT_INTO_STEP, ids=lambda keys: str(keys["strategy"]))
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_a_message_that_comes_twice_is_served_once(
@@ -752,6 +755,7 @@ def test_a_party_that_has_lost_all_its_state_begins_anew(
     assert told.startswith("Party 1 has no state of this run. It goes on from there")
 
 
+@pytest.mark.nightly
 def test_a_party_that_is_asked_for_fresh_embeddings_may_have_lost_its_state() -> None:
     keys = {**ERROR_FEEDBACK[0], "max-delay": 3, "window": 3, "delay": "exponential"}
     client = Misbehaving(loses_its_state, kind="query.embed", number=2)

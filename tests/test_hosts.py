@@ -150,6 +150,7 @@ def hosted(
     return strategy, carrier, models
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("forget", [False, True], ids=["", "processes that forget"])
 @pytest.mark.parametrize(
     "keys",

@@ -390,6 +390,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "damage",
     [each if name in ("cut", "another side's") else nightly(each) for name, each in DAMAGE.items()],

@@ -114,6 +114,7 @@ ONE_CYCLE: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [
@@ -208,12 +209,14 @@ def test_the_ceiling_is_trained_so_too(run: Start) -> None:
     assert joined.summary["test_loss"] == pytest.approx(split.summary["test_loss"], abs=1e-5)
 
 
+@pytest.mark.nightly
 def test_vafl_t_with_all_parties_is_split_nn_bit_for_bit(run: Start) -> None:
     one = run(4, {"strategy": "split-nn", "epochs": 3})
     other = run(4, {"strategy": "vafl-t", "quorum": 4, "epochs": 3})
     same_models(one, other)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [
@@ -247,6 +250,7 @@ def test_with_and_without_error_feedback_the_first_upload_of_a_row_is_the_same(
     same_models(one, other, parties=2)
 
 
+@pytest.mark.nightly
 def test_keeping_everything_is_split_nn_up_to_the_rounding_of_what_is_sent(run: Start) -> None:
     smooth = {"bottom-model": "linear", "embedding-activation": "tanh", "top-model": "linear"}
 
@@ -304,6 +308,7 @@ def test_without_a_noise_seed_no_run_can_be_repeated(run: Start, strategy: str) 
         assert (values != other[name]).any()
 
 
+@pytest.mark.nightly
 def test_synrevel_is_asyrevel_that_waits_for_all_bit_for_bit(run: Start) -> None:
     keys = {"epochs": 1, "noise-seed": 0, "window": 5}
     one = run(3, {**keys, "strategy": "asyrevel", "quorum": 3})
@@ -316,6 +321,7 @@ def test_synrevel_is_asyrevel_that_waits_for_all_bit_for_bit(run: Start) -> None
 NOT_PRIVATE = {"strategy": "cascaded", "differences": "two-sided", "directions": "scaled-sphere"}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("window", "calibration", "more"),
     [

@@ -135,6 +135,7 @@ def test_what_was_written_is_read_and_added_to(folder: Path, whole: bytes, writi
     assert last[:5] == (4, 0, 9, 9, 9)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("state", ["released", "writing"])
 @pytest.mark.parametrize("marked", [None, 5])
 def test_no_damage_makes_it_count_less(

@@ -206,6 +206,7 @@ def test_rmse_and_r2_are_those_of_scikit_learn_in_units_of_the_labels(
     assert metrics.loss == pytest.approx((metrics.rmse / labels.deviation) ** 2 / 2, rel=1e-5)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "least"),
     [
@@ -238,6 +239,7 @@ def test_linear_regression_reaches_what_scikit_learn_does(
     assert run(2, {**keys, "party-lr": 0.02}).summary["test_r2"] == pytest.approx(best, abs=0.02)
 
 
+@pytest.mark.nightly
 def test_compare_and_alone_go_by_r2(diabetes: dict[str, Any], tmp_path: Path) -> None:
     keys = {**diabetes, "epochs": 3, "out": str(tmp_path / "out")}
     folder = compare(2, keys, [{"strategy": "vafl"}], 0.2)
@@ -287,6 +289,7 @@ def test_audit_and_mixed_comparisons_refuse_numbers(diabetes: dict[str, Any]) ->
 # --- class weights ------------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [
@@ -447,6 +450,7 @@ def test_wrong_weights_are_one_sentence_before_training(
 # --- the label holder's own columns -------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [
@@ -495,6 +499,7 @@ def test_own_block_is_the_model_of_a_party_after_the_last(kind: str) -> None:
 SCORECARD = {"mu": 0.5, "party-lr": 0.02, "server-lr": 0.02, "epochs": 10}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "least"),
     [

@@ -207,6 +207,7 @@ def test_noise_that_can_be_repeated_is_worth_no_epsilon(home: Path) -> None:
     assert not home.exists()
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_has_the_noise_of_then_or_is_refused(tmp_path: Path, home: Path) -> None:
     keys = {**NOISY, "dataset": "breast-cancer", "epochs": 4, "checkpoint-every": 3}
     whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
@@ -271,6 +272,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", SYSTEMS.values(), ids=list(SYSTEMS))
 def test_every_system_runs_on_noisy_labels(run: Start, keys: dict[str, Any]) -> None:
     more = {"dataset": "breast-cancer", "epochs": 4, "epsilon": 4.0}
@@ -281,6 +283,7 @@ def test_every_system_runs_on_noisy_labels(run: Start, keys: dict[str, Any]) -> 
     assert summary["test_accuracy"] > 0.6
 
 
+@pytest.mark.nightly
 def test_models_learn_through_the_noise(run: Start) -> None:
     accuracies = [
         run(

@@ -255,6 +255,7 @@ def test_a_fast_party_takes_more_steps_than_a_slow_one() -> None:
     assert sum(steps) == 3 * 4 * 8
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "more",
     [{"strategy": "vafl"}, {"strategy": "vafl-t", "quorum": 2}, {"strategy": "split-nn"}],

@@ -91,6 +91,7 @@ def centralised(keys: Mapping[str, Any], window: int) -> dict[str, dict[str, Any
     return {name: model_arrays(model) for name, model in named.items()}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("window", [1, 4])
 def test_batchnorm_towers_are_trained_as_if_they_were_joined(window: int, run: Start) -> None:
     keys = {**DIGITS, **MOMENTUM, "window": window, "epochs": 3, "model-args": "width=2"}
@@ -141,6 +142,7 @@ FORGETFUL: Any = forgetful
 BY_DAY = ("momentum, windows", "two-sided pairs", "a top model of one's own")
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", [name if name in BY_DAY else nightly(name) for name in SYSTEMS])
 def test_a_process_that_has_forgotten_all_repeats_what_was_random(name: str, run: Start) -> None:
     keys = own("Normal", **{"model-args": "drop=0.3", **SYSTEMS[name]})
@@ -151,6 +153,7 @@ def test_a_process_that_has_forgotten_all_repeats_what_was_random(name: str, run
     assert sum(each[tracked] for each in parties) == 2 * 2 * 8  # mini-batches, each of them once
 
 
+@pytest.mark.nightly
 def test_without_a_key_dropout_does_not_repeat(run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: what the last test holds is the key's doing."""
     keys = own("Normal", **{"model-args": "drop=0.3"})
@@ -164,6 +167,7 @@ def test_without_a_key_dropout_does_not_repeat(run: Start, monkeypatch: pytest.M
 # --- what is kept -------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     ["momentum, windows", nightly("two-sided pairs"), nightly("a top model by pairs")],
@@ -467,6 +471,7 @@ OF_HOLDER = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "tolerance"),
     [
@@ -497,6 +502,7 @@ def test_a_top_model_and_loss_of_ones_own_are_ours_where_they_say_the_same(
     assert theirs.history[0]["test_hits"] > 0 and "test_hits" not in ours.history[0]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

@@ -179,6 +179,7 @@ SYSTEMS: list[Any] = [
 ]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda each: "-".join(map(str, each.values())))
 def test_frozen_parties_stay_as_they_were_and_others_learn(
     three: Organisations, system: dict[str, Any]
@@ -200,6 +201,7 @@ def test_frozen_parties_stay_as_they_were_and_others_learn(
         assert top[:, 8:12].any() and top[:, 14].any()  # the new party's, and its placeholder
 
 
+@pytest.mark.nightly
 def test_what_a_frozen_model_keeps_besides_parameters_stays_too(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(), parties=3, known=0.9)
     tower = {"bottom-model": f"{TOWERS}:Normal", "model-args": "drop=0.2"}
@@ -385,7 +387,7 @@ def test_a_grown_run_is_grown_from_again(three: Organisations) -> None:
     assert found.summary["test_auc"] > 0.8
 
 
-@pytest.mark.one_by_day
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "keys",
     [
@@ -480,6 +482,7 @@ class Average(nn.Module):
         return self.last(total / present.sum(1, keepdim=True).clamp_min(1))  # type: ignore[no-any-return]
 
 
+@pytest.mark.nightly
 def test_a_top_model_of_ones_own_grows_if_its_parameters_stay_alike(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(), parties=3, known=0.6)
     for name, top in (("two", "Flat"), ("average", "Average")):
@@ -543,6 +546,7 @@ BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("case", BAD)
 def test_what_cannot_begin_so_is_one_sentence_before_training(
     three: Organisations, case: str

@@ -337,6 +337,7 @@ def assert_tells_nothing(messages: list[bytes], *more: str) -> None:
         assert not [word for word in words if word in message]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("align", ["psi", "ids"])
 @pytest.mark.parametrize("strategy", ["split-nn", "vafl", "dpzv"])
 def test_no_message_of_a_party_holds_an_id_a_column_name_or_a_value(
@@ -465,6 +466,7 @@ BAD = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize(("spoil", "sentence", "in_log"), BAD.values(), ids=list(BAD))
 def test_what_is_wrong_with_a_partys_file_is_said_without_what_is_in_it(
@@ -618,6 +620,7 @@ FIRST_LIES = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("lie", "sentence", "kind"),
     [

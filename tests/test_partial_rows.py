@@ -373,6 +373,7 @@ def test_scalar_privacy_counts_the_rows_of_a_mini_batch_whoever_has_them(run: St
     assert partial.summary["epsilon"] == pytest.approx(whole.summary["epsilon"], rel=1e-6)
 
 
+@pytest.mark.nightly
 def test_a_comparison_tells_rows_apart_by_who_has_them(tmp_path: Path) -> None:
     common = {**QUICK, "epochs": 2, "out": str(tmp_path / "compared")}
     folder = compare(2, common, [{"strategy": "split-nn"}], 0.9)
@@ -463,6 +464,7 @@ def test_rows_that_fewer_know_than_are_to_are_not_used(
         clinic.run("of-4", {**FILES, "min-parties": 4})
 
 
+@pytest.mark.nightly
 def test_with_columns_of_its_own_the_label_holder_needs_nobody(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(), parties=2, own=10, known=0.4)
     found = organisations.run("run", {**FILES, "min-parties": 0})
@@ -474,6 +476,7 @@ def test_with_columns_of_its_own_the_label_holder_needs_nobody(tmp_path: Path) -
     assert len(nobody) > 100 and nobody["probability_1"].nunique() > 50  # by its own columns
 
 
+@pytest.mark.nightly
 def test_an_alignment_of_partial_rows_is_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -599,6 +602,7 @@ def test_the_order_of_rows_says_nothing_of_ids(tmp_path: Path) -> None:
     assert told("psi") > 0.999  # of rows that all have, where there are no gaps
 
 
+@pytest.mark.nightly
 def test_any_model_of_any_subset_predicts_for_everyone(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(), parties=3, known=0.8)
     organisations.run("run", {**FILES, "align": "psi", "subsets": "sampled"})
@@ -618,6 +622,7 @@ def test_any_model_of_any_subset_predicts_for_everyone(tmp_path: Path) -> None:
     assert list(said["parties"]) == ["none"] * 4
 
 
+@pytest.mark.nightly
 def test_a_party_that_refuses_is_left_out_and_the_others_predict(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(), parties=2, known=0.9)
     organisations.run("run", FILES)

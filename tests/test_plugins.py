@@ -210,6 +210,7 @@ def test_a_sixth_paper_is_one_file_under_forty_lines(run: Start, tmp_path: Path)
     assert summary["test_accuracy"] > 0.6
 
 
+@pytest.mark.nightly
 def test_a_codec_of_ones_own_serves_both_directions_with_and_without_feedback(
     run: Start, tmp_path: Path
 ) -> None:

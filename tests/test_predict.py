@@ -91,6 +91,7 @@ def by_hand(organisations: Organisations, out: str, labels: Path) -> tuple[list[
 # --- what it says -------------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [
@@ -241,6 +242,7 @@ KINDS: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("kind", "suffix"),
     [

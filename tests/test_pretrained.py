@@ -261,6 +261,7 @@ def asked(context: Context, order: Any) -> Upload:
     return read_reply(client_app.app(to_message(order, 2, 60), context), Upload)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("strategy", ["vafl", "cascaded"])
 @pytest.mark.parametrize("args", [{}, {"lora": 2}])
 def test_a_party_learns_and_goes_on_elsewhere(

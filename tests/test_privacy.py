@@ -277,6 +277,7 @@ def test_parties_have_secrets_of_their_own() -> None:
 # --- what it is worth ---------------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(("noise", "bound"), [(1.0, 1.0), (8.0, 1.0), (8.0, 4.0), (0.5, 0.1)])
 @pytest.mark.parametrize("uploads", [1, 3, nightly(40)])
 def test_epsilon_is_that_of_composed_gaussian_mechanisms(

@@ -216,6 +216,7 @@ CHANGES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("how", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("whose", ["label holder", "party 1"])
 def test_a_row_that_changes_is_noticed_and_said(
@@ -370,6 +371,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("whose", [holders_file, lambda: party_file(0)], ids=["holder", "party"])
 def test_a_file_that_is_not_as_it_was_written_is_not_used(

@@ -395,6 +395,7 @@ def array_bytes(message: Message) -> int:
     return sum(array.numpy().nbytes for array in record.values())
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [

@@ -359,6 +359,7 @@ def test_a_run_that_has_not_finished_is_shown_as_far_as_it_is(tmp_path: Path) ->
 # --- the command --------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_an_earlier_report_is_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = left(tmp_path / "a", failure="\ud800 is no character")
     (folder / "report.html").write_text("earlier")

@@ -76,6 +76,7 @@ def assert_standard_normal(unit: Tensor) -> None:
     assert (unit[1:] * unit[:-1]).mean().abs() < 5 / math.sqrt(count)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("multiplier", "clip", "divisors"),
     [(1.5, 0.2, [32]), (0.3, 4.0, [5]), (2.0, 1.0, [64, 64, 64, 7])],
@@ -146,6 +147,7 @@ def flat(parts: Iterable[Tensor]) -> Tensor:
     return torch.cat([part.detach().ravel() for part in parts])
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("kept", [1.0, 0.8])
 @pytest.mark.parametrize("weights", [None, [1.0, 4.0, 0.5]])
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -217,6 +219,7 @@ def test_a_row_moves_the_top_model_no_further_than_its_bound(
         assert moved <= most * (1 + 1e-4)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("server_update", ["first-order", "zeroth-order"])
 @pytest.mark.parametrize("multiplier", [0.5, 20.0])
 def test_steps_of_the_top_model_carry_noise(server_update: str, multiplier: float) -> None:
@@ -352,6 +355,7 @@ def test_a_synchronous_answer_is_a_scalar_for_each_party_and_one_step(
     assert counted.figures()["epsilon"] == pytest.approx(gaussian(3.0, of_a_row))
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("multiplier", [2.0, 15.0])
 @pytest.mark.parametrize("releases", [1, 7, 20])
 def test_epsilon_is_that_of_composed_gaussian_mechanisms(multiplier: float, releases: int) -> None:
@@ -403,6 +407,7 @@ SYSTEMS: dict[str, tuple[dict[str, Any], int, int]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_epsilon_of_a_run_is_of_all_that_it_releases(name: str) -> None:
     more, releases, of_top = SYSTEMS[name]
@@ -567,6 +572,7 @@ def test_answers_that_say_nothing_leave_all_models_as_they_were(
             assert (values != learned.parameters(name)[key]).any()
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("more", "of_a_pass", "steps_of_a_pass"),
     [
@@ -600,6 +606,7 @@ def test_a_run_stops_at_the_last_whole_pass_that_its_budget_allows(
 # --- as if mini-batches were secret -------------------------------------------------------------
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("top", [nightly(True), False])
 def test_noise_for_secret_batches_is_calibrated_to_scalars_and_top_model(
     run: Start, top: bool
@@ -645,6 +652,7 @@ def test_noise_of_the_paper_holds_where_no_top_model_learns(run: Start) -> None:
     assert summary["epsilon"] == pytest.approx(holds)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("window", [1, 5])
 def test_a_run_with_secret_batches_stops_before_it_goes_past_its_budget(
     run: Start, window: int
@@ -690,7 +698,7 @@ def test_mini_batches_may_all_have_been_empty() -> None:
 # --- Poisson mini-batches of more rows than there are --------------------------------------------
 
 
-@pytest.mark.one_by_day
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "keys",
     [
@@ -750,6 +758,7 @@ def test_scalar_noise_is_scaled_by_the_rows_where_more_are_asked_for(
             assert one["epsilon"] == pytest.approx(get_epsilon_gaussian(without / 2, 1e-3))
 
 
+@pytest.mark.nightly
 def test_a_private_run_of_more_rows_than_there_are_is_one_of_all_rows(run: Start) -> None:
     keys = {**DPZV, "window": 1, "epochs": 40, "noise-multiplier": 1.0, "noise-seed": 0}
     full, more = (run(2, {**keys, "batch-size": batch}) for batch in (ROWS, 100 * ROWS))

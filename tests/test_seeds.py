@@ -26,6 +26,7 @@ def repeats(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return repeated(run_local, 2, QUICK, (), 3, folder)
 
 
+@pytest.mark.nightly
 def test_each_seed_has_a_folder_with_the_run_that_it_gives_alone(
     repeats: Finished, tmp_path: Path
 ) -> None:
@@ -107,6 +108,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compare(2, keys, [vafl], 0.2, seeds=2)
 
 
+@pytest.mark.nightly
 def test_a_comparison_of_seeds_has_deviations_and_the_same_runs(comparison: Path) -> None:
     figures = json.loads((comparison / "compare.json").read_text())
     assert list(figures) == ["vafl", "frozen", "alone", "joined"]

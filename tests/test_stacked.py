@@ -91,6 +91,7 @@ STACKED = ("split-nn", "vafl", "vafl-t", "ef-vfl", "cvfl")
 SYSTEM_NAMES = [name for name in SYSTEMS.known if not load_system(name).baseline]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "system", [name if name in STACKED[:4] else nightly(name) for name in SYSTEM_NAMES]
 )

@@ -435,6 +435,7 @@ def test_a_trial_that_is_stopped_learns_no_more_and_leaves_nothing(
     assert len(told) == 2 and not list(places.glob("vfl-sweep-*"))
 
 
+@pytest.mark.nightly
 def test_by_several_seeds_the_mean_counts_and_the_first_is_watched(tmp_path: Path) -> None:
     told: list[Event] = []
     event = run_trial(job(tmp_path, seeds=3), lambda each: told.append(each) or False)  # type: ignore[func-returns-value]

@@ -42,6 +42,7 @@ def test_zeroth_order_systems_learn(run: Start, keys: dict[str, Any]) -> None:
     assert run(4, keys).summary["test_accuracy"] > 4 * CHANCE
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("parties", [1, 4])
 @pytest.mark.parametrize(
     "more",
@@ -163,6 +164,7 @@ def test_every_system_learns_through_every_codec_and_uploads_less(run: Start, na
             assert summary["bytes_up"] < most * whole, (codec, compression)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("labels", ["private", "shared"])
 @pytest.mark.parametrize("codec", ["top-k", "qsgd"])
 @pytest.mark.parametrize("compression", ["direct", "error-feedback"])
@@ -233,6 +235,7 @@ def test_one_exchange_of_zeroth_order_brings_a_number_a_step(run: Start) -> None
 BLACK_BOX = {"strategy": "cascaded", "top-model": "sum", "mu": 1.0, "noise-seed": 0, "window": 15}
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("kind", ["scorecard", "binarised"])
 def test_black_box_parties_learn_by_zeroth_order(run: Start, kind: str) -> None:
     # The top model has no parameters, so that what is learnt, the parties have learnt.

@@ -108,6 +108,7 @@ def is_same(one: Any, other: Any) -> bool:
 # --- the best model, everywhere -----------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("name", ["split-nn", nightly("ef-vfl"), "cascaded, in step"])
 def test_the_model_is_that_of_a_run_of_just_the_best_epochs(
     overfitted: dict[str, Any], name: str, tmp_path: Path
@@ -344,6 +345,7 @@ def test_validation_rows_are_not_trained_on_and_scale_nothing(
     assert not is_same(unchanged[0], ran(labels.places[:5])[0])  # the control
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("own", [nightly(0), 3])
 def test_so_it_is_with_own_files(tmp_path: Path, own: int) -> None:
     organisations = cut(tmp_path, cancer(columns=9), own=own, suffixes=(".csv",))
@@ -462,6 +464,7 @@ def loses_all_at_the_end(message: Message, context: Context) -> Message:
 LOST: list[int] = []
 
 
+@pytest.mark.nightly
 def test_a_party_that_loses_its_state_at_the_end_goes_back_by_what_is_on_its_disk(
     overfitted: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -480,6 +483,7 @@ def test_a_party_that_loses_its_state_at_the_end_goes_back_by_what_is_on_its_dis
         trained(PARTIES, overfitted, client)
 
 
+@pytest.mark.nightly
 def test_of_a_synchronous_system_no_party_runs_ahead_of_an_evaluation(
     overfitted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -620,6 +624,7 @@ KINDS_OF_ROWS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("more", KINDS_OF_ROWS.values(), ids=list(KINDS_OF_ROWS))
 def test_figures_and_predictions_are_of_test_rows_alone(
     overfitted: dict[str, Any], more: dict[str, Any], tmp_path: Path

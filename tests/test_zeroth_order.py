@@ -296,6 +296,7 @@ def test_pair_is_the_embeddings_at_both_ends_of_each_step(kind: str, differences
     assert (pair[0] - pair[1]).abs().max() > 0.01
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("lengths", [LENGTHS, [0, 0], [0], [ROWS], [1] * ROWS], ids=str)
 @pytest.mark.parametrize("kind", ["linear", "mlp", "cnn"])
 @both_differences
@@ -666,6 +667,7 @@ def test_a_joint_difference_is_the_derivative_along_all_directions(
     assert found.item() == pytest.approx(slope, abs=0.003)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("server_update", ["zeroth-order", "first-order"])
 def test_all_parties_learn_by_one_scalar(run: Start, server_update: str) -> None:
     got: dict[int, list[Any]] = {}

@@ -23,6 +23,7 @@ from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.systems import resolve
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("every", ["0.1", "0.25", "0.3", "0.7", "1", "1.5", "3"])
 @example(parties=1, per_epoch=10, answered=3)
 @given(parties=st.integers(1, 7), per_epoch=st.integers(1, 50), answered=st.integers(0, 2000))

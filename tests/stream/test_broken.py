@@ -70,6 +70,7 @@ EXACT = [KEYS, ZEROTH, EF_VFL]
 BOTH_ENDS = ["uplink", "gradient"]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", EXACT, ids=lambda keys: str(keys["strategy"]))
 def test_a_party_killed_before_it_answered_loses_nothing_that_its_file_has(
     keys: dict[str, Any], streamed: Streamed, monkeypatch: pytest.MonkeyPatch, logged: list[str]
@@ -80,6 +81,7 @@ def test_a_party_killed_before_it_answered_loses_nothing_that_its_file_has(
     assert logged == ["The stream of the party on node 3 broke."]
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("since", [0, 2], ids=["no file", "older file"])
 @pytest.mark.parametrize(
     "keys",
@@ -141,6 +143,7 @@ def test_a_folder_that_cannot_be_written_is_told(streamed: Streamed, logged: lis
 # --- a network that breaks ----------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", [KEYS, EF_VFL, SHARED], ids=lambda keys: str(keys["strategy"]))
 @pytest.mark.parametrize("served", [False, True], ids=["before serving", "before the answer"])
 def test_a_connection_that_breaks_changes_nothing(
@@ -252,6 +255,7 @@ def intruding(
     assert_equals_in_process(strategy, nodes)
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("sent", "why"),
     [

@@ -36,6 +36,7 @@ from vfl_flower.systems import resolve
 # --- the same run over streams ------------------------------------------------------------------
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", [KEYS, ZEROTH, EF_VFL, SHARED], ids=lambda k: str(k["strategy"]))
 def test_a_synchronous_run_is_the_same_as_in_process(
     keys: dict[str, Any], streamed: Streamed, logged: list[str]
@@ -48,6 +49,7 @@ def test_a_synchronous_run_is_the_same_as_in_process(
     assert logged == []
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     "keys",
     [

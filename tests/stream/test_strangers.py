@@ -192,6 +192,7 @@ def sent_to(streamed: Streamed, host: str, rule: str = "", **more: Any) -> tuple
     return nodes, port
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize(
     ("host", "rule", "added"),
     [
