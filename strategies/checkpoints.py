@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from strategies.run import Run
 from strategies.seats import Seat
 from vfl_flower.axes.privacy.ledger import hides_labels
+from vfl_flower.config import RunConfig
 from vfl_flower.holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.messages import CheckpointOrder
 
@@ -21,6 +22,7 @@ class Checkpoints:
     ----------
     keeper : where they are kept.
     run : of which they are; its parties have been enrolled.
+    given : its configuration without what its rows decide.
     drain : waits until nothing is in flight, and answers all that has come.
     wait_for : waits until nothing is in flight to these parties.
     """
@@ -29,11 +31,13 @@ class Checkpoints:
         self,
         keeper: Keeper,
         run: Run,
+        given: RunConfig,
         drain: Callable[[], None],
         wait_for: Callable[[Sequence[Seat]], None],
     ) -> None:
         self.keeper = keeper
         self.run = run
+        self.given = given
         self._drain = drain
         self._wait_for = wait_for
         self.every = run.config.running.exchanges_apart(run.carrier.simulated)
@@ -113,7 +117,7 @@ class Checkpoints:
             "holder": of_holder,
         }
         Checkpoint(
-            config=run.config,
+            config=self.given,
             run=self.keeper.run,
             number=self.keeper.number,
             finished=finished,

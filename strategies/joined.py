@@ -29,6 +29,7 @@ from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.losses import penalty
 from vfl_flower.models.training import build_optimizer, step_along, trained
 from vfl_flower.party.rules import own_config
+from vfl_flower.systems import sized
 
 
 class Joined(Vertical):
@@ -137,8 +138,8 @@ class Joined(Vertical):
 
     def _configs(self) -> list[RunConfig]:
         """The configuration of every party's bottom model."""
-        contexts = self.run.carrier.contexts.values()
-        own = [own_config(context, self.config) for context in contexts]
+        contexts, rows = self.run.carrier.contexts.values(), len(self.labels.train)
+        own = [sized(own_config(context, self.given), rows) for context in contexts]
         return own or [self.config] * len(self.run.seats)
 
     def _blocks(self) -> list[FeatureBlock]:

@@ -38,7 +38,7 @@ from vfl_flower.messages import (
 from vfl_flower.models.training import load_model, model_arrays
 from vfl_flower.registry import load_place
 from vfl_flower.runtimes.carrier import carrier_of
-from vfl_flower.systems import load_system
+from vfl_flower.systems import load_system, sized
 from vfl_flower.wire import pack, unpack
 
 _NOTHING = ArrayRecord(), ConfigRecord()
@@ -67,7 +67,8 @@ class Vertical(Strategy):
         observers: Sequence[Observer] = (),
         keeper: Keeper | None = None,
     ) -> None:
-        self.config = config
+        self.given = config  # without what the rows decide
+        self.config = config = sized(config, len(labels.train))
         self.labels = labels
         when = config.training.patience, bool(config.running.grow)
         self.history = History(config.running.eval_every, observers, *when)  # its clock begins
@@ -95,12 +96,14 @@ class Vertical(Strategy):
             If a party fails, and the configuration does not say to go on without it.
         """
         carrier, keeper = carrier_of(grid), self.keeper
-        nodes = enrol(carrier, self.config, self.labels, keeper)
+        nodes = enrol(carrier, self.given, self.labels, keeper)
         self.labels = with_presence(self.labels, self.config, len(nodes))
         self.run = Run(carrier, nodes, self.config, self.labels, self.history)
         if initial_arrays is not None:
             load_model(self.run.holder.top, unpack(initial_arrays))
-        checkpoints = Checkpoints(keeper, self.run, self.drain, self.wait_for) if keeper else None
+        checkpoints = None
+        if keeper:
+            checkpoints = Checkpoints(keeper, self.run, self.given, self.drain, self.wait_for)
         self.ready = True
         self.summary()
         with self.history.told():

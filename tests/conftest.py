@@ -36,6 +36,8 @@ torch.set_num_threads(1)
 
 ALL_ROWS = {"validation-fraction": 0.0}
 """For what is compared with the same on all training rows: none are held out to choose by."""
+MANY = 10**6
+"""Rows by which a configuration is as for large data, where no rows are."""
 FASTER = {"batch-size": 32, "epochs": 20, "party-lr": 0.01, "server-lr": 0.1}
 """For DPZV without much noise, whose own defaults are mini-batches of 1,024 rows for 200 epochs."""
 

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ALL_ROWS, Start
+from tests.conftest import ALL_ROWS, MANY, Start
 from vfl_flower.axes.codecs import channel
 from vfl_flower.config import KEYS, RunConfig, flower_defaults
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.party.party import Party
 from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.stream.listen import host_and_port, port_range
-from vfl_flower.systems import System, resolve
+from vfl_flower.start import run_local
+from vfl_flower.systems import System, resolve, sized
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 PRESET = System("preset", "with defaults of its own", defaults={"party-lr": 0.003, "batch-size": 7})
@@ -174,7 +175,7 @@ def test_unknown_strategy_is_refused_with_their_names() -> None:
 @pytest.mark.parametrize("key", KEYS)
 def test_auto_is_accepted_of_every_key_and_is_its_default(key: str) -> None:
     config = resolve({key: "auto"})
-    assert KEYS[key].of(config) == KEYS[key].default
+    assert KEYS[key].of(sized(config, MANY)) == KEYS[key].default
     assert config == resolve({})
 
 
@@ -188,12 +189,69 @@ def test_a_system_may_have_defaults_which_a_user_may_override(
 ) -> None:
     monkeypatch.setitem(SYSTEMS.known, "preset", "tests.test_config:PRESET")
     as_flower_sends_it = {**flower_defaults(), "strategy": "preset", "batch-size": 9}
-    config = resolve(as_flower_sends_it)
+    config = sized(resolve(as_flower_sends_it), MANY)
     assert (config.training.party_lr, config.training.batch_size, config.training.server_lr) == (
         0.003,
         9,
         0.2,
     )
+
+
+BY_ROWS = [
+    # keys; epochs, patience and both rates of many rows, and of few
+    ({}, (20, 10.0, 0.2, 0.2), (60, 20.0, 0.1, 0.1)),
+    ({"epochs": 5, "server-lr": 0.3}, (5, 10.0, 0.2, 0.3), (5, 20.0, 0.1, 0.3)),
+    ({"optimizer": "adam"}, (20, 10.0, 0.002, 0.002), (60, 20.0, 0.002, 0.002)),
+    ({"optimizer": "momentum"}, (20, 10.0, 0.02, 0.02), (60, 20.0, 0.02, 0.02)),
+    ({"strategy": "vafl"}, (40, 10.0, 0.05, 0.05), (40, 20.0, 0.05, 0.05)),
+    ({"strategy": "cascaded"}, (20, 10.0, 0.002, 0.1), (60, 20.0, 0.002, 0.1)),
+    ({"privacy": "labels", "epsilon": 1.0}, (20, 10.0, 0.2, 0.2), (20, 10.0, 0.2, 0.2)),
+]
+
+
+@pytest.mark.parametrize(("keys", "many", "few"), BY_ROWS)
+def test_what_is_not_given_of_training_follows_from_the_rows(
+    keys: dict[str, Any], many: tuple[float, ...], few: tuple[float, ...]
+) -> None:
+    def at(rows: int) -> tuple[float, ...]:
+        found = sized(resolve(keys), rows).training
+        return found.epochs, found.patience, found.party_lr, found.server_lr
+
+    assert at(999) == few and at(1000) == many
+    again = sized(sized(resolve(keys), 999), 1000)
+    assert again == sized(resolve(keys), 999)  # once known it stays
+
+
+def test_a_warm_up_that_is_longer_than_the_epochs_that_follow_is_refused() -> None:
+    config = resolve({"warm-up": 30.0})
+    assert sized(config, 999).training.warm_up == 30
+    with pytest.raises(ConfigError, match="warm-up = 30 is longer than epochs = 20"):
+        sized(config, 1000)
+
+
+@pytest.mark.parametrize("strategy", ["split-nn", "joined", "alone", "vafl"])
+def test_a_run_tells_what_its_rows_decided_and_goes_by_it(run: Start, strategy: str) -> None:
+    """For `alone` the epochs are of the best of its runs."""
+    keys = {"dataset": "breast-cancer", "strategy": strategy, **ALL_ROWS, "eval-every": 20}
+    summary = run(2, keys).summary
+    epochs, rate = (40, 0.05) if strategy == "vafl" else (60, 0.1)
+    told = summary["config"]
+    assert (told["epochs"], told["patience"], told["party-lr"]) == (epochs, 20.0, rate)
+    assert summary["epochs"] == epochs
+
+
+@pytest.mark.parametrize("strategy", ["split-nn", "joined"])
+def test_rates_of_ones_own_optimizer_follow_it(tmp_path: Path, strategy: str) -> None:
+    """A party with an optimizer, and no rate, of its own learns as one that gives its rate too."""
+
+    def losses(own: dict[str, Any], name: str) -> list[float]:
+        keys = {"dataset": "breast-cancer", "strategy": strategy, "epochs": 3}
+        out = str(tmp_path / name)
+        found = run_local(2, {**keys, "out": out}, node_configs=[own, {}])
+        return [entry["test_loss"] for entry in found.history]
+
+    given = {"optimizer": "adam", "party-lr": 0.002}
+    assert losses({"optimizer": "adam"}, "a") == losses(given, "b") != losses({}, "c")
 
 
 def test_every_default_that_a_system_prefers_is_of_a_key_that_may_be_auto() -> None:

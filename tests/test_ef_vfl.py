@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.conftest import ALL_ROWS, FASTER, Start, assert_copies_agree, nightly, trained
+from tests.conftest import ALL_ROWS, FASTER, MANY, Start, assert_copies_agree, nightly, trained
 from vfl_flower import client_app
 from vfl_flower.axes.batches import draw_window, steps_per_epoch
 from vfl_flower.axes.estimators.shared_labels import SharedLabels
@@ -33,7 +33,7 @@ from vfl_flower.party import context as between
 from vfl_flower.party.party import Party
 from vfl_flower.party.state import load_arrays, load_large
 from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.systems import resolve
+from vfl_flower.systems import resolve, sized
 from vfl_flower.wire import read_reply, to_reply
 
 # --- Algorithms 1 and 2 -------------------------------------------------------------------------
@@ -401,7 +401,7 @@ def test_arrays_that_no_codec_made_are_refused(run: Start) -> None:
 
 
 def test_labels_of_many_classes_take_two_bytes() -> None:
-    config = resolve(SHARED)
+    config = sized(resolve(SHARED), MANY)
     labels = load_labels(config)
     holder = LabelHolder(config, replace(labels, train=labels.train + 300), {0: 8})
     sent = holder.opening()["labels"]

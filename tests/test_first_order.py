@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.conftest import MANY
 from vfl_flower.axes.batches import Window
 from vfl_flower.axes.estimators.first_order import FirstOrder, descend
 from vfl_flower.axes.server import by_gradient
@@ -21,7 +22,7 @@ from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
-from vfl_flower.systems import resolve
+from vfl_flower.systems import resolve, sized
 
 LENGTHS = [4, 4, 3]
 ROWS = sum(LENGTHS)
@@ -30,7 +31,7 @@ FEATURES, SIZE, PARTIES = 5, 6, 2
 
 def config_of(**keys: Any) -> RunConfig:
     keys = {"bottom_hidden": 8, "embedding_activation": "tanh", **keys}
-    return resolve({key.replace("_", "-"): value for key, value in keys.items()})
+    return sized(resolve({key.replace("_", "-"): value for key, value in keys.items()}), MANY)
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from strategies.alone import Alone
 from tests import conftest
-from tests.conftest import ALL_ROWS, FASTER, Start, trained
+from tests.conftest import ALL_ROWS, FASTER, MANY, Start, trained
 from vfl_flower import server_app
 from vfl_flower import start as engines
 from vfl_flower.axes.batches import Window, draw_window
@@ -41,7 +41,7 @@ from vfl_flower.models.losses import Loss, loss_gradient, loss_per_row, targets
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
-from vfl_flower.systems import resolve
+from vfl_flower.systems import resolve, sized
 from vfl_flower.tools.audit import audit
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, table
@@ -53,7 +53,7 @@ ROWS = sum(LENGTHS)
 
 def config_of(**keys: Any) -> RunConfig:
     keys = {"embedding_size": SIZE, "bottom_hidden": 4, "embedding_activation": "tanh", **keys}
-    return resolve({key.replace("_", "-"): value for key, value in keys.items()})
+    return sized(resolve({key.replace("_", "-"): value for key, value in keys.items()}), MANY)
 
 
 def rows_of(outputs: int, own: int = OWN, rows: int = ROWS) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ def give_columns(monkeypatch: pytest.MonkeyPatch, keys: Mapping[str, Any]) -> La
 
 def centralised(keys: Mapping[str, Any], parties: int, labels: Labels) -> dict[str, Any]:
     """All blocks of columns, the label holder's own last, trained as one model by plain PyTorch."""
-    config = resolve(keys)
+    config = sized(resolve(keys), len(labels.train))
     x = [load_features(config, m, parties).train for m in range(parties)]
     if labels.features:
         x.append(labels.features[0])

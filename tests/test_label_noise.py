@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.conftest import ALL_ROWS, FASTER, Start
+from tests.conftest import ALL_ROWS, FASTER, MANY, Start
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower.axes import estimators
 from vfl_flower.axes.privacy.labels import LabelLedger
@@ -26,7 +26,7 @@ from vfl_flower.data.labels import Labels, encode_labels, kept_share
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.models.losses import Loss, loss_of, loss_per_row, targets
 from vfl_flower.start import run_local
-from vfl_flower.systems import resolve
+from vfl_flower.systems import resolve, sized
 from vfl_flower.tools.audit import audit
 
 NOISY = {**ALL_ROWS, "privacy": "labels", "epsilon": 1.0}
@@ -40,7 +40,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config_of(**keys: Any) -> RunConfig:
-    return resolve({**NOISY, **{key.replace("_", "-"): value for key, value in keys.items()}})
+    return sized(
+        resolve({**NOISY, **{key.replace("_", "-"): value for key, value in keys.items()}}), MANY
+    )
 
 
 def drawn(labels: Labels, keys: Mapping[str, Any] = NOISY) -> tuple[Labels, float | None]:

@@ -36,7 +36,7 @@ from vfl_flower.party import context as between
 from vfl_flower.party import rules
 from vfl_flower.party.party import Party
 from vfl_flower.start import predict_local, run_local
-from vfl_flower.systems import resolve
+from vfl_flower.systems import resolve, sized
 
 TOWERS = "tests.towers"
 CANCER: dict[str, Any] = {
@@ -64,8 +64,8 @@ def centralised(keys: Mapping[str, Any], window: int) -> dict[str, dict[str, Any
 
     The gradients of a window are at the bottom models that it met; of one step, that is all.
     """
-    config = resolve(keys)
-    labels = load_labels(config)
+    labels = load_labels(resolve(keys))
+    config = sized(resolve(keys), len(labels.train))
     y = torch.from_numpy(labels.train)
     x = [torch.from_numpy(load_features(config, m, 2).train) for m in range(2)]
     bottoms = [build_bottom(config, m, x[m][0], 6) for m in range(2)]

@@ -16,7 +16,7 @@ from flwr.app import Context, Message
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.conftest import Start, nightly
+from tests.conftest import MANY, Start, nightly
 from tests.organisations import ID, Organisations, cancer, cut, read
 from vfl_flower import client_app
 from vfl_flower.axes import subsets
@@ -34,7 +34,7 @@ from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer, trained
 from vfl_flower.runtimes.carrier import There, ask_present
 from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.systems import resolve
+from vfl_flower.systems import resolve, sized
 from vfl_flower.tools.compare import compare, table
 from vfl_flower.wire import to_failure, to_message, to_reply
 
@@ -103,7 +103,7 @@ def test_an_absent_party_has_no_part_in_outputs_and_gets_no_gradient(
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model.values()).split("/")[-1])
 def test_parameters_learn_as_by_autograd(model: dict[str, Any]) -> None:
-    config = resolve({"presence": 0.5, "embedding-size": 3, **model})
+    config = sized(resolve({"presence": 0.5, "embedding-size": 3, **model}), MANY)
     tops = [build_top(config, SIZES, OUTPUTS) for _ in range(2)]
     h, labels = rows_of()
     optimizers = [torch.optim.SGD(trained(top).values(), 0.5) for top in tops]

@@ -16,7 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
 from strategies.vertical import strategy_of
-from tests.conftest import ALL_ROWS, Start, nightly, trained
+from tests.conftest import ALL_ROWS, MANY, Start, nightly, trained
 from tests.test_accountants import delta_of_gaussian
 from vfl_flower import client_app
 from vfl_flower.axes import estimators
@@ -41,7 +41,7 @@ from vfl_flower.models.bottoms import BottomModel, build_bottom
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.systems import resolve
+from vfl_flower.systems import resolve, sized
 
 PRIVATE = {**ALL_ROWS, "privacy": "perturbed-embedding", "noise-seed": 3}
 SECRET = {**ALL_ROWS, "privacy": "perturbed-embedding"}
@@ -52,7 +52,9 @@ LAST = 1  # an mlp's second layer
 
 
 def config_of(**keys: Any) -> RunConfig:
-    return resolve({**PRIVATE, **{key.replace("_", "-"): value for key, value in keys.items()}})
+    return sized(
+        resolve({**PRIVATE, **{key.replace("_", "-"): value for key, value in keys.items()}}), MANY
+    )
 
 
 def noise_of(config: RunConfig, lengths: tuple[int, ...] = LENGTHS, **changed: Any) -> Perturbation:

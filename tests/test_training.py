@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from tests.conftest import Start, nightly
+from tests.conftest import MANY, Start, nightly
 from vfl_flower.axes.estimators import directions as zeroth_order
 from vfl_flower.axes.estimators.directions import Directions
 from vfl_flower.axes.estimators.first_order import descend
@@ -34,7 +34,7 @@ from vfl_flower.models.training import (
     optimizer_arrays,
     step_along,
 )
-from vfl_flower.systems import resolve
+from vfl_flower.systems import resolve, sized
 
 LENGTHS = [4, 4, 3]
 ROWS = sum(LENGTHS)
@@ -45,7 +45,7 @@ TOTAL = PER_EPOCH * EPOCHS
 
 def config_of(**keys: Any) -> RunConfig:
     keys = {"bottom_hidden": 8, "embedding_activation": "tanh", "epochs": EPOCHS, **keys}
-    return resolve({key.replace("_", "-"): value for key, value in keys.items()})
+    return sized(resolve({key.replace("_", "-"): value for key, value in keys.items()}), MANY)
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tests.conftest import Start
+from tests.conftest import MANY, Start
 from vfl_flower import client_app
 from vfl_flower.axes.batches import Window, join
 from vfl_flower.axes.estimators import directions as directions_module
@@ -32,7 +32,7 @@ from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
-from vfl_flower.systems import resolve
+from vfl_flower.systems import resolve, sized
 
 SECRET = b"secret"
 KEY = SECRET + b"|1"  # of a party's first message
@@ -51,7 +51,7 @@ def config_of(**keys: Any) -> RunConfig:
     keys = {"bottom_hidden": 4, "embedding_activation": "tanh", "mu": 0.1, **keys}
     keys = {"embedding_size": SIZE, **keys}
     keys = {"estimator": "zeroth-order", "server_update": "zeroth-order", **keys}
-    return resolve({key.replace("_", "-"): value for key, value in keys.items()})
+    return sized(resolve({key.replace("_", "-"): value for key, value in keys.items()}), MANY)
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -205,13 +205,23 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long and how fast all learn."""
+    """How long and how fast all learn.
 
-    epochs: int = key(20, "passes over the training rows, for each party on average", least=1)
+    What a user leaves out of epochs, patience and rates is None until the training rows are known
+    (`systems.sized`). Defaults are those of many rows.
+    """
+
+    epochs: int = key(
+        20,
+        "passes over the training rows, for each party on average",
+        auto="20; 60 of fewer than 1,000 training rows, without privacy",
+        least=1,
+    )
     patience: float = key(
         10.0,
         "epochs without a better evaluation on the validation rows, after which a run stops; 0: "
         "it never does",
+        auto="10; 20 of fewer than 1,000 training rows, without privacy",
         least=0,
     )
     batch_size: int = key(
@@ -219,8 +229,16 @@ class TrainingConfig:
         "rows of a mini-batch; as many as there are, or more: full batch",
         least=1,
     )
-    party_lr: float = key(0.2, "learning rate of the parties", least=0)
-    server_lr: float = key(0.2, "learning rate of the top model", least=0)
+    party_lr: float = key(
+        0.2,
+        "learning rate of the parties",
+        auto="0.2; 0.1 of fewer than 1,000 training rows, without privacy; 0.02 by momentum and "
+        "nesterov, 0.002 by adam and adamw",
+        least=0,
+    )
+    server_lr: float = key(
+        0.2, "learning rate of the top model", auto="as that of the parties", least=0
+    )
     optimizer: str = key(
         "sgd",
         "optimizer of parties and top model; momentum and nesterov are of 0.9",

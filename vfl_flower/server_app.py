@@ -144,7 +144,8 @@ def _train_in(
         if not found or (strategy and strategy.ready):  # else the run that was is as it was
             figures, top = (strategy.figures(), strategy.top_arrays()) if strategy else ({}, {})
             try:
-                results.finish(summarise(config, carrier, figures, failure), top)
+                used = strategy.config if strategy else config
+                results.finish(summarise(used, carrier, figures, failure), top)
             except VflError as error:
                 if failure is None:
                     raise

@@ -287,7 +287,7 @@ def _submitting(run_config: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _run_on(
-    superlink: SuperLink, parties: int, epochs: int, run_config: Mapping[str, Any]
+    superlink: SuperLink, parties: int, epochs: int | None, run_config: Mapping[str, Any]
 ) -> Finished:
     run_on(superlink, parties, epochs, run_config)
     finished = Finished(Path(run_config["out"]))

@@ -1,13 +1,14 @@
 """A system is a point of the design space, and so is data: its choices on the five axes.
 
 `resolve` makes the configuration of a run from the keys that a user gives, the defaults of the
-system that ``strategy`` names, and the defaults of all.
+system that ``strategy`` names, and the defaults of all; `sized` adds what the rows decide, once
+they are known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -106,7 +107,8 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     other_privacy = given.get("privacy", "scalar") != "scalar"
     if {"epsilon", "noise-multiplier"} & given.keys() or other_privacy:
         defaults.pop("epsilon", None)
-    config = check_validation(RunConfig.of({**defaults, **given}))
+    unknown = dict.fromkeys(_BY_ROWS)
+    config = check_validation(RunConfig.of({**unknown, **defaults, **given}))
     estimators.check(config)
     codecs.check(config)
     labels.check(config.data)
@@ -121,6 +123,33 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     secure_sum.check(config, estimator.answers_by_scalars, bool(system.baseline))
     _check_system(system, config, estimator)
     return config
+
+
+FEW = 1000
+"""Training rows below which a pass has so few steps that models learn from more of them."""
+_BY_ROWS = ("epochs", "patience", "party-lr", "server-lr")
+_RATES = {"momentum": 0.02, "nesterov": 0.02, "adam": 0.002, "adamw": 0.002}
+
+
+@lru_cache(maxsize=16)
+def sized(config: RunConfig, rows: int) -> RunConfig:
+    """A configuration for so many training rows: what they decide of its training, if not given.
+
+    Raises
+    ------
+    ConfigError
+        If keys contradict what was chosen.
+    """
+    training, left = config.training, [name for name in _BY_ROWS if KEYS[name].of(config) is None]
+    if not left:
+        return config
+    few = rows < FEW and config.privacy.mechanism == "none"  # more steps would take more noise
+    rate = _RATES.get(training.optimizer, 0.1 if few else 0.2)
+    chosen: dict[str, Any] = {"party-lr": rate, "server-lr": rate}
+    chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
+    training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
+    rates.check(training)
+    return replace(config, training=training)
 
 
 def places(raw: Mapping[str, Any]) -> list[str]:

@@ -179,6 +179,20 @@ def test_a_rule_that_cannot_be_read_lets_nothing_pass(
         assert said.startswith("failed: Party 0's node configuration ") and sentence in said
 
 
+def test_epochs_that_the_rows_decide_are_held_to_the_rule(node: Node) -> None:
+    sentence = "^failed: Party 0 refuses epochs = 60: its rule is max-epochs = 59"
+    with pytest.raises(VflError, match=sentence):
+        asked(node({"max-epochs": 59}, epochs="auto"), DESCRIBE, Description)
+    began = node({"max-epochs": 60}, run_id=2, epochs="auto")
+    asked(began, DESCRIBE, Description)
+    asked(began, train(1))
+    state_file.save(began, 1)
+    began.node_config["max-epochs"] = 59
+    for order in (train(2, gradient=gradient()), PredictOrder(run="2", number=1)):
+        with pytest.raises(VflError, match=sentence):
+            asked(began, order, Predicted if isinstance(order, PredictOrder) else Upload)
+
+
 def test_a_source_has_keys_of_its_own_that_are_not_nearly_rules() -> None:
     assert Rules.of({"source": "waves:Waves", "share": 0.5, "rows": 9}) == Rules()
     with pytest.raises(ConfigError, match="did you mean max-epochs"):

@@ -56,7 +56,7 @@ def paused(
     parts = Parts({**(keys or {})})
     strategy: Any = Paused(parts)
     keeper, run = Keeper(folder, "12", found), strategy.run
-    checkpoints = Checkpoints(keeper, run, strategy.drain, strategy.wait_for)
+    checkpoints = Checkpoints(keeper, run, run.config, strategy.drain, strategy.wait_for)
     return checkpoints, parts, strategy
 
 
@@ -214,7 +214,8 @@ def test_steps_that_were_answered_after_the_checkpoint_count_towards_the_budget(
         parts = Parts()
         parts.plan.allowed, parts.ledger.released = allowed, released
         strategy: Any = Paused(parts)
-        Checkpoints(Keeper(tmp_path, "12", found), strategy.run, strategy.drain, strategy.wait_for)
+        keeper, run = Keeper(tmp_path, "12", found), strategy.run
+        Checkpoints(keeper, run, run.config, strategy.drain, strategy.wait_for)
         return parts.plan
 
     assert go_on(released=37).budget == min(allowed, 120) and warned() == []

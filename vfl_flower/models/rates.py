@@ -73,7 +73,7 @@ def check(training: TrainingConfig) -> None:
                 f"{name} is for lr-schedule = 'step', and not for {training.lr_schedule!r}: leave "
                 "it out, or choose that schedule."
             )
-    if training.warm_up > training.epochs:
+    if training.epochs is not None and training.warm_up > training.epochs:
         raise ConfigError(
             f"warm-up = {training.warm_up:g} is longer than epochs = {training.epochs}: make it "
             "shorter."

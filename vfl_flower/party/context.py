@@ -72,6 +72,7 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     config = resolve(context.run_config)
     rules = check(context, config)
     party = party_of(context, config, order.outputs, load_block(context, config))
+    check(context, config, party.rows)
     party.origin = str(context.run_id)
     party.lineage = alike("begun", party.origin)
     party.limits = limits_of(context, rules, party.origin)
@@ -115,7 +116,8 @@ def grow(context: Context, order: GrowOrder) -> Party:
         party.origin, party.brought = then["origin"], then["exchange"]
         # Not below what it was trained for: runs of few rows between would take the count away.
         party.steps = math.ceil(round(then["epochs"] * per_epoch, 6))
-        ends = party.steps + (0 if party.frozen else config.training.epochs * per_epoch)
+        epochs = party.config.training.epochs
+        ends = party.steps + (0 if party.frozen else epochs * per_epoch)
         party.limits = limits_of(context, rules, party.origin)
         party.limits.check_steps(ends, per_epoch)
         party.limits.go_on()
@@ -323,8 +325,8 @@ def resume(context: Context) -> Party:
         party.left = None  # until it leaves something again
         _take_masks(party, context)
         return party
-    config, outputs, preparation = read_about(about)
-    rules = check(context, config)
+    config, outputs, preparation, rows = read_about(about)
+    rules = check(context, config, rows)
     if party is None or run != context.run_id or party.about != about:
         check_number(about, place[1])
         grown = "grown" in json.loads(about)
@@ -398,14 +400,15 @@ def limits_of(context: Context, rules: Rules, origin: str) -> Limits:
 
 
 @lru_cache(maxsize=16)
-def read_about(about: str) -> tuple[RunConfig, int, Preparation | None]:
-    """Configuration, outputs and preparation that a `Party` wrote down."""
+def read_about(about: str) -> tuple[RunConfig, int, Preparation | None, int | None]:
+    """Configuration, outputs, preparation and training rows that a `Party` wrote down."""
     values = json.loads(about)
     preparation = values["preparation"]
     return (
         RunConfig.of(values["config"]),
         values["outputs"],
         Preparation(**preparation) if preparation else None,
+        values.get("rows"),  # older versions left nothing to them
     )
 
 

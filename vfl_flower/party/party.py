@@ -69,6 +69,7 @@ from vfl_flower.models.training import (
 from vfl_flower.party.limits import Limits
 from vfl_flower.party.rules import OWN_TRAINING
 from vfl_flower.provenance import code_digest, peak_memory_mb
+from vfl_flower.systems import sized
 
 _AT_ONCE = 2**22
 """Numbers of samples that layers of ours evaluate at once.
@@ -90,15 +91,15 @@ class Party:
         own: RunConfig | None = None,  # with what it has set for its own model; else as all
         grown: bool = False,  # whether its model began in an earlier run
     ) -> None:
-        self.config = config
         self.frozen = grown and config.training.freeze  # whether its model stays as it is
-        own = own or config
         self.index = index
         self.parties = parties
         self.outputs = outputs
         self.device = choose_device(config)
         self.block = block = block or load_part(config, index, parties)
         self.rows = block.known[0].rows if block.known else len(block.train)  # of the run
+        given, own = config, sized(own or config, self.rows)
+        self.config = config = sized(given, self.rows)
         self.mask = block.known[0].mask if block.known else None  # which of them it has
         self.places = np.cumsum(self.mask) - 1 if self.mask is not None else None  # in its block
         self.size = embedding_size(own, outputs)
@@ -121,8 +122,9 @@ class Party:
         self._check_rows(samples.each(sample, lambda x: x[None]))
         # What stays the same through a run, and is needed to use its model afterwards.
         model = {"name": own.models.bottom.rpartition("/")[2], "args": own.models.bottom_args}
-        about = {"config": config.values(), "parties": parties, "outputs": outputs}
+        about = {"config": given.values(), "parties": parties, "outputs": outputs}
         about |= {"ids": block.ids_digest, "model": {**model, "kind": kind_of(self.model)}}
+        about["rows"] = self.rows
         about["augment"] = getattr(block.augment, "__qualname__", type(block.augment).__name__)
         about["training"] = {key: own.values()[key] for key in OWN_TRAINING}
         about["preparation"] = block.preparation.as_json() if block.preparation else None

@@ -38,9 +38,9 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
     """
     index, parties = seat(context)
     about = state.load_about(saved)
-    config, outputs, preparation = read_about(about)
+    config, outputs, preparation, trained_on = read_about(about)
     check_number(about, parties)
-    rules = check(context, config)
+    rules = check(context, config, trained_on)
     if preparation is None:
         block = load_block(context, config)
         ids = block.ids_digest

@@ -24,7 +24,7 @@ from vfl_flower.errors import ConfigError
 from vfl_flower.flower_internals import in_ray
 from vfl_flower.models import rates
 from vfl_flower.registry import BOTTOMS
-from vfl_flower.systems import check_gradient, load_system, refuse_places
+from vfl_flower.systems import check_gradient, load_system, refuse_places, sized
 
 log = logging.getLogger("flwr")
 
@@ -167,8 +167,12 @@ def refused(context: Context, what: str) -> ConfigError:
     return ConfigError(sentence)
 
 
-def check(context: Context, config: RunConfig) -> Rules:
+def check(context: Context, config: RunConfig, rows: int | None = None) -> Rules:
     """A party's rules, if a run so configured keeps to them.
+
+    Parameters
+    ----------
+    rows : to train on, which decide what the configuration leaves open, if they are known.
 
     Raises
     ------
@@ -190,8 +194,8 @@ def check(context: Context, config: RunConfig) -> Rules:
     if rules.aggregation and aggregation != rules.aggregation:
         rule = f"its rule is aggregation = {rules.aggregation!r}"
         raise refused(context, f"aggregation = {aggregation!r}: {rule}")
-    epochs = config.training.epochs
-    if rules.max_epochs is not None and epochs > rules.max_epochs:
+    epochs = (config if rows is None else sized(config, rows)).training.epochs
+    if epochs is not None and rules.max_epochs is not None and epochs > rules.max_epochs:
         raise refused(context, f"epochs = {epochs}: its rule is max-epochs = {rules.max_epochs}")
     if rules.min_embedding_noise:
         _check_noise(context, config, rules.min_embedding_noise)

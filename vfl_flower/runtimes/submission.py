@@ -85,8 +85,12 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def run_on(superlink: SuperLink, parties: int, epochs: int, run_config: Mapping[str, Any]) -> None:
+def run_on(
+    superlink: SuperLink, parties: int, epochs: int | None, run_config: Mapping[str, Any]
+) -> None:
     """Submit a run and wait for its end; once more, if its ServerApp never ran.
+
+    ``epochs`` are those of the progress bar, if it is known how many there are to be.
 
     Raises
     ------

@@ -33,6 +33,7 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.messages import EmbedOrder
 from vfl_flower.party.party import Party
+from vfl_flower.systems import sized
 
 Scores = NDArray[np.float64]
 
@@ -269,6 +270,7 @@ def of_embeddings(
     config: RunConfig, rows: int = 4000, uploads: int = 4, confidence: float = CONFIDENCE
 ) -> Canary:
     """Each row is a game of its own; features are such that embeddings are 2 R apart."""
+    config = sized(config, rows)
     small = config.with_values(
         {
             "bottom-model": "linear",
@@ -301,6 +303,7 @@ def _label_holder(
 ) -> tuple[Ledger, LabelHolder]:
     """A label holder of two parties, and what counts what it releases."""
     rows = len(labels.train)
+    config = sized(config, rows)
     estimator = estimators.choose(config)(config)
     ledger = ledger_of(config)(config, rows, estimator)
     steps = config.training.epochs * -(-rows // config.training.batch_size) * _PARTIES

@@ -21,6 +21,7 @@ from vfl_flower.figures import SECOND
 from vfl_flower.files import make_folder, write_whole
 from vfl_flower.holder.results import in_use
 from vfl_flower.start import prepare, run_local
+from vfl_flower.systems import FEW, sized
 from vfl_flower.tools.sweep import results
 from vfl_flower.tools.sweep.search import Choice, Range, search_of
 from vfl_flower.tools.sweep.study import Study
@@ -73,7 +74,8 @@ def sweep(
         "second": second,
     }
     folder = _folder(str(keys.get("out", "")), about)
-    evaluations = config.training.epochs / config.running.eval_every
+    epochs = sized(config, FEW).training.epochs  # as far as can be said before rows are known
+    evaluations = epochs / config.running.eval_every
     with in_use(folder, "sweep.lock"):
         seed = config.training.seed
         study = Study(folder, about, searched, bool(second), seed, int(_WARM_UP * evaluations))
