@@ -287,7 +287,7 @@ def break_off(party: Party, context: Context) -> None:
         changed = {"pending": [], "pending-secret": b""}
     if party.config.secure and scalars:
         if party.masks:
-            sums.keep(context, party.masks)
+            sums.part(context, party.masks)
         changed["lineage"] = no_lineage()
     if changed:
         _save(party, context, {**scalars, **changed}, {})

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import secrets
 import sys
 from pathlib import Path
 
@@ -225,6 +226,18 @@ def keep(context: Context, masks: Masks) -> None:
         record["transcript"] = masks.transcript
         record["number"] = int(str(record["number"])) + 1
     masks.record = record
+
+
+def part(context: Context, masks: Masks) -> None:
+    """As `keep`, after a message that failed: if it was bound, masks vanish in no sum any more.
+
+    All may have been sent it alike, and others may have learned from it where this party did not.
+    """
+    record = context.state[KEYS_OF_SUMS]
+    assert isinstance(record, ConfigRecord)
+    if record["transcript"] != masks.transcript:
+        masks.transcript = secrets.token_bytes(32)
+    keep(context, masks)
 
 
 def _taken(context: Context) -> ConfigRecord:

@@ -1,0 +1,217 @@
+"""What the same orders, told to all parties alike, do otherwise at some of them than at others.
+
+As in `tests.test_secure_attacks`, each attack works where its defence is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.aligning import IDS, LabelHolder
+from tests.organisations import ID, small, write
+from tests.party.nodes import asked
+from tests.secure import Parties, Rows, gradient, total
+from vfl_flower.axes.secure_sum import check_tags
+from vfl_flower.data import blocks
+from vfl_flower.data.blocks import own_source, prepared
+from vfl_flower.data.split import divide
+from vfl_flower.errors import ConfigError, SumError, VflError
+from vfl_flower.flower_internals import begin_task
+from vfl_flower.messages import (
+    Arrays,
+    CheckpointOrder,
+    EvaluateOrder,
+    Order,
+    Predicted,
+    PredictOrder,
+    TrainOrder,
+)
+from vfl_flower.party import context as between
+from vfl_flower.party import sums
+from vfl_flower.party.party import Party
+
+
+@pytest.fixture(autouse=True)
+def new_process() -> None:
+    begin_task()
+    between._skeletons.clear()
+
+
+def embedded(parties: Parties, kind: type[Order]) -> list[Rows]:
+    """What each party's embeddings are, of its test rows or of its first mini-batch."""
+    found: list[Rows] = []
+    for number in range(len(parties.nodes)):
+        one = between._skeletons[number, len(parties.nodes)][1]
+        ids = one._window(PASS, b"").ids if kind is TrainOrder else None
+        rows = one.block.test if ids is None else one.block.train
+        found.append(one.embeddings(rows, ids).numpy())
+    return found
+
+
+# --- messages that fail at some parties alone ---------------------------------------------------
+
+PASS = TrainOrder(exchange=1, epoch=0, first=0, steps=1, coordinated=True)
+FIRST: dict[str, Any] = {"epoch": 0, "first": 0, "steps": 1, "coordinated": True}
+FEEDBACK = {1: gradient(1.0), 15: gradient(1.0, 455)}  # for so many mini-batches
+
+
+class Alike:
+    """A label holder that tells all parties the same, whoever of them fails."""
+
+    def __init__(self, parties: Parties) -> None:
+        self.nodes = parties.nodes
+        self.served = [0] * len(parties.nodes)
+
+    def tell(self, kind: Any, failing: Collection[int] = (), **order: Any) -> list[Arrays]:
+        """What those parties answer that do not fail."""
+        answers, failed = [], set()
+        for party, node in enumerate(self.nodes):
+            try:
+                answers.append(asked(node, kind(exchange=self.served[party] + 1, **order)).arrays)
+                self.served[party] += 1
+            except VflError:
+                failed.add(party)
+        assert failed == set(failing)
+        return answers
+
+
+@pytest.mark.parametrize("defended", [True, False])
+@pytest.mark.parametrize("rule", ["max-epochs", "max-uploads"])
+def test_who_refuses_feedback_that_another_learns_from_is_in_no_sum_any_more(
+    tmp_path: Path, rule: str, defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parties 1 and 2 have a rule by which they refuse a message, and party 0 has none."""
+    if not defended:
+        monkeypatch.setattr(sums, "part", sums.keep)
+    parties = Parties(tmp_path, keys=[{"epochs": 1}] * 3)
+    for node in parties.nodes[1:]:
+        node.node_config[rule] = {"max-epochs": 1, "max-uploads": 2}[rule]
+    parties.begin()
+    parties.agree()
+    all_of_them = Alike(parties)
+    tell, some, every = all_of_them.tell, {1, 2}, {0, 1, 2}
+    kind: type[Order] = EvaluateOrder if rule == "max-epochs" else TrainOrder
+    order = {} if rule == "max-epochs" else FIRST
+    if rule == "max-uploads":
+        tell(EvaluateOrder)
+        tell(EvaluateOrder)
+    first, before = total(tell(kind, **order)), embedded(parties, kind)
+    if rule == "max-epochs":
+        tell(TrainOrder, **{**FIRST, "steps": 15})
+        tell(TrainOrder, some, **{**FIRST, "epoch": 1}, arrays=FEEDBACK[15])
+        tell(CheckpointOrder, every, number=1)  # feedback that is missing is not awaited any more
+    else:
+        tell(EvaluateOrder, some, arrays=FEEDBACK[1])
+        tell(CheckpointOrder, some, number=1)
+    uploads = tell(kind, **order)
+    if defended:
+        with pytest.raises(SumError):
+            total(uploads)
+        return
+    change = [after - then for after, then in zip(embedded(parties, kind), before, strict=True)]
+    assert np.abs(change[0]).max() > 0.1 and not change[1].any() and not change[2].any()
+    np.testing.assert_allclose(total(uploads) - first, change[0], rtol=1e-4, atol=1e-4)
+
+
+# --- rows that are not the same at all ----------------------------------------------------------
+
+
+def with_files(
+    folder: Path,
+    run: int,
+    gaps: Sequence[int] = (-1, -1, -1),
+    first: Sequence[int] = (),
+    sizes: Sequence[int] = (3, 3, 3),
+) -> Parties:
+    """Parties with files of the same ids, told 59 of them in one order, each with a gap of its own.
+
+    Parameters
+    ----------
+    gaps : where each is told that it lacks a row; below 0 nowhere.
+    first : rows that come before others.
+    sizes : of each one's embeddings, by its own node configuration.
+    """
+    begin_task()
+    parties = Parties(folder, run=run)
+    order = [*first, *(row for row in range(59) if row not in first)]
+    for number, (node, gap) in enumerate(zip(parties.nodes, gaps, strict=True)):
+        file, table = folder / f"{number}.csv", small().drop(columns="label")
+        features = [name for name in table if name != ID]
+        table[features] = np.roll(table[features], number, axis=0)
+        write(table, file)
+        node.node_config |= {"file": str(file), "id": ID, "embedding-size": sizes[number]}
+        node.run_config |= {"dataset": "files:elsewhere.csv"}
+        told = LabelHolder(node, IDS)
+        told.align()
+        places = told.places[np.argsort(told.sent)][order]
+        told.tell(np.insert(places, gap, -1) if gap >= 0 else places, np.array(order))
+        told.confirm()
+    return parties
+
+
+def predicted(parties: Parties) -> list[Arrays]:
+    """What all answer to a prediction of those rows, by models with which the first run began."""
+    order = PredictOrder(run="1", number=0, arrays=parties.offers())
+    sent = [asked(node, order, Predicted).arrays for node in parties.nodes]
+    check_tags(sent)
+    return sent
+
+
+def own(party: Party, parties: Parties, rows: Any) -> Rows:
+    """A party's embeddings of rows of its file, which the label holder does not see."""
+    source, preparation = own_source(parties.nodes[party.index]), party.block.preparation
+    assert preparation
+    found: Rows = party.embeddings(prepared(source, np.array(rows), preparation)).numpy()
+    return found
+
+
+@pytest.mark.parametrize("defended", [True, False])
+def test_a_row_that_one_party_is_told_to_lack_does_not_shift_its_others(
+    tmp_path: Path, defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a sum were of one person at party 0 and of the next at the others, of the same ids."""
+    if not defended:
+        monkeypatch.setattr(blocks, "_check_has_all", lambda own, common: None)
+    parties = with_files(tmp_path, 1, gaps=(3, 40, 40))
+    if defended:
+        with pytest.raises(VflError, match="lacks rows that all are to have"):
+            parties.begin()
+        return
+    parties.begin()
+    parties.agree()
+    shifted, one = total(parties.evaluated()), between._skeletons[0, 3][1]
+    test = divide(one.config.data, 60)[1]
+    here, there = (np.insert(np.arange(59), gap, -1)[test] for gap in (3, 40))
+    together = total(predicted(with_files(tmp_path, 2)))  # by the same models
+    apart: Rows = own(one, parties, here) - own(one, parties, there)  # of two persons, at one party
+    assert np.abs(apart).max() > 0.1
+    np.testing.assert_allclose(shifted - together[there], apart, atol=1e-4)
+
+
+@pytest.mark.parametrize("defended", [True, False])
+def test_embeddings_of_another_size_are_in_no_sum(
+    tmp_path: Path, defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one row of party 0, whose embeddings are shorter, would be beside another of others."""
+    sizes = 3, 6, 6
+    parties = with_files(tmp_path, 1, sizes=sizes)
+    parties.begin()
+    if defended:
+        with pytest.raises(ConfigError, match="Parties 0 and 1 have no key"):
+            parties.agree()
+        return
+    monkeypatch.setattr(Party, "alike", property(lambda party: party.lineage))
+    parties.agree()
+    one, seen = between._skeletons[0, 3][1], []
+    for run, first in enumerate([(0, 1), (0, 9)], 2):
+        sent = predicted(with_files(tmp_path, run, first=first, sizes=sizes))
+        flat = [{"embedding": each["embedding"].ravel()[3:6]} for each in sent]
+        seen.append(total(flat))
+    apart = own(one, parties, [9]) - own(one, parties, [1])
+    assert np.abs(apart).max() > 0.1
+    np.testing.assert_allclose(seen[1] - seen[0], apart[0], atol=1e-4)
