@@ -6,6 +6,7 @@ As in `tests.test_secure_attacks`, each attack works where its defence is not.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from tests.aligning import IDS, LabelHolder
 from tests.organisations import ID, small, write
 from tests.party.nodes import asked
 from tests.secure import Parties, Rows, gradient, total
-from vfl_flower.axes.secure_sum import check_tags
+from vfl_flower.axes import fixed_point
+from vfl_flower.axes.secure_sum import Masks, check_tags
 from vfl_flower.data import blocks
 from vfl_flower.data.blocks import own_source, prepared
 from vfl_flower.data.split import divide
@@ -25,10 +27,12 @@ from vfl_flower.flower_internals import begin_task
 from vfl_flower.messages import (
     Arrays,
     CheckpointOrder,
+    Description,
     EvaluateOrder,
     Order,
     Predicted,
     PredictOrder,
+    ResumeOrder,
     TrainOrder,
 )
 from vfl_flower.party import context as between
@@ -215,3 +219,56 @@ def test_embeddings_of_another_size_are_in_no_sum(
     apart = own(one, parties, [9]) - own(one, parties, [1])
     assert np.abs(apart).max() > 0.1
     np.testing.assert_allclose(seen[1] - seen[0], apart[0], atol=1e-4)
+
+
+# --- what a refusal would tell ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("defended", [True, False])
+def test_whose_embeddings_are_too_large_is_not_told(
+    tmp_path: Path, defended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else, by feedback that is scaled until a party refuses, a product of two of its rows is."""
+    keys = {"batch-size": 1, "party-lr": 0.1, "embedding-activation": "none"}
+    parties = Parties(tmp_path, keys=[keys] * 3)
+    parties.begin()
+    parties.agree()
+    parties.exchange = 1
+    parties.ask([CheckpointOrder(exchange=1, number=1)] * 3)
+
+    def pushed(scale: float) -> list[Arrays]:
+        """Uploads of the second row, from the checkpoint on, after feedback for the first."""
+        for node in parties.nodes:
+            asked(node, ResumeOrder(run="1", number=1), Description)
+        parties.agree()
+        parties.exchange = 1
+        parties.trained()
+        return parties.trained([{"gradient": np.array([[scale, 0, 0]], np.float32)}] * 3, first=1)
+
+    if defended:
+        with pytest.raises(SumError):
+            total(pushed(1e6))
+        with pytest.raises(SumError):  # nor by any later order
+            total(parties.evaluated([{"gradient": np.zeros((1, 3), np.float32)}] * 3))
+        assert total(pushed(1.0)).any()
+        return
+
+    def refuse(self: Masks) -> None:
+        raise VflError(f"of number {self.party} has embeddings that are too large.")
+
+    monkeypatch.setattr(Masks, "part", refuse)
+    monkeypatch.setattr(sums, "part", sums.keep)
+    least, most = 1.0, 1e6
+    for _ in range(12):
+        scale = (least * most) ** 0.5
+        try:
+            pushed(scale)
+        except VflError as error:
+            assert "of number 0 " in str(error)  # the first that is asked
+            most = scale
+        else:
+            least = scale
+    one = between._skeletons[0, 3][1]
+    window = [one._window(replace(PASS, first=at), b"").ids[0] for at in (0, 1)]
+    x = np.asarray(one.block.train[window])
+    assert fixed_point.BOUND / (0.1 * most) == pytest.approx(abs(x[0] @ x[1] + 1), rel=0.02)

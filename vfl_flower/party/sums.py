@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import secrets
 import sys
 from pathlib import Path
 
@@ -236,7 +235,7 @@ def part(context: Context, masks: Masks) -> None:
     record = context.state[KEYS_OF_SUMS]
     assert isinstance(record, ConfigRecord)
     if record["transcript"] != masks.transcript:
-        masks.transcript = secrets.token_bytes(32)
+        masks.part()
     keep(context, masks)
 
 
