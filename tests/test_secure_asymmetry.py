@@ -272,3 +272,52 @@ def test_whose_embeddings_are_too_large_is_not_told(
     window = [one._window(replace(PASS, first=at), b"").ids[0] for at in (0, 1)]
     x = np.asarray(one.block.train[window])
     assert fixed_point.BOUND / (0.1 * most) == pytest.approx(abs(x[0] @ x[1] + 1), rel=0.02)
+
+
+# --- what remains -------------------------------------------------------------------------------
+
+
+def moved_by(parties: Parties, feedback: Arrays) -> tuple[Rows, list[Rows]]:
+    """What two sums differ by, with feedback told to all alike between them; and each party."""
+    then, first = embedded(parties, EvaluateOrder), total(parties.evaluated())
+    total(parties.trained())
+    second, now = total(parties.evaluated([feedback] * 3)), embedded(parties, EvaluateOrder)
+    return second - first, [after - before for after, before in zip(now, then, strict=True)]
+
+
+@pytest.mark.parametrize("activation", ["relu", "none"])
+def test_where_units_are_dead_at_all_others_one_party_alone_learns(
+    tmp_path: Path, activation: str
+) -> None:
+    """What no sum hides under relu: of three parties, it is so in a third of rows and units."""
+    parties = Parties(tmp_path, keys=[{"embedding-activation": activation}] * 3)
+    parties.begin()
+    parties.agree()
+    alive = np.stack([each > 0 for each in embedded(parties, TrainOrder)])
+    places = np.argwhere(alive[0] & ~alive[1] & ~alive[2])
+    assert len(places) > alive[0].size / 20
+    feedback = gradient(0.0)
+    feedback["gradient"][tuple(places[0])] = 100.0
+    change, of_each = moved_by(parties, feedback)
+    assert np.abs(of_each[0]).max() > 0.1
+    others = max(float(np.abs(each).max()) for each in of_each[1:])
+    if activation == "none":  # each learns from each row
+        assert others > 0.1
+        return
+    assert others == 0
+    np.testing.assert_allclose(change, of_each[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("own", [{"weight-decay": 0.1}, {}], ids=["own", "as all"])
+def test_who_learns_without_feedback_where_others_do_not_is_seen(
+    tmp_path: Path, own: dict[str, Any]
+) -> None:
+    """What no sum hides: by feedback of zeros, a party that is trained otherwise than others."""
+    parties = Parties(tmp_path)
+    parties.nodes[0].node_config |= own
+    parties.begin()
+    parties.agree()
+    change, of_each = moved_by(parties, gradient(0.0))
+    assert not of_each[1].any() and not of_each[2].any()
+    assert bool(np.abs(of_each[0]).max() > 0.01) == bool(own)
+    np.testing.assert_allclose(change, of_each[0], atol=2e-5)
