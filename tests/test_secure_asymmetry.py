@@ -27,8 +27,11 @@ from vfl_flower.flower_internals import begin_task
 from vfl_flower.messages import (
     Arrays,
     CheckpointOrder,
+    DescribeOrder,
     Description,
     EvaluateOrder,
+    KeyMade,
+    KeyOrder,
     Order,
     Predicted,
     PredictOrder,
@@ -120,6 +123,31 @@ def test_who_refuses_feedback_that_another_learns_from_is_in_no_sum_any_more(
     change = [after - then for after, then in zip(embedded(parties, kind), before, strict=True)]
     assert np.abs(change[0]).max() > 0.1 and not change[1].any() and not change[2].any()
     np.testing.assert_allclose(total(uploads) - first, change[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("refused", ["to begin anew", "to predict", ""])
+def test_who_refuses_an_order_does_not_let_go_of_its_keys(tmp_path: Path, refused: str) -> None:
+    """By which it would have others, with the model that it has."""
+    parties = Parties(tmp_path)
+    parties.begin()
+    parties.agree()
+    parties.exchange = 1
+    parties.ask([CheckpointOrder(exchange=1, number=1)] * 3)
+    node = parties.nodes[0]
+    if refused == "to begin anew":
+        node.run_config["embedding-size"] = "three"
+        with pytest.raises(VflError, match="must be a whole number"):
+            asked(node, DescribeOrder(outputs=1), Description)
+    elif refused == "to predict":
+        with pytest.raises(VflError, match="has agreed on keys for masked sums already"):
+            asked(node, PredictOrder(run="1", number=1), Predicted)
+    else:  # the control: who begins anew does
+        asked(node, DescribeOrder(outputs=1), Description)
+        assert asked(node, KeyOrder(), KeyMade)
+        return
+    with pytest.raises(VflError, match="has agreed on keys for masked sums already"):
+        asked(node, KeyOrder(), KeyMade)
+    assert total(parties.evaluated()).any()
 
 
 # --- rows that are not the same at all ----------------------------------------------------------
