@@ -42,8 +42,9 @@ class SumError(VflError):
 
     def __init__(self) -> None:
         super().__init__(
-            "The parties' masked embeddings make no sum: one has sent what is none, or they were "
-            "not all sent the same. Resume the run from its last checkpoint."
+            "The parties' masked embeddings make no sum: one has sent what is none, as of "
+            "embeddings that are too large (its own log says so then), or they were not all sent "
+            "the same. Resume the run from its last checkpoint."
         )
 
 

@@ -22,6 +22,8 @@ difference of two sums would be one party's, gets sums in which the streams do n
 from __future__ import annotations
 
 import hashlib
+import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations
@@ -43,6 +45,8 @@ from vfl_flower.axes.fixed_point import Ints, from_fixed, to_fixed
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.messages import Arrays, Order, checked
+
+log = logging.getLogger("flwr")
 
 _NAME = b"vfl-flower secure sum|"
 _KEY, _TAG, _SIGNATURE = 32, 16, 64  # bytes
@@ -241,22 +245,34 @@ class Masks:
         self.transcript = _hash(self.transcript, told(order))
         self._used = set()
 
+    def part(self) -> None:
+        """Vanish in no sum any more."""
+        self.transcript = secrets.token_bytes(32)
+
     def hide(self, arrays: Arrays) -> Arrays:
         """Blocks of float32 numbers, in fixed point and masked.
+
+        Of numbers that have no fixed point there is no sum, now and ever after, and nobody else
+        learns whose they were: by refusals to orders of its choice a label holder could measure a
+        party's embeddings.
 
         Raises
         ------
         VflError
-            As `to_fixed`; or if this order's stream of that name has served, as the end of a
-            sentence.
+            If this order's stream of that name has served, as the end of a sentence.
         """
         return {name: self._masked(name, rows) for name, rows in arrays.items()}
 
     def _masked(self, name: str, rows: NDArray[np.float32]) -> Ints:
-        masked = to_fixed(rows, self.parties)
         if name in self._used:
             raise VflError(f"was to mask two blocks {name!r} alike.")
         self._used.add(name)
+        try:
+            masked = to_fixed(rows, self.parties)
+        except VflError as error:
+            log.warning("Party %d %s", self.party, error)
+            self.part()
+            masked = np.zeros(rows.shape, np.int32)
         start, nothing = _hash(self.transcript, name.encode())[:16], bytes(masked.nbytes)
         stream = bytearray(masked.nbytes)
         for place, key in enumerate(self.keys):

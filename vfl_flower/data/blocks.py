@@ -163,7 +163,9 @@ def load_own_features(
     if not len(train):
         raise ConfigError(f"{own.whose} has none of the training rows: more of them are needed.")
     known = None
-    if data.align == "any" and own.party is not None:
+    if data.align != "any":
+        _check_has_all(own, common)
+    elif own.party is not None:
         known = Known.of(parts[0] >= 0), Known.of(parts[1] >= 0)
     digest = own.digest(common.rows[common.rows >= 0])
     none = train[:0]
@@ -173,6 +175,12 @@ def load_own_features(
     samples = [prepared(own, part, preparation) for part in (train, test)]
     block = FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names)
     return replace(block, known=known, validation=validation)
+
+
+def _check_has_all(own: Source, common: Alignment) -> None:
+    """Refuse, by `ConfigError`, that one lacks a row, by which its others would be shifted."""
+    if (common.rows < 0).any():
+        raise ConfigError(f"{own.whose} lacks rows that all are to have: only align = 'any' can.")
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:

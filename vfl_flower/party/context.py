@@ -64,8 +64,6 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     index, parties = seat(context)
     if not simulated(context):
         refuse_places(context.run_config)  # before anything that they name is loaded
-    sums.forget(context)
-    forget_copies(context)
     given = parse(context.run_config)
     if given.get("resume") or given.get("grow"):
         raise VflError("has lost the state from which it went on.")
@@ -82,6 +80,8 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
         party.limits.begin()
     else:  # it has served messages of this run, and remembers none
         party.limits.go_on()
+    sums.forget(context)  # not before: who is refused stays as it was
+    forget_copies(context)
     _skeletons[index, parties] = context.run_id, party
     return party
 
@@ -289,7 +289,7 @@ def break_off(party: Party, context: Context) -> None:
         changed = {"pending": [], "pending-secret": b""}
     if party.config.secure and scalars:
         if party.masks:
-            sums.keep(context, party.masks)
+            sums.part(context, party.masks)
         changed["lineage"] = no_lineage()
     if changed:
         _save(party, context, {**scalars, **changed}, {})

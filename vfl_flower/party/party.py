@@ -334,7 +334,7 @@ class Party:
     @property
     def alike(self) -> bytes:
         """What must be the same at all parties whose embeddings are summed."""
-        about = json.dumps([self.config.values(), self.parties, self.outputs])
+        about = json.dumps([self.config.values(), self.parties, self.outputs, self.size])
         return secure_sum.alike(about, self.block.ids_digest, self.lineage)
 
     @property

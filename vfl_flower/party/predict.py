@@ -66,6 +66,7 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
     load_model(party.model, state.load_arrays(saved, "model"))
     arrays = {"embedding": party.embeddings(block.test, rows).cpu().numpy()}
     if config.secure:
+        sums.refuse_second(context)
         party.lineage = scalars["lineage"]
         model = alike("predict", party.alike, order.run, str(order.number), ids)
         try:

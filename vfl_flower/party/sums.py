@@ -227,6 +227,18 @@ def keep(context: Context, masks: Masks) -> None:
     masks.record = record
 
 
+def part(context: Context, masks: Masks) -> None:
+    """As `keep`, after a message that failed: if it was bound, masks vanish in no sum any more.
+
+    All may have been sent it alike, and others may have learned from it where this party did not.
+    """
+    record = context.state[KEYS_OF_SUMS]
+    assert isinstance(record, ConfigRecord)
+    if record["transcript"] != masks.transcript:
+        masks.part()
+    keep(context, masks)
+
+
 def _taken(context: Context) -> ConfigRecord:
     """The record, which has been noted to be in use from where it stands.
 
