@@ -230,6 +230,7 @@ def test_a_wiretap_follows_a_party_that_comes_back(fault: Fault) -> None:
 
 def test_a_wiretap_reads_a_run_that_goes_back_to_its_best_model(run: Start) -> None:
     keys = {"dataset": "breast-cancer", "validation-fraction": 0.3, "party-lr": 1.0, "patience": 1}
+    keys["server-lr"] = 0.2
     found = run(2, {**keys, "epochs": 6}, Wiretap(resolve(keys)))
     assert found.summary["best_epoch"] < found.history[-1]["epoch"]
 

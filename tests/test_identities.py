@@ -23,7 +23,7 @@ from vfl_flower.models.tops import build_top
 from vfl_flower.sections import TrainingConfig
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import run_local
-from vfl_flower.systems import resolve
+from vfl_flower.systems import resolve, sized
 
 
 def centralised(
@@ -33,15 +33,16 @@ def centralised(
 
     ``own`` : keys of training that each party has otherwise.
     """
-    config = resolve(keys)
-    labels = load_labels(config)
+    labels = load_labels(resolve(keys))
+    config = sized(resolve(keys), len(labels.train))
     y = torch.from_numpy(labels.train)
     x = [torch.from_numpy(load_features(config, m, parties).train) for m in range(parties)]
     size = embedding_size(config, labels.outputs)
     bottoms = [build_bottom(config, m, x[m][0], size) for m in range(parties)]
     top = build_top(config, [size] * parties, labels.outputs)
     steps = -(-len(y) // config.training.batch_size)
-    trainings = [resolve({**keys, **each}).training for each in own or [{}] * parties]
+    configs = [resolve({**keys, **each}) for each in own or [{}] * parties]
+    trainings = [sized(each, len(y)).training for each in configs]
     rates = [each.party_lr for each in trainings] + [config.training.server_lr]
     optimizers = [
         OfTorch(training, model, rate, steps)

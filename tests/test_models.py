@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.conftest import MANY
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
 from vfl_flower.models.bottoms import BottomModel, build_bottom, embedding_size, has_gradient
 from vfl_flower.models.losses import loss_gradient, loss_per_row, penalty, penalty_gradient, targets
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer, choose_device, load_model, model_arrays
-from vfl_flower.systems import resolve
+from vfl_flower.systems import resolve, sized
 
 
 def config_of(**keys: Any) -> RunConfig:
     if not has_gradient(keys.get("bottom_model", "mlp")):
         keys["strategy"] = "cascaded"
-    return resolve({key.replace("_", "-"): value for key, value in keys.items()})
+    return sized(resolve({key.replace("_", "-"): value for key, value in keys.items()}), MANY)
 
 
 def flat(model: torch.nn.Module) -> Tensor:

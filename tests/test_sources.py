@@ -279,6 +279,7 @@ def with_images(folder: Path) -> Organisations:
 def test_a_run_on_images_goes_on_and_predicts(tmp_path: Path) -> None:
     organisations = with_images(tmp_path)
     keys = {**SHORT, "epochs": 4, "noise-seed": 0, "checkpoint-every": 2, "optimizer": "momentum"}
+    keys |= {"party-lr": 0.2, "server-lr": 0.2}
     whole = organisations.run("whole", keys)
     assert whole.summary["test_accuracy"] > 0.8
     with cut_after(3), pytest.raises(Cut):

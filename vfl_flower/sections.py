@@ -164,7 +164,7 @@ class ModelConfig:
     embedding_activation: str | None = key(
         None,
         "activation on the embedding",
-        auto="none for `sum` and for a bottom model of your own, else relu",
+        auto="none for `sum`, aggregation = 'secure' and a bottom model of your own, else relu",
         choices=("none", "relu", "sigmoid", "tanh"),
     )
     bottom_bias: bool = key(True, "whether linear layers of a bottom model have a bias")

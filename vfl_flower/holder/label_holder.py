@@ -46,6 +46,7 @@ from vfl_flower.models.training import (
     trained,
 )
 from vfl_flower.registry import METRICS
+from vfl_flower.systems import sized
 
 
 class LabelHolder:
@@ -71,7 +72,7 @@ class LabelHolder:
         noise: ScalarNoise | None = None,
         per_epoch: float = 1,
     ) -> None:
-        self.config = config
+        self.config = config = sized(config, len(labels.train))
         self.noise = noise
         self.device = choose_device(config)
         self.labels = torch.from_numpy(labels.train).to(self.device)  # of the training rows
