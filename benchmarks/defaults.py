@@ -81,7 +81,6 @@ CHOSEN_BY: dict[str, Callable[[], Table]] = {
 }
 OTHERS: dict[str, Callable[[], Table]] = {
     "diabetes": lambda: of_scikit("diabetes"),
-    "wine": lambda: of_scikit("wine"),
     "biopsy": lambda: of_r("MASS", "biopsy", "class", "ID"),
     "churn": lambda: of_r("modeldata", "wa_churn", "churn"),
     "credit": lambda: of_r("modeldata", "credit_data", "Status"),
