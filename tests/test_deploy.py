@@ -189,7 +189,7 @@ def test_the_scripts_train_and_predict_as_in_process_and_a_stranger_gets_nothing
     shutil.copy(deployed.home / "superlink/superlink.crt", deployed.home / "stranger")
     refused = deployed.command(stranger, "stranger.log", PORT=str(deployed.port + 2 + PARTIES))
 
-    keys = {**deployed.dataset, "strategy": "split-nn", "epochs": 5, "window": 8, "noise-seed": 0}
+    keys = {**deployed.dataset, "strategy": "split-nn", "epochs": 10, "window": 8, "noise-seed": 0}
     run = Run(tmp_path / "deployed")
     assert deployed.flwr_run("train.log", **keys, out=str(run.folder)).wait(STARTING) == 0
     in_process = run_local(
@@ -288,7 +288,7 @@ def test_another_user_of_the_host_starts_no_run_and_takes_no_task(deployed: Depl
 def test_a_run_that_is_cut_short_is_resumed_and_ends_as_if_it_had_not_been(
     deployed: Deployed, tmp_path: Path
 ) -> None:
-    keys = {**deployed.dataset, "strategy": "ef-vfl", "window": 1, "epochs": 120}
+    keys = {**deployed.dataset, "strategy": "ef-vfl", "window": 1, "epochs": 120, "patience": 0}
     keys |= {"downlink-codec": "top-k", "downlink-compression": "error-feedback"}
     keys |= {"checkpoint-every": 40, "noise-seed": 0}
     run = Run(tmp_path / "deployed")
@@ -339,7 +339,7 @@ def test_a_run_that_is_cut_short_is_resumed_and_ends_as_if_it_had_not_been(
 def test_an_asynchronous_run_goes_on_by_the_last_embeddings_of_a_party_that_stays_away(
     deployed: Deployed, tmp_path: Path
 ) -> None:
-    keys = {**deployed.dataset, "strategy": "vafl", "window": 1, "epochs": 60}
+    keys = {**deployed.dataset, "strategy": "vafl", "window": 1, "epochs": 60, "patience": 0}
     keys |= {"party-timeout": deployed.patience, "on-party-failure": "continue"}
     run = Run(tmp_path / "deployed")
     process = deployed.flwr_run("asynchronous.log", **keys, out=str(run.folder))

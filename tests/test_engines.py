@@ -123,6 +123,7 @@ def test_asynchronous_systems_learn_on_ray_and_a_failing_party_ends_it_with_a_se
     assert finished.summary["exchanges"] == 2 * 8 * 5
     private = {"strategy": "dpzv", "epochs": 6, "epsilon": 40.0, "delta": 1e-3, "batch-size": 100}
     private |= {"bottom-model": "linear", "top-model": "linear"}
+    private |= {"party-lr": 0.02, "server-lr": 0.2}
     finished = run_ray(2, {**private, "out": str(tmp_path / "dpzv")})
     assert finished.summary["test_accuracy"] > 0.5
     assert 30 < finished.summary["epsilon"] < 40.0001

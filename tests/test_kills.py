@@ -24,6 +24,7 @@ KEYS: dict[str, Any] = {
     **EF_VFL,
     "window": 1,
     "epochs": 400,
+    "patience": 0,
     "eval-every": 4,
     "checkpoint-every": 50,
     "transport": "stream",
