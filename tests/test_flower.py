@@ -13,7 +13,7 @@ from tests.fleet import EF_VFL, Fleet, assert_equals, fleet
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 SYNCHRONOUS: list[dict[str, Any]] = [
-    {"strategy": "split-nn", "epochs": 5},
+    {"strategy": "split-nn", "epochs": 5, "window": 8},
     {**EF_VFL, "epochs": 1, "labels": "shared"},
 ]
 ASYNCHRONOUS: list[dict[str, Any]] = [
@@ -51,7 +51,7 @@ def test_a_synchronous_system_gives_over_streams_what_it_gives_in_process(
     keys: dict[str, Any], nodes: Fleet, run: Start
 ) -> None:
     finished = nodes.finish(nodes.submit({**keys, "transport": "stream"}))
-    assert_equals(finished, run(2, {**keys, "window": finished.summary["window"]}))
+    assert_equals(finished, run(2, keys))
 
 
 @pytest.mark.parametrize("keys", ASYNCHRONOUS, ids=lambda keys: str(keys["strategy"]))
