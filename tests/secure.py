@@ -118,11 +118,11 @@ class Parties:
         between._skeletons.clear()
 
 
-def total(uploads: Sequence[Arrays], name: str = "embedding") -> Rows:
-    """What the label holder learns of masked uploads."""
+def total(uploads: Sequence[Arrays], name: str = "embedding", size: int = 3) -> Rows:
+    """What the label holder learns of masked uploads, of embeddings of this size."""
     of_all = Sum(len(uploads))
     for party, each in enumerate(uploads):
-        added = of_all.add(party, {name: each[name]})
+        added = of_all.add(party, {name: each[name]}, (-1, size))
     assert added
     return added[name]
 

@@ -23,7 +23,7 @@ from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import of_server
-from vfl_flower.systems import resolve
+from vfl_flower.systems import BY_ROWS, resolve
 from vfl_flower.tools.cli import main
 
 
@@ -150,7 +150,8 @@ def test_list_prints_every_system_and_key(capsys: pytest.CaptureFixture[str]) ->
         assert any(line.split()[:1] == [name] for line in lines)
         assert any(SYSTEMS.load(name).axes in line for line in lines)
     for name, key in configuration.KEYS.items():
-        default = "auto" if key.default is None else repr(key.default)
+        auto = key.default is None or name in BY_ROWS
+        default = "auto" if auto else repr(key.default)
         assert f"  {name} = {default}" in lines
         assert any(key.help in line for line in lines)
 

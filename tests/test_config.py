@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.conftest import ALL_ROWS, MANY, Start
 from vfl_flower.axes.codecs import channel
 from vfl_flower.config import KEYS, RunConfig, flower_defaults
 from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.party.party import Party
 from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.stream.listen import host_and_port, port_range
@@ -227,6 +229,27 @@ def test_a_warm_up_that_is_longer_than_the_epochs_that_follow_is_refused() -> No
     assert sized(config, 999).training.warm_up == 30
     with pytest.raises(ConfigError, match="warm-up = 30 is longer than epochs = 20"):
         sized(config, 1000)
+
+
+def test_nothing_runs_where_the_rows_of_a_divided_data_set_contradict_a_key(tmp_path: Path) -> None:
+    keys = {"dataset": "digits", "warm-up": 30.0, "out": str(tmp_path / "out")}
+    with pytest.raises(ConfigError, match="warm-up = 30 is longer than epochs = 20"):
+        run_local(2, keys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_masked_embeddings_are_linear_and_so_is_what_is_looked_at_without_masks() -> None:
+    keys = {"aggregation": "secure", "combine": "mean"}
+    config = resolve(keys)
+    assert config.models.embedding_activation == "none"
+    assert config.with_values({"aggregation": "plain"}).models.embedding_activation == "none"
+    given = resolve({**keys, "embedding-activation": "relu"})
+    assert given.models.embedding_activation == "relu"
+    # Checkpoints of before have none written down, and their models were made with relu.
+    older = RunConfig.of({**config.values(), "embedding-activation": None})
+    for each, linear in ((config, True), (older, False)):
+        h = build_bottom(each, 0, torch.zeros(5), 3)(torch.eye(5) * 9 - 4)
+        assert bool((h < 0).any()) is linear
 
 
 @pytest.mark.parametrize("strategy", ["split-nn", "joined", "alone", "vafl"])

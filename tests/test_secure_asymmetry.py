@@ -242,11 +242,13 @@ def test_embeddings_of_another_size_are_in_no_sum(
     one, seen = between._skeletons[0, 3][1], []
     for run, first in enumerate([(0, 1), (0, 9)], 2):
         sent = predicted(with_files(tmp_path, run, first=first, sizes=sizes))
-        flat = [{"embedding": each["embedding"].ravel()[3:6]} for each in sent]
+        flat = [
+            {"embedding": np.append(each["embedding"][3:6], np.zeros(4, "i4"))} for each in sent
+        ]
         seen.append(total(flat))
     apart = own(one, parties, [9]) - own(one, parties, [1])
     assert np.abs(apart).max() > 0.1
-    np.testing.assert_allclose(seen[1] - seen[0], apart[0], atol=1e-4)
+    np.testing.assert_allclose(seen[1] - seen[0], apart, atol=1e-4)
 
 
 # --- what a refusal would tell ------------------------------------------------------------------

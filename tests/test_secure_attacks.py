@@ -82,7 +82,7 @@ def test_the_sum_is_that_of_the_embeddings(parties: Parties) -> None:
     expected = sum(parties.embeddings(party) for party in range(3))
     np.testing.assert_allclose(total(uploads), expected, atol=2e-5)
     for party in range(3):  # and of one, or of two, nothing
-        seen = uploads[party]["embedding"].astype(np.float64).ravel()
+        seen = uploads[party]["embedding"][:-4].astype(np.float64)
         assert abs(np.corrcoef(seen, parties.embeddings(party).ravel())[0, 1]) < 0.3
     with pytest.raises(SumError):
         total([uploads[0], uploads[1]])
@@ -389,8 +389,8 @@ def test_who_forgot_how_far_it_was_would_mask_twice_alike(
         sent = asked(parties.nodes[0], EvaluateOrder(exchange=1)).arrays["embedding"]
         uploads.append((sent, parties.embeddings(0)))
     (first, h), (second, shifted) = uploads
-    found = (second - first) / 2.0 ** fixed_point.places(3)
-    np.testing.assert_allclose(found, shifted - h, atol=1e-5)
+    found = (second - first)[:-4] / 2.0 ** fixed_point.places(3)
+    np.testing.assert_allclose(found, (shifted - h).ravel(), atol=1e-5)
 
 
 def test_a_state_that_moves_from_process_to_process_goes_on(parties: Parties) -> None:

@@ -44,7 +44,7 @@ class SumError(VflError):
         super().__init__(
             "The parties' masked embeddings make no sum: one has sent what is none, as of "
             "embeddings that are too large (its own log says so then), or they were not all sent "
-            "the same. Resume the run from its last checkpoint."
+            "the same. A run can be resumed from its last checkpoint."
         )
 
 

@@ -39,6 +39,7 @@ from vfl_flower.registry import OBSERVERS
 from vfl_flower.runtimes.carrier import Carrier, carrier_of
 from vfl_flower.runtimes.hosts import Hosts
 from vfl_flower.runtimes.stream.grid import StreamGrid
+from vfl_flower.systems import sized
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -103,6 +104,7 @@ def _train(carrier: Carrier, config: RunConfig, run: str) -> None:
         results = Results(folder, found.strategy["history"]["entries"] if found else None)
         if found and found.finished:  # it was cut short before it had written what it reached
             figures, top = found.strategy["figures"], of_group("top", found.arrays)
+            config = config if own else sized(config, len(load_labels(config).train))
             results.finish(summarise(config, carrier, figures, None), top)
         else:
             begins = config.running.grow and not found

@@ -29,7 +29,7 @@ from vfl_flower.party import state, state_file
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.runtimes.processes import SuperLink, ray_cluster, ray_cpus
 from vfl_flower.runtimes.submission import from_anywhere, of_node_from_anywhere, run_on
-from vfl_flower.systems import resolve
+from vfl_flower.systems import resolve, sized
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def prepare(
             f"{parties} that are to run: leave it out."
         )
     if not config.data.own_data:
-        load_labels(config)
+        sized(config, len(load_labels(config).train))
     return config, {**run_config, "out": str(results_folder(config))}
 
 

@@ -107,7 +107,10 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     other_privacy = given.get("privacy", "scalar") != "scalar"
     if {"epsilon", "noise-multiplier"} & given.keys() or other_privacy:
         defaults.pop("epsilon", None)
-    unknown = dict.fromkeys(_BY_ROWS)
+    if {**defaults, **given}.get("aggregation") == "secure":
+        # Of a masked sum, a unit that is dead at all parties but one would show that party's.
+        defaults.setdefault("embedding-activation", "none")
+    unknown = dict.fromkeys(BY_ROWS)
     config = check_validation(RunConfig.of({**unknown, **defaults, **given}))
     estimators.check(config)
     codecs.check(config)
@@ -127,7 +130,8 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
 
 FEW = 1000
 """Training rows below which a pass has so few steps that models learn from more of them."""
-_BY_ROWS = ("epochs", "patience", "party-lr", "server-lr")
+BY_ROWS = ("epochs", "patience", "party-lr", "server-lr")
+"""Keys that the training rows decide, where they are not given."""
 _RATES = {"momentum": 0.02, "nesterov": 0.02, "adam": 0.002, "adamw": 0.002}
 
 
@@ -140,7 +144,7 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     ConfigError
         If keys contradict what was chosen.
     """
-    training, left = config.training, [name for name in _BY_ROWS if KEYS[name].of(config) is None]
+    training, left = config.training, [name for name in BY_ROWS if KEYS[name].of(config) is None]
     if not left:
         return config
     few = rows < FEW and config.privacy.mechanism == "none"  # more steps would take more noise
@@ -148,7 +152,8 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     chosen: dict[str, Any] = {"party-lr": rate, "server-lr": rate}
     chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
     training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
-    rates.check(training)
+    if "epochs" in left:
+        rates.check(training)
     return replace(config, training=training)
 
 

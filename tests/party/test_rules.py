@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,6 +22,7 @@ from vfl_flower.messages import (
     Description,
     EmbedOrder,
     EvaluateOrder,
+    GrowOrder,
     Predicted,
     PredictOrder,
     RejoinOrder,
@@ -183,6 +185,10 @@ def test_epochs_that_the_rows_decide_are_held_to_the_rule(node: Node) -> None:
     sentence = "^failed: Party 0 refuses epochs = 60: its rule is max-epochs = 59"
     with pytest.raises(VflError, match=sentence):
         asked(node({"max-epochs": 59}, epochs="auto"), DESCRIBE, Description)
+    told = json.dumps({**KEYS, "epochs": None})
+    new = GrowOrder(outputs=1, run="1", number=1, parties=0, config=told)
+    with pytest.raises(VflError, match=sentence):
+        asked(node({"max-epochs": 59}, epochs="auto"), new, Description)
     began = node({"max-epochs": 60}, run_id=2, epochs="auto")
     asked(began, DESCRIBE, Description)
     asked(began, train(1))

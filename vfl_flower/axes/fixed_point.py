@@ -45,7 +45,7 @@ def from_fixed(total: Ints, parties: int) -> NDArray[np.float32]:
     Raises
     ------
     SumError
-        If that is no sum of so many embeddings: masks have not vanished, or a party's are none.
+        If that is no sum of so many embeddings.
     """
     scale = 2 ** places(parties)
     most = int(parties * BOUND * scale)

@@ -9,10 +9,11 @@ Read from top to bottom as data meets it.
    how their models came about. By tags of these keys the label holder finds who does not agree.
 2. **Bind.** A party's transcript is a hash over all orders that it has served since, with what they
    brought, but for their numbers. Honest parties of a synchronous system are sent the same.
-3. **Mask.** Embeddings in fixed point, 32-bit integers, get the stream of each pair (AES-CTR, from
-   the transcript's hash with the block's name): of the two parties, one adds it and the other
-   subtracts it, modulo 2^32. To who lacks one of a party's pair keys, its upload is random.
-4. **Add.** In the sum over all parties the streams vanish.
+3. **Mask.** Embeddings in fixed point, 32-bit integers, and four zeros after them, get the stream
+   of each pair (AES-CTR, from the transcript's hash with the block's name): of the two parties, one
+   adds it and the other subtracts it, modulo 2^32. To who lacks one of a party's pair keys, its
+   upload is random.
+4. **Add.** In the sum over all parties the streams vanish, as the zeros show.
 
 So a stream never serves twice, for each order makes another transcript. And a label holder that
 tells parties different things, other feedback, other rows, models of another time, so that the
@@ -43,13 +44,14 @@ from torch import Tensor
 from vfl_flower.axes.estimators.base import Reading
 from vfl_flower.axes.fixed_point import Ints, from_fixed, to_fixed
 from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.errors import ConfigError, SumError, VflError
 from vfl_flower.messages import Arrays, Order, checked
 
 log = logging.getLogger("flwr")
 
 _NAME = b"vfl-flower secure sum|"
 _KEY, _TAG, _SIGNATURE = 32, 16, 64  # bytes
+_ZEROS = 4  # numbers at the end of a block, by which masks that have not vanished are noticed
 
 
 # --- what goes with it --------------------------------------------------------------------------
@@ -250,7 +252,7 @@ class Masks:
         self.transcript = secrets.token_bytes(32)
 
     def hide(self, arrays: Arrays) -> Arrays:
-        """Blocks of float32 numbers, in fixed point and masked.
+        """Blocks of float32 numbers, in fixed point with zeros at the end, masked; int32 [n + 4].
 
         Of numbers that have no fixed point there is no sum, now and ever after, and nobody else
         learns whose they were: by refusals to orders of its choice a label holder could measure a
@@ -267,18 +269,18 @@ class Masks:
         if name in self._used:
             raise VflError(f"was to mask two blocks {name!r} alike.")
         self._used.add(name)
+        masked = np.zeros(rows.size + _ZEROS, np.int32)
         try:
-            masked = to_fixed(rows, self.parties)
+            masked[: rows.size] = to_fixed(rows, self.parties).reshape(-1)
         except VflError as error:
             log.warning("Party %d %s", self.party, error)
             self.part()
-            masked = np.zeros(rows.shape, np.int32)
         start, nothing = _hash(self.transcript, name.encode())[:16], bytes(masked.nbytes)
         stream = bytearray(masked.nbytes)
         for place, key in enumerate(self.keys):
             Cipher(algorithms.AES(key), modes.CTR(start)).encryptor().update_into(nothing, stream)
             add = np.subtract if place < self.party else np.add
-            add(masked, np.frombuffer(stream, "<i4").reshape(masked.shape), out=masked)
+            add(masked, np.frombuffer(stream, "<i4"), out=masked)
         return masked
 
 
@@ -327,8 +329,9 @@ class MaskedReading(Reading):
 def read(
     arrays: Mapping[str, NDArray[Any]], names: Sequence[str], shape: tuple[int, int]
 ) -> Arrays:
-    """A party's masked blocks [R, E] of these names; else `VflError`, as the end of a sentence."""
-    return {name: checked(arrays, name, "int32", shape) for name in names}
+    """A party's masked blocks of these names, of rows [R, E]; `VflError` if there are no such."""
+    size = shape[0] * shape[1] + _ZEROS
+    return {name: checked(arrays, name, "int32", (size,)) for name in names}
 
 
 class Sum:
@@ -339,13 +342,14 @@ class Sum:
         self._missing = set(range(parties))
         self._total: Arrays = {}
 
-    def add(self, party: int, blocks: Arrays) -> Arrays | None:
-        """Take a party's blocks; the sums in float32 with the last of them, and then begin anew.
+    def add(self, party: int, blocks: Arrays, shape: tuple[int, int]) -> Arrays | None:
+        """Take a party's blocks of rows [R, E]; with the last of them the sums, in float32.
 
         Raises
         ------
         SumError, VflError
-            As `from_fixed`; or if a party's come twice, as the end of a sentence.
+            As `from_fixed`, or if masks have not vanished; or if a party's come twice, as the end
+            of a sentence.
         """
         if party not in self._missing:
             raise VflError("sent a second block for one sum.")
@@ -359,4 +363,7 @@ class Sum:
             return None
         total, self._total = self._total, {}
         self._missing = set(range(self.parties))
-        return {name: from_fixed(block, self.parties) for name, block in total.items()}
+        if any(block[-_ZEROS:].any() for block in total.values()):
+            raise SumError
+        of_rows = {name: from_fixed(block[:-_ZEROS], self.parties) for name, block in total.items()}
+        return {name: rows.reshape(shape) for name, rows in of_rows.items()}

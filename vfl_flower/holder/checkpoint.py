@@ -197,8 +197,9 @@ def configured(raw: Mapping[str, Any]) -> RunConfig:
         if now == then or name == "out":
             continue
         if name not in _MAY_DIFFER:
+            was = "auto" if then is None else repr(then)
             raise ConfigError(
-                f"{folder} holds a run with {name} = {then!r}, not {now!r}: leave the key out to "
+                f"{folder} holds a run with {name} = {was}, not {now!r}: leave the key out to "
                 "go on with that run, or `resume` to begin another."
             )
         anew[name] = now

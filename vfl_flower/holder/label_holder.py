@@ -329,7 +329,7 @@ class LabelHolder:
         try:
             if self.test_sum:
                 masked = secure_sum.read(sent, self.estimator.block_names()[-1:], shape)
-                sent = self.test_sum.add(party, masked) or {}  # once all are there
+                sent = self.test_sum.add(party, masked, shape) or {}  # once all are there
             if sent or not self.test_sum:
                 new = bounded("embedding", checked(sent, "embedding", "float32", shape))
                 at = slice(None) if held is None else torch.from_numpy(held)

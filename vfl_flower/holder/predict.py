@@ -125,7 +125,8 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: 
                 raise VflError("embeddings of other rows, or by another version of the code.")
             shape, sent = (int(places.sum()), sizes[party]), answer.arrays
             if total:
-                added = total.add(party, secure_sum.read(sent, ("embedding",), shape))
+                masked = secure_sum.read(sent, ("embedding",), shape)
+                added = total.add(party, masked, shape)
                 if added is None:
                     continue
                 sent, party = added, 0

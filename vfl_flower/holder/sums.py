@@ -71,14 +71,14 @@ def summed(holder: LabelHolder, arrivals: Sequence[Arrival]) -> list[Arrival]:
     """
     party, window = arrivals[0].party, arrivals[0].window
     of_all, total = Sum(holder.parties), None
+    width = holder.table.received
     for arrival in arrivals:
         assert isinstance(arrival.reading, MaskedReading)
         if not np.array_equal(arrival.window.ids, window.ids):
             raise VflError(f"Party {arrival.party} was asked for other rows than the others.")
-        total = of_all.add(arrival.party, arrival.reading.blocks)
+        total = of_all.add(arrival.party, arrival.reading.blocks, (len(window.ids), width))
     if total is None:
         raise VflError("Not all parties are there, without whom their sum is not known.")
-    links, width = holder.links[party], holder.table.received
-    reading = holder.estimator.read(links, total, window, width)
+    reading = holder.estimator.read(holder.links[party], total, window, width)
     holder.table.write(party, window, reading.fresh.to(holder.device))
     return [replace(arrival, reading=reading) for arrival in arrivals]

@@ -263,9 +263,7 @@ def build_bottom(
             "configuration."
         )
     builder: Builder = BOTTOMS.load(models.bottom)
-    # Of a masked sum, a unit that is dead at all parties but one would show that party's.
-    plain = models.top == "sum" or models.aggregation == "secure"
-    last = models.embedding_activation or ("none" if plain else "relu")
+    last = models.embedding_activation or ("none" if models.top == "sum" else "relu")
     with seeded(config, party, secret):
         _check_size(builder, tuple(sample.shape), size, models)
         layers = builder(tuple(sample.shape), size, models)

@@ -107,6 +107,7 @@ def grow(context: Context, order: GrowOrder) -> Party:
     about = state.load_about(saved) if saved else ""
     block = load_block(context, config, read_about(about)[2] if about else None)
     party = party_of(context, config, order.outputs, block, bool(about))
+    check(context, config, party.rows)
     party.origin = str(context.run_id)
     if saved:
         check_model(about, party)

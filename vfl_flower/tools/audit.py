@@ -170,6 +170,8 @@ def audit(
         raise ConfigError(
             "An audit trains anew what it attacks: leave task, model, resume and grow out."
         )
+    if config.secure:  # whatever is looked at without masks is to be the same model
+        run_config = {**run_config, "embedding-activation": config.models.embedding_activation}
     labels = load_labels(config).train
     counts = np.bincount(labels)
     if known < 1 or counts.min() <= known:

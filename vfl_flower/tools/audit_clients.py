@@ -143,8 +143,10 @@ class Wiretap(ClientApp):
 
     def _unmasked(self, arrays: Arrays, window: Window) -> Arrays:
         """Masked blocks as if they were numbers between -2 and 2."""
-        self.masked[window.ids] = arrays["embedding"]
-        return {name: (array / 2**30).astype(np.float32) for name, array in arrays.items()}
+        shape = len(window.ids), self.masked.shape[1]
+        rows = {name: each[: shape[0] * shape[1]].reshape(shape) for name, each in arrays.items()}
+        self.masked[window.ids] = rows["embedding"]
+        return {name: (each / 2**30).astype(np.float32) for name, each in rows.items()}
 
     def _rejoin(self, order: RejoinOrder) -> None:
         self.pending = None

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from vfl_flower.config import KEYS, Key, RunConfig
 from vfl_flower.registry import SYSTEMS
-from vfl_flower.systems import System, load_system
+from vfl_flower.systems import BY_ROWS, System, load_system
 
 
 def show() -> None:
@@ -68,7 +68,7 @@ def _of_system(system: System) -> list[str]:
 
 def _of_key(key: Key) -> tuple[str, list[str]]:
     """Name and default; what it means, what can be chosen, and what decides it otherwise."""
-    default = "auto" if key.default is None else repr(key.default)
+    default = "auto" if key.default is None or key.name in BY_ROWS else repr(key.default)
     choices = ", ".join(key.names) if key.name != "strategy" else ""
     asides = choices and f"one of {choices}", key.auto and f"auto: {key.auto}"
     return f"{key.name} = {default}", [key.help, *filter(None, asides)]

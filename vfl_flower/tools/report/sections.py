@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from vfl_flower.config import KEYS
 from vfl_flower.figures import GUARANTEE
+from vfl_flower.systems import BY_ROWS
 from vfl_flower.tools.compare import megabytes
 from vfl_flower.tools.report.read import NOTHING, Shown, number, spent, text
 
@@ -238,7 +239,7 @@ def settings(runs: Sequence[Shown]) -> Section | None:
     runs = [run for run in runs if run.config]
     if not runs:
         return None
-    default = {key: spec.default for key, spec in KEYS.items()}
+    default = {key: None if key in BY_ROWS else spec.default for key, spec in KEYS.items()}
     every = dict.fromkeys(key for run in runs for key in run.config)
     changed = [
         key

@@ -16,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from vfl_flower.config import RunConfig
+from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.figures import SECOND
 from vfl_flower.files import make_folder, write_whole
@@ -74,7 +75,8 @@ def sweep(
         "second": second,
     }
     folder = _folder(str(keys.get("out", "")), about)
-    epochs = sized(config, FEW).training.epochs  # as far as can be said before rows are known
+    rows = FEW if config.data.own_data else len(load_labels(config).train)  # else not known yet
+    epochs = sized(config.with_values({"warm-up": 0.0}), rows).training.epochs
     evaluations = epochs / config.running.eval_every
     with in_use(folder, "sweep.lock"):
         seed = config.training.seed
