@@ -1,6 +1,6 @@
 """From Python: train on what is in memory, and use the model.
 
-model = vfl_flower.train({"strategy": "vafl", "epochs": 10}, [accounts, shop], labels)
+model = vfl_flower.train({"strategy": "ef-vfl"}, [accounts, shop], labels)
 model.predict([accounts_new, shop_new])
 """
 
