@@ -496,7 +496,7 @@ def test_own_block_is_the_model_of_a_party_after_the_last(kind: str) -> None:
         assert torch.equal(p, q)
 
 
-SCORECARD = {"mu": 0.5, "party-lr": 0.02, "server-lr": 0.02, "epochs": 10}
+SCORECARD = {"mu": 0.5, "party-lr": 0.02, "server-lr": 0.02}
 
 
 @pytest.mark.one_by_day
@@ -508,11 +508,10 @@ SCORECARD = {"mu": 0.5, "party-lr": 0.02, "server-lr": 0.02, "epochs": 10}
         ({"strategy": "ef-vfl"}, 0.9),
         ({"strategy": "cascaded"}, 0.9),
         ({"strategy": "frozen"}, 0.9),
-        ({"strategy": "synrevel", "epochs": 10}, 0.8),
+        ({"strategy": "synrevel"}, 0.8),
         (
             {
                 **{**FASTER, "strategy": "dpzv", "noise-multiplier": 0.0, "clip": 5.0},
-                "epochs": 10,
                 **{"server-update": "zeroth-order", "server-lr": 0.02},
             },
             0.8,
@@ -524,7 +523,7 @@ SCORECARD = {"mu": 0.5, "party-lr": 0.02, "server-lr": 0.02, "epochs": 10}
 def test_systems_learn_beside_own_columns(
     run: Start, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], least: float
 ) -> None:
-    keys = {"dataset": "breast-cancer", "epochs": 5, "noise-seed": 0, **keys}
+    keys = {"dataset": "breast-cancer", "epochs": 10, "noise-seed": 0, **keys}
     give_columns(monkeypatch, keys)
     finished = run(3, keys)
     assert finished.summary["test_accuracy"] > least
