@@ -705,7 +705,7 @@ def test_mini_batches_may_all_have_been_empty() -> None:
         {"strategy": "split-nn"},
         nightly({"strategy": "vafl"}),
         nightly({"strategy": "ef-vfl", "codec": "identity", "labels": "shared"}),
-        nightly({"strategy": "frozen"}),
+        nightly({"strategy": "frozen", "server-lr": 0.2}),
         nightly({"strategy": "joined"}),
         nightly({"strategy": "cascaded", "noise-seed": 0, "party-lr": 0.02}),
         nightly({"strategy": "syn-zoo", "noise-seed": 0, "party-lr": 0.02, "server-lr": 0.02}),
