@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
@@ -33,6 +34,8 @@ from vfl_flower.systems import resolve
 
 logging.getLogger("flwr").disabled = True
 torch.set_num_threads(1)
+# Tests in a shell's background would ignore Ctrl-C, and so would all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALL_ROWS = {"validation-fraction": 0.0}
 """For what is compared with the same on all training rows: none are held out to choose by."""

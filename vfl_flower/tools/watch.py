@@ -131,10 +131,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 def watch(folders: Sequence[Path], port: int) -> None:
     """Serve the page until Ctrl-C."""
-    with Server(folders, port) as server:
+    with suppress(KeyboardInterrupt), Server(folders, port) as server:
         print(f"report: {server.url} (Ctrl-C ends it)", flush=True)
-        with suppress(KeyboardInterrupt):
-            server.serve_forever()
+        server.serve_forever()
 
 
 def _encoded(text: str) -> bytes:
