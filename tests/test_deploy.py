@@ -129,10 +129,17 @@ class Deployed:
                     found.append(process)
         return found
 
-    def client_app(self, party: int) -> psutil.Process:
-        """The one that was started last."""
-        found = self.processes(f"party-{party}", "flwr-clientapp")
-        return max(found, key=lambda process: process.create_time())
+    @contextmanager
+    def away(self, party: int) -> Iterator[None]:
+        """While its machine stands still; if its app alone did, its node would start another."""
+        found = self.processes(f"party-{party}", "")
+        for process in found:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in found:
+                process.resume()
 
     def end(self) -> None:
         for process in reversed(self.started):
@@ -297,11 +304,9 @@ def test_a_run_that_is_cut_short_is_resumed_and_ends_as_if_it_had_not_been(
     patience = {"party-timeout": deployed.patience}
     stopped = deployed.flwr_run("stopped.log", **keys, **patience, out=str(run.folder))
     until(lambda: evaluations(run) >= 10, STARTING)
-    away = deployed.client_app(1)
-    away.suspend()
     sentence = f"Party 1 did not answer within {deployed.patience:g} s."
-    until(lambda: sentence in deployed.log("stopped.log"), STARTING)
-    away.resume()
+    with deployed.away(1):
+        until(lambda: sentence in deployed.log("stopped.log"), STARTING)
     stopped.wait(STARTING)
     assert run.summary["failure"] == sentence
     assert sentence in deployed.log("stopped.log")
@@ -344,14 +349,12 @@ def test_an_asynchronous_run_goes_on_by_the_last_embeddings_of_a_party_that_stay
     run = Run(tmp_path / "deployed")
     process = deployed.flwr_run("asynchronous.log", **keys, out=str(run.folder))
     until(lambda: evaluations(run) >= 5, STARTING)
-    away = deployed.client_app(1)
-    away.suspend()
     said = (
         f"Party 1 did not answer within {deployed.patience:g} s. Going on without it, by its last "
         "embeddings."
     )
-    until(lambda: said in deployed.log("asynchronous.log"), STARTING)
-    away.resume()
+    with deployed.away(1):
+        until(lambda: said in deployed.log("asynchronous.log"), STARTING)
     assert process.wait(STARTING) == 0
     assert "Traceback" not in deployed.log("asynchronous.log")
     assert run.summary["failure"] is None

@@ -176,7 +176,7 @@ def test_the_live_page_in_a_browser_during_a_run_on_nodes(tmp_path: Path) -> Non
     from playwright.sync_api import expect, sync_playwright
 
     folder = tmp_path / "run"
-    keys = "dataset='breast-cancer' strategy='vafl' epochs=400 eval-every=10 window=1"
+    keys = "dataset='breast-cancer' strategy='vafl' epochs=400 patience=0 eval-every=10 window=1"
     run = command(
         "run", "-c", keys, "--parties", "2", "--engine", "supernodes", "--out", str(folder)
     )
