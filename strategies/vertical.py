@@ -49,7 +49,8 @@ class Vertical(Strategy):
 
     Parameters
     ----------
-    config, labels : the resolved run configuration, and the label holder's labels.
+    config, labels : the resolved run configuration, and the label holder's labels. ``self.config``
+        has what the rows decide besides (`vfl_flower.systems.sized`).
     observers : are told of evaluations, progress, failures and the end.
     keeper : where checkpoints are kept, and the one to go on from; without it, none are.
     """
