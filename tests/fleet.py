@@ -35,7 +35,7 @@ EF_VFL = {
     "strategy": "ef-vfl",
     "downlink-codec": "top-k",
     "downlink-compression": "error-feedback",
-    "epochs": 5,  # of 45 steps: evaluations compare the surrogates at both ends
+    "epochs": 5,  # of 39 steps: evaluations compare the surrogates at both ends
     "window": 45,
 }
 
