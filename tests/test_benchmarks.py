@@ -51,7 +51,7 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "afternoon": "--rows 10000 --parties 2",
     "parties": "--parties 2 16 --steps 12 --ways together 1",
     "psi": "--ids 2000",
-    "realign": "--ids 1000 --engines local",
+    "realign": "--ids 2000 --engines local",
     "runtimes": "--mnist {mnist} --engines ray --windows 8",
     "scale": "--only window --most 400",
     "secure_sum": "--mnist {mnist} --repeats 1 --epochs 1 --seeds 1",
