@@ -33,8 +33,9 @@ def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
 
 def test_it_stands_in_pipelines_cross_validation_and_searches() -> None:
     x, y = load_breast_cancer(return_X_y=True)
-    vertical = VerticalClassifier(parties=3, config={"epochs": 15}, random_state=1)
-    scores = cross_val_score(make_pipeline(StandardScaler(), vertical), x, y, cv=3)
+    config = {"epochs": 8, "party-lr": 0.2, "server-lr": 0.2}
+    vertical = VerticalClassifier(parties=3, config=config, random_state=1)
+    scores = cross_val_score(make_pipeline(StandardScaler(), vertical), x, y, cv=2)
     assert scores.min() > 0.93
     search = GridSearchCV(vertical, {"strategy": ["split-nn", "vafl"]}, cv=2).fit(x, y)
     assert search.best_score_ > 0.93
