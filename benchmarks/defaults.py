@@ -78,10 +78,10 @@ CHOSEN_BY: dict[str, Callable[[], Table]] = {
     "wage": lambda: of_r("ISLR", "Wage", "logwage", "wage", numbers=True),
     "spam7": lambda: of_r("DAAG", "spam7", "yesno"),
     "caravan": lambda: of_r("ISLR", "Caravan", "Purchase"),
-}
-OTHERS: dict[str, Callable[[], Table]] = {
     "diabetes": lambda: of_scikit("diabetes"),
     "biopsy": lambda: of_r("MASS", "biopsy", "class", "ID"),
+}
+OTHERS: dict[str, Callable[[], Table]] = {
     "churn": lambda: of_r("modeldata", "wa_churn", "churn"),
     "credit": lambda: of_r("modeldata", "credit_data", "Status"),
     "doctor visits": lambda: of_r("AER", "DoctorVisits", "visits", numbers=True),
