@@ -3,6 +3,9 @@
     python -m tests.golden record FILE    before the first move
     python -m tests.golden check FILE     after every move: bit for bit, on the same machine
 
+Compared are parameters, history, summary and predictions, and of most runs in this process the
+arrays of each message, by party.
+
 Another processor rounds otherwise, so `tests/golden.json` holds of the small ones what survives
 that, and `tests/test_golden.py` compares with it; ``figures`` writes it anew.
 """
@@ -27,185 +30,25 @@ import torch
 from flwr.app import Context, Message
 
 from tests.conftest import ALL_ROWS
+from tests.golden_runs import (
+    CANCER,
+    CUT_SHORT,
+    GROWN,
+    LARGE,
+    MANY_PARTIES,
+    NEW,
+    OF_FILES,
+    RATED,
+    SMALL,
+    VAFL,
+)
 from tests.organisations import cancer, cut
 from vfl_flower import client_app
 from vfl_flower.start import Finished as Run
-from vfl_flower.start import predict_local, run_local
+from vfl_flower.start import predict_local, run_local, run_ray, run_supernodes
+from vfl_flower.wire import Call, unpack
 
 FIGURES = Path(__file__).parent / "golden.json"
-
-CANCER: dict[str, Any] = {
-    **ALL_ROWS,
-    "dataset": "breast-cancer",
-    "bottom-hidden": 8,
-    "batch-size": 64,
-    "embedding-size": 4,
-    "top-hidden": 8,
-    "noise-seed": 0,
-    "epochs": 3,
-}
-BOTH_WAYS = {"downlink-codec": "top-k", "downlink-compression": "error-feedback"}
-VAFL = {"strategy": "vafl", "party-lr": 0.2, "server-lr": 0.2}
-RATED = ("asyrevel", "synrevel", "cascaded", "syn-zoo", "dpzv")
-"""Systems with rates of their own; others had 0.2 when the figures were recorded."""
-DPZV = {"strategy": "dpzv", "noise-multiplier": 1.0, "party-lr": 0.01, "server-lr": 0.1}
-
-SMALL: dict[str, dict[str, Any]] = {
-    "split-nn": {},
-    "split-nn, windows, momentum, l2": {
-        **{"window": 4, "optimizer": "momentum", "party-lr": 0.05, "server-lr": 0.05},
-        **{"regulariser-weight": 0.01},
-    },
-    "split-nn, adam, Poisson": {
-        **{"optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01, "sampling": "poisson"},
-    },
-    "split-nn, mean, regulariser": {
-        **{"combine": "mean", "top-model": "linear", "embedding-activation": "sigmoid"},
-        **{"regulariser": "nonconvex", "regulariser-weight": 0.01, "window": 2},
-    },
-    "split-nn, sum, class weights": {
-        **{"top-model": "sum", "embedding-size": "auto", "bottom-model": "linear"},
-        **{"class-weights": "balanced"},
-    },
-    "split-nn, zeroth-order server": {"server-update": "zeroth-order", "server-lr": 0.02},
-    "split-nn, full batch": {"batch-size": 1000, "epochs": 8},
-    "vafl": {**VAFL, "delay": "exponential"},
-    "vafl, momentum, window": {
-        **{"strategy": "vafl", "optimizer": "momentum", "window": 4, "party-lr": 0.05},
-        **{"server-lr": 0.05, "delay": "poisson"},
-    },
-    "vafl, bounded delay": {
-        **{**VAFL, "max-delay": 6, "window": 3, "delay": "exponential"},
-    },
-    "vafl-t, Poisson": {"strategy": "vafl-t", "quorum": 2, "sampling": "poisson", "window": 3},
-    "vafl-t, adam, class weights": {
-        **{"strategy": "vafl-t", "optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01},
-        **{"class-weights": "1,3", "delay": "poisson"},
-    },
-    "vafl, perturbed": {**VAFL, "privacy": "perturbed-embedding", "window": 2},
-    "split-nn, perturbed, inner noise, momentum": {
-        **{"privacy": "perturbed-embedding", "inner-noise": 0.1, "optimizer": "momentum"},
-        **{"party-lr": 0.05, "server-lr": 0.05, "window": 2},
-    },
-    "asyrevel": {"strategy": "asyrevel", "window": 4},
-    "asyrevel, sphere, sgd, Poisson": {
-        **{"strategy": "asyrevel", "directions": "sphere", "optimizer": "sgd", "window": 4},
-        **{"party-lr": 0.02, "server-lr": 0.02, "sampling": "poisson"},
-    },
-    "synrevel": {"strategy": "synrevel", "window": 4, "regulariser-weight": 0.1},
-    "cascaded": {"strategy": "cascaded", "delay": "straggler", "window": 4},
-    "cascaded, bounded delay, window 1": {
-        **{"strategy": "cascaded", "max-delay": 6, "window": 1, "delay": "exponential"},
-    },
-    "cascaded, perturbed": {
-        **{"strategy": "cascaded", "privacy": "perturbed-embedding", "mu": 0.1, "window": 4},
-        **{"embedding-noise": 0.01, "embedding-bound": 10.0},
-    },
-    "cascaded, black box": {
-        **{"strategy": "cascaded", "bottom-model": "scorecard", "mu": 1.0, "party-lr": 1.0},
-    },
-    "cascaded, compressed": {
-        **{"strategy": "cascaded", "codec": "top-k", "compression": "error-feedback"},
-        **{"window": 4},
-    },
-    "syn-zoo, two-sided, qsgd": {
-        **{"strategy": "syn-zoo", "differences": "two-sided", "codec": "qsgd", "window": 4},
-        **{"compression": "error-feedback"},
-    },
-    "syn-zoo, in place": {"strategy": "syn-zoo", "window": 1},
-    "ef-vfl": {"strategy": "ef-vfl", "keep": 0.3},
-    "ef-vfl, qsgd both ways": {
-        **{"strategy": "ef-vfl", "codec": "qsgd", "downlink-codec": "qsgd", "window": 2},
-        **{"downlink-compression": "error-feedback"},
-    },
-    "ef-vfl, shared labels": {
-        **{"strategy": "ef-vfl", "labels": "shared", "local-steps": 2, **BOTH_WAYS},
-        **{"class-weights": "balanced", "window": 2, "regulariser-weight": 0.01},
-    },
-    "ef-vfl, shared labels, sum": {
-        **{"strategy": "ef-vfl", "labels": "shared", "top-model": "sum"},
-        **{"embedding-size": "auto", "privacy": "perturbed-embedding"},
-    },
-    "cvfl": {"strategy": "cvfl", **BOTH_WAYS},
-    "vafl, compressed both ways": {
-        **{**VAFL, "codec": "qsgd", "compression": "error-feedback"},
-        **{"downlink-codec": "qsgd", "downlink-compression": "error-feedback", "window": 3},
-    },
-    "dpzv": {**DPZV, "window": 4},
-    "dpzv, qsgd": {**DPZV, "codec": "qsgd", "window": 4, "compression": "error-feedback"},
-    "dpzv, zeroth-order server, budget": {
-        **{**DPZV, "epsilon": 2.0, "delta": 1e-3, "server-update": "zeroth-order"},
-        **{"server-lr": 0.02, "window": 4, "noise-multiplier": 8.0},
-    },
-    "dpzv, synchronous": {**DPZV, "quorum": 3, "window": 4, "top-clip": 0.1},
-    "dpzv, joint": {
-        **{**DPZV, "quorum": 3, "perturbs": "all", "server-update": "zeroth-order"},
-        **{"server-lr": 0.02},
-    },
-    "dpzv, secret mini-batches": {
-        **{**DPZV, "sampling": "poisson", "calibration": "secret", "window": 4},
-    },
-    "dpzv, budget calibrated": {
-        **{"strategy": "dpzv", "party-lr": 0.01, "server-lr": 0.1},
-        **{"epsilon": 1.0, "delta": 1e-3, "window": 4},
-    },
-    "dpzv, calibrated by the paper": {
-        **{
-            "party-lr": 0.01,
-            "server-lr": 0.1,
-            "strategy": "dpzv",
-            "calibration": "paper",
-            "epsilon": 1.0,
-            "delta": 1e-3,
-        },
-        **{"sampling": "poisson"},
-    },
-    "frozen": {"strategy": "frozen"},
-    "alone": {"strategy": "alone"},
-    "joined": {"strategy": "joined", "optimizer": "momentum", "party-lr": 0.05},
-}
-LARGE: dict[str, dict[str, Any]] = {
-    "digits, split-nn": {"dataset": "digits", "batch-size": 32},
-    "digits, cnn": {"dataset": "digits", "bottom-model": "cnn", "party-lr": 0.05, "window": 8},
-    "digits, lstm": {"dataset": "digits", "bottom-model": "lstm", **VAFL},
-    "digits, lstm, cascaded": {
-        **{"dataset": "digits", "bottom-model": "lstm", "strategy": "cascaded", "epochs": 1},
-    },
-    "digits, bands, ef-vfl": {
-        **{"dataset": "digits", "image-split": "rows", "strategy": "ef-vfl", "batch-size": 32},
-        **BOTH_WAYS,
-    },
-    "digits, dpzv": {**DPZV, "dataset": "digits", "batch-size": 32},
-    "digits, vafl-t, top-k": {
-        **{"dataset": "digits", "strategy": "vafl-t", "codec": "top-k", "quorum": 2},
-        **{"delay": "poisson"},
-    },
-    "digits, binarised": {
-        **{"dataset": "digits", "strategy": "cascaded", "bottom-model": "binarised"},
-        **{"party-lr": 1.0, "mu": 1.0},
-    },
-}
-CUT_SHORT: dict[str, dict[str, Any]] = {
-    "split-nn": {"optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01},
-    "vafl-t, bounded delay": {
-        **{"strategy": "vafl-t", "quorum": 2, "max-delay": 5, "window": 4},
-        **{"delay": "exponential"},
-    },
-    "ef-vfl, shared labels": {
-        **{"strategy": "ef-vfl", "labels": "shared", "local-steps": 2, **BOTH_WAYS},
-    },
-    "cascaded": {"strategy": "cascaded", "window": 4, "delay": "straggler"},
-    "dpzv": {**DPZV, "window": 4},
-    "perturbed": {**VAFL, "privacy": "perturbed-embedding"},
-}
-OF_FILES: dict[str, dict[str, Any]] = {
-    "vafl": VAFL,
-    "cascaded, regression": {"strategy": "cascaded", "target": "regression", "label": "f2"},
-    "ef-vfl": {"strategy": "ef-vfl"},
-    "dpzv, zeroth-order server": {**DPZV, "server-update": "zeroth-order", "server-lr": 0.02},
-    "alone": {"strategy": "alone"},
-    "joined": {"strategy": "joined"},
-}
 
 
 class _Cut(BaseException):
@@ -227,6 +70,46 @@ class _Failing:
                 raise self.error
         reply: Message = client_app.app(message, context)
         return reply
+
+
+class _Listening:
+    """The ClientApp, and a digest of all messages to and from each party.
+
+    ``random``: whether numbers differ from run to run, as masks and blinded ids do; then names,
+    dtypes and shapes are compared alone.
+    """
+
+    def __init__(self, random: bool = False) -> None:
+        self.random = random
+        self.heard: dict[int, Any] = {}
+        self.messages: dict[int, int] = {}
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        party, kind = context.node_config["partition-id"], message.metadata.message_type
+        self._hear(party, kind, message)
+        reply: Message = client_app.app(message, context)
+        self._hear(party, kind, reply)
+        return reply
+
+    def _hear(self, party: int, kind: str, message: Message) -> None:
+        if isinstance(message, Call) and message.payload is not None:
+            arrays = message.payload.arrays
+        else:
+            arrays = unpack(message.content["arrays"])
+        hashed = self.heard.setdefault(party, hashlib.sha256())
+        self.messages[party] = self.messages.get(party, 0) + 1
+        hashed.update(kind.encode())
+        for name, array in sorted(arrays.items()):
+            hashed.update(f"{name} {array.dtype} {array.shape}".encode())
+            if not self.random and kind in ("train", "evaluate", "query.embed"):
+                hashed.update(np.ascontiguousarray(array).data)
+
+    def digests(self) -> dict[str, str]:
+        """How many messages, and their digest, by party."""
+        return {
+            f"party-{party}": f"{self.messages[party]} {hashed.hexdigest()[:16]}"
+            for party, hashed in sorted(self.heard.items())
+        }
 
 
 def digest(content: bytes) -> str:
@@ -278,12 +161,17 @@ def on_cancer(keys: dict[str, Any]) -> dict[str, Any]:
 
 def small(name: str, folder: Path) -> dict[str, Any]:
     """A run of three parties on breast-cancer."""
-    return outcome(run_local(3, {**on_cancer(SMALL[name]), "out": str(folder)}))
+    keys = {**SMALL, **NEW}[name]
+    client: Any = _Listening(random=keys.get("aggregation") == "secure")
+    run = run_local(3, {**on_cancer(keys), "out": str(folder)}, client)
+    return {**outcome(run), "messages": client.digests()}
 
 
 def _large(name: str, folder: Path) -> dict[str, Any]:
+    client: Any = _Listening()
     keys = {**ALL_ROWS, "epochs": 2, "noise-seed": 0, **LARGE[name]}
-    return outcome(run_local(4, {**keys, "out": str(folder)}))
+    run = run_local(4, {**keys, "out": str(folder)}, client)
+    return {**outcome(run), "messages": client.digests()}
 
 
 def _cut_short(name: str, folder: Path) -> dict[str, Any]:
@@ -327,12 +215,41 @@ def _failure(name: str, folder: Path) -> dict[str, Any]:
     return outcome(run_local(3, {**keys, "out": str(folder)}, client))
 
 
+def _grown(name: str, folder: Path) -> dict[str, Any]:
+    """Two parties and a bank train a model of any rows, and a third party joins it."""
+    organisations = cut(folder, cancer(), parties=3, known=0.6)
+    files, keys = organisations.files, {**CANCER, "align": "any", "epochs": 2}
+    keys.pop("dataset")
+    organisations.files = files[:2]
+    organisations.run("two", keys)
+    organisations.files = files
+    run = organisations.run("three", {**keys, "grow": str(folder / "two"), **GROWN[name]})
+    found = outcome(run)
+    for key in ("dataset", "grown_from"):
+        found["summary"].pop(key, None)
+    found["config"] = ""  # it has the folder in it
+    organisations.predict("three")
+    found["predictions"] = digest((run.folder / "predictions.csv").read_bytes())
+    return found
+
+
+def _elsewhere(name: str, folder: Path) -> dict[str, Any]:
+    """Runs on Ray and on SuperNodes over streams, and of parties that are computed together."""
+    keys = {**on_cancer({}), "epochs": 2, "window": 4, "out": str(folder)}
+    if name == "a stack of parties":
+        return outcome(run_local(MANY_PARTIES, keys))
+    start: Any = run_ray if name == "Ray" else run_supernodes
+    return outcome(start(3, keys))
+
+
 KINDS: dict[str, tuple[Any, Mapping[str, Any]]] = {
-    "small": (small, SMALL),
+    "small": (small, {**SMALL, **NEW}),
     "large": (_large, LARGE),
     "cut short": (_cut_short, CUT_SHORT),
     "of files": (_of_files, OF_FILES),
+    "grown": (_grown, GROWN),
     "failure": (_failure, {"for a while": 0, "for good": 0}),
+    "elsewhere": (_elsewhere, {"a stack of parties": 0, "Ray": 0, "SuperNodes": 0}),
 }
 
 

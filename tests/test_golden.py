@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import nightly
-from tests.golden import FIGURES, SMALL, robust, small
+from tests.golden import FIGURES, robust, small
+from tests.golden_runs import SMALL
 
 THEN: dict[str, Any] = json.loads(FIGURES.read_text())
 ROUNDED = 0.02  # share of the bytes by which qsgd's message may grow where a level rounds otherwise
