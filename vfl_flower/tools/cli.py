@@ -70,10 +70,16 @@ def _run(
     out: options.Out = "",
     engine: options.EngineName = "local",
     seeds: options.Seeds = 1,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Train a system or baseline on this machine."""
+    """Train a system or baseline on this machine.
+
+    How far it is is shown while it runs: on a terminal as one line, elsewhere
+    by one line an epoch.
+    """
     from vfl_flower.figures import headline
     from vfl_flower.holder import checkpoint
+    from vfl_flower.holder.progress import shown
     from vfl_flower.holder.results import results_folder
     from vfl_flower.registry import ENGINES
     from vfl_flower.start import Engine
@@ -88,11 +94,11 @@ def _run(
     if earlier and parties is None and not node_configs:
         parties = len(checkpoint.load(earlier).strategy["seats"])
     folder = results_folder(config)
-    logging.getLogger("flwr.notice").setLevel(logging.INFO)
+    logging.getLogger("flwr.notice").setLevel(logging.WARNING if quiet else logging.INFO)
     is_new = not folder.exists()
     number = options.number(parties, node_configs)
     try:
-        with _ending_on_sigterm():
+        with _ending_on_sigterm(), shown(not quiet):
             finished = repeated(start, number, keys, node_configs, seeds, folder)
         print(headline(finished.summary))
     finally:
@@ -134,6 +140,7 @@ def _compare(
     out: options.Out = "",
     target: Annotated[float, typer.Option(help="Test accuracy to which bytes are counted.")] = 0.90,
     seeds: options.Seeds = 1,
+    quiet: options.Quiet = False,
 ) -> None:
     """Several systems and the baselines on one data set: a table and a picture.
 
@@ -143,6 +150,7 @@ def _compare(
     All run in this process. Beside the systems stand the baselines frozen,
     alone and joined; their curves are drawn in one picture.
     """
+    from vfl_flower.holder.progress import shown
     from vfl_flower.tools.compare import compare, table
 
     common, node_configs = options.keys(run_config, out), options.node_configs(node_config)
@@ -150,7 +158,8 @@ def _compare(
         raise ConfigError("`vfl compare` takes its systems as arguments: leave strategy out of -c.")
     own = [_compared(text) for text in runs]
     number = options.number(parties, node_configs)
-    folder = compare(number, common, own, target, node_configs, seeds)
+    with shown(not quiet):
+        folder = compare(number, common, own, target, node_configs, seeds)
     lines = table(folder, target)
     print(lines)
     if "\njoined " not in lines:
@@ -183,12 +192,14 @@ def _sweep(
         str, typer.Option(help="Also: bytes, exchanges, epsilon or virtual-seconds, to be small.")
     ] = "",
     out: options.Out = "",
+    quiet: options.Quiet = False,
 ) -> None:
     """Search keys of a system for what does best on the validation rows.
 
     Trials run side by side, in process; those whose curves fall behind are
     stopped early. The same command goes on where it ended, whatever ended it.
     """
+    from vfl_flower.holder.progress import shown
     from vfl_flower.tools.sweep import sweep
     from vfl_flower.tools.sweep.results import table
     from vfl_flower.tools.sweep.workers import workers_on
@@ -196,7 +207,7 @@ def _sweep(
     keys, node_configs = options.keys(run_config, out), options.node_configs(node_config)
     if "strategy" in keys:
         raise ConfigError("`vfl sweep` takes its system as argument: leave strategy out of -c.")
-    with _ending_on_sigterm():
+    with _ending_on_sigterm(), shown(not quiet):
         folder = sweep(
             options.number(parties, node_configs),
             {"strategy": system, **keys},

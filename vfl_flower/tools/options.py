@@ -49,6 +49,10 @@ Seeds = Annotated[
     ),
 ]
 
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no progress: only what came of it.")
+]
+
 
 def keys(run_config: list[str] | None, out: str) -> dict[str, Any]:
     """The run configuration that -c and --out give."""
