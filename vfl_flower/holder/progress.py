@@ -74,9 +74,9 @@ class Standing:
         loss, best, test = in_brief(self.last, self.best) if self.last else ("", "", "")
         rate = f"{_short(self.rate)} ex/s" if self.rate else ""
         left = "" if self.left is None else f"{'<' * self.early}{clock(self.left)} left"
-        for best, rate, test in ((best, rate, test), (best, "", test), ("", "", test), 3 * ("",)):
-            of_loss = f"{loss} ({best})" if best else loss
-            found = before + "  ".join(filter(None, [epoch, of_loss, test, rate, left]))
+        of_loss = f"{loss} ({best})" if best else loss
+        for parts in ([of_loss, test, rate], [of_loss, test], [loss, test], [loss], []):
+            found = before + "  ".join(filter(None, [epoch, *parts, left]))
             if len(found) <= width:
                 return found
         return found[:width]
@@ -268,7 +268,7 @@ def titled(title: str) -> Iterator[None]:
 
 
 def say(words: Callable[[], Sequence[str]]) -> None:
-    """Show these words: on the live line as far as there is room, elsewhere in a line that stays."""
+    """Show these words: on the live line as far as there is room, elsewhere as a line."""
     if display := _shown.get():
         if display.live:
             display.draw(lambda width: " | ".join(words())[:width])
