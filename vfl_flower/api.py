@@ -190,7 +190,7 @@ class Model:
     def predict_proba(self, features: Sequence[Any] = (), *, own: Any = None, id: str = "") -> Any:
         """The probability of each class, [N, classes]; with ids, a pandas frame by id."""
         frame, _ = self._said(features, own, id)
-        chances = frame.filter(like="probability_")
+        chances = frame.iloc[:, 1:].filter(like="probability_")
         return _by_id(chances, frame, id)
 
     def evaluate(
@@ -305,4 +305,4 @@ def _checkpoint(folder: Path) -> Checkpoint:
 
 
 def _by_id(values: Any, frame: Any, id: str) -> Any:
-    return values.set_axis(frame["id"]).rename_axis(id) if id else values.to_numpy()
+    return values.set_axis(frame.iloc[:, 0]).rename_axis(id) if id else values.to_numpy()

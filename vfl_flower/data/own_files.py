@@ -9,7 +9,7 @@ holder's ids.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,7 +70,10 @@ class OwnFile(Table):
             raise self._wrong("is not there.", "there is no such file.")
         try:
             if self._is_csv:
-                return [str(name) for name in pd.read_csv(Path(self.path).expanduser(), nrows=0)]
+                names = [str(each) for each in pd.read_csv(Path(self.path).expanduser(), nrows=0)]
+                if self.id not in names and (wrong := of_separator(names)):
+                    raise self._wrong(wrong, "its first line has no commas that separate columns.")
+                return names
             names = [str(name) for name in pq.read_schema(Path(self.path).expanduser()).names]
             return [name for name in names if not re.fullmatch(r"__index_level_\d+__", name)]
         except (ValueError, OSError) as error:
@@ -113,6 +116,19 @@ class OwnFile(Table):
         return self._wrong(
             "cannot be read as a table with a header.", f"{type(error).__name__}: {error}"
         )
+
+
+def of_separator(names: Sequence[str]) -> str:
+    """What is wrong with a csv file whose columns are called so; empty unless by its separator."""
+    called = {";": "semicolons", "\t": "tabs", "|": "bars"}
+    found = next((each for each in called if names and each in names[0]), "")
+    if not found:
+        return ""
+    decimal = ", decimal=','" * (found == ";")
+    return (
+        f"has {called[found]} between its columns, where commas are due: write it anew, as "
+        f"pandas.read_csv(FILE, sep={found!r}{decimal}).to_csv(FILE, index=False) does."
+    )
 
 
 def as_frame(table: Any) -> Any:

@@ -281,7 +281,10 @@ def _predict(
 @app.command("report", cls=_Command, epilog=options.REPORT_EXAMPLES)
 def _report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
-    out: Annotated[Path | None, typer.Option(help="Default: report.html in the first RUN.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Default: report.html in RUN, or of several in the folder above them."),
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve it on this machine, kept up to date.")
     ] = False,
@@ -289,14 +292,15 @@ def _report(
 ) -> None:
     """One HTML page about runs, comparisons, sweeps and audits.
 
-    RUN is the results folder of one of them. The page shows what runs reached
+    RUN is the results folder of one of them, or a folder of such folders, as
+    runs/ is. The page shows what runs reached
     and what they took, curves, bytes and delays by party, privacy, attacks
     and settings. It is one file that loads nothing; an earlier report is
     replaced. With --watch it is served instead, at an address of this machine
     that is printed, and follows what the runs write until Ctrl-C.
     """
     from vfl_flower.files import write_whole
-    from vfl_flower.tools.report import report
+    from vfl_flower.tools.report import above, report
     from vfl_flower.tools.watch import watch as serve
 
     folders = [each.expanduser() for each in runs]
@@ -305,7 +309,7 @@ def _report(
     if watch:
         serve(folders, port)
         return
-    page = out.expanduser() if out else folders[0] / "report.html"
+    page = out.expanduser() if out else above(folders) / "report.html"
     if page.suffix != ".html":
         raise VflError(f"{page} would be a page: let --out end in .html.")
     text = report(folders)

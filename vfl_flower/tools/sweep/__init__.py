@@ -17,7 +17,7 @@ from typing import Any
 
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.errors import ConfigError, VflError, unknown
 from vfl_flower.figures import SECOND, VALIDATED
 from vfl_flower.files import make_folder, write_whole
 from vfl_flower.holder.progress import clock, say
@@ -106,7 +106,7 @@ def _check(
 ) -> RunConfig:
     """Find what is wrong before anything runs; the configuration of one of the trials."""
     if second and second not in SECOND:
-        raise ConfigError(f"--second {second} is not known: choose one of {', '.join(SECOND)}.")
+        raise unknown("--second", second, list(SECOND))
     combinations = ({**keys, **{each.key: each.ends[end] for each in searched}} for end in (0, 1))
     first = next(combinations)
     try:
