@@ -413,7 +413,12 @@ BAD = {
     "not there": (lambda o: o.files[1].unlink(), "file is not there", "no such file"),
     "of another kind": (renamed(".xlsx"), "is neither .csv nor .parquet", ".xlsx"),
     "no parquet": (renamed(".parquet"), "cannot be read as a table with a header", "Arrow"),
-    "empty": (unreadable(b""), "cannot be read as a table with a header", "EmptyData"),
+    "empty": (unreadable(b""), "is empty: it needs a line of column names", "0 bytes"),
+    "semicolons": (
+        unreadable(b"who;f1\n1;2,5\n"),
+        "has semicolons between its columns",
+        "no commas",
+    ),
     "no text": (unreadable(b"\xff\xfe\x00,\x81\n"), "cannot be read as a table", "UnicodeDecode"),
     "no id column": (
         edit(lambda frame: frame.rename(columns={ID: f"{SENTINEL}-id"})),
@@ -444,6 +449,25 @@ BAD = {
     ),
     "no common id": (ids(lambda each: each + 10**9), "has none of the 60 ids", ""),
     "text": (edit(cell("zebrafish soup")), "has a column that is not numeric", f"{SENTINEL}-3"),
+    "decimal commas": (
+        edit(
+            lambda frame: frame.assign(**{f"{SENTINEL}-3": [f"{n},5" for n in range(len(frame))]})
+        ),
+        "is not numeric, since its numbers have decimal commas: write points",
+        f"{SENTINEL}-3",
+    ),
+    "dates": (
+        both(
+            edit(
+                lambda f: f.assign(
+                    **{f"{SENTINEL}-3": [f"{1 + n % 28}.3.24" for n in range(len(f))]}
+                )
+            ),
+            said(columns=f"{SENTINEL}-3"),
+        ),
+        "is not numeric, since it holds dates: make numbers of them",
+        f"{SENTINEL}-3",
+    ),
     "missing": (edit(cell(None)), "has missing values in its features", f"{SENTINEL}-3"),
     "infinite": (edit(cell(np.inf)), "has infinite values: replace", f"{SENTINEL}-3"),
     "too large": (edit(cell(1e300, slice(0, 2))), "has numbers that are too large", "infinite"),
@@ -482,7 +506,7 @@ def test_what_is_wrong_with_a_partys_file_is_said_without_what_is_in_it(
     with pytest.raises((ConfigError, PartyError)) as raised:
         organisations.run("run", SHORT, recorder)  # type: ignore[arg-type]
     message = str(raised.value)
-    assert sentence in message and "arty 1" in message
+    assert sentence in message and message.count("arty 1") == 1 and "node" not in message[:20]
     assert message[-1] in ".?" and "raised" not in message and "\n" not in message
     assert SENTINEL not in message and re.search(r"\d{6}", message) is None
     assert not in_log or any(in_log in line and "party-1." in line for line in own_log)
@@ -491,7 +515,11 @@ def test_what_is_wrong_with_a_partys_file_is_said_without_what_is_in_it(
 
 LABEL_HOLDERS = {
     "not there": (lambda o: o.labels.unlink(), {}, "labels.csv is not there"),
-    "no label column": (lambda o: None, {"label": "lebal"}, "no label column 'lebal': set `label`"),
+    "no label column": (
+        lambda o: None,
+        {"label": "lebal"},
+        "no label column 'lebal': did you mean 'label'",
+    ),
     "no id column": (
         lambda o: None,
         {"id": "nobody"},
@@ -510,7 +538,17 @@ LABEL_HOLDERS = {
     "missing values": (
         lambda o: change(o.labels, lambda f: f.assign(own=[None, *range(1, len(f))])),
         {},
-        "labels.csv has missing values in its features.*column 'own' has 1",
+        "labels.csv has missing values in its features.*column 'own' has 1 in 60 rows",
+    ),
+    "missing values in all rows": (  # some of them held out
+        lambda o: change(o.labels, lambda f: f.assign(own=f.index.where(f.index % 2), b=None)),
+        {"columns": "own,b"},
+        "column 'own' has 30 in 60 rows, and 1 more columns have some",
+    ),
+    "semicolons": (
+        lambda o: o.labels.write_text(o.labels.read_text().replace(",", ";")),
+        {},
+        r"labels.csv has semicolons between its columns.*sep=';', decimal=','",
     ),
     "absent columns": (lambda o: None, {"columns": "gone"}, "does not have the columns"),
     "one class": (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.data.images import decoded
+from vfl_flower.data.own_files import of_separator
 from vfl_flower.data.samples import Arrays
+from vfl_flower.data.tables import of_texts
 from vfl_flower.data.text import Tokenizer, as_samples
 from vfl_flower.errors import ConfigError, asked
 from vfl_flower.registry import DATASETS
@@ -61,11 +64,13 @@ def open_dataset(data: DataConfig) -> Divided:
         return _opener(kind)(data, place)
     packages = (f", {name}" for name in DATASETS.names if name not in DATASETS.known)
     suffix = Path(data.dataset).suffix.removeprefix(".")
-    likely = [f"{each}:{place}" if place else each for each in ("files", *DATASETS.names)]
-    likely += [f"{suffix}:{data.dataset}"] * (suffix in _OF_A_FILE)
+    close = get_close_matches(kind.lower(), ("files", "hf", *_OF_A_FILE) if place else _SHIPPED, 1)
+    likely = [f"{each}:{place}" if place else each for each in close]
+    likely += [f"{suffix}:{data.dataset}"] * (suffix in _OF_A_FILE and not place)
     raise ConfigError(
         f"dataset = {data.dataset!r} is not known:{asked(data.dataset, likely, 'use')} digits, "
-        f"breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH or hf:NAME_OR_DIR{''.join(packages)}."
+        "breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH or "
+        f"hf:NAME_OR_DIR{''.join(packages)}."
     )
 
 

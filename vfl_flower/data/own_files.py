@@ -68,6 +68,8 @@ class OwnFile(Table):
 
         if not Path(self.path).expanduser().is_file():
             raise self._wrong("is not there.", "there is no such file.")
+        if not Path(self.path).expanduser().stat().st_size:
+            raise self._wrong("is empty: it needs a line of column names, and rows.", "0 bytes.")
         try:
             if self._is_csv:
                 names = [str(each) for each in pd.read_csv(Path(self.path).expanduser(), nrows=0)]
