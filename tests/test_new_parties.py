@@ -521,7 +521,7 @@ def has_columns_of_its_own(three: Organisations) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str]] = {
-    "no run": (None, {"grow": "/nowhere"}, r"^/nowhere has no checkpoint\.npz: name the results"),
+    "no run": (None, {"grow": "/nowhere"}, r"^/nowhere is not there: name the results"),
     "a party without its state": (loses_state, {}, r"Party 1 does not have checkpoint 1 of that"),
     "an older state": (has_an_older_state, {}, r"^Party 0 has not the state that checkpoint 1 is"),
     "other columns": (

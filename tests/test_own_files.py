@@ -481,6 +481,12 @@ BAD = {
         "does not have the columns that `columns` names",
         f"{SENTINEL}-9",
     ),
+    "the labels": (
+        edit(lambda frame: frame.assign(label=frame[ID] % 2)),
+        "has a column of the label's name, by which it would learn the label from itself",
+        "",
+    ),
+    "no rows": (edit(lambda frame: frame[:0]), "has no rows: name one that has some", ""),
     "a column twice": (said(columns="f2,f2"), "or has one of them twice", "f2,f2"),
     "only ids": (edit(lambda frame: frame[[ID]]), "has no feature columns", "besides ids"),
     "no file named": (said(file=""), "has named no file: start its SuperNode with", ""),
@@ -488,6 +494,14 @@ BAD = {
     "another wrong word": (said(text="embed"), "choose one of refuse, one-hot", ""),
     "a number for a word": (said(id=3), "as texts in quotes", ""),  # type: ignore[arg-type]
 }
+
+
+def test_a_feature_that_is_called_as_the_labels_is_used_where_it_is_named(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, small(), known=1)
+    feature = read(organisations.files[1]).columns.drop(ID)[0]
+    change(organisations.files[1], lambda frame: frame.rename(columns={feature: "label"}))
+    organisations.words = [{}, {"columns": "label"}]
+    assert organisations.run("run", SHORT).summary["failure"] is None
 
 
 @pytest.mark.one_by_day
@@ -506,7 +520,7 @@ def test_what_is_wrong_with_a_partys_file_is_said_without_what_is_in_it(
     with pytest.raises((ConfigError, PartyError)) as raised:
         organisations.run("run", SHORT, recorder)  # type: ignore[arg-type]
     message = str(raised.value)
-    assert sentence in message and message.count("arty 1") == 1 and "node" not in message[:20]
+    assert sentence in message and message.count("arty 1") == 1 and "on node" not in message
     assert message[-1] in ".?" and "raised" not in message and "\n" not in message
     assert SENTINEL not in message and re.search(r"\d{6}", message) is None
     assert not in_log or any(in_log in line and "party-1." in line for line in own_log)

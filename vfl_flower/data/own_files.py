@@ -67,9 +67,14 @@ class OwnFile(Table):
         import pyarrow.parquet as pq
 
         if not Path(self.path).expanduser().is_file():
-            raise self._wrong("is not there.", "there is no such file.")
+            raise self._wrong(
+                "is not there: correct its path.",
+                f"there is no such file as {Path(self.path).expanduser().absolute()}.",
+            )
         if not Path(self.path).expanduser().stat().st_size:
-            raise self._wrong("is empty: it needs a line of column names, and rows.", "0 bytes.")
+            raise self._wrong(
+                "is empty: it needs a line of column names, and rows.", "it has 0 bytes."
+            )
         try:
             if self._is_csv:
                 names = [str(each) for each in pd.read_csv(Path(self.path).expanduser(), nrows=0)]
@@ -111,7 +116,9 @@ class OwnFile(Table):
     def _is_csv(self) -> bool:
         suffix = Path(self.path).suffix.lower()
         if suffix not in (".csv", ".parquet"):
-            raise self._wrong("is neither .csv nor .parquet.", "its name must end in one of them.")
+            raise self._wrong(
+                "is neither .csv nor .parquet: write it as one of them.", f"it ends in {suffix!r}."
+            )
         return suffix == ".csv"
 
     def _unreadable(self, error: Exception) -> ConfigError:

@@ -60,7 +60,7 @@ class Table(Source):
         """The id column."""
         if self.id not in self._names:
             raise self._wrong(
-                "does not have the id column that `id` names.",
+                "does not have the id column that `id` names: correct `id`.",
                 f"id = {self.id!r}, and its columns are {', '.join(self._names[:8])}"
                 f"{', ...' * (len(self._names) > 8)}.",
             )
@@ -238,9 +238,12 @@ class Table(Source):
 
     def _wrong(self, what: str, detail: str) -> ConfigError:
         """What is wrong; the detail stays here, if this is a party."""
+        what_and_where = f"{what.rstrip('.')}: {detail}"
+        if ":" in what:
+            what_and_where = f"{what.rstrip('.')} ({detail.rstrip('.')})."
         if self.party is None:
-            return ConfigError(f"{self.path} {what.rstrip('.')}: {detail}")
-        log.warning("The %s %s of this party %s %s", self.kind, self.path, what, detail)
+            return ConfigError(f"{self.path} {what_and_where}")
+        log.warning("The %s %s of this party %s", self.kind, self.path, what_and_where)
         return ConfigError(f"{self.whose} {what} Its own log says more.")
 
 

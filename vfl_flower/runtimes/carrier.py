@@ -223,8 +223,10 @@ def ask(
             try:
                 answers[node] = read_reply(message, kind, most)
             except VflError as error:
-                log.info("This is of node %d: %s", node, error)
-                failed = PartyError(f"{BY_NODE}{node}", str(error))
+                log.info("Node %d %s", node, error)
+                here = carrier.contexts.get(node)
+                who = f"Party {here.node_config['partition-id']}" if here else f"{BY_NODE}{node}"
+                failed = PartyError(who, str(error))
                 if not lenient:
                     raise failed from None
                 notice.warning("%s It is left out.", failed)

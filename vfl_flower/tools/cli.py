@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import signal
 import sys
 import tempfile
@@ -29,11 +30,15 @@ app = typer.Typer(
 )
 
 
+_TWICE = re.compile(r"( Did you mean [^?]+\?)\1")  # typer asks so, and click does too
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit code."""
     try:
         return int(app(arguments, prog_name="vfl", standalone_mode=False) or 0)
     except click.ClickException as error:  # an unknown option, for one
+        error.message = _TWICE.sub(r"\1", error.message)
         error.show()
         return error.exit_code
 

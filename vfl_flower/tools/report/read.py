@@ -122,6 +122,8 @@ def _of(folder: Path) -> list[Shown]:
         return [_run(folder / name, title) for name, title in titles.items()]
     if _is_run(folder):
         return [_run(folder)]
+    if not folder.exists():
+        raise VflError(f"{folder} is not there: name a results folder, or a folder of some.")
     found = []
     for each in sorted(folder.iterdir()) if folder.is_dir() else ():
         if (each / "compare.json").is_file() or _has_figures(each):
