@@ -500,7 +500,7 @@ def test_a_party_may_fail_when_asked_for_fresh_embeddings(run: Start, tmp_path: 
 def test_a_party_may_fail_to_describe_itself(run: Start, tmp_path: Path) -> None:
     client = Misbehaving(raises, kind="query.describe", number=1)
     finished, sentence = failing(run, tmp_path / "out", KEYS, client)
-    assert sentence.startswith("The party on node 3 failed: ")
+    assert sentence.startswith("Party 1 failed: ")
     assert finished.summary["failure"] == sentence
     assert finished.history == []
 

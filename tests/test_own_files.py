@@ -537,7 +537,7 @@ LABEL_HOLDERS = {
     "no id column": (
         lambda o: None,
         {"id": "nobody"},
-        "the id column that `id` names: id = 'nobody'",
+        "the id column that `id` names: correct `id` .id = 'nobody'",
     ),
     "missing labels": (
         lambda o: change(o.labels, lambda f: f.assign(label=f.label.where(f.index > 3))),

@@ -145,7 +145,7 @@ def test_predictions_are_those_of_the_models_by_id(organisations: Organisations)
     ids, outputs = by_hand(organisations, "run", new)
     in_file = [each for each in read(new)[ID].tolist() if each in set(ids)]
     assert table[ID].tolist() == in_file and 40 < len(ids) < 80
-    table = table.set_index("id").loc[ids].reset_index()
+    table = table.set_index(ID).loc[ids].reset_index()
     chances = outputs[:, 0].sigmoid().numpy()
     np.testing.assert_allclose(table["probability_1"], chances, atol=1e-6)
     np.testing.assert_allclose(table["probability_0"], 1 - chances, atol=1e-6)
