@@ -17,7 +17,24 @@ from strategies.frozen import Frozen
 from strategies.run import Run
 from strategies.vertical import Vertical
 from vfl_flower.figures import main_metric
+from vfl_flower.holder.observers import Observer
 from vfl_flower.messages import Arrays
+
+
+class _Share(Observer):
+    """Tells how far the whole baseline is while one of its runs goes on.
+
+    number, of : of the runs before this one, and of all.
+    """
+
+    def __init__(self, whole: Run, number: int, of: int) -> None:
+        self._whole, self._number, self._of = whole, number, of
+
+    def progressed(self, done: int, planned: int) -> None:
+        """Tell of it."""
+        steps = self._whole.plan.planned
+        share = (self._number + done / max(1, planned)) / self._of
+        self._whole.history.progressed(round(share * steps), steps)
 
 
 class Alone(Vertical):
@@ -29,11 +46,13 @@ class Alone(Vertical):
         """Run each, and tell of the best."""
         alone = {"quorum": None, "max-delay": 0, "on-party-failure": "stop", "subsets": "off"}
         config, carrier = self.config.with_values(alone), self.run.carrier
-        runs: dict[int | str, Vertical] = {
-            seat.party: Vertical(config, self.labels) for seat in self.run.seats
-        }
+        kinds: dict[int | str, type[Vertical]] = {seat.party: Vertical for seat in self.run.seats}
         if self.labels.features is not None:
-            runs["label holder"] = Frozen(config, self.labels)  # no messages where no party is
+            kinds["label holder"] = Frozen  # no messages where no party is
+        runs = {
+            who: kind(config, self.labels, [_Share(self.run, number, len(kinds))])
+            for number, (who, kind) in enumerate(kinds.items())
+        }
         self._finished: dict[int | str, Vertical] = {}
         for who, each in runs.items():
             nodes = {

@@ -15,7 +15,7 @@ from flwr.app import MetricRecord
 from strategies.plan import Plan
 from strategies.seats import Seat, Traffic
 from vfl_flower.errors import VflError
-from vfl_flower.figures import reached
+from vfl_flower.figures import reached, validated
 from vfl_flower.holder.metrics import Metrics
 from vfl_flower.holder.observers import Observer
 
@@ -129,7 +129,9 @@ class History:
         if validation and validation.loss < least:
             self.best = len(self.entries) - 1
         self.tell(entry)
-        log.info("Epoch %s: %s", f"{entry['epoch']:g}", reached(entry))
+        best = {} if self.best is None else self.entries[self.best]
+        said = ", ".join(filter(None, [validated(entry, best), reached(entry)]))
+        log.info("Epoch %s: %s", f"{entry['epoch']:g}", said)
         return _metric_record(entry)
 
     def spent(self, seats: Sequence[Seat], clock: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ rows, what they lack is zero there. `common` is that with the rows alone that al
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count, islice
 
 import numpy as np
@@ -22,22 +22,36 @@ from vfl_flower.config import RunConfig
 from vfl_flower.data import samples
 from vfl_flower.data.augmentation import augmented
 from vfl_flower.data.blocks import FeatureBlock, load_block, load_part
+from vfl_flower.data.labels import Labels
 from vfl_flower.data.samples import Samples
 from vfl_flower.errors import ConfigError
+from vfl_flower.holder.checkpoint import Keeper
+from vfl_flower.holder.observers import Observer
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.losses import penalty
-from vfl_flower.models.training import build_optimizer, step_along, trained
+from vfl_flower.models.training import build_optimizer, model_arrays, step_along, trained
 from vfl_flower.party.rules import own_config
+from vfl_flower.party.state import save_group
 from vfl_flower.systems import sized
 
 
 class Joined(Vertical):
     """Plain mini-batch training; the batches are those of a synchronous system."""
 
-    keeps_checkpoints = False
+    keeps_checkpoints = False  # to go on from; `_keep` keeps the model at the end
     trains_parties = False
     fills = True  # whether the zeros of who lacks a row are taken for its values
+
+    def __init__(
+        self,
+        config: RunConfig,
+        labels: Labels,
+        observers: Sequence[Observer] = (),
+        keeper: Keeper | None = None,
+    ) -> None:
+        super().__init__(config, labels, observers, keeper)
+        self._keeper = keeper
 
     def train(self, checkpoints: Checkpoints | None = None) -> None:
         """Train bottom models and top model together, without messages."""
@@ -108,6 +122,21 @@ class Joined(Vertical):
         if run.history.best is not None:
             bottoms.load_state_dict(best)
             run.restore()
+        self._keep(models)
+
+    def _keep(self, bottoms: Sequence[torch.nn.Module]) -> None:
+        """Keep the model as any run does, so that the parties can predict by it.
+
+        They must be in this process, to be given their bottom models. A model that has read zeros
+        for the rows that a party lacks is not kept: predictions would leave such a party out.
+        """
+        contexts, keeper = self.run.carrier.contexts, self._keeper
+        filled = self.fills and self.config.partial
+        if not (keeper and contexts) or keeper.found or keeper.earlier or filled:
+            return
+        for context, bottom in zip(contexts.values(), bottoms, strict=True):
+            save_group(context.state, "model", model_arrays(bottom))
+        Checkpoints(keeper, self.run, self.given, self.drain, self.wait_for).keep(finished=True)
 
     def _rows(self) -> NDArray[np.int64]:
         """The training rows to use."""

@@ -42,7 +42,7 @@ def asked(context: Context, order: Order, kind: Any = Introduction) -> Any:
 def node_in(folder: Path) -> Context:
     """A node that is not simulated, with a file of 60 rows, before any message."""
     begin_task()
-    write(small(), folder / "a.csv")
+    write(small().drop(columns="label"), folder / "a.csv")
     return Context(
         run_id=1,
         node_id=2,

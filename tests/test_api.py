@@ -371,11 +371,33 @@ def test_a_model_of_a_divided_data_set_takes_no_features() -> None:
         model.predict(PARTS)
 
 
-@pytest.mark.parametrize("strategy", ["alone", "joined"])
-def test_baselines_say_that_they_keep_no_model(strategy: str, tmp_path: Path) -> None:
-    model = vfl_flower.train({**ONCE, "strategy": strategy}, PARTS, Y)
+@pytest.mark.parametrize("strategy", ["joined", "common"])
+@pytest.mark.parametrize("keys", [{}, {"privacy": "labels", "epsilon": 4.0}])
+def test_a_centralised_model_predicts_as_it_was_measured(
+    strategy: str, keys: dict[str, Any]
+) -> None:
+    """Its own figures are of embeddings that no party made; predictions are of the parties'."""
+    keys = {"strategy": strategy, "dataset": "breast-cancer", "epochs": 3, **keys}
+    model = vfl_flower.train(keys, parties=3)
+    measured = {name: model.summary[f"test_{name}"] for name in ("loss", "accuracy", "auc")}
+    found = model.evaluate()
+    assert {name: found[name] for name in measured} == pytest.approx(measured, rel=1e-5)
+    assert measured["accuracy"] > 0.8  # so that untrained parties would not do
+
+
+def test_a_centralised_model_predicts_rows_that_it_has_not_seen() -> None:
+    model = vfl_flower.train({**ONCE, "epochs": 3, "strategy": "joined"}, PARTS, Y)
+    chances = model.predict_proba([part[:7] for part in PARTS])
+    assert chances.shape == (7, len(model.classes))
+    np.testing.assert_allclose(chances, model.predict_proba(PARTS)[:7], atol=1e-6)
+
+
+@pytest.mark.parametrize("keys", [{"strategy": "alone"}, {"strategy": "joined", "presence": 0.7}])
+def test_baselines_say_that_they_keep_no_model(keys: dict[str, Any], tmp_path: Path) -> None:
+    strategy = keys["strategy"]
+    model = vfl_flower.train({**ONCE, "dataset": "breast-cancer", **keys}, parties=2)
     uses: list[Callable[[], Any]] = [
-        lambda: model.predict(PARTS),
+        lambda: model.predict(),
         lambda: model.classes,
         lambda: model.save(tmp_path / "copy"),
         lambda: vfl_flower.load(model.folder),

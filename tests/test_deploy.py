@@ -221,7 +221,7 @@ def test_the_scripts_train_and_predict_as_in_process_and_a_stranger_gets_nothing
     of_in_process = {"model": str(in_process.folder), "out": str(tmp_path / "expected.parquet")}
     expected = pd.read_parquet(predict_local({**new, **of_in_process}, deployed.node_configs))
     assert list(predicted) == list(expected) and len(predicted) > 60
-    np.testing.assert_array_equal(predicted["id"], expected["id"])
+    np.testing.assert_array_equal(predicted.iloc[:, 0], expected.iloc[:, 0])
     np.testing.assert_array_equal(predicted["prediction"], expected["prediction"])
     for column in ("probability_0", "probability_1"):
         np.testing.assert_allclose(predicted[column], expected[column], atol=1e-5)

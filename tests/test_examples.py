@@ -62,7 +62,7 @@ def test_three_kinds_of_data_on_supernodes(tmp_path: Path) -> None:
     said = pd.read_csv(predict_local(new, nodes))
     due = pd.read_csv(tmp_path / "new.csv").set_index("person")["label"]
     assert len(due) - 60 < len(said) < len(due)  # each party lacks some
-    assert (said["prediction"].to_numpy() == due[said["id"]].to_numpy()).mean() > 0.85
+    assert (said["prediction"].to_numpy() == due[said["person"]].to_numpy()).mean() > 0.85
 
 
 @pytest.mark.nightly

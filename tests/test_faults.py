@@ -500,7 +500,7 @@ def test_a_party_may_fail_when_asked_for_fresh_embeddings(run: Start, tmp_path: 
 def test_a_party_may_fail_to_describe_itself(run: Start, tmp_path: Path) -> None:
     client = Misbehaving(raises, kind="query.describe", number=1)
     finished, sentence = failing(run, tmp_path / "out", KEYS, client)
-    assert sentence.startswith("The party on node 3 failed: ")
+    assert sentence.startswith("Party 1 failed: ")
     assert finished.summary["failure"] == sentence
     assert finished.history == []
 
@@ -858,3 +858,20 @@ def _break(message: Message, context: Context) -> Message:
 def test_a_synchronous_run_cannot_go_on_without_a_party(run: Start, more: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"'continue' needs a quorum below .* parties, 3"):
         run(3, {**KEYS, **more, "on-party-failure": "continue"})
+
+
+@pytest.mark.parametrize(
+    ("who", "cause", "sentence"),
+    [
+        ("Party 1", "failed: Party 1's file is gone.", "Party 1's file is gone."),
+        ("The party on node 7", "failed: Party 1's file is gone.", "Party 1's file is gone."),
+        ("The party on node 7", "failed: In party 1's rules.", "In party 1's rules."),
+        ("Party 1", "failed: raised ValueError.", "Party 1 failed: raised ValueError."),
+        ("Party 1", "sent no key.", "Party 1 sent no key."),
+        # Nobody is blamed by the word of another party alone.
+        ("Party 2", "failed: Party 1's file is gone.", "Party 2 failed: Party 1's file is gone."),
+        ("Party 1", "failed: Party 12's file.", "Party 1 failed: Party 12's file."),
+    ],
+)
+def test_a_party_that_failed_is_named_once(who: str, cause: str, sentence: str) -> None:
+    assert str(PartyError(who, cause)) == sentence

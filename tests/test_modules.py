@@ -705,3 +705,32 @@ def test_towers_that_nodes_name_give_over_streams_what_they_give_in_process(tmp_
         assert finished.summary[key] == pytest.approx(here.summary[key], abs=1e-5)
     expected = pd.read_csv(predict_local({"model": str(here.folder)}, [words] * 2))
     pd.testing.assert_frame_equal(pd.read_csv(said), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dataset", ["digits", "breast-cancer"])
+def test_the_example_of_a_loss_serves_two_classes_and_more(
+    dataset: str, tmp_path: Path, run: Start
+) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "models.md").read_text(encoding="utf-8")
+    (example,) = (block for block in page.split("```python\n") if "def per_row" in block)
+    place = tmp_path / "tops.py"
+    place.write_text(example.partition("```")[0], encoding="utf-8")
+    keys = {"top-model": f"{place}:Top", "top-args": "width=16", "loss": f"{place}:per_row"}
+    summary = run(
+        2, {"dataset": dataset, "epochs": 3, "metrics": f"{place}:figures", **keys}
+    ).summary
+    assert summary["test_accuracy"] > 0.6
+    assert summary["test_top_3"] == 1 if dataset == "breast-cancer" else summary["test_top_3"] < 1
+
+
+def test_a_loss_that_has_not_thought_of_two_classes_is_told_what_they_have(
+    tmp_path: Path, run: Start
+) -> None:
+    place = tmp_path / "own.py"
+    place.write_text(
+        "from torch.nn import functional\n"
+        "def per_row(outputs, labels):\n"
+        "    return functional.cross_entropy(outputs, labels, reduction='none')\n"
+    )
+    with pytest.raises(ConfigError, match="two classes have one output, the logit of the second"):
+        run(2, {"dataset": "breast-cancer", "epochs": 1, "loss": f"{place}:per_row"})

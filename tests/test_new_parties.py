@@ -363,7 +363,7 @@ def test_a_file_in_another_order_is_said_to_hold_out_others(
 
 def test_a_grown_model_predicts_and_says_what_parties_are_worth(three: Organisations) -> None:
     found = grown(three, "three", epochs=6)
-    said = three.predict("three").set_index("id")
+    said = three.predict("three").set_index(ID)
     labels = read(three.labels).set_index(ID)["label"]
     known = said[said["parties"].astype(str) != "none"]
     assert "2" in set("+".join(known["parties"].astype(str)).split("+"))
@@ -451,7 +451,7 @@ def test_on_supernodes_it_is_as_in_process(three: Organisations, freeze: bool) -
     for name in ("steps", "exchanges", "bytes_up", "bytes_down", "evaluation_bytes"):
         assert runs[0].summary[name] == runs[1].summary[name]
     assert runs[0].summary["test_auc"] == pytest.approx(runs[1].summary["test_auc"], abs=1e-6)
-    said = [three.predict(name).set_index("id") for name in ("local", "nodes")]
+    said = [three.predict(name).set_index(ID) for name in ("local", "nodes")]
     one, other = (each.filter(like="prob") for each in said)
     np.testing.assert_allclose(one, other, atol=1e-5)
 
@@ -521,7 +521,7 @@ def has_columns_of_its_own(three: Organisations) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str]] = {
-    "no run": (None, {"grow": "/nowhere"}, r"^/nowhere has no checkpoint\.npz: name the results"),
+    "no run": (None, {"grow": "/nowhere"}, r"^/nowhere is not there: name the results"),
     "a party without its state": (loses_state, {}, r"Party 1 does not have checkpoint 1 of that"),
     "an older state": (has_an_older_state, {}, r"^Party 0 has not the state that checkpoint 1 is"),
     "other columns": (

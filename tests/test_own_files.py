@@ -413,7 +413,12 @@ BAD = {
     "not there": (lambda o: o.files[1].unlink(), "file is not there", "no such file"),
     "of another kind": (renamed(".xlsx"), "is neither .csv nor .parquet", ".xlsx"),
     "no parquet": (renamed(".parquet"), "cannot be read as a table with a header", "Arrow"),
-    "empty": (unreadable(b""), "cannot be read as a table with a header", "EmptyData"),
+    "empty": (unreadable(b""), "is empty: it needs a line of column names", "0 bytes"),
+    "semicolons": (
+        unreadable(b"who;f1\n1;2,5\n"),
+        "has semicolons between its columns",
+        "no commas",
+    ),
     "no text": (unreadable(b"\xff\xfe\x00,\x81\n"), "cannot be read as a table", "UnicodeDecode"),
     "no id column": (
         edit(lambda frame: frame.rename(columns={ID: f"{SENTINEL}-id"})),
@@ -444,6 +449,25 @@ BAD = {
     ),
     "no common id": (ids(lambda each: each + 10**9), "has none of the 60 ids", ""),
     "text": (edit(cell("zebrafish soup")), "has a column that is not numeric", f"{SENTINEL}-3"),
+    "decimal commas": (
+        edit(
+            lambda frame: frame.assign(**{f"{SENTINEL}-3": [f"{n},5" for n in range(len(frame))]})
+        ),
+        "is not numeric, since its numbers have decimal commas: write points",
+        f"{SENTINEL}-3",
+    ),
+    "dates": (
+        both(
+            edit(
+                lambda f: f.assign(
+                    **{f"{SENTINEL}-3": [f"{1 + n % 28}.3.24" for n in range(len(f))]}
+                )
+            ),
+            said(columns=f"{SENTINEL}-3"),
+        ),
+        "is not numeric, since it holds dates: make numbers of them",
+        f"{SENTINEL}-3",
+    ),
     "missing": (edit(cell(None)), "has missing values in its features", f"{SENTINEL}-3"),
     "infinite": (edit(cell(np.inf)), "has infinite values: replace", f"{SENTINEL}-3"),
     "too large": (edit(cell(1e300, slice(0, 2))), "has numbers that are too large", "infinite"),
@@ -457,6 +481,12 @@ BAD = {
         "does not have the columns that `columns` names",
         f"{SENTINEL}-9",
     ),
+    "the labels": (
+        edit(lambda frame: frame.assign(label=frame[ID] % 2)),
+        "has a column of the label's name, by which it would learn the label from itself",
+        "",
+    ),
+    "no rows": (edit(lambda frame: frame[:0]), "has no rows: name one that has some", ""),
     "a column twice": (said(columns="f2,f2"), "or has one of them twice", "f2,f2"),
     "only ids": (edit(lambda frame: frame[[ID]]), "has no feature columns", "besides ids"),
     "no file named": (said(file=""), "has named no file: start its SuperNode with", ""),
@@ -464,6 +494,14 @@ BAD = {
     "another wrong word": (said(text="embed"), "choose one of refuse, one-hot", ""),
     "a number for a word": (said(id=3), "as texts in quotes", ""),  # type: ignore[arg-type]
 }
+
+
+def test_a_feature_that_is_called_as_the_labels_is_used_where_it_is_named(tmp_path: Path) -> None:
+    organisations = cut(tmp_path, small(), known=1)
+    feature = read(organisations.files[1]).columns.drop(ID)[0]
+    change(organisations.files[1], lambda frame: frame.rename(columns={feature: "label"}))
+    organisations.words = [{}, {"columns": "label"}]
+    assert organisations.run("run", SHORT).summary["failure"] is None
 
 
 @pytest.mark.one_by_day
@@ -482,7 +520,7 @@ def test_what_is_wrong_with_a_partys_file_is_said_without_what_is_in_it(
     with pytest.raises((ConfigError, PartyError)) as raised:
         organisations.run("run", SHORT, recorder)  # type: ignore[arg-type]
     message = str(raised.value)
-    assert sentence in message and "arty 1" in message
+    assert sentence in message and message.count("arty 1") == 1 and "on node" not in message
     assert message[-1] in ".?" and "raised" not in message and "\n" not in message
     assert SENTINEL not in message and re.search(r"\d{6}", message) is None
     assert not in_log or any(in_log in line and "party-1." in line for line in own_log)
@@ -491,11 +529,15 @@ def test_what_is_wrong_with_a_partys_file_is_said_without_what_is_in_it(
 
 LABEL_HOLDERS = {
     "not there": (lambda o: o.labels.unlink(), {}, "labels.csv is not there"),
-    "no label column": (lambda o: None, {"label": "lebal"}, "no label column 'lebal': set `label`"),
+    "no label column": (
+        lambda o: None,
+        {"label": "lebal"},
+        "no label column 'lebal': did you mean 'label'",
+    ),
     "no id column": (
         lambda o: None,
         {"id": "nobody"},
-        "the id column that `id` names: id = 'nobody'",
+        "the id column that `id` names: correct `id` .id = 'nobody'",
     ),
     "missing labels": (
         lambda o: change(o.labels, lambda f: f.assign(label=f.label.where(f.index > 3))),
@@ -510,7 +552,17 @@ LABEL_HOLDERS = {
     "missing values": (
         lambda o: change(o.labels, lambda f: f.assign(own=[None, *range(1, len(f))])),
         {},
-        "labels.csv has missing values in its features.*column 'own' has 1",
+        "labels.csv has missing values in its features.*column 'own' has 1 in 60 rows",
+    ),
+    "missing values in all rows": (  # some of them held out
+        lambda o: change(o.labels, lambda f: f.assign(own=f.index.where(f.index % 2), b=None)),
+        {"columns": "own,b"},
+        "column 'own' has 30 in 60 rows, and 1 more columns have some",
+    ),
+    "semicolons": (
+        lambda o: o.labels.write_text(o.labels.read_text().replace(",", ";")),
+        {},
+        r"labels.csv has semicolons between its columns.*sep=';', decimal=','",
     ),
     "absent columns": (lambda o: None, {"columns": "gone"}, "does not have the columns"),
     "one class": (

@@ -414,7 +414,7 @@ def known_by(organisations: Organisations) -> dict[Any, str]:
 
 
 def test_everyone_gets_a_line_with_the_parties_used(clinic: Organisations) -> None:
-    said = clinic.predict("run").set_index("id")
+    said = clinic.predict("run").set_index(ID)
     due = known_by(clinic)
     assert said.index.tolist() == read(clinic.labels)[ID].tolist()
     assert said["parties"].astype(str).to_dict() == due
@@ -429,7 +429,7 @@ def test_everyone_gets_a_line_with_the_parties_used(clinic: Organisations) -> No
 
 
 def test_parties_that_are_left_out_have_no_part(clinic: Organisations, tmp_path: Path) -> None:
-    said = clinic.predict("run", without="1", out=str(tmp_path / "without.csv")).set_index("id")
+    said = clinic.predict("run", without="1", out=str(tmp_path / "without.csv")).set_index(ID)
     due = {
         who: "+".join(each for each in words.split("+") if each != "1") or "none"
         for who, words in known_by(clinic).items()
@@ -438,8 +438,8 @@ def test_parties_that_are_left_out_have_no_part(clinic: Organisations, tmp_path:
     assert used.to_dict() == due
     clinic.files[1].rename(tmp_path / "gone")  # for good
     try:
-        gone = clinic.predict("run", without="1", out=str(tmp_path / "gone.csv")).set_index("id")
-        by_itself = clinic.predict("run", out=str(tmp_path / "itself.csv")).set_index("id")
+        gone = clinic.predict("run", without="1", out=str(tmp_path / "gone.csv")).set_index(ID)
+        by_itself = clinic.predict("run", out=str(tmp_path / "itself.csv")).set_index(ID)
     finally:
         (tmp_path / "gone").rename(clinic.files[1])
     pd.testing.assert_frame_equal(gone, said)
@@ -471,7 +471,7 @@ def test_with_columns_of_its_own_the_label_holder_needs_nobody(tmp_path: Path) -
     kept_rows = checkpoint.load(found.folder)
     assert len(kept_rows.rows) == 569 and found.summary["test_accuracy"] > 0.85
     assert found.summary["test_by_parties"]["0"]["rows"] > 20
-    said = organisations.predict("run").set_index("id")
+    said = organisations.predict("run").set_index(ID)
     nobody = said[said["parties"] == "none"]
     assert len(nobody) > 100 and nobody["probability_1"].nunique() > 50  # by its own columns
 
@@ -522,7 +522,7 @@ def test_the_rest_predicts_when_a_party_is_gone_for_good(tmp_path: Path) -> None
     organisations.files[1].unlink()
     for path in (tmp_path / "run").glob("*party-1*"):
         path.unlink()
-    said = organisations.predict("run", without="1").set_index("id")
+    said = organisations.predict("run", without="1").set_index(ID)
     labels = read(organisations.labels).set_index(ID)["label"]
     assert said.index.tolist() == labels.index.tolist()
     used = said["parties"].astype(str)
@@ -606,7 +606,7 @@ def test_the_order_of_rows_says_nothing_of_ids(tmp_path: Path) -> None:
 def test_any_model_of_any_subset_predicts_for_everyone(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(), parties=3, known=0.8)
     organisations.run("run", {**FILES, "align": "psi", "subsets": "sampled"})
-    said = organisations.predict("run", without="2").set_index("id")
+    said = organisations.predict("run", without="2").set_index(ID)
     assert len(said) == 569 and "2" not in "".join(map(str, said["parties"]))
     nobody = organisations.predict("run", without="0,1,2", out=str(tmp_path / "nobody.csv"))
     assert set(nobody["parties"]) == {"none"} and nobody["probability_1"].nunique() == 1

@@ -15,6 +15,7 @@ from tests.conftest import Start
 from vfl_flower.errors import ConfigError, PartyError, VflError
 from vfl_flower.holder.results import results_folder
 from vfl_flower.registry import ENGINES, SYSTEMS, Registry
+from vfl_flower.start import prepare
 from vfl_flower.systems import resolve
 from vfl_flower.tools.cli import main
 
@@ -293,6 +294,27 @@ def test_an_unknown_name_is_a_sentence_that_lists_those_known(keys: dict[str, st
     with pytest.raises(ConfigError) as error:
         resolve(keys)
     assert str(error.value).startswith(f"{key} = {name!r} is not known: choose one of ")
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "like"),
+    [
+        ("strategy", "vafll", "vafl"),
+        ("strategy", "VAFL-T", "vafl-t"),
+        ("codec", "topk", "top-k"),
+        ("optimizer", "adamax", "adam"),
+        ("bottom-model", "lineer", "linear"),
+        ("privacy", "label", "labels"),
+        ("dataset", "digit", "digits"),
+        ("dataset", "file:a.csv", "files:a.csv"),
+        ("dataset", "a.csv", "csv:a.csv"),
+    ],
+)
+def test_a_name_that_is_misspelt_is_told_what_it_is_like(key: str, name: str, like: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        prepare(2, {key: name}, ())
+    start = f"{key} = {name!r} is not known: did you mean {like!r}? "
+    assert str(error.value).startswith(start) and str(error.value).count("?") == 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
+import vfl_flower
 from tests.organisations import (
     ID,
     Organisations,
@@ -143,8 +144,8 @@ def test_predictions_are_those_of_the_models_by_id(organisations: Organisations)
     table = organisations.predict("run", new)
     ids, outputs = by_hand(organisations, "run", new)
     in_file = [each for each in read(new)[ID].tolist() if each in set(ids)]
-    assert table["id"].tolist() == in_file and 40 < len(ids) < 80
-    table = table.set_index("id").loc[ids].reset_index()
+    assert table[ID].tolist() == in_file and 40 < len(ids) < 80
+    table = table.set_index(ID).loc[ids].reset_index()
     chances = outputs[:, 0].sigmoid().numpy()
     np.testing.assert_allclose(table["probability_1"], chances, atol=1e-6)
     np.testing.assert_allclose(table["probability_0"], 1 - chances, atol=1e-6)
@@ -153,6 +154,17 @@ def test_predictions_are_those_of_the_models_by_id(organisations: Organisations)
     found = summary_of(organisations.folder / "run" / "predictions.csv")
     assert found["accuracy"] == pytest.approx(np.mean((chances > 0.5) == labels))
     assert found["rows"] == len(ids)
+
+
+@pytest.mark.parametrize("name", ["prediction", "parties", "id"])
+def test_an_id_column_that_is_called_as_another_of_ours_is_id(name: str, tmp_path: Path) -> None:
+    features = np.random.default_rng(0).standard_normal((60, 2))
+    frames = [pd.DataFrame({name: range(60), "x": column}) for column in features.T]
+    model = vfl_flower.train(
+        {"epochs": 1}, frames, frames[0].assign(label=features[:, 0] > 0)[[name, "label"]], id=name
+    )
+    said = model.predict(frames, id=name)
+    assert said.index.name == name and said.index.tolist() == list(range(60))
 
 
 def test_parquet_holds_the_same_as_csv(organisations: Organisations) -> None:
@@ -206,8 +218,8 @@ def test_regression_predicts_in_units_of_the_labels(tmp_path: Path) -> None:
     keys["noise-seed"] = 0  # else parties draw other models each time
     run = organisations.run("run", keys)
     predicted = organisations.predict("run")
-    assert list(predicted) == ["id", "prediction"]
-    labels = table.set_index(ID).loc[predicted["id"], "label"].to_numpy()
+    assert list(predicted) == [ID, "prediction"]
+    labels = table.set_index(ID).loc[predicted[ID], "label"].to_numpy()
     errors = predicted["prediction"].to_numpy() - labels
     found = summary_of(run.folder / "predictions.csv")
     assert found["rmse"] == pytest.approx(np.sqrt(np.mean(errors**2)), rel=1e-4)
@@ -226,7 +238,7 @@ def test_classes_have_their_names(tmp_path: Path) -> None:
     organisations.run("run", {**SHORT, "epochs": 20})
     predicted = organisations.predict("run")
     names = ["high", "low", "mid"]
-    assert list(predicted) == ["id", "prediction", *(f"probability_{name}" for name in names)]
+    assert list(predicted) == [ID, "prediction", *(f"probability_{name}" for name in names)]
     _, outputs = by_hand(organisations, "run", organisations.labels)
     chances = outputs.softmax(1).numpy()
     np.testing.assert_allclose(predicted.iloc[:, 2:], chances, atol=1e-6)
@@ -267,7 +279,7 @@ def test_classes_come_back_as_they_were_and_are_known_again(
         write(frame.infer_objects(), file)
         said = organisations.predict("run", file, out=str(tmp_path / f"{name}-said.parquet"))
         assert set(said["prediction"]) <= set(KINDS[kind])
-        true = frame.set_index(ID)["label"].loc[said["id"]].to_numpy()
+        true = frame.set_index(ID)["label"].loc[said[ID]].to_numpy()
         known = ~pd.isna(true)
         right = (said["prediction"].to_numpy()[known] == true[known]).mean()
         assert summary_of(tmp_path / f"{name}-said.parquet")["accuracy"] == pytest.approx(right)
@@ -335,7 +347,7 @@ def test_a_checkpoint_of_a_run_that_was_cut_short_predicts(tmp_path: Path) -> No
     before = organisations.predict("run")
     organisations.resume("run")
     after = organisations.predict("run", out=str(tmp_path / "after.csv"))
-    assert before["id"].tolist() == after["id"].tolist()
+    assert before[ID].tolist() == after[ID].tolist()
     assert not np.allclose(before["probability_1"], after["probability_1"])
 
 
@@ -421,7 +433,7 @@ def test_missing_labels(organisations: Organisations) -> None:
     change(organisations.labels, lambda f: f.assign(label=f["label"].where(f.index > 3)))
     predicted = organisations.predict("run", organisations.labels)
     said = summary_of(organisations.folder / "run" / "predictions.csv")
-    labels = read(organisations.labels).set_index(ID).loc[predicted["id"], "label"].to_numpy()
+    labels = read(organisations.labels).set_index(ID).loc[predicted[ID], "label"].to_numpy()
     known, right = ~np.isnan(labels), predicted["prediction"].to_numpy() == labels
     assert not known.all() and said["accuracy"] == pytest.approx(right[known].mean())
 

@@ -111,7 +111,7 @@ class Page:
 
 def left(folder: Path, evaluations: int = 3, scale: float = 1, **summary: Any) -> Path:
     """A results folder as a run leaves it; without a summary if that is not ``finished``."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     entries = [
         {
             "epoch": n,
@@ -368,6 +368,33 @@ def test_an_earlier_report_is_replaced(tmp_path: Path, capsys: pytest.CaptureFix
     assert "vafl on digits" in (folder / "report.html").read_text(encoding="utf-8")
     assert main(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").read_bytes() == (folder / "report.html").read_bytes()
+
+
+def test_a_page_of_several_runs_leaves_that_of_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    first, second = left(runs / "a"), left(runs / "deep" / "b", strategy="dpzv")
+    (first / "report.html").write_text("of the first run")
+    assert main(["report", str(first), str(second)]) == 0
+    assert capsys.readouterr().out == f"report: {runs / 'report.html'}\n"
+    assert (first / "report.html").read_text() == "of the first run"
+    assert list(Page((runs / "report.html").read_text()).table("run")) == ["vafl", "dpzv"]
+
+
+def test_a_folder_of_runs_is_reported_with_all_that_have_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left(tmp_path / "b", strategy="dpzv")
+    left(tmp_path / "a")
+    left(tmp_path / "compared" / "vafl")
+    (tmp_path / "compared" / "compare.json").write_text('{"vafl": {}}')
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "history.jsonl").touch()
+    (tmp_path / "notes.txt").touch()
+    assert [run.title for run in read([tmp_path])] == ["vafl, a", "dpzv", "vafl, vafl"]
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"report: {tmp_path / 'report.html'}\n"
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
         (["vafl", "-c", "dataset='npz:/none'"], "/none"),
         (["vafl", "-c", "task='predict'"], "task"),
         (["vafl", "--engine", "supernodes"], "choose local or ray"),
-        (["vafl", "--second", "time"], "--second time is not known"),
+        (["vafl", "--second", "time"], "--second = 'time' is not known"),
         (["vafl", "--second", "virtual-seconds"], "set delay"),
         (["cascaded", "-c", "bits=4 codec='nonsense'"], "codec = 'nonsense' is not known"),
     ],

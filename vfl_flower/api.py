@@ -21,6 +21,7 @@ from vfl_flower.data.memory import handed_over, held, listed
 from vfl_flower.errors import ConfigError
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Checkpoint
+from vfl_flower.holder.progress import shown
 from vfl_flower.registry import ENGINES
 from vfl_flower.start import Engine, Finished, predict_local
 
@@ -36,6 +37,7 @@ def train(
     parties: int = 4,
     engine: str = "local",
     out: str | Path = "",
+    progress: bool | None = None,
 ) -> Model:
     """Train with one party for each of ``features``; or on a data set that ``config`` names.
 
@@ -51,6 +53,8 @@ def train(
     engine : runtime; data that are handed over are trained on in this process.
     out : results folder; without it, one that is gone with the model. Where training fails, a note
         on the error says where it is kept.
+    progress : whether to show how far training is; None: on terminals and in notebooks alone, as
+        one line that is gone at the end. Elsewhere True prints one line an epoch.
 
     Raises
     ------
@@ -70,6 +74,7 @@ def train(
     node_configs: list[dict[str, Any]] = []
     with ExitStack() as stack:
         stack.enter_context(_quiet())
+        stack.enter_context(shown(progress))
         if features:
             beside = [name for name in _NOT_BESIDE_FEATURES if name in keys]
             beside += ["align"] * (keys.get("align", "any") != "any")
@@ -185,7 +190,7 @@ class Model:
     def predict_proba(self, features: Sequence[Any] = (), *, own: Any = None, id: str = "") -> Any:
         """The probability of each class, [N, classes]; with ids, a pandas frame by id."""
         frame, _ = self._said(features, own, id)
-        chances = frame.filter(like="probability_")
+        chances = frame.iloc[:, 1:].filter(like="probability_")
         return _by_id(chances, frame, id)
 
     def evaluate(
@@ -300,4 +305,4 @@ def _checkpoint(folder: Path) -> Checkpoint:
 
 
 def _by_id(values: Any, frame: Any, id: str) -> Any:
-    return values.set_axis(frame["id"]).rename_axis(id) if id else values.to_numpy()
+    return values.set_axis(frame.iloc[:, 0]).rename_axis(id) if id else values.to_numpy()

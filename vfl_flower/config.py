@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from vfl_flower import registry
-from vfl_flower.errors import ConfigError
+from vfl_flower.errors import ConfigError, unknown
 from vfl_flower.sections import (
     CodecConfig,
     DataConfig,
@@ -150,9 +150,7 @@ class Key(NamedTuple):
         if self.registry:
             self.registry.check(value, self.name)
         if self.choices and value not in self.choices:
-            raise ConfigError(
-                f"{self.name} = {value!r} is not known: choose one of {', '.join(self.choices)}."
-            )
+            raise unknown(self.name, value, self.choices)
         if self.below is not None and value >= self.below:
             raise ConfigError(f"{self.name} = {value} must be below {self.below}.")
         if self.above is not None and value <= self.above:

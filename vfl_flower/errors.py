@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import traceback
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+_OWN_WORDS = re.compile(r"failed: (((?:Party|In party) (\d+)\b).*)", re.DOTALL)
+
+
+def asked(name: str, names: Iterable[str], verb: str) -> str:
+    """Ask for the name that was perhaps meant, and go on with a verb: the middle of a sentence."""
+    close = get_close_matches(str(name).lower(), list(names), 1)
+    return f" did you mean {close[0]!r}? {verb.capitalize()}" if close else f" {verb}"
+
+
+def unknown(key: str, value: Any, names: Sequence[str]) -> ConfigError:
+    """Return the error of a value that is none of those that a key can have."""
+    ask = asked(value, names, "choose")
+    return ConfigError(f"{key} = {value!r} is not known:{ask} one of {', '.join(names)}.")
 
 
 class VflError(Exception):
@@ -48,11 +66,20 @@ class SumError(VflError):
         )
 
 
+BY_NODE = "The party on node "
+"""How a party is named as long as its number is not known."""
+
+
 class PartyError(VflError):
-    """A party failed, or sent something that must not be used."""
+    """A party failed, or sent something that must not be used.
+
+    It is named once: by its own words, if they begin with its number, or else by ``who``.
+    """
 
     def __init__(self, who: str, cause: str) -> None:
-        super().__init__(f"{who} {cause}")
+        own = _OWN_WORDS.fullmatch(cause)
+        same = own and (who == f"Party {own[3]}" or who.startswith(BY_NODE))
+        super().__init__(own[1] if own and same else f"{who} {cause}")
 
 
 class PoisonError(PartyError):

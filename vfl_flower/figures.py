@@ -74,6 +74,34 @@ def reached(figures: Mapping[str, Any]) -> str:
     return f"test accuracy {spread(figures, 'test_accuracy', '.4f')}"
 
 
+def validated(entry: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+    """The loss by which a run stops, in words: the last and the least; empty without validation.
+
+    Parameters
+    ----------
+    entry, best : the history entries of the last evaluation and of the best one, or an empty one.
+    """
+    if entry.get("validation_loss") is None:
+        return ""
+    least = " (best)" if best else ""
+    if best and best["epoch"] < entry["epoch"]:
+        least = f" (best {best['validation_loss']:.4f} at epoch {best['epoch']:g})"
+    return f"validation loss {entry['validation_loss']:.4f}{least}"
+
+
+def in_brief(entry: Mapping[str, Any], best: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The last loss, the least validation loss, and the test figure, as short as can be."""
+    loss = entry.get("validation_loss")
+    of_test = f"test {entry[main_metric(entry)]:.3f}"
+    if loss is None:
+        loss = entry.get("train_loss")
+        return "" if loss is None else f"train loss {loss:.3f}", "", of_test
+    least = "best" if best else ""
+    if best and best["epoch"] < entry["epoch"]:
+        least = f"best {best['validation_loss']:.3f} @{best['epoch']:g}"
+    return f"val loss {loss:.3f}", least, of_test
+
+
 def headline(summary: dict[str, Any]) -> str:
     """What a run reached and took, in one line, and in another what its epsilon is of."""
     parts = []

@@ -181,6 +181,10 @@ def told(path: Path) -> Iterator[None]:
     """Say in a sentence, by `VflError`, that a file cannot be written."""
     try:
         yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise VflError(
+            f"{path} cannot be written, since there is a file where a folder is due: name another."
+        ) from error
     except OSError as error:
         raise VflError(
             f"{path} cannot be written ({error.strerror or error}): mend that, and try again."

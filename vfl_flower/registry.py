@@ -16,7 +16,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.errors import CodeError, ConfigError
+from vfl_flower.errors import CodeError, ConfigError, unknown
 
 
 class Registry:
@@ -65,9 +65,7 @@ class Registry:
     def check(self, name: str, key: str = "") -> None:
         """Raise `ConfigError` unless there is such a name, or it is a place."""
         if name not in self.known and name not in self.names and not self.is_place(name):
-            raise ConfigError(
-                f"{key or self.key} = {name!r} is not known: choose one of {', '.join(self.names)}."
-            )
+            raise unknown(key or self.key, name, self.names)
 
     def load(self, name: str, key: str = "") -> Any:
         """What has this name; sentences say that ``key`` has it, or that of the configuration.

@@ -48,7 +48,7 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
         keys = {"strategy": self.strategy, "seed": seed, "target": target, "test-fraction": 0.0}
         keys |= {"eval-every": float(2**20), **(self.config or {})}
         self.columns_ = self._columns()
-        self.model_: Model = train(keys, self._parts(x), y)
+        self.model_: Model = train(keys, self._parts(x), y, progress=False)  # it may be of many
         return self
 
     def _columns(self) -> list[list[int]]:

@@ -28,10 +28,9 @@ from vfl_flower.data.split import held_out_again, used_by
 from vfl_flower.data.tables import Table
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import write_whole
-from vfl_flower.holder import checkpoint
+from vfl_flower.holder import checkpoint, progress
 from vfl_flower.holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.holder.label_holder import of_group
-from vfl_flower.holder.observers import ProgressBar
 from vfl_flower.holder.predict import predict
 from vfl_flower.holder.results import Results, in_use, results_folder
 from vfl_flower.provenance import code_digest, versions
@@ -134,10 +133,13 @@ def _train_in(
                     "then."
                 )
             named = OBSERVERS.load(config.running.observer)()
-            observers = [results, ProgressBar(), named, *carrier.observers]
+            telling = progress.of_run(results.folder)
+            observers = [results, named, *carrier.observers, *([telling] if telling else [])]
             for each in observers:
                 each.began(results.folder)
             strategy = strategy_of(config)(config, labels, observers, keeper)
+            if telling:
+                telling.follow(strategy)
             strategy.start(carrier)
     except BaseException as error:
         failure = str(error) or type(error).__name__

@@ -152,7 +152,7 @@ def run_ray(
         run_config["parties"] = parties
     with _submitting(run_config), SuperLink(True, Path(run_config["out"])) as superlink:
         bring_states(config, Path(run_config["out"]))
-        return _run_on(superlink, nodes, config.training.epochs, run_config)
+        return _run_on(superlink, nodes, run_config)
 
 
 def run_supernodes(
@@ -179,7 +179,7 @@ def run_supernodes(
         for party in range(parties):
             node_config = {**permitted, **(node_configs[party] if node_configs else {})}
             stack.enter_context(superlink.supernode(party, parties, node_config))
-        return _run_on(superlink, parties, config.training.epochs, run_config)
+        return _run_on(superlink, parties, run_config)
 
 
 def predict_local(
@@ -286,10 +286,8 @@ def _submitting(run_config: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def _run_on(
-    superlink: SuperLink, parties: int, epochs: int | None, run_config: Mapping[str, Any]
-) -> Finished:
-    run_on(superlink, parties, epochs, run_config)
+def _run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) -> Finished:
+    run_on(superlink, parties, run_config)
     finished = Finished(Path(run_config["out"]))
     if finished.summary["failure"]:
         raise VflError(finished.summary["failure"])

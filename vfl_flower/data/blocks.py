@@ -171,10 +171,23 @@ def load_own_features(
     none = train[:0]
     names = (own.names(train), own.names(test)) if counted else (none, none)
     own.forget_ids()  # before there is anything else that takes much memory
-    preparation = preparation or own.learn(train)
+    if preparation is None:
+        _check_no_labels(own, data.label)
+        preparation = own.learn(train)
     samples = [prepared(own, part, preparation) for part in (train, test)]
     block = FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names)
     return replace(block, known=known, validation=validation)
+
+
+def _check_no_labels(own: Source, label: str) -> None:
+    """Refuse a party's file with a column that is called as the labels, unless that is named."""
+    if not isinstance(own, OwnFile) or own.party is None or own.columns:
+        return
+    if label in own.feature_names:
+        raise ConfigError(
+            f"{own.whose} has a column of the label's name, by which it would learn the label from "
+            "itself: leave that column out, or name the feature columns by `columns`."
+        )
 
 
 def _check_has_all(own: Source, common: Alignment) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.data.images import decoded
+from vfl_flower.data.own_files import of_separator
 from vfl_flower.data.samples import Arrays
+from vfl_flower.data.tables import of_texts
 from vfl_flower.data.text import Tokenizer, as_samples
-from vfl_flower.errors import ConfigError
+from vfl_flower.errors import ConfigError, asked
 from vfl_flower.registry import DATASETS
 from vfl_flower.sections import DataConfig
 
@@ -60,9 +63,14 @@ def open_dataset(data: DataConfig) -> Divided:
             raise ConfigError(f"dataset = {data.dataset!r}: there is no such file.")
         return _opener(kind)(data, place)
     packages = (f", {name}" for name in DATASETS.names if name not in DATASETS.known)
+    suffix = Path(data.dataset).suffix.removeprefix(".")
+    close = get_close_matches(kind.lower(), ("files", "hf", *_OF_A_FILE) if place else _SHIPPED, 1)
+    likely = [f"{each}:{place}" if place else each for each in close]
+    likely += [f"{suffix}:{data.dataset}"] * (suffix in _OF_A_FILE and not place)
     raise ConfigError(
-        f"dataset = {data.dataset!r} is not known: use digits, breast-cancer, npz:PATH, "
-        f"csv:PATH, parquet:PATH, svmlight:PATH or hf:NAME_OR_DIR{''.join(packages)}."
+        f"dataset = {data.dataset!r} is not known:{asked(data.dataset, likely, 'use')} digits, "
+        "breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH or "
+        f"hf:NAME_OR_DIR{''.join(packages)}."
     )
 
 
@@ -129,6 +137,8 @@ def table(data: DataConfig, place: str) -> Divided:
         names = list(pd.read_csv(place, nrows=0)) if csv else pq.read_schema(place).names
     except (ValueError, OSError) as error:
         raise ConfigError(f"{data.dataset} cannot be read as a table with a header.") from error
+    if csv and data.label not in names and (wrong := of_separator(list(map(str, names)))):
+        raise ConfigError(f"{data.dataset} {wrong}")
 
     def read(columns: list[str]) -> Any:
         return (
@@ -138,7 +148,7 @@ def table(data: DataConfig, place: str) -> Divided:
     def features(columns: Columns) -> list[Array]:
         mine = _own_columns(data, names, columns)
         frame = read(mine)[mine]
-        _all_numeric(data, {name: frame[name].dtype.kind for name in mine})
+        _all_numeric(data, {name: frame[name].dtype.kind for name in mine}, frame)
         return [frame.to_numpy(dtype=np.float64)]
 
     def labels() -> list[Array]:
@@ -276,15 +286,18 @@ def _own_columns(data: DataConfig, names: list[str], columns: Columns) -> list[s
 def _has_label(data: DataConfig, names: list[str]) -> None:
     if data.label not in names:
         raise ConfigError(
-            f"{data.dataset} has no label column {data.label!r}: set `label` to one of "
+            f"{data.dataset} has no label column {data.label!r}:"
+            f"{asked(data.label, names, 'set')} `label` to one of "
             f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
         )
 
 
-def _all_numeric(data: DataConfig, kinds: dict[str, str]) -> None:
+def _all_numeric(data: DataConfig, kinds: dict[str, str], frame: Any = None) -> None:
     text = [name for name, kind in kinds.items() if kind not in "biuf"]
     if text:
-        raise _of_column(data, text[0], "is not numeric: encode it as numbers first.")
+        advice = ": encode it as numbers first."
+        advice = advice if frame is None else of_texts(frame[text[0]], advice)
+        raise _of_column(data, text[0], f"is not numeric{advice}")
 
 
 def _of_column(data: DataConfig, name: str, what: str) -> ConfigError:

@@ -39,6 +39,11 @@ class Frame(Table):
         """The id column, or the numbers of the rows."""
         return np.arange(len(self.frame)) if self.id == _NONE else super().id_column
 
+    @property
+    def has_ids(self) -> bool:
+        """Whether the ids are in a column."""
+        return self.id != _NONE
+
     @cached_property
     def _names(self) -> list[str]:
         return list(map(str, self.frame.columns))

@@ -9,7 +9,7 @@ holder's ids.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -67,10 +67,20 @@ class OwnFile(Table):
         import pyarrow.parquet as pq
 
         if not Path(self.path).expanduser().is_file():
-            raise self._wrong("is not there.", "there is no such file.")
+            raise self._wrong(
+                "is not there: correct its path.",
+                f"there is no such file as {Path(self.path).expanduser().absolute()}.",
+            )
+        if not Path(self.path).expanduser().stat().st_size:
+            raise self._wrong(
+                "is empty: it needs a line of column names, and rows.", "it has 0 bytes."
+            )
         try:
             if self._is_csv:
-                return [str(name) for name in pd.read_csv(Path(self.path).expanduser(), nrows=0)]
+                names = [str(each) for each in pd.read_csv(Path(self.path).expanduser(), nrows=0)]
+                if self.id not in names and (wrong := of_separator(names)):
+                    raise self._wrong(wrong, "its first line has no commas that separate columns.")
+                return names
             names = [str(name) for name in pq.read_schema(Path(self.path).expanduser()).names]
             return [name for name in names if not re.fullmatch(r"__index_level_\d+__", name)]
         except (ValueError, OSError) as error:
@@ -106,13 +116,28 @@ class OwnFile(Table):
     def _is_csv(self) -> bool:
         suffix = Path(self.path).suffix.lower()
         if suffix not in (".csv", ".parquet"):
-            raise self._wrong("is neither .csv nor .parquet.", "its name must end in one of them.")
+            raise self._wrong(
+                "is neither .csv nor .parquet: write it as one of them.", f"it ends in {suffix!r}."
+            )
         return suffix == ".csv"
 
     def _unreadable(self, error: Exception) -> ConfigError:
         return self._wrong(
             "cannot be read as a table with a header.", f"{type(error).__name__}: {error}"
         )
+
+
+def of_separator(names: Sequence[str]) -> str:
+    """What is wrong with a csv file whose columns are called so; empty unless by its separator."""
+    called = {";": "semicolons", "\t": "tabs", "|": "bars"}
+    found = next((each for each in called if names and each in names[0]), "")
+    if not found:
+        return ""
+    decimal = ", decimal=','" * (found == ";")
+    return (
+        f"has {called[found]} between its columns, where commas are due: write it anew, as "
+        f"pandas.read_csv(FILE, sep={found!r}{decimal}).to_csv(FILE, index=False) does."
+    )
 
 
 def as_frame(table: Any) -> Any:

@@ -84,7 +84,7 @@ def encode_ids(column: Any, whose: str) -> list[bytes]:
 
     values, kind = np.asarray(column), id_kind(column)
     if len(values) == 0:
-        raise ConfigError(f"{whose} has no ids.")
+        raise ConfigError(f"{whose} has no rows: name one that has some.")
     missing = int(isna(values).sum())
     if missing:
         raise ConfigError(

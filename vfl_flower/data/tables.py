@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.data.source import Preparation, Source, scaled, scaling
-from vfl_flower.errors import ConfigError
+from vfl_flower.errors import ConfigError, asked
 
 log = logging.getLogger("flwr")
 
@@ -60,11 +60,16 @@ class Table(Source):
         """The id column."""
         if self.id not in self._names:
             raise self._wrong(
-                "does not have the id column that `id` names.",
+                "does not have the id column that `id` names: correct `id`.",
                 f"id = {self.id!r}, and its columns are {', '.join(self._names[:8])}"
                 f"{', ...' * (len(self._names) > 8)}.",
             )
         return self._read([self.id])[self.id]
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the ids are in a column."""
+        return True
 
     # --- columns --------------------------------------------------------------------------------
 
@@ -107,7 +112,8 @@ class Table(Source):
         """Whether there is a label column."""
         if not self.has_labels:
             raise ConfigError(
-                f"{self.path} has no label column {self.label!r}: set `label` to one of "
+                f"{self.path} has no label column {self.label!r}:"
+                f"{asked(self.label, self._names, 'set')} `label` to one of "
                 f"{', '.join(self._names[:8])}{', ...' * (len(self._names) > 8)}."
             )
 
@@ -132,8 +138,7 @@ class Table(Source):
         texts = [name for name in learnt if name not in numbers]
         if texts and self.text == "refuse":
             raise self._wrong(
-                "has a column that is not numeric: encode it, leave it out by `columns`, or "
-                "set text='one-hot'.",
+                f"has a column that is not numeric{of_texts(learnt[texts[0]])}",
                 f"column {texts[0]!r} is not numeric.",
             )
         self._check_missing(learnt, numbers)
@@ -141,8 +146,8 @@ class Table(Source):
         many = [name for name in texts if len(values[name]) > _MOST_VALUES]
         if many:
             raise self._wrong(
-                f"has a text column with more than {_MOST_VALUES} values: leave it out by "
-                "`columns`, or group them.",
+                f"has a text column with more than {_MOST_VALUES} values"
+                f"{of_texts(learnt[many[0]], ': leave it out by `columns`, or group them.')}",
                 f"column {many[0]!r} has {len(values[many[0]])} values.",
             )
         empty = [name for name in numbers if learnt[name].isna().all()]
@@ -202,8 +207,14 @@ class Table(Source):
                 raise self._wrong(
                     "has missing values in its features: fill them in, drop those rows, or set "
                     "missing='median'.",
-                    f"column {gaps[0]!r} has {int(frame[gaps[0]].isna().sum())}.",
+                    f"column {gaps[0]!r} has {self._missing_of(gaps[0])}"
+                    + (f", and {len(gaps) - 1} more columns have some." if gaps[1:] else "."),
                 )
+
+    def _missing_of(self, name: str) -> str:
+        """How many values of a column are missing, in all its rows."""
+        column = self._read([name])[name]
+        return f"{int(column.isna().sum())} in {len(column)} rows"
 
     # --- where its columns are ------------------------------------------------------------------
 
@@ -227,9 +238,12 @@ class Table(Source):
 
     def _wrong(self, what: str, detail: str) -> ConfigError:
         """What is wrong; the detail stays here, if this is a party."""
+        what_and_where = f"{what.rstrip('.')}: {detail}"
+        if ":" in what:
+            what_and_where = f"{what.rstrip('.')} ({detail.rstrip('.')})."
         if self.party is None:
-            return ConfigError(f"{self.path} {what.rstrip('.')}: {detail}")
-        log.warning("The %s %s of this party %s %s", self.kind, self.path, what, detail)
+            return ConfigError(f"{self.path} {what_and_where}")
+        log.warning("The %s %s of this party %s", self.kind, self.path, what_and_where)
         return ConfigError(f"{self.whose} {what} Its own log says more.")
 
 
@@ -239,6 +253,42 @@ def is_missing(values: Array) -> Array:
 
     missing: Array = pd.isna(values)
     return missing
+
+
+_DECIMAL_COMMA = r"\s*[-+]?(?:\d+|\d{1,3}(?:[. ]\d{3})+),\d+\s*"
+_DATE = r"\s*(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})(?:[ T].*)?\s*"
+_ADVICE = ": encode it, leave it out by `columns`, or set text='one-hot'."
+
+
+def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
+    """What the values of a text column seem to be, and what to do; quotes none of them.
+
+    It is the end of a sentence about the column: ``otherwise`` where they are texts indeed.
+    """
+    import pandas as pd
+
+    known = column.dropna()
+    texts = known[:10_000].astype(str)
+    if not len(texts):
+        return otherwise
+    if known.dtype.kind == "M" or texts.str.fullmatch(_DATE).all():
+        return (
+            ", since it holds dates: make numbers of them, such as days since a fixed day, or "
+            "leave it out by `columns`."
+        )
+    numbers = pd.to_numeric(texts, errors="coerce").notna()
+    commas = texts.str.fullmatch(_DECIMAL_COMMA)
+    if commas.any() and (commas | numbers).all():
+        return (
+            ", since its numbers have decimal commas: write points instead, as "
+            "pandas.read_csv(..., decimal=',') and to_csv do."
+        )
+    if numbers.mean() > 0.5:
+        return (
+            ", since it has texts among its numbers: correct those, or leave them empty and set "
+            "missing='median'."
+        )
+    return otherwise
 
 
 def _floats(columns: Any) -> Array:

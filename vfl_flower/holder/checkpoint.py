@@ -121,6 +121,8 @@ def load(folder: str | Path) -> Checkpoint:
         If there is none, or it cannot be read.
     """
     path = Path(folder).expanduser() / FILE
+    if not path.parent.is_dir():
+        raise ConfigError(f"{folder} is not there: name the results folder of a run.")
     if not path.is_file():
         raise ConfigError(
             f"{folder} has no {FILE}: name the results folder of a run that has kept one."

@@ -115,7 +115,10 @@ def try_out(more: More, name: str, outputs: int, labels: Tensor) -> None:
     except VflError:
         raise
     except Exception as error:
-        raise CodeError(f"metrics = {name!r} cannot read {len(labels)} rows", error) from error
+        one = outputs == 1 and not labels.is_floating_point()
+        hint = ", where two classes have one output, the logit of the second" * one
+        said = f"metrics = {name!r} cannot read {len(labels)} rows{hint}"
+        raise CodeError(said, error) from error
 
 
 def _numbers(figures: Any) -> dict[str, float | None]:

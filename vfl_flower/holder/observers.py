@@ -1,15 +1,14 @@
-"""Observers: who is told what happens in a run. `results.Results` is one that writes files."""
+"""Observers: who is told what happens in a run.
+
+`results.Results` writes files, and `progress.Progress` says where a run stands.
+"""
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from vfl_flower.errors import VflError
-from vfl_flower.figures import reached
 
 
 class Observer:
@@ -29,24 +28,3 @@ class Observer:
 
     def ended(self) -> None:
         """The run is over, whatever came of it."""
-
-
-class ProgressBar(Observer):
-    """A bar of steps on the terminal, with what the last evaluation found."""
-
-    @cached_property
-    def _bar(self) -> Any:
-        return tqdm(unit="step", disable=None, leave=False)
-
-    def evaluated(self, entry: dict[str, Any]) -> None:
-        """Show what was reached."""
-        self._bar.set_postfix_str(reached(entry))
-
-    def progressed(self, done: int, planned: int) -> None:
-        """Move the bar."""
-        self._bar.total = planned
-        self._bar.update(done - self._bar.n)
-
-    def ended(self) -> None:
-        """Leave no bar."""
-        self._bar.close()

@@ -75,7 +75,8 @@ def predictions_file(config: RunConfig) -> Path:
 def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
     """Write predictions by id, and beside them in JSON how they do, where there are labels.
 
-    Columns are ``id``, ``prediction``, and for classes ``probability_CLASS``; of a model of any
+    Columns are that of the ids, by its name in the label holder's file (``id`` where rows have none
+    of their own), ``prediction``, and for classes ``probability_CLASS``; of a model of any
     subset also ``parties``, those used, such as ``0+2`` or ``none``. Under regression a prediction
     is in units of the labels. Rows are in the order of the label holder's file.
 
@@ -151,7 +152,7 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: 
     figures = {"model": str(config.model), "rows": len(rows.ids)}
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
     figures |= reached.figures() if reached else {}
-    table = _table(rows.ids, said, found)
+    table = _table(rows, said, found)
     if there is not None:
         used = ("+".join(map(str, np.flatnonzero(row))) for row in present)
         table["parties"] = [each or "none" for each in used]
@@ -208,8 +209,9 @@ def _with_prior(said: Tensor, present: NDArray[np.bool_], found: Checkpoint) -> 
 class _Rows:
     """What the label holder has of the rows to predict.
 
-    ``own`` are its own columns, float32 [N, F]; ``order`` puts rows into that of its file.
-    ``present`` says who has which, [N, M], if any may lack some; ``nodes`` who was told of them.
+    ``called`` is the column of ``ids``. ``own`` are its own columns, float32 [N, F]; ``order`` puts
+    rows into that of its file. ``present`` says who has which, [N, M], if any may lack some;
+    ``nodes`` who was told of them.
     """
 
     ids: Array
@@ -219,6 +221,7 @@ class _Rows:
     labels: Array | None = None
     present: NDArray[np.bool_] | None = None
     nodes: Mapping[int, int] | None = None
+    called: str = "id"
 
 
 def _rows(
@@ -266,7 +269,8 @@ def _rows(
         own = np.asarray(prepared(file, rows, Preparation(**preparation)))
     said = file.labels_with_gaps(rows) if file.has_labels else None
     by_file = np.argsort(rows)
-    return _Rows(file.id_values(rows), common.name, own, by_file, said, common.present, nodes)
+    of_rows = _Rows(file.id_values(rows), common.name, own, by_file, said, common.present, nodes)
+    return replace(of_rows, called=file.id) if file.has_ids else of_rows
 
 
 _OF_FILE = ("dataset", "id", "label", "columns", "missing", "text", "align", "party-timeout")
@@ -289,14 +293,21 @@ def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
     return epsilon_of_uploads(trained, rows, found.strategy["uploads"] + times)
 
 
-def _table(ids: Array, outputs: Tensor, found: Checkpoint) -> Any:
+def _table(rows: _Rows, outputs: Tensor, found: Checkpoint) -> Any:
     """The data frame to write."""
     import pandas as pd
 
+    predicted = _predicted(outputs, found)
+    called = "id" if rows.called in (*predicted, "parties") else rows.called
+    return pd.DataFrame({called: rows.ids, **predicted})
+
+
+def _predicted(outputs: Tensor, found: Checkpoint) -> dict[str, Any]:
+    """The columns to write, by name: what is predicted, and of classes how probable each is."""
     about, classes = found.about_labels, found.about_labels["classes"]
     if not classes:
         numbers = about["mean"] + about["deviation"] * outputs[:, 0].double()
-        return pd.DataFrame({"id": ids, "prediction": numbers.numpy()})
+        return {"prediction": numbers.numpy()}
     if outputs.shape[1] == 1:
         of_second = outputs[:, 0].double().sigmoid()
         chances = torch.stack([1 - of_second, of_second], dim=1)
@@ -304,7 +315,7 @@ def _table(ids: Array, outputs: Tensor, found: Checkpoint) -> Any:
         chances = outputs.double().softmax(1)
     predicted = np.array(classes)[chances.argmax(1).numpy()]
     of_classes = {f"probability_{name}": chances[:, n] for n, name in enumerate(classes)}
-    return pd.DataFrame({"id": ids, "prediction": predicted, **of_classes})
+    return {"prediction": predicted, **of_classes}
 
 
 def _metrics(outputs: Tensor, labels: Array, found: Checkpoint) -> Metrics | None:

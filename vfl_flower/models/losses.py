@@ -134,7 +134,10 @@ def try_out(loss: Loss, name: str, outputs: int, labels: Tensor, alone: bool) ->
         ]
         others = [loss.own(*each)[0] for each in beside] if alone else []
     except Exception as error:
-        raise CodeError(f"loss = {name!r} cannot read outputs {tuple(z.shape)}", error) from error
+        one = outputs == 1 and not labels.is_floating_point()
+        hint = ", where two classes have one output, the logit of the second" * one
+        said = f"loss = {name!r} cannot read outputs {tuple(z.shape)}{hint}"
+        raise CodeError(said, error) from error
     if losses.shape != labels.shape or not torch.isfinite(losses).all():
         raise ConfigError(
             f"loss = {name!r} makes {tuple(losses.shape)} of {len(labels)} rows, where a finite "

@@ -127,7 +127,7 @@ def choose_device(config: RunConfig) -> torch.device:
             return one.device
         except (RuntimeError, AssertionError, ImportError) as error:
             raise ConfigError(
-                f"device = {config.running.device!r} is not to be had here."
+                f"device = {config.running.device!r} is not to be had here: use cpu, cuda or auto."
             ) from error
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

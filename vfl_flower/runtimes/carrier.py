@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
-from vfl_flower.errors import ConfigError, PartyError, VflError
+from vfl_flower.errors import BY_NODE, ConfigError, PartyError, VflError
 from vfl_flower.flower_internals import is_simulation
 from vfl_flower.holder.observers import Observer
 from vfl_flower.messages import SMALL, Introduction, Order, Payload
@@ -223,9 +223,13 @@ def ask(
             try:
                 answers[node] = read_reply(message, kind, most)
             except VflError as error:
+                log.info("Node %d %s", node, error)
+                here = carrier.contexts.get(node)
+                who = f"Party {here.node_config['partition-id']}" if here else f"{BY_NODE}{node}"
+                failed = PartyError(who, str(error))
                 if not lenient:
-                    raise PartyError(f"The party on node {node}", str(error)) from None
-                notice.warning("The party on node %d %s It is left out.", node, error)
+                    raise failed from None
+                notice.warning("%s It is left out.", failed)
     return answers
 
 
@@ -306,7 +310,8 @@ def ask_present(
                 found[node] = read_reply(message, kind, carrier.most_bytes(order.kind))
             except VflError as error:
                 failed += 1
-                notice.warning("The party on node %d %s It is left out.", node, error)
+                failure = PartyError(f"{BY_NODE}{node}", str(error))
+                notice.warning("%s It is left out.", failure)
         here = [each.party for each in found.values()]
         if any(each.parties != there.parties for each in found.values()) or (
             not set(here) <= set(range(there.parties)) or len(set(here)) < len(here)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -10,11 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from vfl_flower.config import KEYS
 from vfl_flower.errors import VflError
 from vfl_flower.files import make_folder
+from vfl_flower.holder.progress import from_elsewhere
 from vfl_flower.registry import BOTTOMS
 from vfl_flower.runtimes.processes import SuperLink
 
@@ -85,12 +83,8 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def run_on(
-    superlink: SuperLink, parties: int, epochs: int | None, run_config: Mapping[str, Any]
-) -> None:
+def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) -> None:
     """Submit a run and wait for its end; once more, if its ServerApp never ran.
-
-    ``epochs`` are those of the progress bar, if it is known how many there are to be.
 
     Raises
     ------
@@ -104,14 +98,13 @@ def run_on(
     log, summary = folder / "flower.log", folder / "summary.json"
     history = folder / "history.jsonl"
     before = _touched(history), _touched(summary)  # a run that is resumed has both
-    with tqdm(total=epochs, unit="epoch", disable=None, leave=False) as bar:
+    with from_elsewhere(folder) as look:
         for _ in range(_STARTS):
             read = log.stat().st_size if log.exists() else 0
             process = superlink.submit(run_config, parties, log)
             while process.poll() is None:
                 time.sleep(0.2)
-                if history.exists() and (lines := history.read_text().splitlines()):
-                    bar.update(json.loads(lines[-1])["epoch"] - bar.n)
+                look()
             said = _COLOURS.sub("", log.read_bytes()[read:].decode(errors="replace"))
             if sentence := _sentence(said):
                 raise VflError(sentence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import signal
 import sys
 import tempfile
@@ -29,11 +30,15 @@ app = typer.Typer(
 )
 
 
+_TWICE = re.compile(r"( Did you mean [^?]+\?)\1")  # typer asks so, and click does too
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit code."""
     try:
         return int(app(arguments, prog_name="vfl", standalone_mode=False) or 0)
     except click.ClickException as error:  # an unknown option, for one
+        error.message = _TWICE.sub(r"\1", error.message)
         error.show()
         return error.exit_code
 
@@ -70,10 +75,16 @@ def _run(
     out: options.Out = "",
     engine: options.EngineName = "local",
     seeds: options.Seeds = 1,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Train a system or baseline on this machine."""
+    """Train a system or baseline on this machine.
+
+    How far it is is shown while it runs: on a terminal as one line, elsewhere
+    by one line an epoch.
+    """
     from vfl_flower.figures import headline
     from vfl_flower.holder import checkpoint
+    from vfl_flower.holder.progress import shown
     from vfl_flower.holder.results import results_folder
     from vfl_flower.registry import ENGINES
     from vfl_flower.start import Engine
@@ -88,11 +99,11 @@ def _run(
     if earlier and parties is None and not node_configs:
         parties = len(checkpoint.load(earlier).strategy["seats"])
     folder = results_folder(config)
-    logging.getLogger("flwr.notice").setLevel(logging.INFO)
+    logging.getLogger("flwr.notice").setLevel(logging.WARNING if quiet else logging.INFO)
     is_new = not folder.exists()
     number = options.number(parties, node_configs)
     try:
-        with _ending_on_sigterm():
+        with _ending_on_sigterm(), shown(not quiet):
             finished = repeated(start, number, keys, node_configs, seeds, folder)
         print(headline(finished.summary))
     finally:
@@ -134,6 +145,7 @@ def _compare(
     out: options.Out = "",
     target: Annotated[float, typer.Option(help="Test accuracy to which bytes are counted.")] = 0.90,
     seeds: options.Seeds = 1,
+    quiet: options.Quiet = False,
 ) -> None:
     """Several systems and the baselines on one data set: a table and a picture.
 
@@ -143,6 +155,7 @@ def _compare(
     All run in this process. Beside the systems stand the baselines frozen,
     alone and joined; their curves are drawn in one picture.
     """
+    from vfl_flower.holder.progress import shown
     from vfl_flower.tools.compare import compare, table
 
     common, node_configs = options.keys(run_config, out), options.node_configs(node_config)
@@ -150,7 +163,8 @@ def _compare(
         raise ConfigError("`vfl compare` takes its systems as arguments: leave strategy out of -c.")
     own = [_compared(text) for text in runs]
     number = options.number(parties, node_configs)
-    folder = compare(number, common, own, target, node_configs, seeds)
+    with shown(not quiet):
+        folder = compare(number, common, own, target, node_configs, seeds)
     lines = table(folder, target)
     print(lines)
     if "\njoined " not in lines:
@@ -183,12 +197,14 @@ def _sweep(
         str, typer.Option(help="Also: bytes, exchanges, epsilon or virtual-seconds, to be small.")
     ] = "",
     out: options.Out = "",
+    quiet: options.Quiet = False,
 ) -> None:
     """Search keys of a system for what does best on the validation rows.
 
     Trials run side by side, in process; those whose curves fall behind are
     stopped early. The same command goes on where it ended, whatever ended it.
     """
+    from vfl_flower.holder.progress import shown
     from vfl_flower.tools.sweep import sweep
     from vfl_flower.tools.sweep.results import table
     from vfl_flower.tools.sweep.workers import workers_on
@@ -196,7 +212,7 @@ def _sweep(
     keys, node_configs = options.keys(run_config, out), options.node_configs(node_config)
     if "strategy" in keys:
         raise ConfigError("`vfl sweep` takes its system as argument: leave strategy out of -c.")
-    with _ending_on_sigterm():
+    with _ending_on_sigterm(), shown(not quiet):
         folder = sweep(
             options.number(parties, node_configs),
             {"strategy": system, **keys},
@@ -270,7 +286,10 @@ def _predict(
 @app.command("report", cls=_Command, epilog=options.REPORT_EXAMPLES)
 def _report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
-    out: Annotated[Path | None, typer.Option(help="Default: report.html in the first RUN.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Default: report.html in RUN, or of several in the folder above them."),
+    ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve it on this machine, kept up to date.")
     ] = False,
@@ -278,14 +297,15 @@ def _report(
 ) -> None:
     """One HTML page about runs, comparisons, sweeps and audits.
 
-    RUN is the results folder of one of them. The page shows what runs reached
+    RUN is the results folder of one of them, or a folder of such folders, as
+    runs/ is. The page shows what runs reached
     and what they took, curves, bytes and delays by party, privacy, attacks
     and settings. It is one file that loads nothing; an earlier report is
     replaced. With --watch it is served instead, at an address of this machine
     that is printed, and follows what the runs write until Ctrl-C.
     """
     from vfl_flower.files import write_whole
-    from vfl_flower.tools.report import report
+    from vfl_flower.tools.report import above, report
     from vfl_flower.tools.watch import watch as serve
 
     folders = [each.expanduser() for each in runs]
@@ -294,7 +314,7 @@ def _report(
     if watch:
         serve(folders, port)
         return
-    page = out.expanduser() if out else folders[0] / "report.html"
+    page = out.expanduser() if out else above(folders) / "report.html"
     if page.suffix != ".html":
         raise VflError(f"{page} would be a page: let --out end in .html.")
     text = report(folders)

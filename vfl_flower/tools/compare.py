@@ -14,12 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from vfl_flower.charts import draw_curves, draw_frontier
 from vfl_flower.errors import ConfigError
 from vfl_flower.figures import METRICS, aligned, guarantee, main_metric, spread
 from vfl_flower.files import write_whole
+from vfl_flower.holder.progress import titled
 from vfl_flower.holder.results import results_folder
 from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.start import Finished, run_local
@@ -98,12 +97,11 @@ def compare(
     if folder.exists():
         raise ConfigError(f"out = {str(folder)!r} already exists: name another folder.")
     finished: dict[str, Finished] = {}
-    bar = tqdm(configurations.items(), unit="run", disable=None, leave=False)
     try:
-        for name, configuration in bar:
-            bar.set_postfix_str(name)
+        for number, (name, own) in enumerate(configurations.items(), 1):
             place = folder / folders[name]
-            finished[name] = repeated(run_local, parties, configuration, node_configs, seeds, place)
+            with titled(f"{name} ({number}/{len(configurations)})"):
+                finished[name] = repeated(run_local, parties, own, node_configs, seeds, place)
     finally:  # if one fails, those before it are kept
         _write(folder, finished, target)
     return folder

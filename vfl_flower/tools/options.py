@@ -49,6 +49,10 @@ Seeds = Annotated[
     ),
 ]
 
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no progress: only what came of it.")
+]
+
 
 def keys(run_config: list[str] | None, out: str) -> dict[str, Any]:
     """The run configuration that -c and --out give."""
@@ -121,7 +125,9 @@ vfl predict runs/b -c "dataset='files:new.csv'" --out new-scores.parquet \\
 REPORT_EXAMPLES = _examples("""
 # the page about a run, runs/a/report.html
 vfl report runs/a
-# several runs, and those of a comparison, in the same charts and tables
+# all runs below runs/ in the same charts and tables: the page is runs/report.html
+vfl report runs
+# some of them, and those of a comparison
 vfl report runs/a runs/b runs/comparison --out page.html
 # the page while the run in runs/a goes on
 vfl report --watch runs/a

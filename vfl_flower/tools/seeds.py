@@ -17,6 +17,7 @@ from vfl_flower.charts import draw_curves
 from vfl_flower.errors import ConfigError
 from vfl_flower.files import write_whole
 from vfl_flower.holder.checkpoint import configured
+from vfl_flower.holder.progress import titled
 from vfl_flower.start import Engine, Finished
 
 _NAMES = ("party", "best_party")  # numbers that name something
@@ -52,7 +53,8 @@ def repeated(
     first, finished = config.training.seed, []
     for seed in range(first, first + seeds):
         own = {**keys, "seed": seed, "out": str(folder / f"seed-{seed}")}
-        finished.append(start(parties, own, node_configs=node_configs))
+        with titled(f"seed {seed} ({seed - first + 1}/{seeds})"):
+            finished.append(start(parties, own, node_configs=node_configs))
         _write(folder, finished)  # of so many, to be looked at meanwhile
     return Finished(folder)
 

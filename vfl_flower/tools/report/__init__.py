@@ -7,6 +7,7 @@ A live page, which `vfl report --watch` serves, has a script besides, which asks
 
 from __future__ import annotations
 
+import os
 from base64 import b64encode
 from collections.abc import Sequence
 from functools import cache
@@ -34,6 +35,13 @@ def report(folders: Sequence[Path], live: bool = False) -> str:
     """
     swept = len(folders) == 1 and (folders[0] / FILE).is_file()
     return _laid_out(page_of_sweep(folders[0]) if swept else page(read(folders)), live)
+
+
+def above(folders: Sequence[Path]) -> Path:
+    """Return the folder itself; of several, the nearest one above all of them."""
+    if len(folders) == 1:
+        return folders[0]
+    return Path(os.path.commonpath([folder.absolute().parent for folder in folders]))
 
 
 def waiting(sentence: str) -> str:

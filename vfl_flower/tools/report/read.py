@@ -98,7 +98,7 @@ class Shown:
 
 
 def read(folders: Sequence[Path]) -> list[Shown]:
-    """The runs of results folders, in order; that of a comparison has several.
+    """The runs of results folders, in order; that of a comparison, or of runs, has several.
 
     Raises
     ------
@@ -106,25 +106,48 @@ def read(folders: Sequence[Path]) -> list[Shown]:
         If a folder holds no run, or one that has not finished and was never evaluated, or a file
         that cannot be read.
     """
-    runs = []
-    for folder in folders:
-        if (folder / "compare.json").is_file():
-            titles = {folder_of(title): title for title in json_of(folder / "compare.json")}
-            failed = (each.name for each in sorted(folder.iterdir()) if _is_run(each))
-            titles |= {name: name for name in failed if name not in titles}
-            runs += [_run(folder / name, title) for name, title in titles.items()]
-        elif _is_run(folder):
-            runs.append(_run(folder))
-        else:
-            raise VflError(
-                f"{folder} is no results folder: name one that `vfl run`, `vfl compare` or "
-                "`vfl audit` has left."
-            )
-    times = Counter(run.title for run in runs)
-    return [
-        run if times[run.title] == 1 else replace(run, title=f"{run.title}, {run.folder.name}")
-        for run in runs
-    ]
+    runs = [run for folder in folders for run in _of(folder)]
+    for called in (_by_folder, _by_place):
+        times = Counter(run.title for run in runs)
+        runs = [run if times[run.title] == 1 else called(run) for run in runs]
+    return runs
+
+
+def _of(folder: Path) -> list[Shown]:
+    """The run in a folder, those of a comparison, or those of a folder of both."""
+    if (folder / "compare.json").is_file():
+        titles = {folder_of(title): title for title in json_of(folder / "compare.json")}
+        failed = (each.name for each in sorted(folder.iterdir()) if _is_run(each))
+        titles |= {name: name for name in failed if name not in titles}
+        return [_run(folder / name, title) for name, title in titles.items()]
+    if _is_run(folder):
+        return [_run(folder)]
+    if not folder.exists():
+        raise VflError(f"{folder} is not there: name a results folder, or a folder of some.")
+    found = []
+    for each in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if (each / "compare.json").is_file() or _has_figures(each):
+            found += _of(each)
+    if not found:
+        raise VflError(
+            f"{folder} is no results folder, nor a folder of some: name one that `vfl run`, `vfl "
+            "compare` or `vfl audit` has left."
+        )
+    return found
+
+
+def _has_figures(folder: Path) -> bool:
+    """Whether there is a run in a folder that has finished, or was evaluated."""
+    history = folder / "history.jsonl"
+    return (folder / "summary.json").is_file() or (history.is_file() and bool(_content(history)))
+
+
+def _by_folder(run: Shown) -> Shown:
+    return replace(run, title=f"{run.title}, {run.folder.name}")
+
+
+def _by_place(run: Shown) -> Shown:
+    return replace(run, title=f"{run.title} in {run.folder.parent.name}")
 
 
 def _is_run(folder: Path) -> bool:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.figures import SECOND
+from vfl_flower.errors import ConfigError, VflError, unknown
+from vfl_flower.figures import SECOND, VALIDATED
 from vfl_flower.files import make_folder, write_whole
+from vfl_flower.holder.progress import clock, say
 from vfl_flower.holder.results import in_use
 from vfl_flower.start import prepare, run_local
 from vfl_flower.systems import FEW, sized
@@ -105,7 +106,7 @@ def _check(
 ) -> RunConfig:
     """Find what is wrong before anything runs; the configuration of one of the trials."""
     if second and second not in SECOND:
-        raise ConfigError(f"--second {second} is not known: choose one of {', '.join(SECOND)}.")
+        raise unknown("--second", second, list(SECOND))
     combinations = ({**keys, **{each.key: each.ends[end] for each in searched}} for end in (0, 1))
     first = next(combinations)
     try:
@@ -144,24 +145,38 @@ def _try(study: Study, crew: Workers, folder: Path, about: Mapping[str, Any], mo
     """Have the crew run trials until there are so many, and tell the study what came of them."""
     idle = list(range(crew.number))
     running: dict[int, int] = {}  # worker -> number of its trial
-    with tqdm(total=most, initial=len(study.tried), unit="trial", disable=None, leave=False) as bar:
-        while True:
-            while idle and (following := study.next(most)):
-                number, own = following
-                running[worker := idle.pop()] = number
-                crew.send(worker, _job(about, own, folder / "trials" / str(number)))
-            if not running:
-                return
-            for worker, event in crew.wait():
-                number = running[worker]
-                if "evaluated" in event:
-                    stop = study.evaluated(number, event["evaluated"], event["figure"])
-                    crew.send(worker, stop)
-                    continue
-                _take(study, number, event, folder)
-                del running[worker]
-                idle.append(worker)
-                bar.update()
+    began, before = time.monotonic(), len(study.tried)
+    while True:
+        while idle and (following := study.next(most)):
+            number, own = following
+            running[worker := idle.pop()] = number
+            crew.send(worker, _job(about, own, folder / "trials" / str(number)))
+        if not running:
+            return
+        for worker, event in crew.wait():
+            number = running[worker]
+            if "evaluated" in event:
+                stop = study.evaluated(number, event["evaluated"], event["figure"])
+                crew.send(worker, stop)
+                continue
+            _take(study, number, event, folder)
+            del running[worker]
+            idle.append(worker)
+            say(partial(_words, study, most, before, time.monotonic() - began))
+
+
+def _words(study: Study, most: int, before: int, seconds: float) -> list[str]:
+    """How far a sweep is, what is best so far, and what is left.
+
+    before, seconds : trials of an earlier call of it, and how long the others have taken.
+    """
+    tried = study.tried
+    said = [f"{len(tried)} of {most} trials"]
+    if finished := [each for each in tried if each.state == "finished"]:
+        best = max(finished, key=lambda each: each.figure or 0.0)
+        said.append(f"best {VALIDATED[study.metric]} {best.figure:.4f} (trial {best.number})")
+    left = seconds * (most - len(tried)) / max(1, len(tried) - before)
+    return [*said, f"about {clock(left)} left"]
 
 
 def _job(about: Mapping[str, Any], own: Mapping[str, Any], to: Path) -> dict[str, Any]:
