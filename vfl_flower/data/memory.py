@@ -8,6 +8,7 @@ speak of them.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -267,7 +268,7 @@ def _check_columns(value: Any, whose: str, id: str) -> None:
     if id and id not in getattr(value, "columns", ()):
         raise ConfigError(f"{whose} are no frame with a column {id!r} of ids.")
     names = [str(name) for name in getattr(value, "columns", ())]
-    twice = [name for name in names if names.count(name) > 1]
+    twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
         raise ConfigError(f"{whose} have two columns {twice[0]!r}: rename one, or drop it.")
 
