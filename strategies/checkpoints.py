@@ -65,6 +65,7 @@ class Checkpoints:
         run, state = self.run, found.strategy
         for seat, kept in zip(run.seats, state["seats"], strict=True):
             seat.go_on_from(kept)
+            seat.checkpoint = found.number  # each has kept it anew, under this run's name
         run.history.go_on_from(state["history"])
         run.plan.go_on_from(state["plan"])
         run.pace.go_on_from(state.get("pace", {}))
@@ -118,7 +119,7 @@ class Checkpoints:
         }
         Checkpoint(
             config=self.given,
-            run=self.keeper.run,
+            run=self.keeper.name,
             number=self.keeper.number,
             finished=finished,
             rows=self.keeper.rows,

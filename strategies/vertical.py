@@ -99,7 +99,8 @@ class Vertical(Strategy):
         carrier, keeper = carrier_of(grid), self.keeper
         nodes = enrol(carrier, self.given, self.labels, keeper)
         self.labels = with_presence(self.labels, self.config, len(nodes))
-        self.run = Run(carrier, nodes, self.config, self.labels, self.history)
+        nonce = keeper.nonce if keeper else ""
+        self.run = Run(carrier, nodes, self.config, self.labels, self.history, nonce)
         if initial_arrays is not None:
             load_model(self.run.holder.top, unpack(initial_arrays))
         checkpoints = None
@@ -230,9 +231,11 @@ class Vertical(Strategy):
         for seat, query, message in run.mailbox.answers_to(EmbedOrder, replies):
             fresh = partial(run.holder.refresh, seat.party, query.arrays["ids"])
             run.recovery.take(seat, message, fresh)
-        for kind in (CheckpointOrder, RestoreOrder):
-            for seat, _, message in run.mailbox.answers_to(kind, replies):
-                run.recovery.take(seat, message, lambda upload: None)
+        for seat, order, message in run.mailbox.answers_to(CheckpointOrder, replies):
+            kept = partial(seat.has_kept, order.number)
+            run.recovery.take(seat, message, lambda upload, kept=kept: kept())
+        for seat, _, message in run.mailbox.answers_to(RestoreOrder, replies):
+            run.recovery.take(seat, message, lambda upload: None)
         for seat, _, message in run.mailbox.answers_to(RejoinOrder, replies):
             run.recovery.rejoin(seat, message)
 

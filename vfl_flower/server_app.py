@@ -120,7 +120,7 @@ def _train_in(
     strategy: Vertical | None = None
     failure = None
     try:
-        with _streams(carrier, config) as carrier:
+        with _streams(carrier, config, keeper.nonce) as carrier:
             labels = _own_labels(carrier, config, own, keeper) if own else load_labels(config)
             fixed = found or not own  # else its rows may be new
             if (
@@ -155,13 +155,13 @@ def _train_in(
 
 
 @contextmanager
-def _streams(carrier: Carrier, config: RunConfig) -> Iterator[Carrier]:
+def _streams(carrier: Carrier, config: RunConfig, nonce: str = "") -> Iterator[Carrier]:
     """What carries the messages: a `StreamGrid`, where there are streams.
 
     In a Ray simulation of fewer nodes than parties, `Hosts` over that.
     """
     streams = config.running.transport != "messages" and carrier.transport == "messages"
-    with StreamGrid(carrier, config) if streams else nullcontext(carrier) as found:
+    with StreamGrid(carrier, config, nonce) if streams else nullcontext(carrier) as found:
         if found.engine == "ray" and config.running.parties > len(list(found.get_node_ids())):
             found = Hosts(found, config.running.parties)
         yield found

@@ -21,6 +21,7 @@ from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import make_folder, told, whole
 from vfl_flower.holder import checkpoint
+from vfl_flower.holder.checkpoint import Checkpoint, PartyState
 from vfl_flower.holder.observers import Observer
 from vfl_flower.holder.predict import predictions_file, who_is_there
 from vfl_flower.holder.results import in_use, results_folder
@@ -90,8 +91,7 @@ def run_local(
     grid.observers = observers
     found = checkpoint.load(finished.folder) if config.running.resume else None
     if found and found.finished:  # only to be saved
-        for node in grid.contexts.values():
-            node.state = state_file.load(node, found.run, found.number)
+        _load_states(grid, found)
     try:
         server_app.app(grid, of_server(run_config, grid.run_id))
     except BaseException:
@@ -103,6 +103,16 @@ def run_local(
         grid.forget()
     _save_models(grid, config, finished.folder)
     return finished
+
+
+def _load_states(grid: LocalGrid, found: Checkpoint) -> None:
+    """Have the parties the states of a checkpoint; refuse those that are not, by `ConfigError`."""
+    kept = []
+    for party, node in enumerate(grid.contexts.values()):
+        node.state, number = state_file.load(node, found.run, found.number)
+        exchange = int(state.load_scalars(node.state)["exchange"])
+        kept.append(PartyState(party, exchange, number))
+    checkpoint.check_states(found, kept)
 
 
 def bring_states(config: RunConfig, folder: Path) -> None:
