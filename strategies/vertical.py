@@ -8,6 +8,7 @@ those parties their next turn. At most one message is ever in flight to a party.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -56,7 +57,8 @@ class Vertical(Strategy):
     """
 
     trains_parties: ClassVar[bool] = True  # whether the models of a run are at its parties
-    keeps_checkpoints: ClassVar[bool] = True  # whether a run can be resumed, and its model used
+    keeps_checkpoints: ClassVar[bool] = True  # whether a run's model can be used
+    can_resume: ClassVar[bool] = True  # and whether a run can be resumed before its end
 
     run: Run  # once its parties are known
     ready = False  # whether all that can be found wrong before training has been
@@ -108,10 +110,13 @@ class Vertical(Strategy):
             checkpoints = Checkpoints(keeper, self.run, self.given, self.drain, self.wait_for)
         self.ready = True
         self.summary()
-        with self.history.told():
+        with (
+            self.history.told(),
+            checkpoints.held(self.can_resume) if checkpoints else nullcontext(),
+        ):
             self.train(checkpoints)
-        if checkpoints:
-            checkpoints.keep(finished=True)
+            if checkpoints:
+                checkpoints.keep(finished=True)
         metrics = self.history.records()
         return Result(arrays=pack(self.top_arrays()), evaluate_metrics_serverapp=metrics)
 

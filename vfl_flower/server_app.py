@@ -26,7 +26,7 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.data.recall import aligned
 from vfl_flower.data.split import held_out_again, used_by
 from vfl_flower.data.tables import Table
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.errors import ConfigError, VflError, why
 from vfl_flower.files import write_whole
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Checkpoint, Keeper
@@ -140,7 +140,7 @@ def _train_in(
             strategy = strategy_of(config)(config, labels, observers, keeper)
             strategy.start(carrier)
     except BaseException as error:
-        failure = str(error) or type(error).__name__
+        failure = why(error)
         raise
     finally:
         if not found or (strategy and strategy.ready):  # else the run that was is as it was

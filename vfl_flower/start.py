@@ -19,7 +19,7 @@ from vfl_flower import client_app, server_app
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import make_folder, told, whole
+from vfl_flower.files import make_own_folder, told, whole
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Checkpoint, PartyState
 from vfl_flower.holder.observers import Observer
@@ -122,7 +122,7 @@ def bring_states(config: RunConfig, folder: Path) -> None:
     earlier = Path(config.running.grow).expanduser().absolute()
     states = f"run-{checkpoint.load(earlier).run}-party-*.state"
     with told(folder):
-        make_folder(folder)
+        make_own_folder(folder)
         for path in (*earlier.glob(states), *earlier.glob("*.uploads")):
             if not (folder / path.name).exists():
                 shutil.copy2(path, folder)

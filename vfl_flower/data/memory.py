@@ -296,9 +296,9 @@ _held: dict[str, tuple[Table, Sequence[Source]]] = {}
 
 
 @contextmanager
-def held(labels: Table, features: Sequence[Source]) -> Iterator[str]:
+def held(labels: Table, features: Sequence[Source], name: str = "") -> Iterator[str]:
     """Hold the label holder's table and the parties' features; the name, while this lasts."""
-    name = secrets.token_hex(8)
+    name = name or secrets.token_hex(8)
     _held[name] = labels, features
     try:
         yield name

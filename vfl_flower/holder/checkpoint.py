@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.config import KEYS, RunConfig, parse
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import unsealed, whole
+from vfl_flower.files import check_own, unsealed, whole
 from vfl_flower.messages import Arrays
 from vfl_flower.systems import resolve
 
@@ -127,9 +127,10 @@ def load(folder: str | Path) -> Checkpoint:
     Raises
     ------
     ConfigError
-        If there is none, or it cannot be read.
+        If there is none, or it cannot be read, or another user can change it.
     """
     path = Path(folder).expanduser() / FILE
+    check_own(path.parent)
     if not path.is_file():
         raise ConfigError(
             f"{folder} has no {FILE}: name the results folder of a run that has kept one."

@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import make_folder, told, unsealed, whole
+from vfl_flower.errors import ConfigError, SharedError, VflError
+from vfl_flower.files import check_own, make_folder, told, unsealed, whole
 from vfl_flower.flower_internals import STATES, flower_home, state_from_bytes, state_to_bytes
 from vfl_flower.party.state import load_scalars
 from vfl_flower.wire import record_of
@@ -81,10 +81,23 @@ def place(context: Context, number: int | None = None, run: str = "") -> Path:
     """Where a party keeps checkpoint ``number`` of a run, by default that of its state.
 
     Without a number, the state at the end of a session.
+
+    Raises
+    ------
+    ConfigError
+        If another user can change the folder.
     """
     named = context.node_config.get("states") or os.environ.get(STATES)
     party = context.node_config.get("partition-id")
     folder = Path(str(named)).expanduser() if named else flower_home() / "vfl-flower"
+    try:
+        check_own(folder)
+    except SharedError as error:
+        log.warning("%s", error)
+        raise ConfigError(
+            f"Party {party} keeps its states in a folder that other users can change: its own log "
+            "says how to mend that."
+        ) from None
     suffix = "" if number is None else f"-checkpoint-{number}"
     return folder / f"run-{run or run_of(context)}-party-{party}{suffix}.state"
 
