@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from vfl_flower.messages import Arrays, Turn
+from vfl_flower.messages import Arrays, Turn, Upload
 
 FINAL = 1 << 30
 """Number of the evaluation after the last step."""
@@ -128,8 +128,8 @@ class Seat:
         if self.state is State.IDLE and self.evaluation == FINAL:
             self.state = State.DONE
 
-    def has_kept(self, number: int) -> None:
-        """It has kept its state for the checkpoint of this number."""
+    def has_kept(self, number: int, upload: Upload) -> None:
+        """It answers that it has kept its state for the checkpoint of this number."""
         self.checkpoint = number
 
     # Checkpoints are made when nothing is in flight.

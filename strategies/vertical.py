@@ -110,11 +110,9 @@ class Vertical(Strategy):
             checkpoints = Checkpoints(keeper, self.run, self.given, self.drain, self.wait_for)
         self.ready = True
         self.summary()
-        with (
-            self.history.told(),
-            checkpoints.held(self.can_resume) if checkpoints else nullcontext(),
-        ):
-            self.train(checkpoints)
+        with checkpoints.held(self.can_resume) if checkpoints else nullcontext():
+            with self.history.told():
+                self.train(checkpoints)
             if checkpoints:
                 checkpoints.keep(finished=True)
         metrics = self.history.records()
@@ -236,9 +234,8 @@ class Vertical(Strategy):
         for seat, query, message in run.mailbox.answers_to(EmbedOrder, replies):
             fresh = partial(run.holder.refresh, seat.party, query.arrays["ids"])
             run.recovery.take(seat, message, fresh)
-        for seat, order, message in run.mailbox.answers_to(CheckpointOrder, replies):
-            kept = partial(seat.has_kept, order.number)
-            run.recovery.take(seat, message, lambda upload, kept=kept: kept())
+        for seat, kept, message in run.mailbox.answers_to(CheckpointOrder, replies):
+            run.recovery.take(seat, message, partial(seat.has_kept, kept.number))
         for seat, _, message in run.mailbox.answers_to(RestoreOrder, replies):
             run.recovery.take(seat, message, lambda upload: None)
         for seat, _, message in run.mailbox.answers_to(RejoinOrder, replies):

@@ -14,19 +14,23 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tests.conftest import Start
-from tests.test_checkpoint import CANCER, Cut, assert_equal_runs, cut_after, resumed
+from tests.test_checkpoint import CANCER, Cut, cut_after, ledger, resumed
 from vfl_flower import api, files
+from vfl_flower.axes.privacy.embeddings import EmbeddingLedger
+from vfl_flower.axes.privacy.ledger import ledger_of
+from vfl_flower.axes.privacy.scalars import ScalarLedger
 from vfl_flower.errors import ConfigError, Interrupted, Terminated, VflError
 from vfl_flower.files import check_own
 from vfl_flower.holder import checkpoint, results
 from vfl_flower.holder.results import Results
+from vfl_flower.messages import TrainOrder
 from vfl_flower.party import state_file
 from vfl_flower.runtimes import local
 from vfl_flower.start import predict_local, run_local
+from vfl_flower.systems import resolve
 from vfl_flower.tools.cli import main
 
-KEYS: dict[str, Any] = {**CANCER, "epochs": 3, "checkpoint-every": 12, "strategy": "split-nn"}
+KEYS: dict[str, Any] = {**CANCER, "epochs": 3, "checkpoint-every": 12, "strategy": "vafl"}
 
 
 @pytest.fixture(autouse=True)
@@ -453,7 +457,7 @@ def test_train_in_python_keeps_what_was_trained_and_goes_on_with_it() -> None:
     try:
         assert str(raised.value).endswith(f"resume='{folder}' goes on with it.")
         assert len(api.load(folder).predict(features)) == 120
-        with pytest.raises(VflError, match="has other rows, classes or values|has not the data"):
+        with pytest.raises(VflError, match=r"has other rows, classes or values|has not the data"):
             api.train({"resume": str(folder)}, [each + 1 for each in features][::-1], 1 - labels)
         model = api.train({"resume": str(folder)}, features, labels)
         assert model.summary["failure"] is None and len(model.history) == 3
@@ -465,7 +469,10 @@ def test_train_in_python_keeps_what_was_trained_and_goes_on_with_it() -> None:
 
 COUNTED: dict[str, dict[str, Any]] = {
     "dpzv": {"strategy": "dpzv", "window": 4, "noise-multiplier": 1.5},
-    "in secret": {"strategy": "dpzv", "noise-multiplier": 1.5, "calibration": "secret"},
+    "in secret": {
+        **{"strategy": "dpzv", "noise-multiplier": 1.5, "calibration": "secret"},
+        **{"sampling": "poisson"},
+    },
     "perturbed": {"strategy": "vafl", "privacy": "perturbed-embedding", "window": 1},
     "perturbed, Poisson": {
         **{"strategy": "vafl", "privacy": "perturbed-embedding", "sampling": "poisson"},
@@ -477,30 +484,46 @@ COUNTED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_by_day
 @pytest.mark.parametrize("keys", COUNTED.values(), ids=list(COUNTED))
 def test_what_was_released_before_ctrl_c_counts_after_it(
     tmp_path: Path, keys: dict[str, Any]
 ) -> None:
-    folder = tmp_path / "run"
-    keys = {**CANCER, "epochs": 3, **keys}
+    folder, keys = tmp_path / "run", {**CANCER, "epochs": 3, **keys}
     with signalled(signal.SIGINT, 2), pytest.raises(Interrupted):
         run_local(3, {**keys, "out": str(folder)})
     before = json.loads((folder / "summary.json").read_text())
-    at_once = checkpoint.load(folder)
-    finished = resumed(folder, 3)
-    whole = run_local(3, {**keys, "out": str(tmp_path / "whole")})
-    assert before["epsilon"] > 0
-    # Nothing was released twice, so that the run has spent as much as one that was not cut.
-    assert finished.summary["epsilon"] == pytest.approx(whole.summary["epsilon"], rel=0.05)
-    assert finished.summary["epsilon"] > before["epsilon"]
-    assert at_once.strategy["journal"][0] > 0
+    accountant = ledger(ledger_of(resolve(keys)), keys)
+    accountant.multiplier = 1.5  # type: ignore[attr-defined]
+    accountant.keep_journal(folder / "releases.journal")
+    figures = accountant.figures()
+    assert all(before[name] == figures[name] for name in figures) and figures["epsilon"] > 0
+    assert resumed(folder, 3).summary["epsilon"] > before["epsilon"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("again", range(20))
+def test_uploads_so_far_are_told_by_few_events(again: int) -> None:
+    """Orders in any sequence, as by parties that come back, count the same by their events."""
+    generator = np.random.default_rng(again)
+    keys = {**CANCER, **COUNTED["perturbed, asked again"]}
+    counted, told = (ledger(EmbeddingLedger, keys) for _ in range(2))
+    for _ in range(generator.integers(1, 40)):
+        party, epoch, first = (int(generator.integers(0, most)) for most in (3, 5, 8))
+        order = TrainOrder(exchange=0, epoch=epoch, first=first, steps=1, coordinated=False)
+        counted._ordered(party, order)
+    for kind, party, *place, ids in counted.so_far():
+        assert kind == 0 and not len(ids)
+        epoch, first, steps = place
+        order = TrainOrder(exchange=0, epoch=epoch, first=first, steps=steps, coordinated=False)
+        told._ordered(party, order)
+    for name in ("passes", "last", "steps", "unseen"):
+        assert getattr(counted, name) == getattr(told, name)
 
 
 def test_without_those_counts_less_would_be_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vfl_flower.axes.privacy.scalars import ScalarLedger
-
     monkeypatch.setattr(ScalarLedger, "so_far", lambda self: iter(()))
     folder = tmp_path / "run"
     keys = {**CANCER, "epochs": 3, **COUNTED["dpzv"]}
@@ -508,13 +531,3 @@ def test_without_those_counts_less_would_be_told(
         run_local(3, {**keys, "out": str(folder)})
     before = json.loads((folder / "summary.json").read_text())
     assert resumed(folder, 3).summary["epsilon"] < before["epsilon"]
-
-
-def test_a_synchronous_run_is_as_if_it_had_not_been_interrupted(run: Start, tmp_path: Path) -> None:
-    """With as many checkpoints, whose numbers decide noise."""
-    keys = {**CANCER, "epochs": 2, "checkpoint-every": 16}
-    whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
-    with signalled(signal.SIGINT, 1), pytest.raises(Interrupted):
-        run_local(2, {**keys, "out": str(tmp_path / "cut")})
-    assert resumed(tmp_path / "cut", 2).history[-1]["test_loss"] == whole.history[-1]["test_loss"]
-    assert_equal_runs(whole, whole, 2)

@@ -115,7 +115,7 @@ def grow(context: Context, order: GrowOrder) -> Party:
     party.origin = str(context.run_id)
     party.run = state_file.run_name(context, order.nonce)
     if saved:
-        party.checkpoint = number
+        party.brought_from = number
         check_model(about, party)
         check_weights(party, about)
         load_model(party.model, state.load_arrays(saved, "model"))

@@ -198,7 +198,7 @@ def _read(path: Path, mark: _Mark | None = None) -> RecordDict:
     if said is None or (said["run"], said["party"]) != (mark.run, mark.party):
         raise VflError("it is the state of another run or party.")
     if mark.number not in (said["number"], _ANY):
-        raise VflError(f"it is the state of checkpoint {said['number']}.")
+        raise VflError(f"it is the state of checkpoint {said['number']!r}.")
     return state
 
 
