@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from strategies.run import Run
 from strategies.seats import Seat
+from strategies.signals import Held, signals_held
 from vfl_flower.axes.privacy.ledger import hides_labels
 from vfl_flower.config import RunConfig
 from vfl_flower.holder.checkpoint import Checkpoint, Keeper
@@ -40,6 +42,7 @@ class Checkpoints:
         self.given = given
         self._drain = drain
         self._wait_for = wait_for
+        self._held: Held | None = None
         self.every = run.config.running.exchanges_apart(run.carrier.simulated)
         if keeper.found:
             self._go_on_from(keeper.found)
@@ -54,7 +57,6 @@ class Checkpoints:
                 run.plan.allowed = run.plan.budget - again
                 log.warning("%d steps were answered after the checkpoint, and count.", again)
         elif self.every:  # before anything is released; parties have kept theirs of this number
-            run.ledger.keep_journal(keeper.journal, keeper.run)
             self._save()
 
     @property
@@ -65,6 +67,7 @@ class Checkpoints:
         run, state = self.run, found.strategy
         for seat, kept in zip(run.seats, state["seats"], strict=True):
             seat.go_on_from(kept)
+            seat.checkpoint = found.number  # each has kept it anew, under this run's name
         run.history.go_on_from(state["history"])
         run.plan.go_on_from(state["plan"])
         run.pace.go_on_from(state.get("pace", {}))
@@ -73,8 +76,23 @@ class Checkpoints:
             run.carrier.go_on_from(state["timing"])
         run.holder.go_on_from(state["holder"], found.arrays)
 
+    @contextmanager
+    def held(self, can_resume: bool) -> Iterator[None]:
+        """Hold Ctrl-C and SIGTERM until a checkpoint is kept, if a run ``can_resume`` from it."""
+        if not can_resume:
+            yield
+            return
+        with signals_held() as self._held:
+            yield
+            self._end_if_told(lambda: None)
+
+    def _end_if_told(self, keep: Callable[[], None]) -> None:
+        if self._held:
+            self._held.end(keep, self.run.plan.epochs, self.keeper.folder)
+
     def keep_if_due(self) -> None:
-        """Keep one, if so many exchanges have passed."""
+        """Keep one, if so many exchanges have passed; keep one and end, if a signal has come."""
+        self._end_if_told(self.keep)
         if self.every and self._exchanges >= self._kept_at + self.every:
             self.keep()
 
@@ -103,6 +121,8 @@ class Checkpoints:
     def _save(self, finished: bool = False) -> None:
         """Write the label holder's half."""
         run = self.run
+        if not finished and run.ledger.journal_mark() is None:  # nobody expected this checkpoint
+            run.ledger.keep_journal(self.keeper.journal, self.keeper.run)
         of_holder, arrays = run.holder.state()
         state = {
             "seats": [seat.kept() for seat in run.seats],
@@ -118,7 +138,7 @@ class Checkpoints:
         }
         Checkpoint(
             config=self.given,
-            run=self.keeper.run,
+            run=self.keeper.name,
             number=self.keeper.number,
             finished=finished,
             rows=self.keeper.rows,

@@ -49,12 +49,14 @@ def enrol(
     found, earlier = (keeper.found, keeper.earlier) if keeper else (None, None)
     if carrier.simulated:  # all in one memory: before any party takes some of it
         _check_surrogates(carrier, config, labels, len(list(carrier.get_node_ids())))
-    order: Order = DescribeOrder(outputs=labels.outputs)
+    nonce = keeper.nonce if keeper else ""
+    order: Order = DescribeOrder(outputs=labels.outputs, nonce=nonce)
     if found:
-        order = ResumeOrder(run=found.run, number=found.number)
+        order = ResumeOrder(run=found.run, number=found.number, nonce=nonce)
     if earlier:
         order = GrowOrder(
             outputs=labels.outputs,
+            nonce=nonce,
             run=earlier.run,
             number=earlier.number,
             parties=len(earlier.strategy["seats"]),

@@ -18,6 +18,8 @@ from vfl_flower.messages import EmbedOrder, EvaluateOrder
 class Frozen(Vertical):
     """Two messages a party, for training and test embeddings; then epochs without messages."""
 
+    can_resume = False
+
     def train(self, checkpoints: Checkpoints | None = None) -> None:
         """Take all embeddings, and train the top model on them."""
         run, epochs = self.run, self.config.training.epochs

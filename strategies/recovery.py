@@ -42,6 +42,7 @@ class Recovery:
     ----------
     check : raises `ConfigError` if a party that comes back does not fit the run.
     drop : forgets the window of a party that has come back without what it knew of it.
+    nonce : under which parties keep their states (`Keeper`).
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Recovery:
         outputs: int,
         check: Callable[[Description], None],
         drop: Callable[[int], None],
+        nonce: str = "",
     ) -> None:
         self.config = config
         self.mailbox = mailbox
@@ -63,6 +65,7 @@ class Recovery:
         self._outputs = outputs
         self._check = check
         self._drop = drop
+        self._nonce = nonce
 
     def replies(self) -> list[Message]:
         """The replies that are in, after waiting for one; a silent party has failed."""
@@ -126,6 +129,7 @@ class Recovery:
         order = RejoinOrder(
             exchange=seat.exchange + 1,
             outputs=self._outputs,
+            nonce=self._nonce,
             arrays=self.holder.surrogate_of(seat.party),
         )
         return self.mailbox.message(seat, order)

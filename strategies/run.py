@@ -42,6 +42,7 @@ class Run:
     ----------
     nodes : party -> who it is.
     history : of this run, which may have begun before its parties were known.
+    nonce : under which parties keep their states (`Keeper`).
 
     Raises
     ------
@@ -56,6 +57,7 @@ class Run:
         config: RunConfig,
         labels: Labels,
         history: History,
+        nonce: str = "",
     ) -> None:
         rows, parties = len(labels.train), len(nodes)
         self.carrier = carrier
@@ -105,6 +107,7 @@ class Run:
             labels.outputs,
             lambda description: check(description, config, labels, parties, sizes),
             self.waiting.drop,
+            nonce,
         )
 
     def _largest(

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from vfl_flower.messages import Arrays, Turn
+from vfl_flower.messages import Arrays, Turn, Upload
 
 FINAL = 1 << 30
 """Number of the evaluation after the last step."""
@@ -76,6 +76,7 @@ class Seat:
     evaluation: int = 0  # number of the last that it answered
     best_evaluation: int = 0  # of those, the one at which the model did best
     remembers: bool = True  # whether it has answered one since it last came back
+    checkpoint: int = 0  # number of the last that it has kept its state for
     asked_back: int = 0  # number of the evaluation at which a failed party was last asked back
     unserved: Turn | None = None  # what it could not serve for want of state: to be sent anew
     out_of_step: int = 0  # how often, since it last served a message
@@ -127,6 +128,10 @@ class Seat:
         if self.state is State.IDLE and self.evaluation == FINAL:
             self.state = State.DONE
 
+    def has_kept(self, number: int, upload: Upload) -> None:
+        """It answers that it has kept its state for the checkpoint of this number."""
+        self.checkpoint = number
+
     # Checkpoints are made when nothing is in flight.
 
     def kept(self) -> dict[str, Any]:
@@ -136,7 +141,7 @@ class Seat:
 
     def go_on_from(self, kept: dict[str, Any]) -> None:
         """Take over what `kept` gave."""
-        for name in _KEPT:
+        for name in kept.keys() & set(_KEPT):
             setattr(self, name, kept[name])
         for name, kind in _COUNTED.items():
             setattr(self, name, kind(**kept[name]))
@@ -156,7 +161,7 @@ class Seat:
 
 _KEPT = (
     *("party", "exchange", "steps", "evaluation_sent", "evaluation", "best_evaluation"),
-    *("remembers", "surrogates", "asked_back"),
+    *("remembers", "surrogates", "asked_back", "checkpoint"),
 )
 _COUNTED = {
     "traffic": Traffic,

@@ -8,6 +8,7 @@ those parties their next turn. At most one message is ever in flight to a party.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -56,7 +57,8 @@ class Vertical(Strategy):
     """
 
     trains_parties: ClassVar[bool] = True  # whether the models of a run are at its parties
-    keeps_checkpoints: ClassVar[bool] = True  # whether a run can be resumed, and its model used
+    keeps_checkpoints: ClassVar[bool] = True  # whether a run's model can be used
+    can_resume: ClassVar[bool] = True  # and whether a run can be resumed before its end
 
     run: Run  # once its parties are known
     ready = False  # whether all that can be found wrong before training has been
@@ -99,7 +101,8 @@ class Vertical(Strategy):
         carrier, keeper = carrier_of(grid), self.keeper
         nodes = enrol(carrier, self.given, self.labels, keeper)
         self.labels = with_presence(self.labels, self.config, len(nodes))
-        self.run = Run(carrier, nodes, self.config, self.labels, self.history)
+        nonce = keeper.nonce if keeper else ""
+        self.run = Run(carrier, nodes, self.config, self.labels, self.history, nonce)
         if initial_arrays is not None:
             load_model(self.run.holder.top, unpack(initial_arrays))
         checkpoints = None
@@ -107,10 +110,11 @@ class Vertical(Strategy):
             checkpoints = Checkpoints(keeper, self.run, self.given, self.drain, self.wait_for)
         self.ready = True
         self.summary()
-        with self.history.told():
-            self.train(checkpoints)
-        if checkpoints:
-            checkpoints.keep(finished=True)
+        with checkpoints.held(self.can_resume) if checkpoints else nullcontext():
+            with self.history.told():
+                self.train(checkpoints)
+            if checkpoints:
+                checkpoints.keep(finished=True)
         metrics = self.history.records()
         return Result(arrays=pack(self.top_arrays()), evaluate_metrics_serverapp=metrics)
 
@@ -230,9 +234,10 @@ class Vertical(Strategy):
         for seat, query, message in run.mailbox.answers_to(EmbedOrder, replies):
             fresh = partial(run.holder.refresh, seat.party, query.arrays["ids"])
             run.recovery.take(seat, message, fresh)
-        for kind in (CheckpointOrder, RestoreOrder):
-            for seat, _, message in run.mailbox.answers_to(kind, replies):
-                run.recovery.take(seat, message, lambda upload: None)
+        for seat, kept, message in run.mailbox.answers_to(CheckpointOrder, replies):
+            run.recovery.take(seat, message, partial(seat.has_kept, kept.number))
+        for seat, _, message in run.mailbox.answers_to(RestoreOrder, replies):
+            run.recovery.take(seat, message, lambda upload: None)
         for seat, _, message in run.mailbox.answers_to(RejoinOrder, replies):
             run.recovery.rejoin(seat, message)
 

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from flwr.app import Context, Message
 from numpy.typing import NDArray
@@ -33,6 +35,7 @@ from tests.organisations import (
 from vfl_flower import client_app
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.source import Preparation
+from vfl_flower.data.sources import source_of
 from vfl_flower.errors import ConfigError, PartyError
 from vfl_flower.holder import checkpoint, results
 from vfl_flower.messages import Aligned, Introduction, SetKept
@@ -211,6 +214,52 @@ def test_columns_are_scaled_by_the_training_rows_alone(tmp_path: Path, suffix: s
     assert not train[:, 1].any() and not test[:, 1].any()
     again = own_file(path).rows(np.array([2, 4]), preparation)
     np.testing.assert_array_equal(again, test)
+
+
+def wide(path: Path, columns: int) -> Path:
+    """A file of ids and so many numeric columns."""
+    frame = pd.DataFrame(np.arange(20.0 * columns).reshape(20, columns) % 7).add_prefix("c")
+    write(frame.assign(**{ID: np.arange(20)}), path)
+    return path
+
+
+def operations(path: Path, columns: int) -> dict[str, int]:
+    """Reads of a schema, and columns taken out of a frame, until a party's rows are prepared."""
+    counts, file = {"schemas": 0, "columns": 0}, wide(path, columns)
+    read_schema, take = pq.read_schema, pd.DataFrame.__getitem__
+
+    def reads(*given: Any, **named: Any) -> Any:
+        counts["schemas"] += 1
+        return read_schema(*given, **named)
+
+    def takes(self: pd.DataFrame, key: Any) -> Any:
+        counts["columns"] += isinstance(key, str)
+        return take(self, key)
+
+    with patch.object(pq, "read_schema", reads), patch.object(pd.DataFrame, "__getitem__", takes):
+        own = source_of({"file": str(file), "id": ID}, 0)
+        assert len(prepared(cast(OwnFile, own), np.arange(15), np.arange(15, 20))[0].T) == columns
+    return counts
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_wide_file_takes_no_more_operations_than_a_narrow_one(
+    tmp_path: Path, suffix: str
+) -> None:
+    narrow, broad = (operations(tmp_path / f"{n}{suffix}", n) for n in (20, 200))
+    assert narrow == broad
+    assert broad["schemas"] <= 2 and broad["columns"] <= 5
+
+
+def test_the_count_finds_a_schema_that_is_read_once_a_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def once_a_column(self: OwnFile) -> str:
+        types = [pq.read_schema(self.path).field(name).type for name in self.feature_names]
+        return "table" if types else ""
+
+    monkeypatch.setattr(OwnFile, "kind_of_features", property(once_a_column))
+    assert operations(tmp_path / "wide.parquet", 200)["schemas"] >= 200
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

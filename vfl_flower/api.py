@@ -18,14 +18,14 @@ from typing import Any
 
 from vfl_flower.config import RunConfig, parse
 from vfl_flower.data.memory import handed_over, held, listed
-from vfl_flower.errors import ConfigError
+from vfl_flower.errors import ConfigError, Interrupted, Terminated
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Checkpoint
 from vfl_flower.holder.progress import shown
 from vfl_flower.registry import ENGINES
 from vfl_flower.start import Engine, Finished, predict_local
 
-_NOT_BESIDE_FEATURES = ("dataset", "resume", "task")
+_NOT_BESIDE_FEATURES = ("dataset", "task")
 
 
 def train(
@@ -50,7 +50,9 @@ def train(
         holder's own.
     id : the column of ids all frames have, ``labels`` too (or key ``id``); common rows are used.
     parties : how many share a data set that is divided among them, such as "digits".
-    engine : runtime; data that are handed over are trained on in this process.
+    engine : runtime; data that are handed over are trained on in this process. By Ctrl-C or
+        SIGTERM a run in this process keeps a checkpoint; `KeyboardInterrupt` or `SystemExit` says
+        where. ``train({"resume": FOLDER}, features, labels)`` goes on with it.
     out : results folder; without it, one that is gone with the model. Where training fails, a note
         on the error says where it is kept.
     progress : whether to show how far training is; None: on terminals and in notebooks alone, as
@@ -93,11 +95,12 @@ def train(
                 )
             parties = len(features)
             id = id or keys.get("id", "")
-            grown = bool(keys.get("grow"))  # whose keys are as then
-            data = (checkpoint.configured(keys) if grown else RunConfig.of(keys)).data
-            name = stack.enter_context(held(*handed_over(features, labels, data, id)))
+            before = keys.get("resume") or keys.get("grow")  # whose keys are as then
+            data = (checkpoint.configured(keys) if before else RunConfig.of(keys)).data
+            then = _name_of_held(keys["resume"], data.dataset) if keys.get("resume") else ""
+            name = stack.enter_context(held(*handed_over(features, labels, data, id), name=then))
             keys |= {"dataset": f"memory:{name}"}
-            keys.setdefault("align", data.align if grown else "ids")
+            keys.setdefault("align", data.align if before else "ids")
             node_configs = [{"source": "memory", "held": name}] * parties
             if id:
                 keys["id"] = id
@@ -258,6 +261,16 @@ class Model:
             return pd.read_parquet(out), figures
 
 
+def _name_of_held(folder: str, dataset: str) -> str:
+    """The name by which the run in a folder speaks of the data that were handed over."""
+    kind, _, name = dataset.partition(":")
+    if kind != "memory":
+        raise ConfigError(
+            f"The run in {folder} is of dataset = {dataset!r}: leave features and labels out."
+        )
+    return name
+
+
 _levels: list[int] = []
 _lock = threading.Lock()
 
@@ -287,6 +300,8 @@ def _keep(folder: Path, error: BaseException) -> None:
     if model.exists() or (history.exists() and history.stat().st_size):
         kept = Path(tempfile.mkdtemp(prefix="vfl-flower-"), "run")
         shutil.move(folder, kept)
+        if isinstance(error, Interrupted | Terminated):
+            error.folder = str(kept)
         use = ", and vfl_flower.load reads it" if (kept / checkpoint.FILE).exists() else ""
         error.add_note(f"What was trained until then is kept in {kept}{use}.")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from logging import ERROR, WARNING
 from typing import TypeVar
@@ -28,6 +29,7 @@ from vfl_flower.messages import (
     CommonOrder,
     ConfirmOrder,
     DescribeOrder,
+    Description,
     EmbedOrder,
     EvaluateOrder,
     GrowOrder,
@@ -57,6 +59,7 @@ from vfl_flower.systems import resolve
 from vfl_flower.wire import read_order, to_failure, to_reply
 
 O = TypeVar("O", bound=Order)  # noqa: E741
+A = TypeVar("A", bound=Payload)
 
 
 class PartyApp(ClientApp):
@@ -209,7 +212,7 @@ def rejoin(message: Message, context: Context) -> Message:
     """Go on after a failure, by what the label holder knows."""
 
     def resume_or_begin(context: Context, order: RejoinOrder) -> Party:
-        state_file.restore(context)
+        state_file.restore(context, state_file.run_name(context, order.nonce))
         return between.resume(context) if context.state else between.begin(context, order)
 
     return _serve(message, context, RejoinOrder, _by(Party.rejoin, resume_or_begin))
@@ -229,17 +232,20 @@ def checkpoint(message: Message, context: Context) -> Message:
 
 @app.query("resume")
 def resume(message: Message, context: Context) -> Message:
-    """Go on from a checkpoint, in another Flower run."""
+    """Go on from a checkpoint, in another run."""
 
     def go_on(context: Context, order: ResumeOrder) -> Payload:
-        loaded = state_file.load(context, order.run, order.number)
+        run = state_file.run_name(context, order.nonce)
+        loaded, number = state_file.load(context, order.run, order.number)
         between.forget_copies(context)
         for name, record in loaded.items():
             context.state[name] = record
+        between.rename(context, run)
         sums.forget(context)
-        payload = _by(Party.describe)(context, order)
+        describe: Callable[[Party, ResumeOrder], Description] = Party.describe
+        payload = _by(describe)(context, order)
         state_file.save(context, order.number)  # this run's first, should it lose its state
-        return payload
+        return replace(payload, checkpoint=number)
 
     return _serve(message, context, ResumeOrder, go_on)
 
@@ -259,11 +265,12 @@ def session(message: Message, context: Context) -> Message:
     """Serve the messages of a stream, until it ends."""
 
     def serve(context: Context, order: SessionOrder) -> Payload:
+        run = state_file.run_name(context, order.nonce)
         if order.keep:
-            state_file.restore(context)
+            state_file.restore(context, run)
         end = stream.serve(app, order, context, lambda: between.largest_order(context))
         if order.keep:
-            state_file.save(context)
+            state_file.save(context, run=run)
         return end
 
     return _serve(message, context, SessionOrder, serve)
@@ -306,12 +313,12 @@ def _aligning(
 
 
 def _by(
-    method: Callable[[Party, O], Payload],
+    method: Callable[[Party, O], A],
     party_of: Callable[[Context, O], Party] = lambda context, order: between.resume(context),
-) -> Callable[[Context, O], Payload]:
+) -> Callable[[Context, O], A]:
     """Have the party of the node serve an order, and keep its state."""
 
-    def serve(context: Context, order: O) -> Payload:
+    def serve(context: Context, order: O) -> A:
         party = party_of(context, order)
         with _leaving(party, context, order):
             return method(party, order)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import traceback
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -31,6 +32,20 @@ class ConfigError(VflError):
     """A run configuration, data set or model that cannot work; raised before any training."""
 
 
+class SharedError(ConfigError):
+    """Another user can change a folder that a run reads, or put another in its place.
+
+    where : the folder, or one above it, by which the other user can.
+    """
+
+    def __init__(self, folder: object, where: object, why: str, mode: str) -> None:
+        mend = f", or run `chmod {mode} {where}`" if mode else ""
+        super().__init__(
+            f"Other users can change {folder}, since {where} {why}: name a folder that only you "
+            f"can write to{mend}."
+        )
+
+
 class CodeError(ConfigError):
     """Code of one's own raises: what it says may quote data, and is for who owns it alone.
 
@@ -42,6 +57,51 @@ class CodeError(ConfigError):
         where = f"{place.name}, {place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
         super().__init__(f"{sentence}: {type(error).__name__}: {error}")
         self.outside = f"{sentence} ({type(error).__name__} in {where}): its own log says why."
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C has ended a run, of which a checkpoint was kept.
+
+    sentence : what has ended it, and when.
+    folder : the results folder, from which the run can be resumed.
+    """
+
+    def __init__(self, sentence: str, folder: str) -> None:
+        super().__init__(sentence)
+        self.sentence, self.folder = sentence, folder
+
+    def __str__(self) -> str:
+        return _resumable(self.sentence, self.folder)
+
+
+class Terminated(SystemExit):
+    """SIGTERM has ended this process; of a run with a ``folder`` a checkpoint was kept."""
+
+    def __init__(self, sentence: str = "SIGTERM ended the run.", folder: str = "") -> None:
+        super().__init__(128 + signal.SIGTERM)
+        self.sentence, self.folder = sentence, folder
+
+    def __str__(self) -> str:
+        return _resumable(self.sentence, self.folder)
+
+
+def _resumable(sentence: str, folder: str) -> str:
+    if not folder:
+        return sentence
+    return f"{sentence.rstrip('.')}: resume='{folder}' goes on with it."
+
+
+def why(error: BaseException) -> str:
+    """Say in words what has ended a run."""
+    if isinstance(error, Interrupted | Terminated):
+        return error.sentence
+    if isinstance(error, KeyboardInterrupt):
+        return str(error) or "Ctrl-C ended the run."
+    if isinstance(error, SystemExit):
+        signals = {128 + each: each.name for each in signal.Signals}
+        name = signals.get(error.code) if isinstance(error.code, int) else None
+        return f"{name or 'The end of its process'} ended the run."
+    return str(error) or type(error).__name__
 
 
 class OutOfStepError(VflError):

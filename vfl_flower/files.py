@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import grp
 import hashlib
 import os
+import pwd
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.errors import ConfigError, SharedError, VflError
 
+_MOST_LINKS = 40  # as the kernel follows
 _SEAL = hashlib.sha256().digest_size
 
 
@@ -25,6 +29,80 @@ def make_folder(folder: Path) -> None:
     for each in (*reversed(folder.parents), folder):
         if not each.is_dir():
             each.mkdir(0o700, exist_ok=True)
+
+
+def make_own_folder(folder: Path) -> None:
+    """Make a folder as `make_folder` does, if no other user can change what is in it.
+
+    Raises
+    ------
+    SharedError
+        If another user can write to the folder or to one above it, also by a link.
+    OSError
+        If the disk refuses.
+    """
+    check_own(folder)
+    make_folder(folder)
+
+
+def check_own(folder: Path) -> None:
+    """Raise `SharedError` if another user can change a folder, or put another in its place.
+
+    Each folder on the way is looked at, and each link. Root and this user may own them. A folder
+    above that others can write to passes if it is sticky, as the system's temporary folder is.
+    """
+    here, left = Path("/"), list(folder.expanduser().absolute().parts[1:])
+    links = 0
+    while True:
+        try:
+            found = here.lstat()
+        except FileNotFoundError:
+            return  # it will be made, in a folder that was looked at
+        if found.st_uid not in (0, os.geteuid()):
+            raise SharedError(folder, here, f"belongs to user {found.st_uid}", "")
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+            target = here.parent / here.readlink()
+            here, left = Path("/"), [*target.parts[1:], *left]
+            continue
+        sticky = bool(found.st_mode & stat.S_ISVTX) and bool(left)
+        if found.st_mode & stat.S_IWOTH and not sticky:
+            raise SharedError(folder, here, "can be written to by every user", "o-w")
+        if found.st_mode & stat.S_IWGRP and not sticky and not _is_private(here, found.st_gid):
+            raise SharedError(folder, here, "can be written to by its group", "g-w")
+        if not left:
+            return
+        name = left.pop(0)
+        here = here.parent if name == ".." else here / name
+
+
+def _is_private(folder: Path, group: int) -> bool:
+    """Whether nobody but this user and root is in the group that can write to a folder.
+
+    Many systems give each user a group of the same name. An access list may name others.
+    """
+    if "system.posix_acl_access" in _attributes(folder):
+        return False
+    try:
+        found = grp.getgrgid(group)
+    except KeyError:
+        return True  # no user has it: root alone gives it to a process, as a container's runtime
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        mine = user.pw_gid == group and user.pw_name == found.gr_name
+        allowed = {user.pw_name, "root"}
+    except KeyError:  # a user by number alone, as in a container
+        mine, allowed = False, {"root"}
+    return (mine or group == 0) and set(found.gr_mem) <= allowed
+
+
+def _attributes(folder: Path) -> list[str]:
+    try:
+        return os.listxattr(folder)
+    except (AttributeError, OSError):  # another system, or a file system without any
+        return []
 
 
 @contextmanager

@@ -68,10 +68,15 @@ class Order(Payload):
 
 @dataclass(frozen=True, kw_only=True)
 class DescribeOrder(Order):
-    """Describe yourself, and begin anew; the model is to have this many outputs."""
+    """Describe yourself, and begin anew; the model is to have this many outputs.
+
+    The label holder draws the ``nonce`` once for a run. A party keeps its states under it, and
+    under Flower's run id, which may come again.
+    """
 
     kind: ClassVar[str] = "query.describe"
     outputs: int = _number(1, 2**16)
+    nonce: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +139,7 @@ class RejoinOrder(Turn):
     kind: ClassVar[str] = "query.rejoin"
     names: ClassVar = ("embedding",)
     outputs: int = _number(1, 2**16)
+    nonce: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,19 +228,20 @@ class RecallOrder(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeOrder(Order):
-    """Go on from checkpoint ``number`` that you kept in the Flower run ``run``."""
+    """Go on from checkpoint ``number`` that you kept in ``run``; from now on under ``nonce``."""
 
     kind: ClassVar[str] = "query.resume"
     run: str
     number: int
+    nonce: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GrowOrder(DescribeOrder):
     """Begin a run by the models of an earlier one, which was of so many ``parties``, the first.
 
-    Each of them kept its own in the Flower run ``run``, as checkpoint ``number``. ``config`` is the
-    configuration of the new run, in JSON: what the run configuration does not say is as then.
+    Each of them kept its own in ``run``, as checkpoint ``number``. ``config`` is the configuration
+    of the new run, in JSON: what the run configuration does not say is as then.
     """
 
     kind: ClassVar[str] = "query.grow"
@@ -280,7 +287,7 @@ class SessionOrder(Order):
     """Connect to the label holder's stream, and serve what it carries (`runtimes.stream`).
 
     ``address`` is where, ``certificate`` the only one to accept there (PEM), ``token`` what to show
-    for oneself, once, and ``keep`` whether the party keeps its state in a file.
+    for oneself, once, and ``keep`` whether the party keeps its state in a file, under ``nonce``.
     """
 
     kind: ClassVar[str] = "query.session"
@@ -288,6 +295,7 @@ class SessionOrder(Order):
     certificate: str = _text(10_000, lines=True)
     token: str
     keep: bool
+    nonce: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,6 +374,7 @@ class Description(Introduction):
     alignment: str
     code_digest: str
     exchange: int  # messages that it has served, or when a run begins its model of an earlier one
+    checkpoint: int = 0  # number of the checkpoint from which it goes on, or begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,11 +399,13 @@ class Predicted(Introduction):
     """A party's answer to `PredictOrder`: ``arrays["embedding"]``, float32 [N, E], of which rows.
 
     ``alignment`` is as in `Description`; ``exchange`` is the number of messages that the model had
-    seen. Where sums are masked, embeddings are so, int32, and there are tags as in `Agreed`.
+    seen, and ``checkpoint`` the number of the checkpoint that it is of. Where sums are masked,
+    embeddings are so, int32, and there are tags as in `Agreed`.
     """
 
     names: ClassVar = ("embedding", "tags")
     exchange: int
+    checkpoint: int = 0
     alignment: str
     code_digest: str
 

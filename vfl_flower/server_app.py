@@ -26,7 +26,7 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.data.recall import aligned
 from vfl_flower.data.split import held_out_again, used_by
 from vfl_flower.data.tables import Table
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.errors import ConfigError, VflError, why
 from vfl_flower.files import write_whole
 from vfl_flower.holder import checkpoint, progress
 from vfl_flower.holder.checkpoint import Checkpoint, Keeper
@@ -119,7 +119,7 @@ def _train_in(
     strategy: Vertical | None = None
     failure = None
     try:
-        with _streams(carrier, config) as carrier:
+        with _streams(carrier, config, keeper.nonce) as carrier:
             labels = _own_labels(carrier, config, own, keeper) if own else load_labels(config)
             fixed = found or not own  # else its rows may be new
             if (
@@ -142,7 +142,7 @@ def _train_in(
                 telling.follow(strategy)
             strategy.start(carrier)
     except BaseException as error:
-        failure = str(error) or type(error).__name__
+        failure = why(error)
         raise
     finally:
         if not found or (strategy and strategy.ready):  # else the run that was is as it was
@@ -157,13 +157,13 @@ def _train_in(
 
 
 @contextmanager
-def _streams(carrier: Carrier, config: RunConfig) -> Iterator[Carrier]:
+def _streams(carrier: Carrier, config: RunConfig, nonce: str = "") -> Iterator[Carrier]:
     """What carries the messages: a `StreamGrid`, where there are streams.
 
     In a Ray simulation of fewer nodes than parties, `Hosts` over that.
     """
     streams = config.running.transport != "messages" and carrier.transport == "messages"
-    with StreamGrid(carrier, config) if streams else nullcontext(carrier) as found:
+    with StreamGrid(carrier, config, nonce) if streams else nullcontext(carrier) as found:
         if found.engine == "ray" and config.running.parties > len(list(found.get_node_ids())):
             found = Hosts(found, config.running.parties)
         yield found

@@ -19,8 +19,9 @@ from vfl_flower import client_app, server_app
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import make_folder, told, whole
+from vfl_flower.files import make_own_folder, told, whole
 from vfl_flower.holder import checkpoint
+from vfl_flower.holder.checkpoint import Checkpoint, PartyState
 from vfl_flower.holder.observers import Observer
 from vfl_flower.holder.predict import predictions_file, who_is_there
 from vfl_flower.holder.results import in_use, results_folder
@@ -90,8 +91,7 @@ def run_local(
     grid.observers = observers
     found = checkpoint.load(finished.folder) if config.running.resume else None
     if found and found.finished:  # only to be saved
-        for node in grid.contexts.values():
-            node.state = state_file.load(node, found.run, found.number)
+        _load_states(grid, found)
     try:
         server_app.app(grid, of_server(run_config, grid.run_id))
     except BaseException:
@@ -105,6 +105,16 @@ def run_local(
     return finished
 
 
+def _load_states(grid: LocalGrid, found: Checkpoint) -> None:
+    """Have the parties the states of a checkpoint; refuse those that are not, by `ConfigError`."""
+    kept = []
+    for party, node in enumerate(grid.contexts.values()):
+        node.state, number = state_file.load(node, found.run, found.number)
+        exchange = int(state.load_scalars(node.state)["exchange"])
+        kept.append(PartyState(party, exchange, number))
+    checkpoint.check_states(found, kept)
+
+
 def bring_states(config: RunConfig, folder: Path) -> None:
     """Copy what parties kept beside an earlier run to where they keep it beside this one."""
     if not config.running.grow or config.running.resume:
@@ -112,7 +122,7 @@ def bring_states(config: RunConfig, folder: Path) -> None:
     earlier = Path(config.running.grow).expanduser().absolute()
     states = f"run-{checkpoint.load(earlier).run}-party-*.state"
     with told(folder):
-        make_folder(folder)
+        make_own_folder(folder)
         for path in (*earlier.glob(states), *earlier.glob("*.uploads")):
             if not (folder / path.name).exists():
                 shutil.copy2(path, folder)

@@ -41,7 +41,7 @@ def model(context: Context) -> dict[str, Any]:
 
 
 def test_it_brings_its_model_and_says_how_old_that_is(node: Node) -> None:
-    then = state_file.load(earlier(node), "1", 1)
+    then, _ = state_file.load(earlier(node), "1", 1)
     later = node(run_id=2, grow="x")
     described = asked(later, order(), Description)
     assert described.exchange == 1

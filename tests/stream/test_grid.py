@@ -23,7 +23,6 @@ from tests.stream.nodes import (
     eventually,
 )
 from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.files import unsealed
 from vfl_flower.flower_internals import state_to_bytes
 from vfl_flower.messages import SessionOrder
 from vfl_flower.party import state_file
@@ -109,10 +108,10 @@ def test_sessions_are_renewed_and_leave_the_state_in_a_file(
         file = state_file.place(context)
         assert file.stat().st_mode & 0o777 == 0o600
         anew = Context(RUN, context.node_id, context.node_config, RecordDict(), {})
-        state_file.restore(anew)
+        state_file.restore(anew, str(RUN))
         assert load_scalars(anew.state) == load_scalars(context.state)
         assert state_to_bytes(anew.state) == state_to_bytes(context.state)
-        state_file.restore(anew)  # what a Context holds is never replaced
+        state_file.restore(anew, str(RUN))  # what a Context holds is never replaced
         assert [each.name for each in file.parent.glob(f"*party-{party}*")] == [file.name]
     assert logged == []
 
@@ -221,5 +220,6 @@ def test_a_run_that_fails_ends_its_sessions(streamed: Streamed) -> None:
         streamed.train(nodes)
     nodes.close()  # which waits for the sessions
     for context in nodes.contexts.values():
-        assert unsealed(state_file.place(context)) == state_to_bytes(context.state)
+        kept = state_file.read(state_file.place(context))
+        assert state_to_bytes(kept) == state_to_bytes(context.state)
     assert load_scalars(nodes.contexts[FIRST].state)["exchange"] >= 2

@@ -16,7 +16,6 @@ from flwr.app import Context, Message, RecordDict
 from tests.relay import Relay
 from tests.stream.nodes import FIRST, HANGING, KEYS, METHOD, RUN, Streamed, assert_equals_in_process
 from vfl_flower import client_app
-from vfl_flower.files import unsealed
 from vfl_flower.flower_internals import from_bytes, state_to_bytes, to_bytes
 from vfl_flower.messages import SMALL, DescribeOrder, SessionEnd, SessionOrder
 from vfl_flower.party import state_file
@@ -202,7 +201,8 @@ def test_a_party_whose_label_holder_vanished_gives_up_and_keeps_its_state(
     assert end.cause.startswith(f"could not reach {each.order.address}")
     assert "\n" not in end.cause
     assert load_scalars(context.state)["exchange"] == 0
-    assert unsealed(state_file.place(context)) == state_to_bytes(context.state)
+    kept = state_file.read(state_file.place(context))
+    assert state_to_bytes(kept) == state_to_bytes(context.state)
     assert 1 <= len(logged) <= 2 and all(
         line.endswith("it tries on for a while.") for line in logged
     )

@@ -8,6 +8,7 @@ speak of them.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -272,7 +273,7 @@ def _check_columns(value: Any, whose: str, id: str) -> None:
     if id and id not in getattr(value, "columns", ()):
         raise ConfigError(f"{whose} are no frame with a column {id!r} of ids.")
     names = [str(name) for name in getattr(value, "columns", ())]
-    twice = [name for name in names if names.count(name) > 1]
+    twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
         raise ConfigError(f"{whose} have two columns {twice[0]!r}: rename one, or drop it.")
 
@@ -300,9 +301,9 @@ _held: dict[str, tuple[Table, Sequence[Source]]] = {}
 
 
 @contextmanager
-def held(labels: Table, features: Sequence[Source]) -> Iterator[str]:
+def held(labels: Table, features: Sequence[Source], name: str = "") -> Iterator[str]:
     """Hold the label holder's table and the parties' features; the name, while this lasts."""
-    name = secrets.token_hex(8)
+    name = name or secrets.token_hex(8)
     _held[name] = labels, features
     try:
         yield name

@@ -64,7 +64,6 @@ class OwnFile(Table):
     def _names(self) -> list[str]:
         """The columns, without those in which pandas may have put row numbers."""
         import pandas as pd
-        import pyarrow.parquet as pq
 
         if not Path(self.path).expanduser().is_file():
             raise self._wrong(
@@ -81,10 +80,17 @@ class OwnFile(Table):
                 if self.id not in names and (wrong := of_separator(names)):
                     raise self._wrong(wrong, "its first line has no commas that separate columns.")
                 return names
-            names = [str(name) for name in pq.read_schema(Path(self.path).expanduser()).names]
+            names = [str(name) for name in self._schema.names]
             return [name for name in names if not re.fullmatch(r"__index_level_\d+__", name)]
         except (ValueError, OSError) as error:
             raise self._unreadable(error) from None
+
+    @cached_property
+    def _schema(self) -> Any:
+        """The schema of a parquet file: reading it takes as long as the file has columns."""
+        import pyarrow.parquet as pq
+
+        return pq.read_schema(Path(self.path).expanduser())
 
     def _read(self, names: list[str]) -> Any:
         import pandas as pd
@@ -101,12 +107,11 @@ class OwnFile(Table):
     def kind_of_features(self) -> str:
         """What the feature columns hold: images or sequences, if one of them does; else a table."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        names = self.feature_names
+        names = set(self.feature_names)
         if self._is_csv:
             return "table"
-        types = [pq.read_schema(Path(self.path).expanduser()).field(name).type for name in names]
+        types = {field.type for field in self._schema if field.name in names}
         if any(pa.types.is_struct(each) or pa.types.is_binary(each) for each in types):
             return "images"
         lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)

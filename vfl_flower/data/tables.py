@@ -82,7 +82,8 @@ class Table(Source):
         if not self.columns:
             return [name for name in self._names if name not in kept]
         named = [name.strip() for name in self.columns.split(",")]
-        absent = [name for name in named if name not in self._names or name in kept]
+        known = set(self._names) - kept
+        absent = [name for name in named if name not in known]
         if absent or len(set(named)) < len(named):
             raise self._wrong(
                 "does not have the columns that `columns` names, or has one of them twice.",
@@ -134,8 +135,9 @@ class Table(Source):
 
     def _learn(self, learnt: Any) -> Preparation:
         """What these training rows of some columns, or all, teach of them."""
-        numbers = [name for name in learnt if learnt[name].dtype.kind in "biuf"]
-        texts = [name for name in learnt if name not in numbers]
+        numeric = _numeric(learnt)
+        numbers = [name for name in learnt if numeric[name]]
+        texts = [name for name in learnt if not numeric[name]]
         if texts and self.text == "refuse":
             raise self._wrong(
                 f"has a column that is not numeric{of_texts(learnt[texts[0]])}",
@@ -150,13 +152,14 @@ class Table(Source):
                 f"{of_texts(learnt[many[0]], ': leave it out by `columns`, or group them.')}",
                 f"column {many[0]!r} has {len(values[many[0]])} values.",
             )
-        empty = [name for name in numbers if learnt[name].isna().all()]
+        known = _floats(learnt[numbers])
+        empty = [numbers[at] for at in np.flatnonzero(np.isnan(known).all(0))]
         if empty:
             raise self._wrong(
                 "has a column without any value in the training rows: leave it out by `columns`.",
                 f"column {empty[0]!r} is empty.",
             )
-        medians = {name: float(learnt[name].median()) for name in numbers}
+        medians = dict(zip(numbers, _medians(known), strict=True))
         rows = _matrix(Preparation(medians, values, [], []), learnt)
         mean, deviation = scaling(rows, per_column=True)
         return Preparation(medians, values, mean.tolist(), deviation.tolist())
@@ -171,18 +174,18 @@ class Table(Source):
     def _check_columns(self, preparation: Preparation) -> list[str]:
         """The columns that the training rows had, which must be there."""
         names = [*preparation.numbers, *preparation.texts]
-        absent = [name for name in names if name not in self._names]
+        there = set(self._names)
+        absent = [name for name in names if name not in there]
         if absent:
             raise self._changed(f"column {absent[0]!r} is not there any more.")
         if not self.columns and set(self.feature_names) != set(names):
-            new = next(name for name in self.feature_names if name not in names)
+            new = min(set(self.feature_names) - set(names), key=self._names.index)
             raise self._changed(f"column {new!r} is new: name the columns of then by `columns`.")
         return names
 
     def _prepare(self, frame: Any, preparation: Preparation) -> Array:
         """These rows of the columns that `preparation` knows, as float32 [rows, F]."""
-        for name in frame:
-            numeric = frame[name].dtype.kind in "biuf"
+        for name, numeric in _numeric(frame).items():
             if numeric != (name in preparation.numbers) and not frame[name].isna().all():
                 raise self._changed(f"column {name!r} does not hold numbers, or texts, as then.")
         self._check_missing(frame, list(preparation.numbers))
@@ -196,19 +199,20 @@ class Table(Source):
         return rows
 
     def _check_missing(self, frame: Any, numbers: Sequence[str]) -> None:
-        infinite = [name for name in numbers if np.isinf(_floats(frame[name])).any()]
-        if infinite:
+        infinite = np.flatnonzero(np.isinf(_floats(frame[list(numbers)])).any(0))
+        if len(infinite):
             raise self._wrong(
-                "has infinite values: replace them.", f"column {infinite[0]!r} has some."
+                "has infinite values: replace them.", f"column {numbers[infinite[0]]!r} has some."
             )
         if self.missing == "refuse":
-            gaps = [name for name in frame if frame[name].isna().any()]
-            if gaps:
+            gaps = frame.isna().sum()
+            gaps = gaps[gaps > 0]
+            if len(gaps):
                 raise self._wrong(
                     "has missing values in its features: fill them in, drop those rows, or set "
                     "missing='median'.",
-                    f"column {gaps[0]!r} has {self._missing_of(gaps[0])}"
-                    + (f", and {len(gaps) - 1} more columns have some." if gaps[1:] else "."),
+                    f"column {gaps.index[0]!r} has {self._missing_of(gaps.index[0])}"
+                    + (f", and {len(gaps) - 1} more columns have some." if len(gaps) > 1 else "."),
                 )
 
     def _missing_of(self, name: str) -> str:
@@ -295,6 +299,20 @@ def _floats(columns: Any) -> Array:
     """Numbers as pandas holds them, also where it marks missing ones in a way of its own."""
     numbers: Array = columns.to_numpy(np.float64, na_value=np.nan)
     return numbers
+
+
+def _numeric(frame: Any) -> dict[str, bool]:
+    """Column -> whether it holds numbers, by its type."""
+    return {name: dtype.kind in "biuf" for name, dtype in frame.dtypes.items()}
+
+
+def _medians(numbers: Array) -> list[float]:
+    """The median of each column [rows, columns], without the values that are missing."""
+    medians = np.median(numbers, axis=0)  # NaN where one is missing
+    for at in np.flatnonzero(np.isnan(medians)):
+        medians[at] = np.nanmedian(numbers[:, at])
+    found: list[float] = medians.tolist()
+    return found
 
 
 def _texts(column: Any) -> list[str]:

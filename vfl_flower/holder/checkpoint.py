@@ -9,11 +9,12 @@ the Flower run and the number that are named here.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.config import KEYS, RunConfig, parse
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import unsealed, whole
+from vfl_flower.files import check_own, unsealed, whole
 from vfl_flower.messages import Arrays
 from vfl_flower.systems import resolve
 
@@ -36,7 +37,7 @@ _USED = "learnt", "chose"
 class Checkpoint:
     """What is in the file.
 
-    run, number : under which the parties have kept their states.
+    run, number : under which the parties have kept their states (`Keeper.name`).
     finished : whether the run was.
     rows : with own files, the common rows of the label holder's, in common order.
     present : which party has which of them, [N, M], where any may lack some.
@@ -89,8 +90,10 @@ class Keeper:
     Parameters
     ----------
     folder : the results folder.
-    run : number of the Flower run, under which parties keep their states.
+    run : number of the Flower run.
     earlier : the last of the run by whose models this one begins, if it does.
+
+    nonce : drawn for this run. Flower may give its number again, to a run of other parties or data.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class Keeper:
     ) -> None:
         self.folder = folder
         self.run = run
+        self.nonce = secrets.token_hex(8)
         self.found = found
         self.earlier = earlier
         self.rows: NDArray[np.int64] = found.rows if found else np.zeros(0, np.int64)
@@ -111,6 +115,11 @@ class Keeper:
         self.number = found.number if found else 0
         self.journal = folder / JOURNAL
 
+    @property
+    def name(self) -> str:
+        """The name of the run, under which parties keep their states."""
+        return f"{self.run}-{self.nonce}"
+
 
 def load(folder: str | Path) -> Checkpoint:
     """The checkpoint of a results folder.
@@ -118,11 +127,12 @@ def load(folder: str | Path) -> Checkpoint:
     Raises
     ------
     ConfigError
-        If there is none, or it cannot be read.
+        If there is none, or it cannot be read, or another user can change it.
     """
     path = Path(folder).expanduser() / FILE
     if not path.parent.is_dir():
         raise ConfigError(f"{folder} is not there: name the results folder of a run.")
+    check_own(path.parent)
     if not path.is_file():
         raise ConfigError(
             f"{folder} has no {FILE}: name the results folder of a run that has kept one."
@@ -277,12 +287,22 @@ def check_number(folder: str, found: Checkpoint, config: RunConfig, parties: int
         )
 
 
+class PartyState(NamedTuple):
+    """What a party's state is of: the messages that it had served, and a checkpoint's number."""
+
+    party: int
+    exchange: int
+    checkpoint: int
+
+
 class _OfCheckpoint(Protocol):
     @property
     def party(self) -> int: ...
 
     @property
     def exchange(self) -> int: ...
+    @property
+    def checkpoint(self) -> int: ...
 
 
 def check_states(found: Checkpoint, states: Collection[_OfCheckpoint], whole: bool = True) -> None:
@@ -290,18 +310,24 @@ def check_states(found: Checkpoint, states: Collection[_OfCheckpoint], whole: bo
 
     Where they need not be ``whole``, some may be missing.
 
+    A party that was away at the checkpoint may have an older state, but none that is older than the
+    last that it has told of.
+
     Raises
     ------
     ConfigError
-        Which party it is. One that had failed before the checkpoint may have an older state.
+        Which party it is.
     """
+    marked = not found.run.isdecimal()  # else it is an older version's
     seats = {seat["party"]: seat for seat in found.strategy["seats"]}
     if len(states) != len(seats) and (whole or not {each.party for each in states} <= seats.keys()):
         raise ConfigError(f"That run is of {len(seats)} parties, and {len(states)} are here.")
     for state in states:
-        seat = seats[state.party]
-        if seat["alive"] and state.exchange != seat["exchange"]:
+        seat, number = seats[state.party], state.checkpoint
+        least = found.number if seat["alive"] else seat.get("checkpoint", 0)
+        is_older = marked and not least <= number <= found.number
+        if is_older or (seat["alive"] and state.exchange != seat["exchange"]):
             raise ConfigError(
                 f"Party {state.party} has not the state that checkpoint {found.number} is of, but "
-                "an older one: give it back its file of then."
+                f"that of checkpoint {number}: put back its file of checkpoint {found.number}."
             )

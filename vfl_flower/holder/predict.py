@@ -286,7 +286,7 @@ def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
         return None
     path = Path(config.model).expanduser() / "predictions.journal"
     with locked(path.with_suffix(".lock"), f"Another prediction is counted in {path}: try again."):
-        journal = Journal(path, found.run)
+        journal = Journal(path, found.run.partition("-")[0])
         times = 1 + sum(1 for _ in journal.read())
         journal.write((EVALUATE, 0, 0, 0, 0), np.zeros(0, np.int32))
     rows = len(found.arrays["table.rows"])

@@ -17,7 +17,7 @@ from vfl_flower.charts import draw_curves
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
 from vfl_flower.figures import headline
-from vfl_flower.files import append, locked, make_folder, told, whole, write_whole
+from vfl_flower.files import append, locked, make_own_folder, told, whole, write_whole
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.observers import Observer
 from vfl_flower.messages import Arrays
@@ -100,7 +100,7 @@ def in_use(folder: Path, lock: str = "run.lock") -> Iterator[None]:
         If the folder cannot be written.
     """
     with told(folder):
-        make_folder(folder)
+        make_own_folder(folder)
     sentence = f"A run is going on in {folder}: let it end, or name another folder."
     with locked(folder / lock, sentence):
         yield

@@ -25,6 +25,7 @@ from vfl_flower.config import RunConfig, parse
 from vfl_flower.data.blocks import FeatureBlock, load_block, seat
 from vfl_flower.data.source import Preparation
 from vfl_flower.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.flower_internals import config_record
 from vfl_flower.messages import (
     SMALL,
     Arrays,
@@ -72,10 +73,11 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     party = party_of(context, config, order.outputs, load_block(context, config))
     check(context, config, party.rows)
     party.origin = str(context.run_id)
-    party.lineage = alike("begun", party.origin)
+    party.run = state_file.run_name(context, order.nonce)
+    party.lineage = alike("begun", party.run)
     party.limits = limits_of(context, rules, party.origin)
     if isinstance(order, DescribeOrder):
-        if state.load_about(context.state) or state_file.is_there(context):
+        if state.load_about(context.state) or state_file.is_there(context, party.run):
             party.limits.go_on()  # described again: what was counted until now stays
         party.limits.begin()
     else:  # it has served messages of this run, and remembers none
@@ -103,13 +105,17 @@ def grow(context: Context, order: GrowOrder) -> Party:
     if config.secure:  # whatever became of the key `grow`
         raise VflError("was asked to begin masked sums by an earlier model.")
     rules = check(context, config)
-    saved = state_file.load(context, order.run, order.number) if index < order.parties else None
+    saved, number = None, 0
+    if index < order.parties:
+        saved, number = state_file.load(context, order.run, order.number)
     about = state.load_about(saved) if saved else ""
     block = load_block(context, config, read_about(about)[2] if about else None)
     party = party_of(context, config, order.outputs, block, bool(about))
     check(context, config, party.rows)
     party.origin = str(context.run_id)
+    party.run = state_file.run_name(context, order.nonce)
     if saved:
+        party.brought_from = number
         check_model(about, party)
         check_weights(party, about)
         load_model(party.model, state.load_arrays(saved, "model"))
@@ -207,6 +213,12 @@ def check_training(about: str, party: Party) -> None:
         )
 
 
+def rename(context: Context, run: str) -> None:
+    """Have the state of a party be of the run of this name, which goes on with another."""
+    scalars = dict(state.load_scalars(context.state))
+    context.state["scalars"] = config_record({**scalars, "run": run})
+
+
 def keep(party: Party, context: Context) -> None:
     """Leave everything that the next message needs in the node's ``Context.state``."""
     p = party.pending
@@ -215,6 +227,7 @@ def keep(party: Party, context: Context) -> None:
         "steps": party.steps,
         "epochs": party.epochs,
         "origin": party.origin,
+        "run": party.run,
         "pending-secret": party.pending_secret if p else b"",
         "largest": party.largest_order,
         "pending": [p.exchange, p.epoch, p.first, p.steps, int(p.coordinated)] if p else [],
@@ -339,7 +352,7 @@ def resume(context: Context) -> Party:
         check_training(about, party)
         _skeletons[place] = context.run_id, party
     scalars = state.load_scalars(context.state)
-    party.origin = scalars["origin"]
+    party.origin, party.run = scalars["origin"], state_file.run_of(context)
     party.limits = limits_of(context, rules, party.origin)
     party.limits.go_on()
     party.arrays = state.load_large(context.state)

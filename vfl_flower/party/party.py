@@ -148,6 +148,8 @@ class Party:
         self.limits = Limits()  # by rules of its own
         self.masks: Masks | None = None  # of what it uploads, where only sums are to be learned
         self.lineage = b""  # how its model came about, a hash that other parties share then
+        self.run = ""  # the name of its run, under which its states are kept
+        self.brought_from = 0  # and the number of that from which its model of an earlier run is
         self.origin = ""  # the Flower run in which this one began, since when uploads are counted
         # What this process may still have from the last message: the record over this very model's
         # memory, and what the estimator needs of the pending window's upload.
@@ -199,6 +201,7 @@ class Party:
             alignment=self.block.alignment,
             code_digest=code_digest(),
             exchange=self.exchange or self.brought,
+            checkpoint=self.brought_from,
         )
 
     def train(self, order: TrainOrder) -> Upload:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from flwr.app import Context, RecordDict
+from flwr.app import Context
 
 from vfl_flower.axes.secure_sum import alike
 from vfl_flower.data.alignment import common_rows
@@ -25,10 +25,11 @@ from vfl_flower.party.context import (
 )
 from vfl_flower.party.limits import count_predictions
 from vfl_flower.party.rules import check
+from vfl_flower.party.state_file import Saved
 from vfl_flower.provenance import code_digest
 
 
-def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predicted:
+def predict(context: Context, kept: Saved, order: PredictOrder) -> Predicted:
     """Embeddings by a model that was kept: of the rows just aligned, or of the test rows.
 
     Raises
@@ -37,6 +38,7 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
         If the party's columns, or rows, are not those that the model was trained with.
     """
     index, parties = seat(context)
+    saved = kept.state
     about = state.load_about(saved)
     config, outputs, preparation, trained_on = read_about(about)
     check_number(about, parties)
@@ -78,6 +80,7 @@ def predict(context: Context, saved: RecordDict, order: PredictOrder) -> Predict
         party=index,
         parties=parties,
         exchange=scalars["exchange"],
+        checkpoint=kept.number,
         alignment=block.alignment,
         code_digest=code_digest(),
         arrays=arrays,

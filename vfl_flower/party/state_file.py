@@ -9,6 +9,10 @@ surrogates. A checksum follows, and a file that is damaged is not used.
 
 Keys of masked sums are in no file: who had them all could take the masks off what was uploaded.
 
+A file is named by the run, the party and the checkpoint, and a mark inside it says the same. The
+name of a run is Flower's run id and a nonce that the label holder draws. So a run id that comes
+again names no old state, and a file under another's name is refused.
+
 The folder is FLWR_HOME/vfl-flower, or the one that ``states`` in the node configuration names; of
 actors of a Ray cluster, which have no such, the one that a run of `vfl` has told them.
 """
@@ -17,13 +21,17 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from pathlib import Path
+from typing import NamedTuple
 
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, RecordDict
 
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import make_folder, told, unsealed, whole
+from vfl_flower.errors import ConfigError, SharedError, VflError
+from vfl_flower.files import check_own, make_folder, told, unsealed, whole
 from vfl_flower.flower_internals import STATES, flower_home, state_from_bytes, state_to_bytes
+from vfl_flower.party.state import load_scalars
+from vfl_flower.wire import record_of
 
 log = logging.getLogger("flwr")
 
@@ -31,37 +39,95 @@ KEYS_OF_SUMS = "sums"
 """Name of the record in ``Context.state`` that no file gets (`party.sums`)."""
 
 
+_MARK = "mark"
+_SESSION = -1  # in the place of a checkpoint's number, at the end of a session
+_ANY = -2
+
+
+class Saved(NamedTuple):
+    """A party's state, and the number of the checkpoint that it is of."""
+
+    state: RecordDict
+    number: int
+
+
+class _Mark(NamedTuple):
+    """What a file says of the state in it: its run, its party and its checkpoint."""
+
+    run: str
+    party: int
+    number: int
+
+
+def run_name(context: Context, nonce: str) -> str:
+    """Return the name of the run that began in this Flower run with this nonce.
+
+    Raises
+    ------
+    VflError
+        If the nonce could be more than a part of a file's name.
+    """
+    if not re.fullmatch("[0-9a-f]{0,32}", nonce):
+        raise VflError("was sent a nonce that is no hexadecimal number.")
+    return f"{context.run_id}-{nonce}" if nonce else str(context.run_id)
+
+
+def run_of(context: Context) -> str:
+    """Return the name of the run that a party's state is of, or else of its Flower run."""
+    return str(load_scalars(context.state).get("run", context.run_id))
+
+
 def place(context: Context, number: int | None = None, run: str = "") -> Path:
-    """Where a party keeps checkpoint ``number`` of a Flower run, this one unless it is named.
+    """Where a party keeps checkpoint ``number`` of a run, by default that of its state.
 
     Without a number, the state at the end of a session.
+
+    Raises
+    ------
+    ConfigError
+        If another user can change the folder.
     """
     named = context.node_config.get("states") or os.environ.get(STATES)
     party = context.node_config.get("partition-id")
     folder = Path(str(named)).expanduser() if named else flower_home() / "vfl-flower"
+    try:
+        check_own(folder)
+    except SharedError as error:
+        log.warning("%s", error)
+        raise ConfigError(
+            f"Party {party} keeps its states in a folder that other users can change: its own log "
+            "says how to mend that."
+        ) from None
     suffix = "" if number is None else f"-checkpoint-{number}"
-    return folder / f"run-{run or context.run_id}-party-{party}{suffix}.state"
+    return folder / f"run-{run or run_of(context)}-party-{party}{suffix}.state"
 
 
-def save(context: Context, number: int | None = None) -> None:
+def save(context: Context, number: int | None = None, run: str = "") -> None:
     """Write the state as it is now, as checkpoint ``number`` or as the end of a session.
 
     Besides it, the last other checkpoint of that run is kept.
+
+    Parameters
+    ----------
+    run : name of the run, if the party may not have begun it yet.
 
     Raises
     ------
     VflError
         If the disk refuses a checkpoint.
     """
-    path = place(context, number)
+    run = run or run_of(context)
+    path = place(context, number, run)
+    mark = _mark(context, run, _SESSION if number is None else number)
     try:
         with told(path):
             make_folder(path.parent)
             kept = {name: each for name, each in context.state.items() if name != KEYS_OF_SUMS}
+            kept[_MARK] = ConfigRecord(mark._asdict())
             with whole(path, sealed=True) as file:
                 file.write(state_to_bytes(RecordDict(kept)))
             if number is not None:
-                numbered = _checkpoints(context).items()
+                numbered = _checkpoints(context, run).items()
                 others = {each: file for each, file in numbered if file != path}
                 for each in sorted(others)[:-1]:
                     others[each].unlink(missing_ok=True)
@@ -71,14 +137,15 @@ def save(context: Context, number: int | None = None) -> None:
             raise VflError("cannot keep its state: its own log says why.") from None
 
 
-def restore(context: Context) -> None:
-    """Read the latest sound state of this run into a Context that has none, if there is one."""
+def restore(context: Context, run: str) -> None:
+    """Read the latest sound state of a run into a Context that has none, if there is one."""
     if context.state:
         return
-    kept = [each for each in (*_checkpoints(context).values(), place(context)) if each.exists()]
+    last = place(context, run=run)
+    kept = [each for each in (*_checkpoints(context, run).values(), last) if each.exists()]
     for path in sorted(kept, key=lambda each: each.stat().st_mtime_ns, reverse=True):
         try:
-            state = read(path)
+            state = _read(path, _mark(context, run, _ANY))
         except (OSError, VflError):
             log.warning("The party's state in %s cannot be read: it is left out.", path)
             continue
@@ -87,26 +154,28 @@ def restore(context: Context) -> None:
         return
 
 
-def is_there(context: Context) -> bool:
+def is_there(context: Context, run: str) -> bool:
     """Whether a state of this run was kept."""
-    return bool(_checkpoints(context)) or place(context).exists()
+    return bool(_checkpoints(context, run)) or place(context, run=run).exists()
 
 
-def load(context: Context, run: str, number: int) -> RecordDict:
-    """The state that this party kept as a checkpoint of a Flower run.
+def load(context: Context, run: str, number: int) -> Saved:
+    """The state that this party kept as a checkpoint of a run.
 
-    If it was away then, the last before.
+    If the party was away then, the last before: the label holder knows whether it was.
 
     Raises
     ------
     ConfigError
-        If there is none, or it is not sound.
+        If there is none, or it is not sound, or of another run, party or checkpoint.
     """
-    kept = _checkpoints(context, run if run.isdecimal() else "0")
+    known = re.fullmatch(r"\d+(-[0-9a-f]+)?", run)
+    kept = _checkpoints(context, run) if known else {}
     try:
-        return read(kept[max(each for each in kept if each <= number)])
-    except (ValueError, OSError, VflError):
-        log.warning("There is no sound %s.", place(context, number, run))
+        found = max(each for each in kept if each <= number)
+        return Saved(_read(kept[found], _mark(context, run, found)), found)
+    except (ValueError, OSError, VflError) as error:
+        log.warning("There is no sound %s: %s", place(context, number, run), error)
         party = context.node_config.get("partition-id")
         raise ConfigError(
             f"Party {party} does not have checkpoint {number} of that run: start its SuperNode "
@@ -116,10 +185,28 @@ def load(context: Context, run: str, number: int) -> RecordDict:
 
 def read(path: Path) -> RecordDict:
     """The state in a file; raises `OSError` if that cannot be read, `VflError` if it is damaged."""
-    return state_from_bytes(unsealed(path))
+    return _read(path)
 
 
-def _checkpoints(context: Context, run: str = "") -> dict[int, Path]:
+def _read(path: Path, mark: _Mark | None = None) -> RecordDict:
+    """As `read`; refuse, by `VflError`, a file that does not have this mark."""
+    state = state_from_bytes(unsealed(path))
+    said = dict(record_of(state, _MARK, ConfigRecord)) if _MARK in state else None
+    state = RecordDict({name: each for name, each in state.items() if name != _MARK})
+    if mark is None or (said is None and mark.run.isdecimal()):  # so older versions name a run
+        return state
+    if said is None or (said["run"], said["party"]) != (mark.run, mark.party):
+        raise VflError("it is the state of another run or party.")
+    if mark.number not in (said["number"], _ANY):
+        raise VflError(f"it is the state of checkpoint {said['number']!r}.")
+    return state
+
+
+def _mark(context: Context, run: str, number: int) -> _Mark:
+    return _Mark(run, int(str(context.node_config.get("partition-id", 0))), number)
+
+
+def _checkpoints(context: Context, run: str) -> dict[int, Path]:
     """Number -> file."""
     any_number = place(context, 0, run)
     pattern = any_number.stem.removesuffix("0") + "*.state"

@@ -263,7 +263,7 @@ def _note(context: Context, offer: bytes, number: int) -> None:
     """
     if simulated(context):
         return
-    path = state_file.place(context).with_suffix(".sums")
+    path = state_file.place(context, run=str(context.run_id)).with_suffix(".sums")
     try:
         make_folder(path.parent)
         with alone_in(path.parent):

@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from vfl_flower.config import pairs
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.errors import ConfigError, Terminated, VflError
 from vfl_flower.tools import options
 
 app = typer.Typer(
@@ -63,8 +63,11 @@ class _Command(TyperCommand):
             print(f"vfl: {where} is out of space: make some, and try again.", file=sys.stderr)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
-            print("vfl: stopped.", file=sys.stderr)
+            print(f"vfl: {str(error) or 'stopped.'}", file=sys.stderr)
             raise typer.Exit(130) from error
+        except Terminated as error:
+            print(f"vfl: {error}", file=sys.stderr)
+            raise
 
 
 @app.command("run", cls=_Command, epilog=options.RUN_EXAMPLES)
@@ -356,7 +359,9 @@ def _list() -> None:
 @contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
     """Have SIGTERM end this process so that Flower's processes end too."""
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    from strategies.signals import end_by_sigterm
+
+    before = signal.signal(signal.SIGTERM, end_by_sigterm)
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ from the parties.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from vfl_flower.axes.batches import Window, expected_rows
 from vfl_flower.axes.privacy.accountants import known
+from vfl_flower.axes.privacy.journal import Event
 from vfl_flower.axes.privacy.ledger import (
     EMBED,
     EVALUATE,
@@ -29,6 +31,8 @@ from vfl_flower.axes.privacy.ledger import (
 from vfl_flower.axes.privacy.paper import delta_of, epsilon_of_theorem_6
 from vfl_flower.config import RunConfig
 from vfl_flower.messages import EmbedOrder, EvaluateOrder, Order, TrainOrder
+
+_LATEST = 2**31 - 1  # a step that no epoch has
 
 
 class EmbeddingLedger(Ledger):
@@ -74,6 +78,28 @@ class EmbeddingLedger(Ledger):
             counts = self.sampled.setdefault(party, np.zeros(self.rows, np.int32))
             counts += np.bincount(window.ids, minlength=self.rows).astype(np.int32)
             self.unseen[party] -= len(window.lengths)
+
+    def so_far(self) -> Iterator[Event]:
+        """Events of each party that lead to the counts of now."""
+        none = np.zeros(0, np.int32)
+        for party, last in self.last.items():
+            passes, steps = self.passes[party], self.steps[party]
+            # The first order of an epoch begins a pass for each epoch before; an order that is not
+            # later than the last begins one more.
+            if passes > last[0] + 1:
+                yield TRAIN, party, passes - 2, _LATEST, steps, none
+                yield TRAIN, party, *last, 0, none
+            else:
+                yield TRAIN, party, *last, steps, none
+        for party, sampled in self.sampled.items():
+            rows = np.repeat(np.arange(self.rows, dtype=np.int32), sampled)
+            yield RECEIVED, party, self.steps[party] - self.unseen[party], 0, 0, rows
+        for party, queries in self.queries.items():
+            for times in range(int(queries.max())):
+                yield EMBED, party, 0, 0, 0, np.flatnonzero(queries > times).astype(np.int32)
+        for party, times in self.evaluations.items():
+            for _ in range(times):
+                yield EVALUATE, party, 0, 0, 0, none
 
     def most_uploads(self, party: int) -> int:
         """Uploads of the row that this party uploads most."""

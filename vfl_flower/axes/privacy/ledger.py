@@ -6,7 +6,7 @@ is assumed. This one is for runs without noise; `embeddings` and `scalars` have 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.axes.batches import Window
-from vfl_flower.axes.privacy.journal import Journal, Mark, refused
+from vfl_flower.axes.privacy.journal import Event, Journal, Mark, refused
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.config import RunConfig
 from vfl_flower.data.labels import Labels
@@ -134,7 +134,8 @@ class Ledger:
         """From now on write to disk what is about to be released, before it is counted.
 
         What stands there already is counted first: all that a run has released before it was cut
-        short, also what came after its last checkpoint and will be released again.
+        short, also what came after its last checkpoint and will be released again. A new file
+        begins with what this ledger has counted until now.
 
         Parameters
         ----------
@@ -150,7 +151,13 @@ class Ledger:
             return
         if mark is not None and not path.exists():
             raise refused(path, "not there")
+        is_new = not path.exists()
         self._journal = Journal(path, run)
+        if is_new:
+            list(self._journal.read())
+            for event in self.so_far():
+                self._journal.write(event[:5], event[5])
+            return
         for kind, party, first, second, third, ids in self._journal.read(mark):
             if kind == TRAIN:
                 order = TrainOrder(
@@ -165,6 +172,10 @@ class Ledger:
                 self._received(party, Window(ids, np.zeros(first, np.int32)))
             else:
                 self._answered(party, Window(ids, np.zeros(first, np.int32)), second)
+
+    def so_far(self) -> Iterator[Event]:
+        """Events by which another ledger counts what this one has counted, few as they are."""
+        return iter(())
 
     def journal_mark(self) -> Mark | None:
         """How far the journal is, for a checkpoint; none where nothing is kept or counted."""

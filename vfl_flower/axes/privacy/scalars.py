@@ -16,7 +16,7 @@ figures that they lead to are named so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from flwr.serverapp import GaussianPrivacyEvent
 
 from vfl_flower.axes.batches import Window, expected_rows, steps_per_epoch
 from vfl_flower.axes.privacy.accountants import calibrated, known, most_steps, sampled
+from vfl_flower.axes.privacy.journal import Event
 from vfl_flower.axes.privacy.ledger import (
     ANSWERED,
     EVERYONE,
@@ -239,6 +240,13 @@ class ScalarLedger(Ledger):
     def _answered(self, party: int, window: Window, weight: int) -> None:
         self.released += len(window.lengths)
         np.add.at(self.taken, window.ids, weight)
+
+    def so_far(self) -> Iterator[Event]:
+        """One event for all scalars; then one for each binary digit of the rows' counts."""
+        yield ANSWERED, 0, self.released, 0, 0, np.zeros(0, np.int32)
+        for digit in range(int(self.taken.max(initial=0)).bit_length()):
+            rows = np.flatnonzero(self.taken >> digit & 1).astype(np.int32)
+            yield ANSWERED, 0, 0, 1 << digit, 0, rows
 
     def released_steps(self) -> int:
         """Scalars sent."""

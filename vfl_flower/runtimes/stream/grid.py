@@ -38,14 +38,16 @@ class StreamGrid(Carrier):
     ----------
     carrier : of Flower's messages.
     config : says where parties connect to, and how long a session lasts.
+    nonce : under which parties keep their states (`holder.checkpoint.Keeper`).
     """
 
-    def __init__(self, carrier: Carrier, config: RunConfig) -> None:
+    def __init__(self, carrier: Carrier, config: RunConfig, nonce: str = "") -> None:
         self.engine = carrier.engine
         self.simulated = carrier.simulated
         self.transport = "stream"
         self._carrier = carrier
         self._running = config.running
+        self._nonce = nonce
         self._sent_by_flower: dict[str, str] = {}  # id of the other carrier -> id of this one
         self._pushed = 0
         self._looked = 0.0
@@ -224,6 +226,7 @@ class StreamGrid(Carrier):
             certificate=self._streams.certificate.decode(),
             token=token,
             keep=self.engine == "supernodes",
+            nonce=self._nonce,
         )
         seconds = self._running.session_seconds + self._running.party_timeout
         with self._streams.lock:  # the party may be quick to show its token
