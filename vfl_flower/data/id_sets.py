@@ -197,8 +197,8 @@ def path_of(whose: str, party: int) -> Path:
     return files.home("sets") / f"{_OF_HOLDER}{files.where(whose)}-{party}.npz"
 
 
-def naming(kept: Mapping[int, tuple[Path, IdSet]], run: str) -> SetOrder:
-    """The order by which parties are asked for these sets."""
+def naming(kept: Mapping[int, tuple[Path, IdSet]], run: str, about: str = "") -> SetOrder:
+    """Return the order that asks parties for these sets, to prepare a run configured ``about``."""
     names = np.frombuffer(secrets.token_bytes(_NAMES * 16), np.uint8).reshape(_NAMES, 16).copy()
     proofs = np.frombuffer(secrets.token_bytes(_NAMES * 32), np.uint8).reshape(_NAMES, 32).copy()
     rows = secrets.SystemRandom().sample(range(_NAMES), len(kept))
@@ -206,7 +206,7 @@ def naming(kept: Mapping[int, tuple[Path, IdSet]], run: str) -> SetOrder:
         names[row] = np.frombuffer(bytes.fromhex(each.name), np.uint8)
         for _, code, _ in each.codes(party, run):
             proofs[row] = np.frombuffer(code, np.uint8)
-    return SetOrder(arrays={"names": names, "proofs": proofs})
+    return SetOrder(config=about, arrays={"names": names, "proofs": proofs})
 
 
 def has_kept(answer: SetKept, kept: IdSet, run: str) -> bool:

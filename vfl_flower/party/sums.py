@@ -33,6 +33,7 @@ from vfl_flower.party.state_file import KEYS_OF_SUMS
 
 log = logging.getLogger("flwr")
 
+_FIRST_SEEN = "first-seen"
 _LASTING = "sums.key"
 _PEER = re.compile(r"(\d+):([0-9a-f]{64})")
 
@@ -167,7 +168,9 @@ def _check_peers(context: Context, party: int, offers: list[Offer]) -> None:
 
 
 def peers_of(context: Context) -> dict[int, str]:
-    """Public keys of other parties, by the rule ``sum-peers``; empty if there is none.
+    """Return the public keys of other parties by the rule ``sum-peers``.
+
+    They are none without that rule, and with ``first-seen``.
 
     Raises
     ------
@@ -175,11 +178,13 @@ def peers_of(context: Context) -> dict[int, str]:
         If it cannot be read.
     """
     text = Rules.of(context.node_config).sum_peers
+    if text == _FIRST_SEEN:
+        return {}
     found = [_PEER.fullmatch(word) for word in text.replace(",", " ").split()]
     if not all(found):
         raise ConfigError(
             f"Party {seat(context)[0]}'s node configuration gives sum-peers = {text!r}, where "
-            "numbers of parties with their keys are due, as in '1:HEX 2:HEX'."
+            "numbers of parties with their keys are due, as in '1:HEX 2:HEX', or 'first-seen'."
         )
     return {int(each[1]): each[2] for each in found if each}
 
