@@ -29,7 +29,6 @@ from vfl_flower.messages import (
     SessionOrder,
     Upload,
 )
-from vfl_flower.party import context as between
 from vfl_flower.party import rules, state_file
 from vfl_flower.party.rules import Rules
 
