@@ -158,7 +158,9 @@ def test_keys_of_puppets_unmask_a_party_that_trusts_the_first_keys(
     if not named:
         session = SessionOrder(address="x", certificate="", token="", keep=False)
         for order in (SetOrder(), DescribeOrder(outputs=1), KeyOrder(), session):
-            with pytest.raises(VflError, match=r"refuses every order: .* sum-peers is missing\. Gi"):
+            with pytest.raises(
+                VflError, match=r"refuses every order: .* sum-peers is missing\. Gi"
+            ):
                 asked(parties.nodes[0], order, Description)
         assert not list((tmp_path / "parties").glob("**/*"))  # it has made no key
         return

@@ -331,13 +331,9 @@ class Introduction(Payload):
 
 @dataclass(frozen=True, kw_only=True)
 class SetKept(Introduction):
-    """A party's answer to `SetOrder`: about how many more ids it may be asked with that set.
-
-    ``arrays["proof"]``, uint8 [1, 32], shows that it keeps it; if it keeps none, there is no proof.
-    """
+    """A party's answer to `SetOrder`: ``arrays["proof"]``, uint8 [1, 32], if it keeps that set."""
 
     names: ClassVar = ("proof",)
-    left: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -214,7 +214,6 @@ def test_the_label_holder_is_told_which_party_refuses_and_why(tmp_path: Path) ->
     assert organisations.run("served", {**keys, "epochs": 2}).summary["failure"] is None
 
 
-
 # --- paths --------------------------------------------------------------------------------------
 
 

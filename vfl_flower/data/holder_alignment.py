@@ -18,6 +18,8 @@ from vfl_flower.data.id_sets import Asked
 from vfl_flower.data.psi import MANY, Blinding, Places, shuffled
 from vfl_flower.data.source import Source
 from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.files import lasting_secret
+from vfl_flower.flower_internals import lasting_home
 from vfl_flower.messages import (
     SMALL,
     Aligned,
@@ -62,10 +64,11 @@ def align(
     name, about = secrets.token_hex(16), json.dumps(config.values())
     present: NDArray[np.bool_] | None = None
     sets: dict[int, Asked] = {}
-    blinding = Blinding()
+    blinding = Blinding()  # by "ids" it answers questions, so that it has to be a fresh one
     if config.data.align == "ids":
         rows, asked = _all_rows(carrier, config, own, blinding)
     else:
+        blinding = _lasting_blinding() if lasting else blinding
         sets = _sets(carrier, config, own, run, there, lasting)
         rows, present, asked = _common_rows(carrier, config, own, blinding, there, sets, order)
     orders, answers = {}, {}
@@ -92,6 +95,18 @@ def align(
             each.keep(answers.get(each.party, none))
     shown = [answers[party] for party in sorted(answers)] or [none]
     return Alignment(name, rows, present, told, np.concatenate(shown))
+
+
+def _lasting_blinding() -> Blinding:
+    """Return the blinding that all alignments by "psi" share.
+
+    So an id is the same point each time, and a party counts it once (`party.asked_ids`).
+    """
+    try:
+        return Blinding(lasting_secret(lasting_home() / "blinding.key"))
+    except VflError as error:
+        notice.warning("Parties count the ids of this alignment as new ones: %s", error)
+        return Blinding()
 
 
 def _all_rows(
@@ -139,7 +154,7 @@ def _sets(
         path, found = kept.get(party, (None, None))
         if path and found and id_sets.has_kept(answer, found, run):
             sets[node] = Asked(party, own.ids, path, found)
-        if node not in sets or sets[node].new.sum() > answer.left:
+        else:
             sets[node] = Asked(party, own.ids, id_sets.path_of(own.whose, party), None)
     return sets
 

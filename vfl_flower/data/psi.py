@@ -261,6 +261,12 @@ def check_points(points: NDArray[Any]) -> None:
         )
 
 
+def check_distinct(points: Points) -> None:
+    """Refuse, as `Blinding.again`, a point that is there twice."""
+    if len(np.unique(np.ascontiguousarray(points).view("S32"))) < len(points):
+        raise VflError("a blinded id more than once.")
+
+
 def check_elements(points: NDArray[Any]) -> None:
     """Refuse what `Blinding.again` would, without a secret."""
     check_points(points)

@@ -34,9 +34,7 @@ def offered(carrier: Carrier, running: RunningConfig, about: RunConfig) -> Array
         If a party makes none, or not all are there.
     """
     order = KeyOrder(config=json.dumps(about.values()))
-    made = sorted(
-        ask_all(carrier, order, KeyMade, running).values(), key=lambda each: each.party
-    )
+    made = sorted(ask_all(carrier, order, KeyMade, running).values(), key=lambda each: each.party)
     for each in made:
         try:
             read_offers(each.arrays, 1)

@@ -54,7 +54,9 @@ class Rules:
     min_rows: int = 50
     """Fewest rows that all must have in common; in a simulation only if it is named."""
     max_ids: int = 10_000_000
-    """Most ids that the other side may send."""
+    """Most ids that it is asked about, of all label holders, in all runs; others than before."""
+    max_ids_per_day: int | None = None
+    """Most of these ids in a day of UTC."""
     alignment_days: int = 30
     """Days for which an alignment is kept and used again; 0: none is."""
     systems: str = ""

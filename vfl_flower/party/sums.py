@@ -25,7 +25,14 @@ from vfl_flower.axes import secure_sum
 from vfl_flower.axes.secure_sum import Masks, Offer, place_of
 from vfl_flower.data.blocks import seat
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import alone_in, make_folder, unsealed, write_sealed, write_whole
+from vfl_flower.files import (
+    alone_in,
+    lasting_secret,
+    make_folder,
+    unsealed,
+    write_sealed,
+    write_whole,
+)
 from vfl_flower.messages import Arrays, KeyMade, KeyOrder
 from vfl_flower.party import state_file
 from vfl_flower.party.rules import Rules, refused, simulated
@@ -55,12 +62,8 @@ def lasting_key(folder: Path) -> Ed25519PrivateKey:
     """
     path = folder / _LASTING
     try:
-        make_folder(folder)
-        with alone_in(folder):
-            if not path.exists():
-                write_sealed(path, Ed25519PrivateKey.generate().private_bytes_raw())
-            return Ed25519PrivateKey.from_private_bytes(unsealed(path))
-    except (OSError, ValueError, VflError) as error:
+        return Ed25519PrivateKey.from_private_bytes(lasting_secret(path))
+    except (ValueError, VflError) as error:
         log.warning("The party's key in %s cannot be used: %s", path, error)
         raise VflError("cannot use its key for masked sums: its own log says why.") from None
 
