@@ -31,7 +31,8 @@ ids leaves a party, since whoever guesses ids would find them by it: parties nam
 instead (`Description`), and each sees to it itself that its ids stay as they were.
 
 What comes of it is kept, and used again while ids stay as they are (`vfl_flower.data.recall`).
-A party's node configuration fixes the method, the fewest rows to align and the most ids to be sent.
+A party's node configuration fixes the method, the fewest rows to align and the most ids that it is
+asked about in all (`vfl_flower.party.asked_ids`).
 """
 
 from __future__ import annotations
