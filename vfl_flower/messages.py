@@ -8,7 +8,7 @@ the arrays, as sent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,12 +34,12 @@ def _number(least: int = 0, most: float = MOST) -> Any:
     return field(metadata={"least": least, "most": most})
 
 
-def _text(longest: float, lines: bool = False, **default: str) -> Any:
+def _text(longest: float, lines: bool = False, default: Any = MISSING) -> Any:
     """A field that is a text of so many letters at most, and perhaps of more than one line.
 
     Others have 128 letters in one line.
     """
-    return field(**default, metadata={"longest": longest, "lines": lines})
+    return field(default=default, metadata={"longest": longest, "lines": lines})
 
 
 @dataclass(frozen=True, kw_only=True)
