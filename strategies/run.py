@@ -72,7 +72,7 @@ class Run:
         costs = carrier.cost, carrier.measures
         self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, *costs)
         if config.secure:
-            agree(carrier, config.running)
+            agree(carrier, config)
         each = steps_per_epoch(config, rows)
         self.plan = Plan(config.training.epochs, each, parties, config.secure)
         self.pace = Pace(self.schedule, self.plan.per_epoch, self.seats)

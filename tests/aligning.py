@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from vfl_flower import client_app
 from vfl_flower.data import id_sets, recall
 from vfl_flower.data.id_sets import IdSet
 from vfl_flower.data.psi import Blinding, answer, match
+from vfl_flower.files import unsealed
 from vfl_flower.flower_internals import begin_task
 from vfl_flower.messages import (
     Aligned,
@@ -53,6 +55,20 @@ def node_in(folder: Path) -> Context:
         state=RecordDict(),
         run_config={"dataset": "files:elsewhere.csv"},
     )
+
+
+def in_a_later_run(node: Context, **words: Any) -> Context:
+    """The same node when another Flower run begins."""
+    config = {**node.node_config, **words}
+    run_config, state = node.run_config, RecordDict()
+    return Context(node.run_id + 1, 2, config, state, run_config)
+
+
+def count_of(node: Context) -> dict[str, Any]:
+    """What the first line of the party's count of ids says."""
+    (path,) = Path(str(node.node_config["states"])).glob("*.ids")
+    said: dict[str, Any] = json.loads(unsealed(path).partition(b"\n")[0])
+    return said
 
 
 class LabelHolder:
@@ -102,6 +118,10 @@ class LabelHolder:
         order = id_sets.naming({0: (Path(), kept)}, str(run or self.node.run_id))
         answer: SetKept = asked(self.node, order, SetKept)
         return answer
+
+    def finds(self, kept: IdSet) -> bool:
+        """Whether the party says that it keeps that set."""
+        return "proof" in self.find(kept).arrays
 
     def blinded_by_party(self, points: NDArray[Any]) -> NDArray[Any]:
         """Points, as they come back in a set that was just found."""

@@ -477,8 +477,8 @@ def test_every_name_of_ours_is_there() -> None:
 def test_a_node_runs_no_code_that_a_run_configuration_names(key: str, tmp_path: Path) -> None:
     from flwr.app import Context, RecordDict
 
-    from vfl_flower.messages import DescribeOrder
-    from vfl_flower.party.context import begin
+    from tests.party.nodes import DESCRIBE, asked
+    from vfl_flower.messages import Description
 
     texts = {"strategy": PAPER, "codec": CODEC, "estimator": ESTIMATOR, "bottom-model": TOWER}
     names = {
@@ -496,9 +496,9 @@ def test_a_node_runs_no_code_that_a_run_configuration_names(key: str, tmp_path: 
         run_config: Any = keys
         context = Context(1, 2, node, RecordDict(), run_config)
         if simulated:
-            begin(context, DescribeOrder(outputs=1))
+            asked(context, DESCRIBE, Description)
             assert ran.exists()
             continue
-        with pytest.raises(ConfigError, match=f"^{key} names code"):
-            begin(context, DescribeOrder(outputs=1))
+        with pytest.raises(VflError, match=f"^failed: {key} names code"):
+            asked(context, DESCRIBE, Description)
         assert not ran.exists()

@@ -49,12 +49,12 @@ def new_process() -> None:
     between._skeletons.clear()
 
 
-def embedded(parties: Parties, kind: type[Order]) -> list[Rows]:
-    """What each party's embeddings are, of its test rows or of its first mini-batch."""
+def embedded(parties: Parties, kind: type[Order], steps: int = 1) -> list[Rows]:
+    """Return each party's embeddings, of its test rows or of its first mini-batches."""
     found: list[Rows] = []
     for number in range(len(parties.nodes)):
         one = between._skeletons[number, len(parties.nodes)][1]
-        ids = one._window(PASS, b"").ids if kind is TrainOrder else None
+        ids = one._window(replace(PASS, steps=steps), b"").ids if kind is TrainOrder else None
         rows = one.block.test if ids is None else one.block.train
         found.append(one.embeddings(rows, ids).numpy())
     return found
@@ -138,6 +138,7 @@ def test_who_refuses_an_order_does_not_let_go_of_its_keys(tmp_path: Path, refuse
         node.run_config["embedding-size"] = "three"
         with pytest.raises(VflError, match="must be a whole number"):
             asked(node, DescribeOrder(outputs=1), Description)
+        del node.run_config["embedding-size"]
     elif refused == "to predict":
         with pytest.raises(VflError, match="has agreed on keys for masked sums already"):
             asked(node, PredictOrder(run="1", number=1), Predicted)
@@ -320,7 +321,7 @@ def test_where_units_are_dead_at_all_others_one_party_alone_learns(
     tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     """What no sum hides under relu: of three parties, it is so in a third of rows and units."""
-    parties = Parties(tmp_path, keys=[keys] * 3)
+    parties = Parties(tmp_path, own=keys, keys=[keys] * 3)
     parties.begin()
     parties.agree()
     alive = np.stack([each > 0 for each in embedded(parties, TrainOrder)])
@@ -336,6 +337,61 @@ def test_where_units_are_dead_at_all_others_one_party_alone_learns(
         return
     assert others == 0
     np.testing.assert_allclose(change, of_each[0], atol=1e-3)
+
+
+RULES = {"aggregation": "secure", "sum-peers": "first-seen"}
+
+
+def kill_units_of_others(parties: Parties, unit: int) -> None:
+    """Send all the same feedback, by which this unit dies at all parties but party 0.
+
+    Feedback pushes the unit down on rows where it is alive at others, and up where at party 0
+    alone. A label holder finds these rows by trials from a checkpoint; here they are read.
+    """
+    for _ in range(6):
+        parties.trained(steps=15)
+        alive = np.stack(embedded(parties, TrainOrder, 15))[:, :, unit] > 0
+        feedback = gradient(0.0, alive.shape[1])
+        feedback["gradient"][alive[1:].any(0), unit] = 0.3
+        feedback["gradient"][alive[0] & ~alive[1:].any(0), unit] = -0.1
+        parties.evaluated([feedback] * 3)
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_the_label_holder_cannot_have_units_die_at_all_parties_but_one(
+    tmp_path: Path, permitted: bool
+) -> None:
+    """So a sum would become one party's embedding: the control, where parties permit relu."""
+    relu = {"embedding-activation": "relu"}
+    seed = {"noise-seed": 0}  # so that the same units are alive in each run of this test
+    own = {**RULES, **seed, **(relu if permitted else {})}
+    parties = Parties(tmp_path, own=own, keys=[{**relu, **seed}] * 3)
+    if not permitted:
+        with pytest.raises(VflError, match="refuses embedding-activation = 'relu' in masked sums"):
+            parties.begin()
+        for other in ("sigmoid", "tanh"):  # units of which stop to learn, too
+            parties.nodes[0].run_config["embedding-activation"] = other
+            with pytest.raises(VflError, match=f"{other}' .* gives no embedding-activation"):
+                parties.begin()
+        return
+    parties.begin()
+    parties.agree()
+    kill_units_of_others(parties, unit=0)
+    of_sum, of_party = total(parties.evaluated())[:, 0], parties.embeddings(0)[:, 0]
+    assert of_party.max() > 1 and np.abs(of_sum - of_party).max() < 1e-5
+
+
+def test_a_party_goes_on_with_no_activation_that_it_does_not_permit_any_more(
+    tmp_path: Path,
+) -> None:
+    relu = {"embedding-activation": "relu"}
+    parties = Parties(tmp_path, own={**RULES, **relu}, keys=[relu] * 3)
+    parties.begin()
+    parties.agree()
+    for node in parties.nodes:
+        del node.node_config["embedding-activation"]
+    with pytest.raises(VflError, match="refuses embedding-activation = 'relu' in masked sums"):
+        parties.evaluated()
 
 
 @pytest.mark.parametrize("own", [{"weight-decay": 0.1}, {}], ids=["own", "as all"])

@@ -45,6 +45,8 @@ from vfl_flower.messages import (
     RejoinOrder,
     RestoreOrder,
     ResumeOrder,
+    SessionOrder,
+    SetOrder,
     TrainOrder,
     Upload,
 )
@@ -136,6 +138,40 @@ def test_at_first_sight_it_is_taken_and_shown(
     shown = sent["identities"][1].tobytes().hex()
     assert f"Party 1's key, seen for the first time, is {shown}" in caplog.text
     assert f"Party 0's key for masked sums is {public(parties, 0)}" in caplog.text
+
+
+@pytest.mark.parametrize("named", ["", "first-seen", "keys"])
+def test_keys_of_puppets_unmask_a_party_that_trusts_the_first_keys(
+    tmp_path: Path, named: str
+) -> None:
+    """The label holder passes the keys of two parties of its own to party 0, as the others'.
+
+    The sum less its own two embeddings is party 0's. With ``first-seen`` that is the control.
+    """
+    puppets = Parties(tmp_path / "puppets")
+    others = Parties(tmp_path / "others")
+    keys = " ".join(f"{party}:{public(others, party)}" for party in (1, 2))
+    own = {"aggregation": "secure"}
+    own |= {"sum-peers": keys if named == "keys" else named} if named else {}
+    parties = Parties(tmp_path / "parties", own=own)
+    parties.nodes[1:] = puppets.nodes[1:]
+    if not named:
+        session = SessionOrder(address="x", certificate="", token="", keep=False)
+        for order in (SetOrder(), DescribeOrder(outputs=1), KeyOrder(), session):
+            with pytest.raises(
+                VflError, match=r"refuses every order: .* sum-peers is missing\. Gi"
+            ):
+                asked(parties.nodes[0], order, Description)
+        assert not list((tmp_path / "parties").glob("**/*"))  # it has made no key
+        return
+    parties.begin()
+    if named == "keys":
+        with pytest.raises(VflError, match="another is what its sum-peers gives"):
+            parties.agree()
+        return
+    parties.agree()
+    left = total(parties.evaluated()) - parties.embeddings(1) - parties.embeddings(2)
+    assert np.abs(left - parties.embeddings(0)).max() < 1e-5
 
 
 @pytest.mark.usefixtures("_keys_anew")
@@ -459,10 +495,11 @@ def test_a_model_of_an_earlier_run_is_not_begun_by(parties: Parties) -> None:
 
 
 def test_a_party_insists_on_masks_by_a_rule_of_its_own(tmp_path: Path) -> None:
-    plain = Parties(tmp_path, own={"aggregation": "secure"}, keys=[{"aggregation": "plain"}] * 3)
+    own = {"aggregation": "secure", "sum-peers": "first-seen"}
+    plain = Parties(tmp_path, own=own, keys=[{"aggregation": "plain"}] * 3)
     with pytest.raises(VflError, match="Party 0 refuses aggregation = 'plain': its rule is"):
         plain.begin()
-    secure = Parties(tmp_path, own={"aggregation": "secure"}, run=2)
+    secure = Parties(tmp_path, own=own, run=2)
     secure.begin()
     secure.agree()
     assert total(secure.evaluated()).any()

@@ -51,7 +51,8 @@ from vfl_flower.party import context as between
 from vfl_flower.party import stacked, state_file, sums
 from vfl_flower.party.party import Party
 from vfl_flower.party.predict import predict
-from vfl_flower.party.rules import Rules, simulated
+from vfl_flower.party.refusals import check_order
+from vfl_flower.party.rules import simulated
 from vfl_flower.party.stacked import Turn
 from vfl_flower.runtimes import hosts
 from vfl_flower.runtimes.stream import session as stream
@@ -212,7 +213,6 @@ def rejoin(message: Message, context: Context) -> Message:
     """Go on after a failure, by what the label holder knows."""
 
     def resume_or_begin(context: Context, order: RejoinOrder) -> Party:
-        state_file.restore(context, state_file.run_name(context, order.nonce))
         return between.resume(context) if context.state else between.begin(context, order)
 
     return _serve(message, context, RejoinOrder, _by(Party.rejoin, resume_or_begin))
@@ -302,11 +302,10 @@ def _keep_first(context: Context) -> None:
 def _aligning(
     method: Callable[[Context, Source, int, O], Payload],
 ) -> Callable[[Context, O], Payload]:
-    """Have an order about ids served by the party's own data, if the run would not be refused."""
+    """Have an order about ids served by the party's own data."""
 
     def serve(context: Context, order: O) -> Payload:
         _, parties = seat(context)
-        between.check_before_alignment(context)
         return method(context, own_source(context), parties, order)
 
     return serve
@@ -357,9 +356,10 @@ def _serve(
 
 
 def _order(message: Message, context: Context, kind: type[O]) -> O:
-    """The order in a message."""
-    Rules.of(context.node_config)  # so that no order is served by rules that are misspelt
-    return read_order(message, kind, between.largest_order(context))
+    """Return the order in a message, unless the party refuses it."""
+    order = read_order(message, kind, between.largest_order(context))
+    check_order(context, order)
+    return order
 
 
 def _answer(message: Message, context: Context, serve: Callable[[], Payload]) -> Message:

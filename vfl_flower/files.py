@@ -12,6 +12,7 @@ import grp
 import hashlib
 import os
 import pwd
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -167,6 +168,22 @@ def unsealed(path: Path) -> bytes:
     if len(content) < _SEAL or hashlib.sha256(content[:-_SEAL]).digest() != content[-_SEAL:]:
         raise VflError(f"{path} is damaged, or another version's: put back the file of then.")
     return content[:-_SEAL]
+
+
+def lasting_secret(path: Path) -> bytes:
+    """Return the 32 secret bytes in a file, which is made by chance if it is not there.
+
+    Raises
+    ------
+    VflError
+        If the file is damaged, or the disk refuses.
+    """
+    with told(path):
+        make_folder(path.parent)
+        with alone_in(path.parent):
+            if not path.exists():
+                write_sealed(path, secrets.token_bytes(32))
+            return unsealed(path)
 
 
 def append(path: Path, content: bytes) -> None:

@@ -8,7 +8,7 @@ the arrays, as sent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,12 +34,12 @@ def _number(least: int = 0, most: float = MOST) -> Any:
     return field(metadata={"least": least, "most": most})
 
 
-def _text(longest: float, lines: bool = False) -> Any:
+def _text(longest: float, lines: bool = False, default: Any = MISSING) -> Any:
     """A field that is a text of so many letters at most, and perhaps of more than one line.
 
     Others have 128 letters in one line.
     """
-    return field(metadata={"longest": longest, "lines": lines})
+    return field(default=default, metadata={"longest": longest, "lines": lines})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,18 @@ class RestoreOrder(Turn):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetOrder(Order):
+class EarlyOrder(Order):
+    """An order that comes before a party has begun, resumed or predicted.
+
+    ``config`` is the configuration of the run that it prepares, in JSON. The run configuration can
+    lack it: with ``grow`` and ``task='predict'`` most of it is that of an earlier run.
+    """
+
+    config: str = _text(20_000, default="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetOrder(EarlyOrder):
     """Say whether you keep one of these sets of blinded ids (`data.id_sets`).
 
     ``arrays["names"]``, uint8 [30, 16], are their names, with ``proofs``, uint8 [30, 32], that the
@@ -172,7 +183,7 @@ class SetOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlignOrder(Order):
+class AlignOrder(EarlyOrder):
     """Say which ids you have, by a ``method`` that does not tell them (`data.alignment`).
 
     ``id_kind`` is what the label holder's ids are; ``arrays["ids"]`` are these, blinded, or by
@@ -188,7 +199,7 @@ class AlignOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CommonOrder(Order):
+class CommonOrder(EarlyOrder):
     """The rows to use, by their ``places`` in the party's secret order, int32 [N].
 
     That is -1 of a row that the party lacks, of which with align = 'any' there may be some.
@@ -200,7 +211,7 @@ class CommonOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfirmOrder(Order):
+class ConfirmOrder(EarlyOrder):
     """Use the rows that all have, since the label holder knows their ids.
 
     That is shown by ``arrays["answer"]``, uint8 [2, 32] (`psi.answer`); by method "ids" the party's
@@ -214,7 +225,7 @@ class ConfirmOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecallOrder(Order):
+class RecallOrder(EarlyOrder):
     """Use the rows of an alignment that was kept, if its ids and your rules are still as then.
 
     ``arrays["proofs"]``, uint8 [parties, 32], shows to each party, by its number, that this is the
@@ -252,7 +263,7 @@ class GrowOrder(DescribeOrder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyOrder(Order):
+class KeyOrder(EarlyOrder):
     """Make a key for masked sums of this run (`axes.secure_sum`). Answered by `KeyMade`."""
 
     kind: ClassVar[str] = "query.key"
@@ -328,13 +339,9 @@ class Introduction(Payload):
 
 @dataclass(frozen=True, kw_only=True)
 class SetKept(Introduction):
-    """A party's answer to `SetOrder`: about how many more ids it may be asked with that set.
-
-    ``arrays["proof"]``, uint8 [1, 32], shows that it keeps it; if it keeps none, there is no proof.
-    """
+    """A party's answer to `SetOrder`: ``arrays["proof"]``, uint8 [1, 32], if it keeps that set."""
 
     names: ClassVar = ("proof",)
-    left: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -163,7 +163,8 @@ class ModelConfig:
     )
     embedding_activation: str | None = key(
         None,
-        "activation on the embedding",
+        "activation on the embedding; with aggregation = 'secure' a real node takes none but what "
+        "its own node configuration permits",
         auto="none for `sum`, aggregation = 'secure' and a bottom model of your own, else relu",
         choices=("none", "relu", "sigmoid", "tanh"),
     )

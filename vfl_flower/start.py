@@ -176,6 +176,8 @@ def run_supernodes(
     permitted: dict[str, Any] = {}  # by the parties, which are all whose run this is
     if config.privacy.noise_seed >= 0:
         permitted["noise-seed"] = config.privacy.noise_seed
+    if config.secure and config.models.embedding_activation not in (None, "none"):
+        permitted["embedding-activation"] = config.models.embedding_activation
     if ":" in config.data.dataset and not config.data.own_data:
         permitted["dataset"] = config.data.dataset
         if config.data.tokenizer:

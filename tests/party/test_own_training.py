@@ -12,9 +12,10 @@ from flwr.app import Context
 from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, train
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.flower_internals import state_to_bytes
-from vfl_flower.messages import Description
+from vfl_flower.messages import Description, SetOrder
 from vfl_flower.models.training import flat
 from vfl_flower.party import context as between
+from vfl_flower.party.refusals import check_order
 from vfl_flower.party.rules import with_own
 from vfl_flower.start import run_local
 from vfl_flower.systems import resolve
@@ -60,7 +61,7 @@ def test_what_it_cannot_say_is_refused_before_anything_is_done(
     assert str(raised.value).startswith("failed: In party 0's node configuration, " + sentence)
     assert list(context.state) == before
     with pytest.raises(ConfigError, match="In party 0's node configuration"):
-        between.check_before_alignment(context)
+        check_order(context, SetOrder())
 
 
 @pytest.mark.parametrize("key", ["server-lr", "party-lrs", "epochs", "precision"])

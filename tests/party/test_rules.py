@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from vfl_flower.messages import (
     SessionOrder,
     Upload,
 )
-from vfl_flower.party import context as between
 from vfl_flower.party import rules, state_file
 from vfl_flower.party.rules import Rules
 
@@ -214,16 +212,6 @@ def test_the_label_holder_is_told_which_party_refuses_and_why(tmp_path: Path) ->
     with pytest.raises(PartyError, match=sentence):
         organisations.run("refused", {**keys, "epochs": 3})
     assert organisations.run("served", {**keys, "epochs": 2}).summary["failure"] is None
-
-
-def test_before_rows_are_aligned_a_run_is_refused_that_would_be_afterwards(node: Node) -> None:
-    context = node({"max-epochs": 3})
-    with pytest.raises(ConfigError, match="Party 0 refuses epochs = 4: its rule is max-epochs = 3"):
-        between.check_before_alignment(context)
-    for keys in ({"epochs": 3}, {"task": "predict"}):
-        context.run_config = {**KEYS, **keys}
-        between.check_before_alignment(context)
-    assert replace(Rules(), max_epochs=3) == Rules.of(context.node_config)
 
 
 # --- paths --------------------------------------------------------------------------------------

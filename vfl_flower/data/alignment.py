@@ -31,7 +31,8 @@ ids leaves a party, since whoever guesses ids would find them by it: parties nam
 instead (`Description`), and each sees to it itself that its ids stay as they were.
 
 What comes of it is kept, and used again while ids stay as they are (`vfl_flower.data.recall`).
-A party's node configuration fixes the method, the fewest rows to align and the most ids to be sent.
+A party's node configuration fixes the method, the fewest rows to align and the most ids that it is
+asked about in all (`vfl_flower.party.asked_ids`).
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ from vfl_flower.messages import (
     SetKept,
     SetOrder,
 )
+from vfl_flower.party import asked_ids
 from vfl_flower.party.rules import Rules, simulated
 from vfl_flower.wire import pack, record_of, unpack
 
@@ -111,13 +113,12 @@ def recall_set(context: Context, own: Source, parties: int, order: SetOrder) -> 
     _keep(context)
     rules = _rules(context, "psi")
     found = id_sets.find(context, own, order, rules) if rules.align == "psi" else None
-    left = max(0, rules.max_ids - found.kept.asked) if found else 0
-    if not found or not left:
-        return SetKept(party=own.party, parties=parties, left=0)
+    if not found:
+        return SetKept(party=own.party, parties=parties)
     name = np.frombuffer(found.kept.name.encode(), np.uint8)
     known, file = np.array([found.known]), _digest(own, np.arange(len(own.ids)))
     _keep(context, set=name, known=known, at=found.at, file=file)
-    return SetKept(party=own.party, parties=parties, left=left, arrays={"proof": found.proof})
+    return SetKept(party=own.party, parties=parties, arrays={"proof": found.proof})
 
 
 def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Aligned:
@@ -163,13 +164,11 @@ def _blind(context: Context, own: Source, rules: Rules, theirs: Points, anew: bo
     """The label holder's ids blinded again, and the party's in a secret order, as far as new."""
     assert own.party is not None
     kept, file = _kept(context), _digest(own, np.arange(len(own.ids)))
+    with _subject("was sent"):
+        psi.check_distinct(theirs)
     if anew:
         _check_fewest(rules, len(theirs))
-        if len(theirs) > rules.max_ids:
-            raise VflError(
-                f"was sent {len(theirs)} ids, and takes at most {rules.max_ids}: max-ids in its "
-                "node configuration."
-            )
+        asked_ids.count(context, rules, theirs)
         made = id_sets.fresh(own)
         key, points, at, known = made["key"], made["points"], made["at"], 0
         asked = len(theirs)
@@ -181,6 +180,7 @@ def _blind(context: Context, own: Source, rules: Rules, theirs: Points, anew: bo
     else:
         _check_file(kept, file)
         name = kept["set"].tobytes().decode()
+        asked_ids.count(context, rules, theirs)
         found = id_sets.asked(context, own.party, name, len(theirs), rules)
         _check_fewest(rules, found.asked)
         key, at, known = found.arrays["key"], kept["at"], int(kept["known"][0])
@@ -248,11 +248,13 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
         raise VflError("was told to use rows that it was not told.")
     _keep(context)
     answer, by_psi = order.arrays.get("answer", np.zeros(0)), "secret" in kept
-    if by_psi:
-        shown = psi.is_answer(kept["secret"].tobytes(), answer)
-    else:
-        shown = np.array_equal(answer, kept["answer"])
-    if not shown:
+
+    def proves() -> bool:
+        if by_psi:
+            return psi.is_answer(kept["secret"].tobytes(), answer)
+        return np.array_equal(answer, kept["answer"])
+
+    if not asked_ids.judge(context, Rules.of(context.node_config), proves):
         if "set" in kept:
             id_sets.forget(context, party, kept["set"].tobytes().decode())
         raise ConfigError(

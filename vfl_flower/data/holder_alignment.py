@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,8 @@ from vfl_flower.data.id_sets import Asked
 from vfl_flower.data.psi import MANY, Blinding, Places, shuffled
 from vfl_flower.data.source import Source
 from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.files import lasting_secret
+from vfl_flower.flower_internals import lasting_home
 from vfl_flower.messages import (
     SMALL,
     Aligned,
@@ -57,13 +61,14 @@ def align(
     ConfigError, PartyError
         If ids cannot be used or compared, if no row is common to all, or if a party refuses.
     """
-    name = secrets.token_hex(16)
+    name, about = secrets.token_hex(16), json.dumps(config.values())
     present: NDArray[np.bool_] | None = None
     sets: dict[int, Asked] = {}
-    blinding = Blinding()
+    blinding = Blinding()  # by "ids" it answers questions, so that it has to be a fresh one
     if config.data.align == "ids":
         rows, asked = _all_rows(carrier, config, own, blinding)
     else:
+        blinding = _lasting_blinding() if lasting else blinding
         sets = _sets(carrier, config, own, run, there, lasting)
         rows, present, asked = _common_rows(carrier, config, own, blinding, there, sets, order)
     orders, answers = {}, {}
@@ -80,7 +85,7 @@ def align(
             raise ConfigError(
                 f"Party {party} asked nothing that can be answered: {error}"
             ) from None
-        orders[node] = ConfirmOrder(alignment=name, arrays={"answer": answer})
+        orders[node] = ConfirmOrder(alignment=name, config=about, arrays={"answer": answer})
         answers[party] = answer[-1:]
     done = ask(carrier, orders, Introduction, config.running.party_timeout, there is not None)
     none = np.zeros((0, 32), np.uint8)
@@ -92,12 +97,25 @@ def align(
     return Alignment(name, rows, present, told, np.concatenate(shown))
 
 
+def _lasting_blinding() -> Blinding:
+    """Return the blinding that all alignments by "psi" share.
+
+    So an id is the same point each time, and a party counts it once (`party.asked_ids`).
+    """
+    try:
+        return Blinding(lasting_secret(lasting_home() / "blinding.key"))
+    except VflError as error:
+        notice.warning("Parties count the ids of this alignment as new ones: %s", error)
+        return Blinding()
+
+
 def _all_rows(
     carrier: Carrier, config: RunConfig, own: Source, blinding: Blinding
 ) -> tuple[Places, Mapping[int, Introduction]]:
     """All rows, and what the parties ask to see whether theirs are the same."""
     arrays = {"ids": blinding.of_ids([of_all(own.ids)])}
-    order = AlignOrder(method="ids", id_kind=own.id_kind, arrays=arrays)
+    about = json.dumps(config.values())
+    order = AlignOrder(method="ids", id_kind=own.id_kind, config=about, arrays=arrays)
     return by_id(own.ids), ask_all(carrier, order, Aligned, config.running)
 
 
@@ -125,7 +143,7 @@ def _sets(
 ) -> dict[int, Asked]:
     """What is known of each party's ids, by node, in the order of the parties."""
     kept = id_sets.kept_of(own.whose) if lasting else {}
-    order = id_sets.naming(kept, run)
+    order = id_sets.naming(kept, run, json.dumps(config.values()))
     if there is None:
         answers = ask_all(carrier, order, SetKept, config.running)
     else:
@@ -136,7 +154,7 @@ def _sets(
         path, found = kept.get(party, (None, None))
         if path and found and id_sets.has_kept(answer, found, run):
             sets[node] = Asked(party, own.ids, path, found)
-        if node not in sets or sets[node].new.sum() > answer.left:
+        else:
             sets[node] = Asked(party, own.ids, id_sets.path_of(own.whose, party), None)
     return sets
 
@@ -151,7 +169,7 @@ def _common_rows(
     in_order: Order | None,
 ) -> tuple[Places, NDArray[np.bool_] | None, Mapping[int, Introduction]]:
     """The rows that all have, or so many parties, and who; and what they ask about theirs."""
-    any_party = config.data.align == "any"
+    any_party, about = config.data.align == "any", json.dumps(config.values())
     timeout, lenient = config.running.party_timeout, there is not None
     of_all = there.parties if there else len(sets)
     order = shuffled(len(own.ids), secrets.token_bytes(16))
@@ -161,11 +179,11 @@ def _common_rows(
     carrier.expect({AlignOrder.kind: SMALL + blinded.nbytes + 36 * Rules.max_ids})
     if len(order) >= MANY:  # no bar shows what parties do
         notice.info("%d ids are sent blinded; parties now blind them and their own.", len(order))
-    orders = {}
+    order_of, orders = AlignOrder(method="psi", id_kind=own.id_kind, config=about), {}
     for node, each in sets.items():
         arrays = {"ids": blinded[each.new[order]]}
         anew = each.kept is None
-        orders[node] = AlignOrder(method="psi", id_kind=own.id_kind, anew=anew, arrays=arrays)
+        orders[node] = replace(order_of, anew=anew, arrays=arrays)
     answers = ask(carrier, orders, Aligned, timeout, lenient)
     del blinded, orders  # here and below: large
     places = {}  # by node: where in the party's order each of the label holder's rows is, or -1
@@ -215,7 +233,7 @@ def _common_rows(
                 "min-parties, or leave it out."
             )
         if has.any():  # else there is nothing that it could be told
-            told[node] = CommonOrder(arrays={"places": each_place[common]})
+            told[node] = CommonOrder(config=about, arrays={"places": each_place[common]})
     asked_about = ask(carrier, told, Introduction, timeout, lenient)
     return common, present if any_party else None, asked_about
 

@@ -9,15 +9,14 @@ row.
 1. The label holder names the sets that it keeps (`SetOrder`), with proofs: codes of the points that
    it has and of this run, by a secret of that set, the answer by which it showed at first that it
    knows the party's ids. There are always as many names; most are random, and say nothing.
-2. A party that finds a set and its proof blinds the ids that are new in its file, and says how many
-   more ids it may be asked about, with a proof of its own (`SetKept`). To anybody else, and of any
-   other set, it says that it keeps none.
+2. A party that finds a set and its proof blinds the ids that are new in its file, and answers with
+   a proof of its own (`SetKept`). To anybody else, and of any other set, it says that it has none.
 3. `AlignOrder` has only the ids that the label holder has not asked about with this set, and the
    answer only the points that it has not. The rest is as with a fresh set.
 
-A party keeps a set no longer than `alignment-days` after it was made, lets no more than `max-ids`
-be asked about with it in all, and begins a new one if more than half of its places have no row. It
-forgets the set by which rows were named whose ids were not known.
+A party keeps a set no longer than `alignment-days` after it was made, and begins a new one if more
+than half of its places have no row. It forgets the set by which rows were named whose ids were not
+known. What it is asked with all sets together is counted by `party.asked_ids`.
 """
 
 from __future__ import annotations
@@ -197,8 +196,8 @@ def path_of(whose: str, party: int) -> Path:
     return files.home("sets") / f"{_OF_HOLDER}{files.where(whose)}-{party}.npz"
 
 
-def naming(kept: Mapping[int, tuple[Path, IdSet]], run: str) -> SetOrder:
-    """The order by which parties are asked for these sets."""
+def naming(kept: Mapping[int, tuple[Path, IdSet]], run: str, about: str = "") -> SetOrder:
+    """Return the order that asks parties for these sets, to prepare a run configured ``about``."""
     names = np.frombuffer(secrets.token_bytes(_NAMES * 16), np.uint8).reshape(_NAMES, 16).copy()
     proofs = np.frombuffer(secrets.token_bytes(_NAMES * 32), np.uint8).reshape(_NAMES, 32).copy()
     rows = secrets.SystemRandom().sample(range(_NAMES), len(kept))
@@ -206,7 +205,7 @@ def naming(kept: Mapping[int, tuple[Path, IdSet]], run: str) -> SetOrder:
         names[row] = np.frombuffer(bytes.fromhex(each.name), np.uint8)
         for _, code, _ in each.codes(party, run):
             proofs[row] = np.frombuffer(code, np.uint8)
-    return SetOrder(arrays={"names": names, "proofs": proofs})
+    return SetOrder(config=about, arrays={"names": names, "proofs": proofs})
 
 
 def has_kept(answer: SetKept, kept: IdSet, run: str) -> bool:
@@ -314,7 +313,7 @@ def asked(context: Context, party: int, name: str, ids: int, rules: Rules) -> Id
     Raises
     ------
     VflError
-        If it has gone, or those would be too many.
+        If it has gone.
     """
     path = _path(context, name, party)
     with _alone(path):
@@ -322,11 +321,6 @@ def asked(context: Context, party: int, name: str, ids: int, rules: Rules) -> Id
         if not kept:
             raise VflError("has just forgotten the blinded ids that it kept: begin the run anew.")
         kept = replace(kept, asked=kept.asked + ids)
-        if kept.asked > rules.max_ids:
-            raise VflError(
-                f"was sent {ids} ids, {kept.asked} with those before, and takes at most "
-                f"{rules.max_ids}: max-ids in its node configuration."
-            )
         if ids:
             _write(path, kept)
     return kept

@@ -23,6 +23,9 @@ So b lasts, and by step 2 whoever may ask has any element raised to it: also sum
 2, and a question. That is why a question is about other elements of the same ids, H'(id), which
 are never raised to b; and why its answer says nothing of ids that the asker has not put into it.
 
+The label holder keeps a too, so that a party counts an id once (`party.asked_ids`). A party that is
+sent a point again learns that it is the same id, and not which.
+
 That holds if both sides keep to the protocol, SHA-512 is as good as a random function, and, with as
 many answers of b as `max-ids` lets be asked for, an answer more cannot be computed (the one-more
 Diffie-Hellman assumption in ristretto255, as for the oblivious functions of RFC 9497). No such
@@ -259,6 +262,12 @@ def check_points(points: NDArray[Any]) -> None:
             f"blinded ids that cannot be used: they are {points.dtype} of shape {points.shape}, "
             "not uint8 of shape (n, 32)."
         )
+
+
+def check_distinct(points: Points) -> None:
+    """Refuse, as `Blinding.again`, a point that is there twice."""
+    if len(np.unique(np.ascontiguousarray(points).view("S32"))) < len(points):
+        raise VflError("a blinded id more than once.")
 
 
 def check_elements(points: NDArray[Any]) -> None:

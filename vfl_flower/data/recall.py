@@ -16,6 +16,7 @@ holder's are. Neither learns more; to who shows no proof, a party says that it k
 from __future__ import annotations
 
 import hmac
+import json
 import logging
 import time
 from pathlib import Path
@@ -112,7 +113,8 @@ def _recalled(
         return None
     codes = [_code(answer, kept.name, run) for answer in kept.arrays["answers"]]
     proofs = np.frombuffer(b"".join(codes), np.uint8).reshape(-1, 32)
-    order = RecallOrder(alignment=kept.name, arrays={"proofs": proofs})
+    about = json.dumps(config.values())
+    order = RecallOrder(alignment=kept.name, config=about, arrays={"proofs": proofs})
     answers = ask_all(carrier, order, Recalled, config.running)
     ago = files.in_words(files.age(kept))
     if len(answers) != kept.parties:

@@ -104,7 +104,7 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: 
     order = PredictOrder(run=found.run, number=found.number)
     secure = found.config.secure
     if secure:
-        order = replace(order, arrays=offered(carrier, config.running))
+        order = replace(order, arrays=offered(carrier, config.running, found.config))
     if there is None:
         answers = ask_all(carrier, order, Predicted, config.running)
     elif rows.nodes is not None:

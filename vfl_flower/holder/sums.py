@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import numpy as np
 
 from vfl_flower.axes.estimators.base import Arrival
 from vfl_flower.axes.secure_sum import OFFERS, MaskedReading, Sum, check_tags, read_offers
+from vfl_flower.config import RunConfig
 from vfl_flower.errors import PartyError, VflError
 from vfl_flower.messages import Agreed, AgreeOrder, Arrays, Introduction, KeyMade, KeyOrder
 from vfl_flower.runtimes.carrier import Carrier, ask_all
@@ -19,17 +21,20 @@ if TYPE_CHECKING:
     from vfl_flower.holder.label_holder import LabelHolder
 
 
-def offered(carrier: Carrier, running: RunningConfig) -> Arrays:
-    """The fresh keys of all parties, in order, as orders bring them.
+def offered(carrier: Carrier, running: RunningConfig, about: RunConfig) -> Arrays:
+    """Return the fresh keys of all parties, in order, as orders bring them.
+
+    Parameters
+    ----------
+    about : configuration of the model whose sums are masked.
 
     Raises
     ------
     PartyError, ConfigError
         If a party makes none, or not all are there.
     """
-    made = sorted(
-        ask_all(carrier, KeyOrder(), KeyMade, running).values(), key=lambda each: each.party
-    )
+    order = KeyOrder(config=json.dumps(about.values()))
+    made = sorted(ask_all(carrier, order, KeyMade, running).values(), key=lambda each: each.party)
     for each in made:
         try:
             read_offers(each.arrays, 1)
@@ -38,7 +43,7 @@ def offered(carrier: Carrier, running: RunningConfig) -> Arrays:
     return {name: np.concatenate([each.arrays[name] for each in made]) for name in OFFERS}
 
 
-def agree(carrier: Carrier, running: RunningConfig) -> None:
+def agree(carrier: Carrier, config: RunConfig) -> None:
     """Have all parties agree on keys; their uploads are masked from then on.
 
     Raises
@@ -46,8 +51,8 @@ def agree(carrier: Carrier, running: RunningConfig) -> None:
     PartyError, ConfigError
         If a party does not take another's key, or they are not of one mind about the rest.
     """
-    order = AgreeOrder(arrays=offered(carrier, running))
-    check(ask_all(carrier, order, Agreed, running).values())
+    order = AgreeOrder(arrays=offered(carrier, config.running, config))
+    check(ask_all(carrier, order, Agreed, config.running).values())
 
 
 def check(answers: Iterable[Introduction]) -> None:

@@ -63,15 +63,12 @@ def forget(run: int) -> None:
 def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     """The party of a node at the beginning of a run."""
     index, parties = seat(context)
-    if not simulated(context):
-        refuse_places(context.run_config)  # before anything that they name is loaded
     given = parse(context.run_config)
     if given.get("resume") or given.get("grow"):
         raise VflError("has lost the state from which it went on.")
     config = resolve(context.run_config)
-    rules = check(context, config)
     party = party_of(context, config, order.outputs, load_block(context, config))
-    check(context, config, party.rows)
+    rules = check(context, config, party.rows)
     party.origin = str(context.run_id)
     party.run = state_file.run_name(context, order.nonce)
     party.lineage = alike("begun", party.run)
@@ -101,17 +98,16 @@ def grow(context: Context, order: GrowOrder) -> Party:
         let it go on.
     """
     index, parties = seat(context)
-    config = _told(context, order.config)
+    config = told(context, order.config)
     if config.secure:  # whatever became of the key `grow`
         raise VflError("was asked to begin masked sums by an earlier model.")
-    rules = check(context, config)
     saved, number = None, 0
     if index < order.parties:
         saved, number = state_file.load(context, order.run, order.number)
     about = state.load_about(saved) if saved else ""
     block = load_block(context, config, read_about(about)[2] if about else None)
     party = party_of(context, config, order.outputs, block, bool(about))
-    check(context, config, party.rows)
+    rules = check(context, config, party.rows)
     party.origin = str(context.run_id)
     party.run = state_file.run_name(context, order.nonce)
     if saved:
@@ -135,8 +131,8 @@ def grow(context: Context, order: GrowOrder) -> Party:
     return party
 
 
-def _told(context: Context, text: str) -> RunConfig:
-    """The configuration that an order brings, checked as a run configuration is."""
+def told(context: Context, text: str) -> RunConfig:
+    """Return the configuration that an order brings, checked as a run configuration is."""
     try:
         values = json.loads(text)
         given = {str(name): value for name, value in values.items() if value is not None}
@@ -145,18 +141,6 @@ def _told(context: Context, text: str) -> RunConfig:
     if not simulated(context):
         refuse_places(given)
     return resolve(given)
-
-
-def check_before_alignment(context: Context) -> None:
-    """Refuse, by `ConfigError`, to align ids for a run that would be refused afterwards."""
-    if not simulated(context):
-        refuse_places(context.run_config)
-    if parse(context.run_config).get("grow"):  # what is not in it comes with the order to begin
-        return
-    config = resolve(context.run_config)
-    if config.task == "train":  # else the configuration that counts is in the state that is kept
-        check(context, config)
-        own_config(context, config)
 
 
 def largest_order(context: Context) -> int:
@@ -339,8 +323,8 @@ def resume(context: Context) -> Party:
         party.left = None  # until it leaves something again
         _take_masks(party, context)
         return party
-    config, outputs, preparation, rows = read_about(about)
-    rules = check(context, config, rows)
+    config, outputs, preparation, _ = read_about(about)
+    rules = Rules.of(context.node_config)
     if party is None or run != context.run_id or party.about != about:
         check_number(about, place[1])
         grown = "grown" in json.loads(about)

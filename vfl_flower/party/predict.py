@@ -24,7 +24,7 @@ from vfl_flower.party.context import (
     read_about,
 )
 from vfl_flower.party.limits import count_predictions
-from vfl_flower.party.rules import check
+from vfl_flower.party.rules import Rules
 from vfl_flower.party.state_file import Saved
 from vfl_flower.provenance import code_digest
 
@@ -40,9 +40,9 @@ def predict(context: Context, kept: Saved, order: PredictOrder) -> Predicted:
     index, parties = seat(context)
     saved = kept.state
     about = state.load_about(saved)
-    config, outputs, preparation, trained_on = read_about(about)
+    config, outputs, preparation, _ = read_about(about)
     check_number(about, parties)
-    rules = check(context, config, trained_on)
+    rules = Rules.of(context.node_config)
     if preparation is None:
         block = load_block(context, config)
         ids = block.ids_digest

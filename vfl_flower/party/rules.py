@@ -54,7 +54,9 @@ class Rules:
     min_rows: int = 50
     """Fewest rows that all must have in common; in a simulation only if it is named."""
     max_ids: int = 10_000_000
-    """Most ids that the other side may send."""
+    """Most ids that it is asked about, of all label holders, in all runs; others than before."""
+    max_ids_per_day: int | None = None
+    """Most of these ids in a day of UTC."""
     alignment_days: int = 30
     """Days for which an alignment is kept and used again; 0: none is."""
     systems: str = ""
@@ -70,7 +72,12 @@ class Rules:
     aggregation: str = ""
     """``secure``: takes part in no run in which the label holder gets its embeddings unmasked."""
     sum_peers: str = ""
-    """Keys of the other parties for masked sums, as in ``1:HEX 2:HEX``; empty: the first seen."""
+    """Keys of the other parties for masked sums, as in ``1:HEX 2:HEX``, or ``first-seen``.
+
+    Without it a party takes the first keys that it sees, unless its rule is aggregation='secure'.
+    """
+    embedding_activation: str = ""
+    """The one ``embedding-activation``, besides none, that it lets a run with masked sums have."""
     noise_seed: int | None = None
     """The one ``noise-seed`` that it lets a run on its own data have."""
     dataset: str = ""
@@ -194,6 +201,8 @@ def check(context: Context, config: RunConfig, rows: int | None = None) -> Rules
     if rules.aggregation and aggregation != rules.aggregation:
         rule = f"its rule is aggregation = {rules.aggregation!r}"
         raise refused(context, f"aggregation = {aggregation!r}: {rule}")
+    if config.secure and not (one_owner and not rules.aggregation):
+        _check_activation(context, config.models.embedding_activation, rules.embedding_activation)
     epochs = (config if rows is None else sized(config, rows)).training.epochs
     if epochs is not None and rules.max_epochs is not None and epochs > rules.max_epochs:
         raise refused(context, f"epochs = {epochs}: its rule is max-epochs = {rules.max_epochs}")
@@ -259,6 +268,20 @@ def _check_seed(context: Context, seed: int, permitted: int | None) -> None:
             context,
             f"noise-seed = {seed}, by which others know its noise and its first model: its own "
             f"node configuration gives {_or_none('noise-seed', permitted)}",
+        )
+
+
+def _check_activation(context: Context, activation: str | None, permitted: str) -> None:
+    """Refuse, where sums are masked, an activation by which units can stop to learn.
+
+    Where a unit has stopped at all parties but one, its sum is that party's own embedding.
+    """
+    if activation not in (None, "none", permitted):
+        raise refused(
+            context,
+            f"embedding-activation = {activation!r} in masked sums, by which a sum can become its "
+            "own embedding: its own node configuration gives "
+            f"{_or_none('embedding-activation', permitted or None)}",
         )
 
 

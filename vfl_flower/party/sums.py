@@ -25,7 +25,14 @@ from vfl_flower.axes import secure_sum
 from vfl_flower.axes.secure_sum import Masks, Offer, place_of
 from vfl_flower.data.blocks import seat
 from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import alone_in, make_folder, unsealed, write_sealed, write_whole
+from vfl_flower.files import (
+    alone_in,
+    lasting_secret,
+    make_folder,
+    unsealed,
+    write_sealed,
+    write_whole,
+)
 from vfl_flower.messages import Arrays, KeyMade, KeyOrder
 from vfl_flower.party import state_file
 from vfl_flower.party.rules import Rules, refused, simulated
@@ -33,6 +40,7 @@ from vfl_flower.party.state_file import KEYS_OF_SUMS
 
 log = logging.getLogger("flwr")
 
+_FIRST_SEEN = "first-seen"
 _LASTING = "sums.key"
 _PEER = re.compile(r"(\d+):([0-9a-f]{64})")
 
@@ -54,12 +62,8 @@ def lasting_key(folder: Path) -> Ed25519PrivateKey:
     """
     path = folder / _LASTING
     try:
-        make_folder(folder)
-        with alone_in(folder):
-            if not path.exists():
-                write_sealed(path, Ed25519PrivateKey.generate().private_bytes_raw())
-            return Ed25519PrivateKey.from_private_bytes(unsealed(path))
-    except (OSError, ValueError, VflError) as error:
+        return Ed25519PrivateKey.from_private_bytes(lasting_secret(path))
+    except (ValueError, VflError) as error:
         log.warning("The party's key in %s cannot be used: %s", path, error)
         raise VflError("cannot use its key for masked sums: its own log says why.") from None
 
@@ -167,7 +171,9 @@ def _check_peers(context: Context, party: int, offers: list[Offer]) -> None:
 
 
 def peers_of(context: Context) -> dict[int, str]:
-    """Public keys of other parties, by the rule ``sum-peers``; empty if there is none.
+    """Return the public keys of other parties by the rule ``sum-peers``.
+
+    They are none without that rule, and with ``first-seen``.
 
     Raises
     ------
@@ -175,11 +181,13 @@ def peers_of(context: Context) -> dict[int, str]:
         If it cannot be read.
     """
     text = Rules.of(context.node_config).sum_peers
+    if text == _FIRST_SEEN:
+        return {}
     found = [_PEER.fullmatch(word) for word in text.replace(",", " ").split()]
     if not all(found):
         raise ConfigError(
             f"Party {seat(context)[0]}'s node configuration gives sum-peers = {text!r}, where "
-            "numbers of parties with their keys are due, as in '1:HEX 2:HEX'."
+            "numbers of parties with their keys are due, as in '1:HEX 2:HEX', or 'first-seen'."
         )
     return {int(each[1]): each[2] for each in found if each}
 

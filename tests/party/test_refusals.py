@@ -1,0 +1,255 @@
+"""Every rule of a party holds for every message, first, whatever the run configuration says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from tests.aligning import IDS, NAME
+from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, train
+from tests.party.test_rules import BROKEN
+from vfl_flower import client_app
+from vfl_flower.data import alignment, psi
+from vfl_flower.data.psi import Blinding
+from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.messages import (
+    AgreeOrder,
+    Aligned,
+    AlignOrder,
+    CheckpointOrder,
+    CommonOrder,
+    ConfirmOrder,
+    DescribeOrder,
+    Description,
+    EarlyOrder,
+    EmbedOrder,
+    EvaluateOrder,
+    GrowOrder,
+    HostOrder,
+    KeyOrder,
+    Order,
+    PredictOrder,
+    RecallOrder,
+    RejoinOrder,
+    RestoreOrder,
+    ResumeOrder,
+    SessionOrder,
+    SetOrder,
+    Turn,
+)
+from vfl_flower.party import context as between
+from vfl_flower.party import predict, state_file, sums
+from vfl_flower.systems import resolve
+
+MASKED = {"aggregation": "secure", "combine": "mean"}
+SEEN = {"aggregation": "secure", "sum-peers": "first-seen"}
+RULES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    **BROKEN,
+    "no masks": (SEEN, {}, MASKED, "aggregation = 'plain': its rule is aggregation = 'secure'."),
+    "an activation": (
+        *(SEEN, {**MASKED, "embedding-activation": "relu"}, MASKED),
+        "embedding-activation = 'relu' in masked sums",
+    ),
+    "arguments of a model": (
+        *({}, {"bottom-model": "mlp", "model-args": "x=1"}, {}),
+        "model-args = 'x=1', which others name",
+    ),
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "train": {},
+    "align": {"task": "align"},
+    "predict": {"task": "predict", "model": "/x"},
+    "grow": {"grow": "/x"},
+    "resume": {"resume": "/x"},
+}
+BLINDED = Blinding().of_ids(IDS)
+EARLY: list[EarlyOrder] = [
+    SetOrder(
+        arrays={"names": np.zeros((30, 16), np.uint8), "proofs": np.zeros((30, 32), np.uint8)}
+    ),
+    AlignOrder(method="psi", id_kind="whole numbers", arrays={"ids": BLINDED}),
+    AlignOrder(method="psi", id_kind="whole numbers", anew=False, arrays={"ids": BLINDED}),
+    CommonOrder(arrays={"places": np.arange(60, dtype=np.int32)}),
+    ConfirmOrder(alignment=NAME, arrays={"answer": BLINDED[:2]}),
+    RecallOrder(alignment=NAME, arrays={"proofs": np.zeros((1, 32), np.uint8)}),
+    KeyOrder(),
+]
+LATER: list[Order] = [
+    *(train(2, gradient=gradient()), EvaluateOrder(exchange=2), RestoreOrder(exchange=2, number=1)),
+    *(EmbedOrder(exchange=2), CheckpointOrder(exchange=2, number=2), AgreeOrder()),
+    *(RejoinOrder(exchange=5, outputs=1), KeyOrder(), *EARLY),
+]
+OF_STATE: list[Order] = [ResumeOrder(run="1", number=1), PredictOrder(run="1", number=1)]
+
+
+def sentence(context: Context, order: Order) -> str:
+    """What a party says when it refuses an order."""
+    with pytest.raises(VflError) as raised:
+        asked(context, order)
+    return str(raised.value)
+
+
+def refuses(said: str, what: str) -> bool:
+    """Whether a party's answer is the sentence by which it refuses."""
+    return re.match(f"failed: Party 0 refuses {what}", said) is not None
+
+
+@pytest.fixture
+def touching_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing of the party's data read, no key made and nothing computed."""
+
+    def touched(*_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    for where, names in (
+        (client_app, ["own_source"]),
+        (between, ["load_block", "party_of"]),
+        (predict, ["load_block", "own_source"]),
+        (sums, ["lasting_key"]),
+        (psi, ["_libsodium"]),
+        (alignment, ["_keep"]),
+    ):
+        for name in names:
+            monkeypatch.setattr(where, name, touched)
+
+
+def kinds(of: type[Order] = Order) -> Iterator[type[Order]]:
+    for kind in of.__subclasses__():
+        yield from kinds(kind)
+        if hasattr(kind, "kind"):
+            yield kind
+
+
+def test_the_table_has_every_message() -> None:
+    named = {type(order) for order in (*EARLY, *LATER, *OF_STATE)} | {DescribeOrder, GrowOrder}
+    assert set(kinds()) - {HostOrder, SessionOrder} == named  # those two carry others
+
+
+@pytest.mark.usefixtures("touching_nothing")
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=list(VARIANTS))
+@pytest.mark.parametrize(("own", "breaks", "keeps", "what"), RULES.values(), ids=list(RULES))
+def test_every_rule_holds_for_every_message_before_a_run_has_begun(
+    node: Node,
+    own: dict[str, Any],
+    breaks: dict[str, Any],
+    keeps: dict[str, Any],
+    what: str,
+    variant: dict[str, Any],
+) -> None:
+    context = node(own)
+    before = list(context.state)
+
+    def is_refused(order: Order) -> bool:
+        said = sentence(context, order)
+        assert list(context.state) == before
+        return said in contradictions or refuses(said, what)
+
+    contradictions = []  # such as of masked sums and grow
+    for keys in (breaks, keeps):
+        try:
+            resolve({**KEYS, **keys, **variant})
+        except ConfigError as error:
+            contradictions.append(f"failed: {error}")
+    context.run_config = {**KEYS, **breaks, **variant}
+    told = json.dumps({**KEYS, **breaks})
+    for order in EARLY:
+        assert is_refused(order)
+        assert is_refused(replace(order, config=told))
+    kept = json.dumps({**KEYS, **keeps})
+    whole = not {"grow", "resume"} & variant.keys() and variant.get("task") != "predict"
+    for order in EARLY if whole else ():  # what an order tells does not take that back
+        assert is_refused(replace(order, config=kept))
+    assert is_refused(DESCRIBE)
+    rejoin = RejoinOrder(exchange=9, outputs=1)
+    if {"grow", "resume"} & variant.keys():
+        assert re.search("has (no|lost the) state", sentence(context, rejoin))
+    else:
+        assert is_refused(rejoin)
+    grow = GrowOrder(outputs=1, run="1", number=1, parties=1, config=told)
+    assert is_refused(grow)
+    for later in LATER:
+        if isinstance(later, Turn) and not isinstance(later, RejoinOrder):
+            assert "has no state of this run" in sentence(context, later)
+    context.run_config = {**KEYS, **keeps, **variant}
+    for order in EARLY:  # nor does a run configuration take back what an order tells
+        assert is_refused(replace(order, config=told))
+
+
+BEGUN = {name: case for name, case in RULES.items() if name != "data of no file"}
+
+
+@pytest.mark.parametrize(("own", "breaks", "keeps", "what"), BEGUN.values(), ids=list(BEGUN))
+def test_every_rule_holds_for_every_message_of_a_run_that_began_without_it(
+    node: Node,
+    own: dict[str, Any],
+    breaks: dict[str, Any],
+    keeps: dict[str, Any],
+    what: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    permits = ("noise-seed", "embedding-activation", "model-args")
+    permitted = {key: breaks[key] for key in permits if key in breaks}
+    if "model-args" in breaks:
+        breaks = {**breaks, "model-args": ""}  # which then is given by force
+        permitted = {}
+    context = node(permitted, **breaks)
+    asked(context, DESCRIBE, Description)
+    if "model-args" in breaks:
+        text = between.state.load_about(context.state).replace(
+            '"model-args": ""', '"model-args": "x=1"'
+        )
+        context.state["about"]["about"] = text
+    state_file.save(context, 1)
+    for key in permitted:
+        del context.node_config[key]
+    context.node_config.update(own)
+    context.run_config = {**KEYS, **keeps}
+    request.getfixturevalue("touching_nothing")
+    for order in LATER:
+        assert refuses(sentence(context, order), what), order
+    restarted(context)
+    rejoin = RejoinOrder(exchange=5, outputs=1)
+    assert refuses(sentence(context, rejoin), what)
+    for order in OF_STATE:
+        for variant in VARIANTS.values():
+            later = node(own, run_id=2, **keeps)
+            later.run_config = {**KEYS, **keeps, **variant}
+            assert refuses(sentence(later, order), what), order
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=list(VARIANTS))
+@pytest.mark.parametrize("checked", [True, False])
+def test_ids_are_told_only_to_a_run_that_keeps_to_the_rules(
+    node: Node, variant: dict[str, Any], checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: without the function that decides, each order is served."""
+    own, breaks, keeps, what = BROKEN["systems"]
+    align = EARLY[1]
+    if not checked:
+        monkeypatch.setattr(client_app, "check_order", lambda context, order: None)
+        context = node(own)
+        context.run_config = {**KEYS, **breaks, **variant}
+        assert asked(context, align, Aligned).arrays["again"].shape == (60, 32)
+        return
+    context = node(own)
+    context.run_config = {**KEYS, **breaks, **variant}
+    with pytest.raises(VflError, match=what):
+        asked(context, align, Aligned)
+    context.run_config = {**KEYS, **keeps, **variant}
+    if "resume" in variant or "grow" in variant or variant.get("task") == "predict":
+        context.run_config = {"dataset": KEYS["dataset"], **variant}
+    told = json.dumps({**KEYS, **keeps})
+    assert len(asked(context, replace(align, config=told), Aligned).arrays["own"]) == 60
+
+
+def test_a_configuration_that_cannot_be_read_is_refused(node: Node) -> None:
+    context = node()
+    for text in ("{", "[]", "3", '{"epochs": "x"}', '{"no-such-key": 1}'):
+        sentence(context, replace(EARLY[0], config=text))
