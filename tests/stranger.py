@@ -55,7 +55,11 @@ def raw(port: int, certificate: Path, text: bytes) -> bytes:
 
 def signature_of_nobody() -> dict[str, str]:
     """The headers of a SuperNode with a key that nobody has registered."""
-    key: Any = load_ssh_private_key(supernode_keys()[0], None)
+    return signed_by(load_ssh_private_key(supernode_keys()[0], None))
+
+
+def signed_by(key: Any) -> dict[str, str]:
+    """The headers of a SuperNode that has this private key."""
     bare: Any = SimpleNamespace(request=httpx.Request("POST", "https://here"))
     nothing: Any = lambda context: None  # noqa: E731
     NodeAuthHttpInterceptor(key, key.public_key()).intercept(bare, nothing)
