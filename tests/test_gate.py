@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
@@ -173,9 +172,7 @@ def test_a_registered_party_can_send_what_a_call_may_have_and_no_more(
     assert most < called.read <= most + PIECE
 
 
-def test_a_body_must_come_in_time(
-    app: Any, key: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_must_come_in_time(app: Any, key: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LIMITS, "push-object", Limit(PIECE, 0.05))
     called = Called("/v1/fleet/push-object", signed_by(key), iter([b"a", b"b"]))
 
