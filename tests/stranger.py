@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,8 +56,35 @@ def raw(port: int, certificate: Path, text: bytes) -> bytes:
 
 def signature_of_nobody() -> dict[str, str]:
     """The headers of a SuperNode with a key that nobody has registered."""
-    key: Any = load_ssh_private_key(supernode_keys()[0], None)
+    return signed_by(load_ssh_private_key(supernode_keys()[0], None))
+
+
+def signed_by(key: Any) -> dict[str, str]:
+    """The headers of a SuperNode that has this private key."""
     bare: Any = SimpleNamespace(request=httpx.Request("POST", "https://here"))
     nothing: Any = lambda context: None  # noqa: E731
     NodeAuthHttpInterceptor(key, key.public_key()).intercept(bare, nothing)
-    return dict(bare.request.headers)
+    own = bare.request.headers.items()
+    return {name: value for name, value in own if name.startswith("flwr-")}
+
+
+def begun(
+    port: int, certificate: Path, path: str, size: int, sent: int, **headers: str
+) -> ssl.SSLSocket:
+    """A call that announces a body of some size and has sent a part; errors of sending are not."""
+    trust = ssl.create_default_context(cafile=str(certificate))
+    plain = socket.create_connection(("127.0.0.1", port), 30)
+    secure = trust.wrap_socket(plain, server_hostname="127.0.0.1")
+    own = {"Host": "x", "Content-Type": PROTOBUF_MEDIA_TYPE, "Content-Length": str(size), **headers}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in own.items())
+    # A field that no message has: protobuf keeps it.
+    secure.sendall(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode())
+    with suppress(OSError):
+        secure.sendall(b"\x7a" + _length(size - 1) + bytes(sent))
+    return secure
+
+
+def _length(size: int) -> bytes:
+    """Of a field of protobuf, in five bytes, which are part of it."""
+    rest = size - 5
+    return bytes(((rest >> 7 * at) & 127) | (128 if at < 4 else 0) for at in range(5))

@@ -7,7 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 import nbformat
@@ -15,7 +15,10 @@ import pytest
 from packaging.requirements import Requirement
 
 CHECKOUT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+PROJECT, BUILD = PYPROJECT["project"], PYPROJECT["build-system"]["requires"]
+LINUX = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
+LINUX |= {"python_version": "3.11", "python_full_version": "3.11.7", "os_name": "posix"}
 OURS = {"vfl_flower", "strategies", "tests", "benchmarks"}
 
 
@@ -78,3 +81,68 @@ def asked_for() -> list[str]:
 )
 def test_no_import_is_overlooked(source: str) -> None:
     assert "hidden" in imported(source.format("hidden"))
+
+
+# --- the lock file of deployments ----------------------------------------------------------------
+
+LOCK = (CHECKOUT / "deploy/requirements.txt").read_text()
+
+
+def locked(text: str) -> dict[str, str]:
+    """The version of each package that a lock file names."""
+    return {
+        normal(name): version
+        for name, version in re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.MULTILINE)
+    }
+
+
+def unmet(requirements: list[str], versions: dict[str, str]) -> list[str]:
+    """Requirements that a lock file does not satisfy."""
+    return [
+        each
+        for each in requirements
+        if (version := versions.get(normal(Requirement(each).name))) is None
+        or version not in Requirement(each).specifier
+    ]
+
+
+def test_the_lock_file_satisfies_what_is_declared() -> None:
+    needed = PROJECT["dependencies"] + BUILD
+    versions = locked(LOCK)
+    assert unmet(needed, versions) == []
+    for requirement in needed:  # the control
+        name = Requirement(requirement).name
+        assert unmet(needed, {**versions, normal(name): "0.0.1"}) == [requirement]
+
+
+def needs(name: str, version: str) -> list[str]:
+    """What a package needs on Linux, if this very version is installed here."""
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        return []
+    if found.version.partition("+")[0] != version:
+        return []
+    extra = "simulation" if name == "flwr" else ""
+    return [
+        text
+        for text in found.requires or []
+        if (marker := Requirement(text).marker) is None
+        or marker.evaluate({**LINUX, "extra": extra})
+    ]
+
+
+def test_the_lock_file_has_what_its_packages_need() -> None:
+    versions = locked(LOCK)
+    for name, version in versions.items():
+        texts = needs(name, version)
+        assert unmet(texts, versions) == [], name
+        assert unmet(texts, {}) == texts  # the control
+
+
+def test_the_lock_file_names_hashes_and_no_address() -> None:
+    entries = re.split(r"\n(?=\S)", re.sub(r"^#.*\n", "", LOCK, flags=re.MULTILINE).strip())
+    assert len(entries) == len(locked(LOCK)) > 50
+    for entry in entries:
+        assert re.fullmatch(r"\S+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", entry), entry
+    assert "torch==" in LOCK and "+cpu" not in LOCK

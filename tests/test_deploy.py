@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ from tests.fleet import assert_equals, evaluations, processes_of, until
 from tests.stranger import (
     FLEET,
     WITHOUT_TOKEN,
+    begun,
     call,
     raw,
     signature_of_nobody,
@@ -47,7 +49,7 @@ pytestmark = [
 ]
 
 PARTIES = 2
-PORTS = 2 + PARTIES + 1
+PORTS = 2 + PARTIES + 2
 CHECKOUT = Path(__file__).parents[1]
 STARTING = 240.0  # seconds that a run may take to begin, on a machine that has much else to do
 
@@ -58,7 +60,8 @@ class Deployed:
     def __init__(self, folder: Path, port: int) -> None:
         self.home, self.files = folder / "fleet", folder / "files"
         self.folder = folder
-        # Of the proxy; the SuperLink's and the SuperNodes' follow it, and one for a stranger.
+        # Of the proxy; the SuperLink's and the SuperNodes' follow it, one for a stranger, and one
+        # for a SuperLink as Flower starts it.
         self.port = port
         self.started: list[subprocess.Popen[bytes]] = []
 
@@ -237,13 +240,12 @@ def test_a_stranger_on_the_network_reaches_a_supernodes_calls_and_they_refuse_it
     assert len(routes) > 60
     for method, path in routes:
         status = call(port, certificate, method, path).status_code
-        assert status == (401 if path in FLEET else 404), path
+        of_fleet = 412 if path == "/v1/fleet/activate-node" else 401
+        assert status == (of_fleet if path in FLEET else 404), path
         assert path not in FLEET or call(port, certificate, "GET", path).status_code == 403
     for path in FLEET:  # the key is sound, and nobody knows it
-        assert call(port, certificate, "POST", path, **signature_of_nobody()).status_code in (
-            400,
-            401,
-        ), path
+        status = call(port, certificate, "POST", path, **signature_of_nobody()).status_code
+        assert status in (401, 412), path
     for path in (
         "/v1/fleet/../control/list-runs",
         "/v1/fleet/pull-messages/../../control/list-runs",
@@ -266,6 +268,89 @@ def test_a_stranger_on_the_network_reaches_a_supernodes_calls_and_they_refuse_it
         both = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\n" + lengths + b"\r\n\r\n"
         assert b" 200 " not in raw(port, certificate, both + b"0\r\n\r\n" + hidden)
     assert deployed.log("fleet/superlink.log").count("/v1/control") == seen
+
+
+MB = 1 << 20
+
+
+def growth(
+    process: psutil.Process, port: int, certificate: Path
+) -> tuple[int, list[ssl.SSLSocket]]:
+    """Bytes that a SuperLink takes for a hundred bodies that a stranger begins; and the calls."""
+    before = most = process.memory_info().rss
+    calls = []
+    for number in range(100):
+        size, sent = (5 * MB, 5 * MB - 100) if number % 10 else (100 * MB, 20 * MB)
+        calls.append(begun(port, certificate, "/v1/fleet/push-messages", size, sent))
+        most = max(most, process.memory_info().rss)
+    return most - before, calls
+
+
+def test_strangers_fill_neither_memory_nor_log_and_a_run_goes_on(
+    deployed: Deployed, tmp_path: Path
+) -> None:
+    run = Run(tmp_path / "attacked")
+    keys = {**deployed.dataset, "strategy": "split-nn", "epochs": 600, "patience": 0, "window": 1}
+    keys |= {"session-seconds": 10, "out": str(run.folder)}  # sessions are opened by the proxy
+    running = deployed.flwr_run("attacked.log", **keys)
+    until(lambda: evaluations(run) >= 1, STARTING)
+
+    superlink = deployed.home / "superlink"
+    [process] = [
+        each
+        for each in deployed.processes("superlink", "superlink")
+        if "vfl_flower.runtimes.closed" in each.cmdline()
+    ]
+    written = (deployed.home / "superlink.log").stat().st_size
+    reach = deployed.port, superlink / "superlink.crt"
+    before = process.memory_info().rss
+    grown, calls = growth(process, *reach)
+    for each in calls:
+        with each:
+            assert each.recv(12) in (b"HTTP/1.1 401", b"HTTP/1.1 413", b"")  # or it is cut
+    slow = [begun(*reach, "/v1/fleet/push-object", MB, 10) for _ in range(50)]
+    assert {each.recv(12) for each in slow} == {b"HTTP/1.1 401"}
+    began = time.monotonic()
+    while slow:  # a byte now and then keeps no connection open
+        assert time.monotonic() < began + 60
+        time.sleep(0.5)
+        slow = [each for each in slow if is_open(each)]
+    for number in range(300):
+        of_nobody = signature_of_nobody() if number % 2 else {}
+        assert call(*reach, "POST", "/v1/fleet/pull-messages", **of_nobody).status_code == 401
+    grown = max(grown, process.memory_info().rss - before)
+    assert running.poll() is None, "the run ended before the attack did"
+    assert running.wait(2 * STARTING) == 0
+    assert run.summary["failure"] is None and len(run.history) == 600
+    print(f"memory grew by {grown / MB:.1f} MB")
+    assert grown < 64 * MB
+    assert (deployed.home / "superlink.log").stat().st_size - written < 100_000
+
+    # The control: a SuperLink as Flower starts it.
+    port = deployed.port + PORTS - 1
+    options = ["--host", "127.0.0.1", "--port", str(port), "--enable-supernode-auth"]
+    options += ["--isolation", "process", "--ssl-keyfile", f"{superlink}/loopback.key"]
+    options += ["--ssl-certfile", f"{superlink}/loopback.crt"]
+    options += ["--ssl-ca-certfile", f"{superlink}/loopback.crt"]
+    plain = deployed.command(["flower-superlink", *options], "plain.log", "plain")
+    try:
+        until(lambda: "Uvicorn running" in deployed.log("plain.log"))
+        grown, calls = growth(psutil.Process(plain.pid), port, superlink / "loopback.crt")
+        assert grown > 300 * MB
+        for each in calls:
+            each.close()
+    finally:
+        stop(plain)
+
+
+def is_open(call: ssl.SSLSocket) -> bool:
+    """Whether the other side still takes a byte of it."""
+    try:
+        call.send(b"\0")
+        return True
+    except OSError:
+        call.close()
+        return False
 
 
 def test_another_user_of_the_host_starts_no_run_and_takes_no_task(deployed: Deployed) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -184,6 +185,35 @@ def demand_token(token: str) -> None:
             return None, None
 
     superlink.load_control_authn_plugin = ByToken
+
+
+def guard_fleet(gate: type) -> None:
+    """Put an ASGI middleware before all others of a SuperLink that starts in this process.
+
+    It is built with the application and a function, which returns the registered public key that
+    has signed a call, or None. A SuperNode signs the time alone, so the headers are enough, and
+    Flower's own function checks them.
+    """
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+
+    extensions: Any = import_module("flwr.superlink.extensions")
+    of_flower: Any = import_module("flwr.superlink.routers.fleet.node_auth")
+
+    def caller(scope: Any) -> bytes | None:
+        request = of_flower.Request(scope)
+        try:
+            key = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+            if of_flower.get_linkstate(request).get_node_id_by_public_key(key) is None:
+                return None
+            claimed = SimpleNamespace(
+                protobuf_request=of_flower.ActivateNodeRequest(public_key=key)
+            )
+            of_flower.authenticate_node(SimpleNamespace(headers=request.headers, state=claimed))
+        except (KeyError, ValueError, of_flower.HTTPException):
+            return None
+        return key
+
+    extensions.get_middleware = lambda: (extensions.Middleware(gate, caller=caller),)
 
 
 def hide_tokens() -> None:

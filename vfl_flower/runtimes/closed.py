@@ -13,12 +13,14 @@ and state and answer it (Runtime API); and a SuperNode runs the code that a Supe
   and that gives tasks their tokens by files;
 - a SuperNode runs the ClientApp of this package as it is installed beside it, whatever is sent.
 
-The Fleet API asks for registered keys by Flower's own ``--enable-supernode-auth``.
+The Fleet API asks for registered keys by Flower's own ``--enable-supernode-auth``, and before it
+reads a call's body (`runtimes.gate`).
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import secrets
 import subprocess
@@ -30,10 +32,12 @@ from vfl_flower.files import make_folder, write_whole
 from vfl_flower.flower_internals import (
     demand_token,
     flower_home,
+    guard_fleet,
     hide_tokens,
     keep_token,
     run_installed_code_only,
 )
+from vfl_flower.runtimes.gate import Gate, LogBudget
 
 
 def superlink(options: list[str]) -> None:
@@ -42,6 +46,10 @@ def superlink(options: list[str]) -> None:
     token = secrets.token_urlsafe(32)
     keep_token(address, token)
     demand_token(token)
+    guard_fleet(Gate)
+    budget = LogBudget()
+    for name in ("flwr", "uvicorn.access", "uvicorn.error"):
+        logging.getLogger(name).addFilter(budget)
     _be("flower-superlink", [*options, *_with_secret(options, address)])
 
 

@@ -25,6 +25,7 @@ from vfl_flower.errors import VflError
 from vfl_flower.flower_internals import from_bytes
 from vfl_flower.messages import SMALL
 from vfl_flower.runtimes.certificates import self_signed
+from vfl_flower.runtimes.strangers import Strangers
 from vfl_flower.runtimes.stream.frames import METHOD, NAME, OPTIONS, TOKEN, chunks, frames
 from vfl_flower.runtimes.stream.listen import listen
 from vfl_flower.sections import RunningConfig
@@ -34,7 +35,6 @@ log = logging.getLogger("flwr")
 _PARTIES = 256  # streams at a time, at most
 _CUTS = 3  # times that a party may be cut for what it sends
 _CONNECTIONS = 1024  # at a time, at most, with those of strangers
-_REFUSED_EVERY = 60.0  # seconds between two lines that say that strangers were refused
 _OPTIONS = [
     *OPTIONS,
     ("grpc.max_concurrent_streams", 8),  # of a connection, which for a party needs one
@@ -80,29 +80,6 @@ class Link:
     used: str = ""
 
 
-class _Strangers:
-    """Says that calls were refused: of the first at once, then now and then how many."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._number = 0  # since the last line
-        self._told = -_REFUSED_EVERY  # when that was
-
-    def refused(self) -> None:
-        """One more."""
-        with self._lock:
-            self._number += 1
-        if time.monotonic() >= self._told + _REFUSED_EVERY:
-            self.tell()
-
-    def tell(self) -> None:
-        """Log how many were, since this was last told."""
-        with self._lock:
-            number, self._number, self._told = self._number, 0, time.monotonic()
-        if number:
-            log.warning("Refused calls to the stream's port without a valid token: %d.", number)
-
-
 def _connections() -> int:
     """How many connections to take at a time: half of the files that can be open, at most.
 
@@ -137,7 +114,7 @@ class Streams(grpc.GenericRpcHandler):
         self._run_id = run_id
         self._tokens: dict[str, tuple[Link, str]] = {}  # which its opening gave, or the last call
         self._inbox: SimpleQueue[tuple[Stream, bytes]] = SimpleQueue()
-        self._strangers = _Strangers()
+        self._strangers = Strangers("Refused calls to the stream's port without a valid token")
         key, self.certificate = self_signed(NAME)
         self._calls = ThreadPoolExecutor(_PARTIES)
         connections = "grpc.max_allowed_incoming_connections", _connections()
