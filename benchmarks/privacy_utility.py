@@ -6,9 +6,9 @@ whoever gets the model. Noise on labels is drawn for each system by the same wor
 noise on its scalars and its top model, at delta 1e-5, by one direction of all parties (which DPZV,
 Figure 3, has for each). `frozen` and `split-nn` without noise are the lines. Beside them, of
 another kind: `vafl` with noise on embeddings, whose epsilon is of features, towards the label
-holder. Runs "by default" name only the strategy, the data, the mechanism and epsilon: validation rows
-choose their epoch. At last the credit table at two parties, without noise and with twelve draws of noise on
-labels. Prints one JSON object as its last line.
+holder. Runs "by default" name only the strategy, the data, the mechanism and epsilon: validation
+rows choose their epoch. At last the credit table at two parties, without noise and with twelve
+draws of noise on labels. Prints one JSON object as its last line.
 """
 
 from __future__ import annotations
