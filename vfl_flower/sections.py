@@ -228,13 +228,14 @@ class TrainingConfig:
     batch_size: int = key(
         32,
         "rows of a mini-batch; as many as there are, or more: full batch",
+        auto="32; with noise on labels about a hundredth of the training rows, from 32 to 512",
         least=1,
     )
     party_lr: float = key(
         0.2,
         "learning rate of the parties",
         auto="0.2; 0.1 of fewer than 1,000 training rows, without privacy; 0.02 by momentum and "
-        "nesterov, 0.002 by adam and adamw",
+        "nesterov, 0.002 by adam and adamw; 0.001 by these with noise on labels",
         least=0,
     )
     server_lr: float = key(

@@ -7,6 +7,7 @@ they are known.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -110,6 +111,9 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     if {**defaults, **given}.get("aggregation") == "secure":
         # Of a masked sum, a unit that is dead at all parties but one would show that party's.
         defaults.setdefault("embedding-activation", "none")
+    if _learns_through_noise({**defaults, **given}) and not given.keys() & _OF_STEPS:
+        defaults = {key: each for key, each in defaults.items() if key not in _OF_STEPS}
+        defaults["optimizer"] = "adam"
     unknown = dict.fromkeys(BY_ROWS)
     config = check_validation(RunConfig.of({**unknown, **defaults, **given}))
     estimators.check(config)
@@ -130,8 +134,9 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
 
 FEW = 1000
 """Training rows below which a pass has so few steps that models learn from more of them."""
-BY_ROWS = ("epochs", "patience", "party-lr", "server-lr")
+BY_ROWS = ("epochs", "patience", "batch-size", "party-lr", "server-lr")
 """Keys that the training rows decide, where they are not given."""
+_OF_STEPS = {"optimizer", "party-lr", "server-lr"}
 _RATES = {"momentum": 0.02, "nesterov": 0.02, "adam": 0.002, "adamw": 0.002}
 
 
@@ -147,14 +152,30 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     training, left = config.training, [name for name in BY_ROWS if KEYS[name].of(config) is None]
     if not left:
         return config
-    few = rows < FEW and config.privacy.mechanism == "none"  # more steps would take more noise
+    mechanism = config.privacy.mechanism
+    few = rows < FEW and mechanism in ("none", "labels")  # else more steps would take more noise
     rate = _RATES.get(training.optimizer, 0.1 if few else 0.2)
-    chosen: dict[str, Any] = {"party-lr": rate, "server-lr": rate}
+    chosen: dict[str, Any] = {"batch-size": 32, "party-lr": rate, "server-lr": rate}
+    if _learns_through_noise(config.values()) and training.optimizer in ("adam", "adamw"):
+        # The mean over a large mini-batch has less of the noise; smaller ones make enough steps.
+        batch = min(512, max(32, 2 ** round(math.log2(rows / 100))))
+        chosen |= {"batch-size": batch, "party-lr": 0.001, "server-lr": 0.001}
     chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
     training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
     if "epochs" in left:
         rates.check(training)
     return replace(config, training=training)
+
+
+def _learns_through_noise(values: Mapping[str, Any]) -> bool:
+    """Return whether gradients go through noise on labels.
+
+    The corrected loss of K classes has gradients that are smaller by about p - q: a label is kept
+    by chance p, and is each other class by chance q. A rate of plain SGD would depend on epsilon
+    and on K, which no party knows. Adam's steps do not depend on the size of gradients.
+    """
+    first_order = values.get("estimator", "first-order") == "first-order"
+    return first_order and values.get("privacy") == "labels"
 
 
 def places(raw: Mapping[str, Any]) -> list[str]:
