@@ -28,8 +28,6 @@ ASYREVEL = System(
         "delay": "straggler",
         "optimizer": "adam",
         "batch-size": 8,
-        "party-lr": 0.002,
-        "server-lr": 0.002,
     },
 )
 SYNREVEL = System(

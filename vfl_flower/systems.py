@@ -27,6 +27,11 @@ from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.stream import listen as streams
 
 
+def optimizer_kind(optimizer: str) -> str:
+    """Return the kind of optimizer that has the same learning rates: a key of `RATES`."""
+    return {"nesterov": "momentum", "adamw": "adam"}.get(optimizer, optimizer)
+
+
 @dataclass(frozen=True)
 class System:
     """A published system, or a baseline.
@@ -38,6 +43,8 @@ class System:
     strategy : place of the Flower Strategy that runs it.
     baseline : what it is, instead of its axes, if it is no system but a baseline.
     gradients : whether its bottom models need a gradient; if not said, as the estimator does.
+    rates : learning rates of the parties and of the top model, by kind of optimizer, for kinds
+        whose rates differ from `RATES`. A rate in ``defaults`` holds for every optimizer.
     """
 
     name: str
@@ -47,6 +54,12 @@ class System:
     strategy: str = "strategies.vertical:Vertical"
     baseline: str = ""
     gradients: bool | None = None
+    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+
+    def default(self, key: str, optimizer: str) -> Any:
+        """Return its own default of a key with this optimizer, or None if it has none."""
+        rates = self.rates.get(optimizer_kind(optimizer), ())
+        return self.defaults.get(key, dict(zip(_RATE_KEYS, rates, strict=False)).get(key))
 
     @property
     def axes(self) -> str:
@@ -132,7 +145,10 @@ FEW = 1000
 """Training rows below which a pass has so few steps that models learn from more of them."""
 BY_ROWS = ("epochs", "patience", "party-lr", "server-lr")
 """Keys that the training rows decide, where they are not given."""
-_RATES = {"momentum": 0.02, "nesterov": 0.02, "adam": 0.002, "adamw": 0.002}
+RATES = {"sgd": 0.2, "momentum": 0.02, "adam": 0.002}
+"""Learning rate of parties and top model by kind of optimizer, for systems without rates."""
+_FEW_RATE = 0.1  # of sgd, on few rows
+_RATE_KEYS = ("party-lr", "server-lr")
 
 
 @lru_cache(maxsize=16)
@@ -148,8 +164,10 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     if not left:
         return config
     few = rows < FEW and config.privacy.mechanism == "none"  # more steps would take more noise
-    rate = _RATES.get(training.optimizer, 0.1 if few else 0.2)
-    chosen: dict[str, Any] = {"party-lr": rate, "server-lr": rate}
+    kind = optimizer_kind(training.optimizer)
+    rate = _FEW_RATE if few and kind == "sgd" else RATES[kind]
+    of_system = load_system(config.strategy).rates.get(kind, (rate, rate))
+    chosen: dict[str, Any] = dict(zip(_RATE_KEYS, of_system, strict=True))
     chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
     training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
     if "epochs" in left:
