@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -186,6 +187,8 @@ def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper)
         common = Alignment(name, keeper.rows, keeper.present)
     before = (keeper.found or keeper.earlier) if config.running.grow else None
     labels = load_own_labels(config.data, own, common, before.about_labels if before else None)
+    if config.data.align == "any":
+        labels = replace(labels, unknown=len(own.ids) - len(common.rows))
     if keeper.earlier and config.data.test_fraction:
         tested = labels.tested.test_places
         assert tested is not None
