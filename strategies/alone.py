@@ -2,9 +2,10 @@
 
 Each party in turn trains with the label holder as if there were no other, and so does the label
 holder without any, if it has columns of its own. The run with the least loss on the validation rows
-is reported; where there are none that which reaches the highest test accuracy, or for regression
-R2, so that it is chosen on the test rows, in its own favour. What a system gains over it is what
-federating is worth.
+is reported. Without validation rows it is the run with the highest test accuracy, or for regression
+R2, which is in its own favour. Where noise hides labels, test labels, which have none, choose
+nothing: it is the run with the least training loss, by noisy labels. What a system gains over it is
+what federating is worth.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from strategies.enrolment import Member
 from strategies.frozen import Frozen
 from strategies.run import Run
 from strategies.vertical import Vertical
+from vfl_flower.axes.privacy.ledger import hides_labels
 from vfl_flower.figures import main_metric
 from vfl_flower.messages import Arrays
 
@@ -79,6 +81,9 @@ class Alone(Vertical):
             chosen = each[1].run.history.chosen
             if chosen["validation_loss"] is not None:
                 return -float(chosen["validation_loss"])
+            if hides_labels(self.config):
+                entries = reversed(each[1].run.history.entries)
+                return -next(e["train_loss"] for e in entries if e["train_loss"] is not None)
             return float(chosen[main_metric(chosen)])
 
         return max(self._finished.items(), key=reached)

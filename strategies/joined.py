@@ -47,6 +47,7 @@ class Joined(Vertical):
                 "leave `privacy` out."
             )
         run, holder, training = self.run, self.run.holder, self.config.training
+        holder.subsets = "off"  # which are not trained on here, and so not validated on
         blocks, configs = self._blocks(), self._configs()
         inputs = [self._whole(block, 0) for block in blocks]
         sizes = [columns.stop - columns.start for columns in holder.columns.values()]

@@ -175,9 +175,7 @@ def test_gradients_of_copies_are_those_of_their_mean_loss() -> None:
     top = build_top(config, SIZES, OUTPUTS)
     h, labels = rows_of()
     found = subsets.copies("sampled", h, [5, 7], 3, 1, [3])
-    rows, losses = by_gradient(
-        top, None, found.h, labels[found.rows], found.lengths, [5, 7], counted=found.weights
-    )
+    rows, losses = by_gradient(*(top, None, h, labels, [5, 7], [5, 7]), copies=found)
     assert rows is not None
     wanted = h[:, :9].clone().requires_grad_()
     of_copies = torch.cat([wanted[found.rows], found.h[:, 9:]], 1)
@@ -185,7 +183,7 @@ def test_gradients_of_copies_are_those_of_their_mean_loss() -> None:
     by_row = found.mean(each)
     steps = [by_row[:5].mean(), by_row[5:].mean()]
     (due,) = torch.autograd.grad(steps[0] + steps[1], wanted)
-    torch.testing.assert_close(found.total(rows), due, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(rows, due, rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(losses, torch.stack(steps), rtol=1e-4, atol=1e-6)
 
 

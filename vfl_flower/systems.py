@@ -7,6 +7,7 @@ they are known.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -123,6 +124,7 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     if {**defaults, **given}.get("aggregation") == "secure":
         # Of a masked sum, a unit that is dead at all parties but one would show that party's.
         defaults.setdefault("embedding-activation", "none")
+    defaults |= _by_what_it_learns_from({**defaults, **given})
     unknown = dict.fromkeys(BY_ROWS)
     config = check_validation(RunConfig.of({**unknown, **defaults, **given}))
     estimators.check(config)
@@ -143,12 +145,15 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
 
 FEW = 1000
 """Training rows below which a pass has so few steps that models learn from more of them."""
-BY_ROWS = ("epochs", "patience", "party-lr", "server-lr")
+BY_ROWS = ("epochs", "patience", "batch-size", "party-lr", "server-lr")
 """Keys that the training rows decide, where they are not given."""
 RATES = {"sgd": 0.2, "momentum": 0.02, "adam": 0.002}
 """Learning rate of parties and top model by kind of optimizer, for systems without rates."""
 _FEW_RATE = 0.1  # of sgd, on few rows
+_NOISY_RATE = 0.001  # of adam, through noise on labels
 _RATE_KEYS = ("party-lr", "server-lr")
+_OF_LAYERS = ("linear", "mlp")
+_OF_STEPS = {"optimizer", "weight-decay", *_RATE_KEYS}
 
 
 @lru_cache(maxsize=16)
@@ -163,16 +168,52 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     training, left = config.training, [name for name in BY_ROWS if KEYS[name].of(config) is None]
     if not left:
         return config
-    few = rows < FEW and config.privacy.mechanism == "none"  # more steps would take more noise
+    mechanism, partial = config.privacy.mechanism, config.data.partial
+    few = rows < FEW and mechanism in ("none", "labels")  # else more steps would take more noise
     kind = optimizer_kind(training.optimizer)
     rate = _FEW_RATE if few and kind == "sgd" else RATES[kind]
     of_system = load_system(config.strategy).rates.get(kind, (rate, rate))
-    chosen: dict[str, Any] = dict(zip(_RATE_KEYS, of_system, strict=True))
+    chosen: dict[str, Any] = {"batch-size": 32, **dict(zip(_RATE_KEYS, of_system, strict=True))}
+    if _learns_through_noise(config.values()) and kind == "adam":
+        # The mean over a large mini-batch has less of the noise; smaller ones make enough steps.
+        batch = min(512, max(32, 2 ** round(math.log2(rows / 100))))
+        chosen |= {"batch-size": batch, **dict.fromkeys(_RATE_KEYS, _NOISY_RATE)}
+    few |= partial and mechanism in ("none", "labels")  # a party learns from some of them alone
     chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
     training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
     if "epochs" in left:
         rates.check(training)
     return replace(config, training=training)
+
+
+def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of runs with partial rows, and of runs with noise on labels.
+
+    The mean of the embeddings that are there does not depend on how many are missing. A party
+    steps on fewer rows of a mini-batch, so its gradients are smaller, as they are through noise.
+    """
+    chosen: dict[str, Any] = {}
+    partial = values.get("presence", 1.0) < 1 or values.get("align") == "any"
+    if partial and "combine" not in values and values.get("top-model", "mlp") in _OF_LAYERS:
+        chosen["combine"] = "mean"
+    first_order = values.get("estimator", "first-order") == "first-order"
+    if first_order and not values.keys() & _OF_STEPS:
+        if partial:
+            chosen |= {"optimizer": "adamw", "weight-decay": 0.05}
+        elif _learns_through_noise(values):
+            chosen["optimizer"] = "adam"
+    return chosen
+
+
+def _learns_through_noise(values: Mapping[str, Any]) -> bool:
+    """Return whether gradients go through noise on labels.
+
+    The corrected loss of K classes has gradients that are smaller by about p - q: a label is kept
+    by chance p, and is each other class by chance q. A rate of plain SGD would depend on epsilon
+    and on K, which no party knows. Adam's steps do not depend on the size of gradients.
+    """
+    first_order = values.get("estimator", "first-order") == "first-order"
+    return first_order and values.get("privacy") == "labels"
 
 
 def places(raw: Mapping[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ from vfl_flower.axes.estimators.directions import (
     values_of_pairs,
 )
 from vfl_flower.axes.privacy.noise import ScalarNoise
-from vfl_flower.axes.subsets import Copies
+from vfl_flower.axes.subsets import Copies, row_losses
 from vfl_flower.models import passes
 from vfl_flower.models.losses import Loss
 from vfl_flower.models.top_layers import TopModel
@@ -40,7 +40,7 @@ def by_gradient(
     noise: ScalarNoise | None = None,
     key: bytes = b"",
     first: int = 0,
-    counted: Tensor | None = None,
+    copies: Copies | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """Step along the gradient of each step's loss; gradient rows of embeddings, and the losses.
 
@@ -59,29 +59,32 @@ def by_gradient(
     noise : what is added to the mean of rows' gradients, whose norms are clipped then (DP-SGD).
     key : what is random in the top model follows from it.
     first : number of the first step, as in `step_along`.
-    counted : weights of the rows in the loss, [R], of which `subsets.Copies` have some; else 1.
+    copies : of the rows, by whose weighted mean loss each row counts; else it counts as it is.
 
     Returns
     -------
     Gradient rows [R, M * E], if they are wanted, and losses [S].
     """
-    counts = torch.tensor(lengths, device=h.device)
+    of_window, steps = labels, lengths
+    if copies is not None:
+        h, labels, steps = copies.h, labels[copies.rows], copies.lengths
+    counts = torch.tensor(steps, device=h.device)
     weights = 1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)
     weights = weights.repeat_interleave(counts, output_size=len(h))  # else a GPU is waited for
     of_classes = loss.row_weights(labels)
     if of_classes is not None:
         weights = weights * of_classes
-    if counted is not None:
-        weights = weights * counted
+    if copies is not None:
+        weights = weights * copies.weights
     weights = weights[:, None]
     own = top.own if optimizer else None  # which changes with each step
     x = h if own else top.combined(top.embedded(h), h)
     y = loss.targets(labels, top.outputs)
     gradient = partial(loss.gradient, squared=labels.is_floating_point())
-    parts = list(lengths) if optimizer or top.by_step else [len(h)]
+    parts = list(steps) if optimizer or top.by_step else [len(h)]
     all_outputs, all_rows = [], []
     # Copies of a row, which weigh alike where there is noise, together add no more than one would.
-    share = float(counted.max()) if counted is not None and len(counted) else 1.0
+    share = float(copies.weights.max()) if copies is not None and len(h) else 1.0
     bounds = [share * noise.top_clip / each if noise else math.inf for each in divisors]
     for step, (h_step, x_step, y_step, weights_step) in enumerate(
         zip(*(each.split(parts) for each in (h, x, y, weights)), strict=True)
@@ -113,11 +116,12 @@ def by_gradient(
             if noise:
                 gradients = noise.added_to_gradients(gradients, divisors[step])
             step_along(optimizer, gradients, first + step)
-    of_rows = loss.per_row(torch.cat(all_outputs), labels)
-    if counted is not None:
-        of_rows = of_rows * counted
+    of_rows = row_losses(loss, torch.cat(all_outputs), of_window, copies)
     of_steps = step_means(of_rows, lengths, divisors)
-    return top.spread(torch.cat(all_rows), h) if rows_wanted else None, of_steps
+    if not rows_wanted:
+        return None, of_steps
+    rows = top.spread(torch.cat(all_rows), h)
+    return copies.total(rows) if copies is not None else rows, of_steps
 
 
 @torch.no_grad()
@@ -143,13 +147,12 @@ def by_differences(
     first : number of the first step, as in `step_along`.
     copies : of the rows, by whose mean loss each counts; else it counts as it is.
     """
-    x, y, of_steps = h, labels, lengths
+    x, of_steps = h, lengths
     if copies is not None:
-        x, y, of_steps = copies.h, labels[copies.rows], copies.lengths
+        x, of_steps = copies.h, copies.lengths
 
     def by_row(outputs: Tensor) -> Tensor:
-        of_rows = loss.per_row(outputs, y)
-        return of_rows if copies is None else copies.mean(of_rows)
+        return row_losses(loss, outputs, labels, copies)
 
     if optimizer is None:  # a top model without parameters
         outputs = passes.joined(passes.window(top, x, of_steps, key=directions.key))

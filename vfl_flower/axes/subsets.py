@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError
+from vfl_flower.models.losses import Loss
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,22 @@ class Copies:
     def total(self, values: Tensor) -> Tensor:
         """Sums of what the copies of each row have."""
         return values.new_zeros(self.of, *values.shape[1:]).index_add_(0, self.rows, values)
+
+
+def row_losses(loss: Loss, outputs: Tensor, labels: Tensor, copies: Copies | None) -> Tensor:
+    """Return the loss of each row of a window, [R], as training minimises it.
+
+    Training and validation both call this function, so that both measure the same.
+
+    Parameters
+    ----------
+    outputs : [R, C]; with copies, those of the copies, [R', C].
+    labels : of the rows, [R], with noise if the labels have noise.
+    copies : of the rows, by whose weighted mean loss each row counts; else a row counts as it is.
+    """
+    if copies is None:
+        return loss.per_row(outputs, labels)
+    return copies.mean(loss.per_row(outputs, labels[copies.rows]))
 
 
 def copies(

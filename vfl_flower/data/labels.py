@@ -19,6 +19,20 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
+class LabelNoise:
+    """How labels are randomised, by which figures of them are corrected.
+
+    Parameters
+    ----------
+    kept : chance that the label of a class is the true one; else it is evenly one of the others.
+    variance : of the noise on a number, in squared units of the standardised labels.
+    """
+
+    kept: float = 1.0
+    variance: float = 0.0
+
+
+@dataclass(frozen=True)
 class Labels:
     """What the label holder has of the training rows and of those held out, here called test rows.
 
@@ -96,6 +110,14 @@ class Labels:
             return [float(np.log(chances[1] / chances[0]))]
         outputs: list[float] = np.log(chances).tolist()
         return outputs
+
+    def noise(self, privacy: PrivacyConfig) -> LabelNoise:
+        """Return the noise that the labels of training and validation rows have."""
+        if privacy.mechanism != "labels" or privacy.epsilon is None or self.classes:
+            return LabelNoise(kept_share(privacy, len(self.classes)))
+        assert self.bounds is not None  # `axes.privacy.ledger.check_range` sees to that
+        scale = (self.bounds[1] - self.bounds[0]) / privacy.epsilon / self.deviation
+        return LabelNoise(variance=2 * scale**2)
 
     @property
     def outputs(self) -> int:

@@ -82,6 +82,8 @@ class LabelHolder:
         # What is said of a row that nobody has. Where noise is not on labels, they would tell.
         self.prior = None if noise else labels.prior(config.privacy)
         self.loss = loss_of(config, labels.train, len(labels.classes), self.device)
+        self.label_noise = labels.noise(config.privacy)
+        self.subsets = config.subsets  # of which the top model learns
         alone = noise is not None
         losses.try_out(self.loss, config.models.loss, labels.outputs, self.labels[:8], alone)
         self.more = METRICS.load(config.models.metrics)
@@ -247,37 +249,35 @@ class LabelHolder:
         """
         rows: Tensor | None = None
         copies = self.copies(h, lengths)
-        counted = copies.weights if copies else None
         batches = h, labels, lengths, divisors
-        of_copies = batches
-        if copies:
-            of_copies = copies.h, labels[copies.rows], copies.lengths, divisors
         if self.config.estimator.server_update == "first-order":
             rows, losses = server.by_gradient(
-                *(self.top, self.optimizer, *of_copies, gradients),
-                *(self.loss, self.noise_of_top, self.key, self.steps, counted),
+                *(self.top, self.optimizer, *batches, gradients),
+                *(self.loss, self.noise_of_top, self.key, self.steps, copies),
             )
         else:
             if gradients:
                 rows, _ = server.by_gradient(
-                    *(self.top, None, *of_copies, True, self.loss, None, self.key, 0, counted),
+                    *(self.top, None, *batches, True, self.loss, None, self.key, 0, copies),
                 )
             losses = server.by_differences(
                 *(self.directions(), self.top, self.optimizer, *batches),
                 *(self.loss, self.noise_of_top, self.steps, copies),
             )
-        rows = copies.total(rows) if copies and rows is not None else rows
         if rows is not None and not (rows.abs() <= LARGEST).all():
             raise DivergedError
         return rows, losses
 
-    def copies(self, h: Tensor, lengths: list[int]) -> Copies | None:
-        """The rows with subsets of their parties, if the top model is to learn from these."""
-        if self.config.subsets == "off":
+    def copies(self, h: Tensor, lengths: list[int], step: int | None = None) -> Copies | None:
+        """The rows with subsets of their parties, if the top model is to learn from these.
+
+        ``step`` : by whose number subsets are drawn; without it, that of the next step.
+        """
+        if self.subsets == "off":
             return None
         least = int(self.top.own is None)
-        key = [self.config.training.seed, 8, self.steps]
-        return subsets.copies(self.config.subsets, h, lengths, self.parties, least, key)
+        key = [self.config.training.seed, 8, self.steps if step is None else step]
+        return subsets.copies(self.subsets, h, lengths, self.parties, least, key)
 
     def directions(self) -> Directions:
         """New directions of the top model."""
@@ -349,15 +349,30 @@ class LabelHolder:
         """
         self.top.eval()
         outputs, first = self.top(self.test_table.rows), self.validation
-        own, more = self.loss.own, self.more
-        chosen_by = outputs[:first], self.test_labels[:first], self.deviation
         given = self.test_labels[first:], self.deviation
-        validation = metrics(*chosen_by, own) if first else None
-        test = metrics(outputs[first:], *given, own, more)
+        validation = self._validated(outputs[:first]) if first else None
+        test = metrics(outputs[first:], *given, self.loss.own, self.more)
         if self.partial:
             test = replace(test, subsets=figures.by_subset(self._by, self._test_present, *given))
         self.top.train()
         return validation, test
+
+    def _validated(self, outputs: Tensor) -> Metrics:
+        """The model on the validation rows, of which it makes these outputs by all their parties.
+
+        The loss is that of training: with class weights, with correction for noise on labels, and
+        over subsets of each row's parties. Every evaluation has the same subsets, so that epochs
+        differ by their models alone. Other figures are corrected for noise, too.
+        """
+        first = self.validation
+        h, labels = self.test_table.rows[:first], self.test_labels[:first]
+        copies = self.copies(h, [first], step=0)
+        said = outputs if copies is None else self.top(copies.h)
+        losses = subsets.row_losses(self.loss, said, labels, copies)
+        found = metrics(outputs, labels, self.deviation, self.loss.own)
+        check_finite(loss := losses.mean())
+        found = replace(found, loss=loss.item())
+        return figures.corrected(found, outputs, labels, self.label_noise)
 
     @property
     def _test_present(self) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vfl_flower.data.labels import LabelNoise
 from vfl_flower.errors import CodeError, ConfigError, DivergedError, VflError
 from vfl_flower.models.losses import RowLoss, mean_loss
 from vfl_flower.registry import METRICS
@@ -24,10 +25,11 @@ numbers, or both are standardised numbers; a number that is not finite is record
 class Metrics:
     """How the model does on the test rows; what does not apply is none.
 
-    ``loss`` is the mean without class weights, to compare with runs that have others; ``auc`` is
-    for two classes. Under regression ``rmse`` is in units of the labels, and ``r2`` the share of
-    the test labels' variance explained, in place of accuracy. ``more`` are figures of one's own,
-    and ``subsets`` those of `by_subset`.
+    ``loss`` is the mean without class weights, to compare with runs that have others. On validation
+    rows it is the loss that training minimises, weights included. ``auc`` is for two classes. Under
+    regression ``rmse`` is in units of the labels, and ``r2`` the share of the test labels' variance
+    explained, in place of accuracy. ``more`` are figures of one's own, and ``subsets`` those of
+    `by_subset`.
     """
 
     loss: float
@@ -66,6 +68,47 @@ def metrics(
     """
     found = _metrics(outputs, labels, deviation, loss)
     return replace(found, more=_numbers(more(outputs, labels))) if more else found
+
+
+def corrected(found: Metrics, outputs: Tensor, labels: Tensor, noise: LabelNoise) -> Metrics:
+    """Return what figures by randomised labels say of the true labels.
+
+    A figure is an estimate: of few rows, an accuracy can be below 0 or above 1. The order of models
+    by a figure stays the same, so nothing is lost where models are chosen.
+
+    Parameters
+    ----------
+    found : figures of the outputs [R, C] by these labels [R].
+    noise : on the labels. Without noise the figures stay as they are.
+    """
+    if noise.variance:
+        variance = labels.double().var(correction=0).item()
+        # The labels' own variance; no less than such a difference is known to within.
+        own = max(variance - noise.variance, variance / math.sqrt(len(labels)))
+        error = (outputs[:, 0] - labels).double().square().mean().item() - noise.variance
+        unit = 0.0 if found.rmse is None else found.rmse / math.sqrt(error + noise.variance)
+        return replace(found, rmse=unit * math.sqrt(max(0.0, error)), r2=1 - error / own)
+    if noise.kept == 1 or found.accuracy is None:
+        return found
+    classes = max(2, outputs.shape[1])
+    other = (1 - noise.kept) / (classes - 1)
+    accuracy = (found.accuracy - other) / (noise.kept - other)
+    return replace(found, accuracy=accuracy, auc=_corrected_area(found.auc, labels, noise.kept))
+
+
+def _corrected_area(area: float | None, labels: Tensor, kept: float) -> float | None:
+    """Return the AUC by the true labels of two classes (Menon et al., 2015, Corollary 3).
+
+    By randomised labels the area is as much nearer to 1/2 as positives and negatives are mixed.
+    """
+    if area is None:
+        return None
+    noted = labels.double().mean().item()  # the share of ones
+    share = (noted - (1 - kept)) / (2 * kept - 1)  # of true ones
+    share = min(max(share, 1 / len(labels)), 1 - 1 / len(labels))
+    noted = kept * share + (1 - kept) * (1 - share)
+    apart = (2 * kept - 1) * share * (1 - share) / (noted * (1 - noted))
+    return 0.5 + (area - 0.5) / apart
 
 
 def by_subset(

@@ -149,7 +149,11 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: 
     if not known.all():
         said = _with_prior(said, known, found)
     reached = _metrics(said, rows.labels, known, found) if rows.labels is not None else None
-    figures = {"model": str(config.model), "rows": len(rows.ids), "unknown_rows": int((~known).sum())}
+    figures = {
+        "model": str(config.model),
+        "rows": len(rows.ids),
+        "unknown_rows": int((~known).sum()),
+    }
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
     figures |= reached.figures() if reached else {}
     table = _table(rows.ids, said, found)

@@ -36,6 +36,7 @@ from vfl_flower.axes.estimators.directions import (
     values_of_pairs,
 )
 from vfl_flower.axes.server import noisy_means
+from vfl_flower.axes.subsets import row_losses
 from vfl_flower.config import RunConfig
 from vfl_flower.errors import ConfigError, DivergedError
 from vfl_flower.messages import LARGEST, Arrays, TrainOrder, bounded, checked
@@ -235,9 +236,9 @@ class ZerothOrder(Estimator):
                 else:
                     mine[:] = sent.to(end.device)
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
-        y, of_steps, copies = labels, lengths, end.copies(first, lengths)
+        of_steps, copies = lengths, end.copies(first, lengths)
         if copies:
-            y, of_steps, first = labels[copies.rows], copies.lengths, copies.h
+            of_steps, first = copies.lengths, copies.h
             second = torch.cat(
                 [second[copies.rows][:, : -end.parties], first[:, -end.parties :]], 1
             )
@@ -247,8 +248,7 @@ class ZerothOrder(Estimator):
             outputs, u = values_of_pairs(end.top, first, of_steps, directions, second=second)
         else:
             outputs = passes.pair(end.top, first, second, of_steps, end.key)
-        values = [end.loss.per_row(each, y) for each in outputs]
-        values = [copies.mean(each) for each in values] if copies else values
+        values = [row_losses(end.loss, each, labels, copies) for each in outputs]
         of_rows, at_centre = differences(self.config.estimator, values)
         scalars = self._means(end, of_rows, lengths, divided)
         if own:
