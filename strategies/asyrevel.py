@@ -29,10 +29,12 @@ ASYREVEL = System(
         "optimizer": "adam",
         "batch-size": 8,
     },
+    rates={"sgd": (0.002, 0.002), "momentum": (0.0002, 0.0002)},
 )
 SYNREVEL = System(
     name="synrevel",
     about="SynREVEL: AsyREVEL that waits for every party, and so for the slowest.",
     quorum=ALL,
     defaults=ASYREVEL.defaults,
+    rates=ASYREVEL.rates,
 )

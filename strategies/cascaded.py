@@ -18,7 +18,7 @@ CASCADED = System(
     about="VFL-Cascaded, Algorithm 1: zeroth-order parties, first-order server.",
     quorum=ONE,
     defaults={"estimator": "zeroth-order"},
-    rates={"sgd": (0.002, 0.1)},
+    rates={"sgd": (0.002, 0.1), "momentum": (0.0002, 0.01), "adam": (0.001, 0.002)},
 )
 SYN_ZOO = System(
     name="syn-zoo",
@@ -29,4 +29,5 @@ SYN_ZOO = System(
         "optimizer": "adam",
         "batch-size": 8,
     },
+    rates={"sgd": (0.002, 0.002), "momentum": (0.0002, 0.0002)},
 )

@@ -30,5 +30,5 @@ DPZV = System(
         "epochs": 200,
         "clip": 0.2,
     },
-    rates={"sgd": (0.005, 0.05)},
+    rates={"sgd": (0.005, 0.05), "momentum": (0.0005, 0.005)},
 )

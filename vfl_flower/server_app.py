@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower.axes.privacy.ledger import hides_labels
+from vfl_flower.axes.privacy.signal import warn_if_lost
 from vfl_flower.config import RunConfig, parse
 from vfl_flower.data.alignment import Alignment, Order
 from vfl_flower.data.blocks import (
@@ -138,6 +139,7 @@ def _train_in(
             observers = [results, ProgressBar(), named, *carrier.observers]
             for each in observers:
                 each.began(results.folder)
+            warn_if_lost(config, labels)
             strategy = strategy_of(config)(config, labels, observers, keeper)
             strategy.start(carrier)
     except BaseException as error:
