@@ -104,7 +104,8 @@ def test_an_absent_party_has_no_part_in_outputs_and_gets_no_gradient(
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model.values()).split("/")[-1])
 def test_parameters_learn_as_by_autograd(model: dict[str, Any]) -> None:
-    config = sized(resolve({"presence": 0.5, "embedding-size": 3, **model}), MANY)
+    keys = {"presence": 0.5, "embedding-size": 3, "optimizer": "sgd", **model}
+    config = sized(resolve(keys), MANY)
     tops = [build_top(config, SIZES, OUTPUTS) for _ in range(2)]
     h, labels = rows_of()
     optimizers = [torch.optim.SGD(trained(top).values(), 0.5) for top in tops]
