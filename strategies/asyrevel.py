@@ -28,13 +28,13 @@ ASYREVEL = System(
         "delay": "straggler",
         "optimizer": "adam",
         "batch-size": 8,
-        "party-lr": 0.002,
-        "server-lr": 0.002,
     },
+    rates={"sgd": (0.002, 0.002), "momentum": (0.0002, 0.0002)},
 )
 SYNREVEL = System(
     name="synrevel",
     about="SynREVEL: AsyREVEL that waits for every party, and so for the slowest.",
     quorum=ALL,
     defaults=ASYREVEL.defaults,
+    rates=ASYREVEL.rates,
 )

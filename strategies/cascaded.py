@@ -17,7 +17,8 @@ CASCADED = System(
     name="cascaded",
     about="VFL-Cascaded, Algorithm 1: zeroth-order parties, first-order server.",
     quorum=ONE,
-    defaults={"estimator": "zeroth-order", "party-lr": 0.002, "server-lr": 0.1},
+    defaults={"estimator": "zeroth-order"},
+    rates={"sgd": (0.002, 0.1), "momentum": (0.0002, 0.01), "adam": (0.001, 0.002)},
 )
 SYN_ZOO = System(
     name="syn-zoo",
@@ -27,7 +28,6 @@ SYN_ZOO = System(
         "server-update": "zeroth-order",
         "optimizer": "adam",
         "batch-size": 8,
-        "party-lr": 0.002,
-        "server-lr": 0.002,
     },
+    rates={"sgd": (0.002, 0.002), "momentum": (0.0002, 0.0002)},
 )

@@ -28,8 +28,7 @@ DPZV = System(
         "epsilon": 1.0,
         "batch-size": 1024,  # noise on a mean is the smaller, the more rows it is of
         "epochs": 200,
-        "party-lr": 0.005,
-        "server-lr": 0.05,
         "clip": 0.2,
     },
+    rates={"sgd": (0.005, 0.05), "momentum": (0.0005, 0.005)},
 )

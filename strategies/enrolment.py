@@ -174,7 +174,7 @@ def check(
         raise ConfigError(
             f"{who} has embeddings of size {given}, where the run configuration gives {size}, and "
             "a top model that adds them up, or labels = 'shared', needs all alike: leave its "
-            "embedding-size out."
+            "embedding-size out, or set combine = 'concat'."
         )
     if description.code_digest != code_digest():
         raise ConfigError(

@@ -212,6 +212,7 @@ class Run:
             **dict.fromkeys(RESULTS),
             **{key: each for key, each in self.history.chosen.items() if _is_result(key)},
             "best_epoch": self.history.chosen.get("epoch") if self.history.restored else None,
+            **({} if self.labels.unknown is None else {"unknown_rows": self.labels.unknown}),
             **self.ledger.figures(),
             "peak_memory_mb": round(max(self.mailbox.party_memory_mb, peak_memory_mb()), 1),
             "failed_parties": [seat.party for seat in self.seats if not seat.alive],

@@ -19,7 +19,8 @@ VAFL = System(
     about="VAFL, Algorithm 1: asynchronous, uncoordinated mini-batches.",
     quorum=ONE,
     # The top model steps once for each party's mini-batch, so often that it must do so with care.
-    defaults={"party-lr": 0.05, "server-lr": 0.05, "epochs": 40},
+    defaults={"epochs": 40},
+    rates={"sgd": (0.05, 0.05)},
 )
 VAFL_T = System(
     name="vafl-t",

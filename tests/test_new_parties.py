@@ -40,12 +40,13 @@ from vfl_flower.party import state_file
 from vfl_flower.party.state import load_about
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import run_local, run_supernodes
-from vfl_flower.systems import resolve
+from vfl_flower.systems import RATES, resolve
 
 HERE = str(Path(__file__).absolute())
 TOWERS = str(Path(__file__).with_name("towers.py"))
 KEYS: dict[str, Any] = {
     **{"strategy": "split-nn", "align": "any", "epochs": 3, "batch-size": 64, "noise-seed": 0},
+    "combine": "concat",  # so that a new party begins without an effect
     **{"bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8, "party-lr": 0.5, "server-lr": 0.5},
 }
 
@@ -408,6 +409,18 @@ def test_a_growing_run_that_is_cut_short_goes_on(
     shutil.rmtree(three.folder / "two")  # it is not needed any more
     found = three.resume("cut", **{"checkpoint-every": 9})
     assert_equal_runs(found, whole)
+
+
+def test_another_optimizer_does_not_begin_with_the_rates_of_the_earlier_run(
+    run: Start, tmp_path: Path
+) -> None:
+    keys = {"dataset": "breast-cancer", "epochs": 1, "batch-size": 64, "party-lr": 0.3}
+    then = str(run(2, keys).folder)
+    same, other = (
+        run(2, {"grow": then, **more}).summary["config"] for more in ({}, {"optimizer": "adam"})
+    )
+    assert same["party-lr"] == 0.3
+    assert other["party-lr"] == other["server-lr"] == RATES["adam"]
 
 
 def test_rows_of_a_divided_data_set_are_trained_on_for_longer(run: Start, tmp_path: Path) -> None:

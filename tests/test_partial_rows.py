@@ -36,6 +36,7 @@ from vfl_flower.runtimes.carrier import There, ask_present
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.systems import resolve, sized
 from vfl_flower.tools.compare import compare, table
+from vfl_flower.tools.report import report
 from vfl_flower.wire import to_failure, to_message, to_reply
 
 SIZES, OUTPUTS, ROWS = [3, 3, 3], 4, 12
@@ -103,7 +104,8 @@ def test_an_absent_party_has_no_part_in_outputs_and_gets_no_gradient(
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model.values()).split("/")[-1])
 def test_parameters_learn_as_by_autograd(model: dict[str, Any]) -> None:
-    config = sized(resolve({"presence": 0.5, "embedding-size": 3, **model}), MANY)
+    keys = {"presence": 0.5, "embedding-size": 3, "optimizer": "sgd", **model}
+    config = sized(resolve(keys), MANY)
     tops = [build_top(config, SIZES, OUTPUTS) for _ in range(2)]
     h, labels = rows_of()
     optimizers = [torch.optim.SGD(trained(top).values(), 0.5) for top in tops]
@@ -423,7 +425,15 @@ def test_everyone_gets_a_line_with_the_parties_used(clinic: Organisations) -> No
     in_training = labels.loc[read(clinic.labels)[ID].iloc[found.rows]].mean()
     assert nobody["probability_1"].iloc[0] == pytest.approx(in_training, abs=0.03)
     others = said.drop(nobody.index)
-    assert (others["prediction"] == labels.loc[others.index]).mean() > 0.85
+    right = said["prediction"] == labels.loc[said.index]
+    assert right[others.index].mean() > 0.85
+    figures = json.loads((clinic.folder / "run" / "predictions.json").read_text())
+    assert figures["accuracy"] == pytest.approx(right[others.index].mean(), abs=1e-6)
+    assert figures["accuracy"] > right.mean() + 0.01  # the control: with people whom nobody knows
+    assert (figures["rows"], figures["unknown_rows"]) == (len(said), len(nobody))
+    in_run = json.loads((clinic.folder / "run" / "summary.json").read_text())
+    assert in_run["unknown_rows"] == len(nobody)
+    assert "too few: in no figure" in report([clinic.folder / "run"])
 
 
 def test_parties_that_are_left_out_have_no_part(clinic: Organisations, tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ class Model:
         ``labels`` are as for `train`; of a divided data set's test rows none are needed.
         """
         _, figures = self._said(features, labels, id, labelled=True)
-        about = ("model", "rows", "epsilon")
+        about = ("model", "rows", "unknown_rows", "epsilon")
         applies = (name for name in figures if name not in about and figures[name] is not None)
         return {name: figures[name] for name in applies}
 

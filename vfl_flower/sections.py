@@ -181,6 +181,7 @@ class ModelConfig:
     combine: str = key(
         "concat",
         "how a linear or mlp top model reads the parties' embeddings",
+        auto="concat; mean where parties may lack rows",
         choices=("concat", "mean", "sum"),
     )
     aggregation: str = key(
@@ -208,21 +209,22 @@ class ModelConfig:
 class TrainingConfig:
     """How long and how fast all learn.
 
-    What a user leaves out of epochs, patience and rates is None until the training rows are known
-    (`systems.sized`). Defaults are those of many rows.
+    Epochs, patience, mini-batches and rates that a user leaves out are None until the training rows
+    are known (`systems.sized`). Defaults are those of many rows.
     """
 
     epochs: int = key(
         20,
         "passes over the training rows, for each party on average",
-        auto="20; 60 of fewer than 1,000 training rows, without privacy",
+        auto="20; without noise on embeddings or scalars 60 of fewer than 1,000 training rows, or "
+        "where parties may lack rows",
         least=1,
     )
     patience: float = key(
         10.0,
         "epochs without a better evaluation on the validation rows, after which a run stops; 0: "
         "it never does",
-        auto="10; 20 of fewer than 1,000 training rows, without privacy",
+        auto="10; 20 where epochs are 60",
         least=0,
     )
     batch_size: int = key(
@@ -234,8 +236,8 @@ class TrainingConfig:
     party_lr: float = key(
         0.2,
         "learning rate of the parties",
-        auto="0.2; 0.1 of fewer than 1,000 training rows, without privacy; 0.02 by momentum and "
-        "nesterov, 0.002 by adam and adamw; 0.001 by these with noise on labels",
+        auto="the system's for this optimizer; or 0.2 for sgd, 0.1 on fewer than 1,000 training "
+        "rows; 0.02 for momentum and nesterov; 0.002 for adam and adamw, 0.001 with label noise",
         least=0,
     )
     server_lr: float = key(
@@ -244,6 +246,8 @@ class TrainingConfig:
     optimizer: str = key(
         "sgd",
         "optimizer of parties and top model; momentum and nesterov are of 0.9",
+        auto="the system's, or sgd; for gradients adamw with weight-decay=0.05 where parties may "
+        "lack rows, else adam with noise on labels",
         choices=("sgd", "momentum", "nesterov", "adam", "adamw"),
     )
     weight_decay: float = key(

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower.axes.privacy.ledger import hides_labels
+from vfl_flower.axes.privacy.signal import warn_if_lost
 from vfl_flower.config import RunConfig, parse
 from vfl_flower.data.alignment import Alignment, Order
 from vfl_flower.data.blocks import (
@@ -137,6 +139,7 @@ def _train_in(
             observers = [results, named, *carrier.observers, *([telling] if telling else [])]
             for each in observers:
                 each.began(results.folder)
+            warn_if_lost(config, labels)
             strategy = strategy_of(config)(config, labels, observers, keeper)
             if telling:
                 telling.follow(strategy)
@@ -188,6 +191,8 @@ def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper)
         common = Alignment(name, keeper.rows, keeper.present)
     before = (keeper.found or keeper.earlier) if config.running.grow else None
     labels = load_own_labels(config.data, own, common, before.about_labels if before else None)
+    if config.data.align == "any":
+        labels = replace(labels, unknown=len(own.ids) - len(common.rows))
     if keeper.earlier and config.data.test_fraction:
         tested = labels.tested.test_places
         assert tested is not None

@@ -28,6 +28,11 @@ from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.stream import listen as streams
 
 
+def optimizer_kind(optimizer: str) -> str:
+    """Return the kind of optimizer that has the same learning rates: a key of `RATES`."""
+    return {"nesterov": "momentum", "adamw": "adam"}.get(optimizer, optimizer)
+
+
 @dataclass(frozen=True)
 class System:
     """A published system, or a baseline.
@@ -39,6 +44,8 @@ class System:
     strategy : place of the Flower Strategy that runs it.
     baseline : what it is, instead of its axes, if it is no system but a baseline.
     gradients : whether its bottom models need a gradient; if not said, as the estimator does.
+    rates : learning rates of the parties and of the top model, by kind of optimizer, for kinds
+        whose rates differ from `RATES`. A rate in ``defaults`` holds for every optimizer.
     """
 
     name: str
@@ -48,6 +55,12 @@ class System:
     strategy: str = "strategies.vertical:Vertical"
     baseline: str = ""
     gradients: bool | None = None
+    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+
+    def default(self, key: str, optimizer: str) -> Any:
+        """Return its own default of a key with this optimizer, or None if it has none."""
+        rates = self.rates.get(optimizer_kind(optimizer), ())
+        return self.defaults.get(key, dict(zip(_RATE_KEYS, rates, strict=False)).get(key))
 
     @property
     def axes(self) -> str:
@@ -111,9 +124,7 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     if {**defaults, **given}.get("aggregation") == "secure":
         # Of a masked sum, a unit that is dead at all parties but one would show that party's.
         defaults.setdefault("embedding-activation", "none")
-    if _learns_through_noise({**defaults, **given}) and not given.keys() & _OF_STEPS:
-        defaults = {key: each for key, each in defaults.items() if key not in _OF_STEPS}
-        defaults["optimizer"] = "adam"
+    defaults |= _by_what_it_learns_from({**defaults, **given})
     unknown = dict.fromkeys(BY_ROWS)
     config = check_validation(RunConfig.of({**unknown, **defaults, **given}))
     estimators.check(config)
@@ -136,8 +147,13 @@ FEW = 1000
 """Training rows below which a pass has so few steps that models learn from more of them."""
 BY_ROWS = ("epochs", "patience", "batch-size", "party-lr", "server-lr")
 """Keys that the training rows decide, where they are not given."""
-_OF_STEPS = {"optimizer", "party-lr", "server-lr"}
-_RATES = {"momentum": 0.02, "nesterov": 0.02, "adam": 0.002, "adamw": 0.002}
+RATES = {"sgd": 0.2, "momentum": 0.02, "adam": 0.002}
+"""Learning rate of parties and top model by kind of optimizer, for systems without rates."""
+_FEW_RATE = 0.1  # of sgd, on few rows
+_NOISY_RATE = 0.001  # of adam, through noise on labels
+_RATE_KEYS = ("party-lr", "server-lr")
+_OF_LAYERS = ("linear", "mlp")
+_OF_STEPS = {"optimizer", "weight-decay", *_RATE_KEYS}
 
 
 @lru_cache(maxsize=16)
@@ -152,19 +168,41 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     training, left = config.training, [name for name in BY_ROWS if KEYS[name].of(config) is None]
     if not left:
         return config
-    mechanism = config.privacy.mechanism
+    mechanism, partial = config.privacy.mechanism, config.data.partial
     few = rows < FEW and mechanism in ("none", "labels")  # else more steps would take more noise
-    rate = _RATES.get(training.optimizer, 0.1 if few else 0.2)
-    chosen: dict[str, Any] = {"batch-size": 32, "party-lr": rate, "server-lr": rate}
-    if _learns_through_noise(config.values()) and training.optimizer in ("adam", "adamw"):
+    kind = optimizer_kind(training.optimizer)
+    rate = _FEW_RATE if few and kind == "sgd" else RATES[kind]
+    of_system = load_system(config.strategy).rates.get(kind, (rate, rate))
+    chosen: dict[str, Any] = {"batch-size": 32, **dict(zip(_RATE_KEYS, of_system, strict=True))}
+    if _learns_through_noise(config.values()) and kind == "adam":
         # The mean over a large mini-batch has less of the noise; smaller ones make enough steps.
         batch = min(512, max(32, 2 ** round(math.log2(rows / 100))))
-        chosen |= {"batch-size": batch, "party-lr": 0.001, "server-lr": 0.001}
+        chosen |= {"batch-size": batch, **dict.fromkeys(_RATE_KEYS, _NOISY_RATE)}
+    few |= partial and mechanism in ("none", "labels")  # a party learns from some of them alone
     chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
     training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
     if "epochs" in left:
         rates.check(training)
     return replace(config, training=training)
+
+
+def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of runs with partial rows, and of runs with noise on labels.
+
+    The mean of the embeddings that are there does not depend on how many are missing. A party
+    steps on fewer rows of a mini-batch, so its gradients are smaller, as they are through noise.
+    """
+    chosen: dict[str, Any] = {}
+    partial = values.get("presence", 1.0) < 1 or values.get("align") == "any"
+    if partial and "combine" not in values and values.get("top-model", "mlp") in _OF_LAYERS:
+        chosen["combine"] = "mean"
+    first_order = values.get("estimator", "first-order") == "first-order"
+    if first_order and not values.keys() & _OF_STEPS:
+        if partial:
+            chosen |= {"optimizer": "adamw", "weight-decay": 0.05}
+        elif _learns_through_noise(values):
+            chosen["optimizer"] = "adam"
+    return chosen
 
 
 def _learns_through_noise(values: Mapping[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from vfl_flower.party import context as between
 from vfl_flower.party.refusals import check_order
 from vfl_flower.party.rules import with_own
 from vfl_flower.start import run_local
-from vfl_flower.systems import resolve
+from vfl_flower.systems import RATES, resolve, sized
 
 CANCER = {"dataset": "breast-cancer", "bottom-hidden": 8, "embedding-size": 4, "batch-size": 64}
 
@@ -78,6 +78,17 @@ def test_a_schedule_of_its_own_leaves_nothing_of_the_run_s() -> None:
     own = with_own(config, {"lr-decay": 0.1}).training
     assert (own.lr_schedule, own.lr_step, own.lr_decay) == ("step", 3, 0.1)
     assert with_own(config, {}) is config
+
+
+def test_an_optimizer_of_its_own_has_its_own_rate() -> None:
+    def rate(of_run: dict[str, Any], of_party: dict[str, Any]) -> float:
+        return sized(with_own(resolve(of_run), of_party), 5000).training.party_lr
+
+    assert rate({"strategy": "vafl"}, {"optimizer": "adam"}) == RATES["adam"]
+    assert rate({"party-lr": 0.7}, {"optimizer": "adamw"}) == RATES["adam"]
+    assert rate({"party-lr": 0.7}, {"optimizer": "adamw", "party-lr": 0.03}) == 0.03
+    assert rate({"party-lr": 0.7}, {"optimizer": "sgd"}) == 0.7
+    assert rate({"party-lr": 0.7, "optimizer": "adam"}, {"optimizer": "adamw"}) == 0.7
 
 
 def test_a_party_that_says_otherwise_than_when_the_run_began_does_not_go_on(node: Node) -> None:

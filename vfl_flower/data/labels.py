@@ -45,6 +45,8 @@ class Labels:
     is a digest of the ids and labels of all those. ``bounds`` are those of regression's labels, if
     named. ``present`` says which party has which training and test row, [rows, M], where any may
     lack some. The first ``validation`` test rows are those by which the model is chosen.
+    ``unknown`` counts the rows of its file that too few parties have, where any may lack some: they
+    are in no figure.
     """
 
     train: Array
@@ -62,6 +64,7 @@ class Labels:
     bounds: tuple[float, float] | None = None
     present: tuple[Array, Array] | None = None
     validation: int = 0
+    unknown: int | None = None
 
     @property
     def tested(self) -> Labels:

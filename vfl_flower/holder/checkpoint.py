@@ -24,7 +24,7 @@ from vfl_flower.config import KEYS, RunConfig, parse
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import check_own, unsealed, whole
 from vfl_flower.messages import Arrays
-from vfl_flower.systems import resolve
+from vfl_flower.systems import optimizer_kind, resolve
 
 FILE = "checkpoint.npz"
 JOURNAL = "releases.journal"
@@ -248,6 +248,9 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
         for each in KEYS.values()
         if (alike or each.section in ("data", "models")) and each.name not in _OF_ONE_RUN
     }
+    kinds = {optimizer_kind(o) for o in (then.training.optimizer, given.get("optimizer", ""))}
+    if "optimizer" in given and len(kinds) > 1:  # whose rates are others
+        inherited |= {"party-lr": None, "server-lr": None}
     known = {name: value for name, value in inherited.items() if value is not None}
     config = resolve({"strategy": then.strategy, **known, **given})
     divided = () if then.data.own_data else (k.name for k in KEYS.values() if k.section == "data")

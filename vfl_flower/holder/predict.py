@@ -146,10 +146,15 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: 
     top = build_top(found.config, sizes, outputs, rows.own.shape[1]).eval()
     load_top(found.config, top, of_group("top", found.arrays))
     said = top(torch.cat(h, dim=1))
-    if there is not None and not rows.own.shape[1]:
-        said = _with_prior(said, present, found)
-    reached = _metrics(said, rows.labels, found) if rows.labels is not None else None
-    figures = {"model": str(config.model), "rows": len(rows.ids)}
+    known = present.any(1) | bool(rows.own.shape[1])
+    if not known.all():
+        said = _with_prior(said, known, found)
+    reached = _metrics(said, rows.labels, known, found) if rows.labels is not None else None
+    figures = {
+        "model": str(config.model),
+        "rows": len(rows.ids),
+        "unknown_rows": int((~known).sum()),
+    }
     figures |= {"epsilon": epsilon} if epsilon is not None else {}
     figures |= reached.figures() if reached else {}
     table = _table(rows, said, found)
@@ -191,17 +196,17 @@ def who_is_there(config: RunConfig, found: Checkpoint) -> There | None:
     return There(parties, frozenset(int(word) for word in words))
 
 
-def _with_prior(said: Tensor, present: NDArray[np.bool_], found: Checkpoint) -> Tensor:
-    """Outputs, of which those of rows that nobody has follow from the training labels alone."""
-    nobody = torch.from_numpy(~present.any(1))
-    if not nobody.any():
-        return said
+def _with_prior(said: Tensor, known: NDArray[np.bool_], found: Checkpoint) -> Tensor:
+    """Return outputs, where unknown rows have those that follow from the training labels alone."""
+    nobody = torch.from_numpy(~known)
     prior: list[float] | None = found.strategy["holder"]["prior"]
     what = "what the top model says of no embedding"
     if prior:
         said = torch.where(nobody[:, None], torch.tensor(prior), said)
         what = "the shares of the classes in training, or the mean"
-    notice.info("No party has %d of the rows: they get %s.", int(nobody.sum()), what)
+    notice.info(
+        "No party has %d of the rows: they get %s, and are in no figure.", int(nobody.sum()), what
+    )
     return said
 
 
@@ -318,14 +323,20 @@ def _predicted(outputs: Tensor, found: Checkpoint) -> dict[str, Any]:
     return {"prediction": predicted, **of_classes}
 
 
-def _metrics(outputs: Tensor, labels: Array, found: Checkpoint) -> Metrics | None:
-    """How the outputs do, on the rows that have labels: as in the file, or as `load_labels` has."""
+def _metrics(
+    outputs: Tensor, labels: Array, known: NDArray[np.bool_], found: Checkpoint
+) -> Metrics | None:
+    """Return how the outputs do on the rows that are ``known`` to somebody and have labels.
+
+    Labels are as in the file, or as `load_labels` has them.
+    """
     about, classes = found.about_labels, found.about_labels["classes"]
     if found.config.data.own_data:
-        known = ~is_missing(labels)
-        if not known.any():
-            return None
-        outputs, labels = outputs[torch.from_numpy(known)], labels[known]
+        known = known & ~is_missing(labels)
+    if not known.any():
+        return None
+    outputs, labels = outputs[torch.from_numpy(known)], labels[known]
+    if found.config.data.own_data:
         labels = _encoded(labels, classes) if classes else _standardised(labels, about)
     models = found.config.models
     own = None if models.loss in LOSSES.known else LOSSES.load(models.loss)

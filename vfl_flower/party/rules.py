@@ -24,7 +24,13 @@ from vfl_flower.errors import ConfigError
 from vfl_flower.flower_internals import in_ray
 from vfl_flower.models import rates
 from vfl_flower.registry import BOTTOMS
-from vfl_flower.systems import check_gradient, load_system, refuse_places, sized
+from vfl_flower.systems import (
+    check_gradient,
+    load_system,
+    optimizer_kind,
+    refuse_places,
+    sized,
+)
 
 log = logging.getLogger("flwr")
 
@@ -233,11 +239,18 @@ def own_config(context: Context, config: RunConfig) -> RunConfig:
 
 
 def with_own(config: RunConfig, own: Mapping[str, Any]) -> RunConfig:
-    """A run's configuration with a party's own training; a schedule of its own leaves no part."""
+    """Return a run's configuration with a party's own training.
+
+    A schedule of its own replaces all parts of the run's. An optimizer of another kind has its own
+    default rate.
+    """
     if not own:
         return config
-    of_schedule = {"lr-step": None, "lr-decay": None} if "lr-schedule" in own else {}
-    return config.with_values({**of_schedule, **own})
+    left = {"lr-step": None, "lr-decay": None} if "lr-schedule" in own else {}
+    kinds = {optimizer_kind(each) for each in (config.training.optimizer, own.get("optimizer"))}
+    if "optimizer" in own and len(kinds) > 1:
+        left["party-lr"] = None
+    return config.with_values({**left, **own})
 
 
 def _check_arguments(context: Context, arguments: str) -> None:

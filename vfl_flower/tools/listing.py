@@ -61,9 +61,11 @@ def _sections() -> Iterator[tuple[str, dict[str, list[str]]]]:
 
 
 def _of_system(system: System) -> list[str]:
-    """What it is, its axes, and its own defaults if there are."""
+    """Return what it is, its axes, and its own defaults and rates if it has some."""
     own = " ".join(f"{key}={value!r}" for key, value in system.defaults.items())
-    return [system.about, system.axes, *([f"defaults of its own: {own}"] if own else [])]
+    rates = "; ".join(f"{kind} {p:g} and {top:g}" for kind, (p, top) in system.rates.items())
+    asides = own and f"defaults of its own: {own}", rates and f"rates of its own: {rates}"
+    return [system.about, system.axes, *filter(None, asides)]
 
 
 def _of_key(key: Key) -> tuple[str, list[str]]:

@@ -273,7 +273,7 @@ def settings(runs: Sequence[Shown]) -> Section | None:
 
 def _setting(run: Shown, key: str) -> str:
     value, system = run.config.get(key), run.system
-    own = system.defaults.get(key) if system else None
+    own = system.default(key, run.config.get("optimizer", "")) if system else None
     return _value(value) + ("°" if own is not None and value == own else "")
 
 

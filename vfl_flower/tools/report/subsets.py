@@ -59,6 +59,9 @@ def _by_subset(run: Shown) -> list[Table]:
         )
     if not any(bodies):
         return []
+    if unknown := number(run.figures, "unknown_rows"):
+        blank = [""] * (len(kinds) + 1)
+        bodies.append([("too few: in no figure", shown(unknown, ",.0f"), *blank)])
     head = ["who has a row", "rows", *(_KINDS[kind] for kind in kinds), "0 to 1"]
     return [Table(head, [each for each in bodies if each], caption=run.title)]
 
