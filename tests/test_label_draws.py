@@ -87,6 +87,7 @@ def as_texts(table: pd.DataFrame, day: int) -> pd.DataFrame:
 
 def by_order(labels: Labels) -> Labels:
     """As if rows had no ids: the noise follows from all labels in their order."""
+    assert labels.places is not None
     whole = digest_of_labels("", False, labels.train[np.argsort(labels.places)])
     return replace(labels, people=None, whole=whole)
 

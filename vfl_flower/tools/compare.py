@@ -201,7 +201,7 @@ def table(folder: Path, target: float) -> str:
         notes += map(in_words, composed)
         without = [name for name, each in figures.items() if Claim.of(each) is None]
         if without:
-            notes.append(f"Runs without an epsilon hide nothing: {', '.join(without)}.")
+            notes.append(f"No epsilon holds for {', '.join(without)}.")
     if shown:
         notes.append("of 1, of 2, ...: on the rows that so many parties have.")
     if seeds := next(iter(figures.values())).get("seeds"):
