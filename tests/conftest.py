@@ -82,6 +82,7 @@ def states_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """Parties keep their states in a folder of the tests, not in the home of who runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLWR_HOME", str(tmp_path_factory.mktemp("flwr-home")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state-home")))
         yield
 
 

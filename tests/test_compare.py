@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 
 from vfl_flower.errors import ConfigError
 from vfl_flower.start import Finished as Run
@@ -154,7 +155,15 @@ def test_below_the_table_stands_what_each_epsilon_is_of(tmp_path: Path) -> None:
     assert head.split()[-3:] == ["epsilon", "delta", "seconds"]
     assert columns["one"][-3:-1] == ["1", "1e-05"] and columns["other"][-3:-1] == ["2", "1e-06"]
     assert columns["joined"][-3:-1] == ["-", "-"]
-    of_labels, of_features = lines[6:]
+    of_labels, of_features, in_all, without = lines[6:]
+    squares = sum(get_sigma_gaussian(each, delta) ** -2 for each, delta in ((1, 1e-5), (2, 1e-6)))
+    both = get_epsilon_gaussian(squares**-0.5, 1e-6)  # of one Gaussian mechanism
+    assert in_all.startswith(f"2 runs together: epsilon {both:.3g} at delta 1e-06; it protects la")
+    for name in ("one", "other"):
+        assert figures[name]["epsilon_of_all_runs"] == pytest.approx(both)
+        assert figures[name]["delta_of_all_runs"] == 1e-6
+    assert "epsilon_of_all_runs" not in figures["vafl"]  # the only one of features
+    assert without == "No epsilon holds for frozen, alone, joined."
     assert of_labels.startswith("one, other: epsilon protects: labels of the training rows. ")
     assert of_features.startswith("vafl: epsilon protects: features of one record ")
     for line, name in ((of_labels, "one"), (of_features, "vafl")):

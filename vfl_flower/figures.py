@@ -114,7 +114,8 @@ def headline(summary: dict[str, Any]) -> str:
         parts.append(f"the model of epoch {best} of {last}")
     if summary["epsilon"] is not None:
         epsilon, delta = spread(summary, "epsilon", ".3g"), spread(summary, "delta", "g")
-        parts.append(f"epsilon {epsilon} at delta {delta}")
+        of = f" of all {len(summary['seeds'])} runs" if summary.get("seeds") else ""
+        parts.append(f"epsilon {epsilon} at delta {delta}{of}")
     up, down = (spread(summary, key, ".2f", 1e-6) for key in ("bytes_up", "bytes_down"))
     parts += [
         f"{spread(summary, 'exchanges', '.0f')} exchanges",

@@ -344,12 +344,16 @@ def load_own_labels(
     values, digest = own.labels(common.rows), own.digest(common.rows)
     labels = encode_labels(data, values[train], values[test], digest)
     labels = labels if about is None else as_known(data, labels, about)
-    every = np.arange(len(own.ids))
-    known = own.labels_with_gaps(every)
-    whole = digest_of_labels(own.digest(every), data.target == "regression", known)
-    labels = replace(labels, alignment=common.name, whole=whole)
+    if own.has_ids:
+        people = own.names(common.rows)
+        labels = replace(labels, people=(people[train], people[test]))
+    else:
+        every = np.arange(len(own.ids))
+        known = own.labels_with_gaps(every)
+        whole = digest_of_labels(own.digest(every), data.target == "regression", known)
+        labels = replace(labels, whole=whole)
     labels = replace(labels, places=common.rows[train], test_places=common.rows[test])
-    labels = replace(labels, validation=validation)
+    labels = replace(labels, alignment=common.name, validation=validation)
     if common.present is not None:
         labels = replace(labels, present=(common.present[train], common.present[test]))
     class_weights(data, labels.train, len(labels.classes))  # to find what is wrong

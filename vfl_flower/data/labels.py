@@ -41,9 +41,10 @@ class Labels:
     ``deviation``, and there are no classes. ``features`` are columns of its own, if it has any:
     training rows float32 [rows, F] and test rows, as ``preparation`` has made them of its file.
     ``alignment`` is what parties must say of their rows (`messages.Description`). ``places`` and
-    ``test_places`` are the numbers of the rows among all that the label holder has, and ``whole``
-    is a digest of the ids and labels of all those. ``bounds`` are those of regression's labels, if
-    named. ``present`` says which party has which training and test row, [rows, M], where any may
+    ``test_places`` are the numbers of the rows among all that the label holder has. ``people`` are
+    numbers of the ids of the training and the test rows (`Source.names`), if rows have ids; else
+    ``whole`` is a digest of all labels in their order. ``bounds`` are those of regression's labels,
+    if named. ``present`` says which party has which training and test row, [rows, M], where any may
     lack some. The first ``validation`` test rows are those by which the model is chosen.
     ``unknown`` counts the rows of its file that too few parties have, where any may lack some: they
     are in no figure.
@@ -60,6 +61,7 @@ class Labels:
     alignment: str = ""
     places: Array | None = None
     test_places: Array | None = None
+    people: tuple[Array, Array] | None = None
     whole: str = ""
     bounds: tuple[float, float] | None = None
     present: tuple[Array, Array] | None = None
@@ -71,12 +73,14 @@ class Labels:
         """These without validation rows: only those that nothing was chosen by."""
         first = self.validation
         features, present, places = self.features, self.present, self.test_places
+        people = self.people
         return replace(
             self,
             test=self.test[first:],
             test_places=None if places is None else places[first:],
             features=features and (features[0], features[1][first:]),
             present=present and (present[0], present[1][first:]),
+            people=people and (people[0], people[1][first:]),
             validation=0,
         )
 
@@ -154,7 +158,7 @@ def bounds(data: DataConfig) -> tuple[float, float] | None:
 
 
 def digest_of_labels(rows: str, regression: bool, *parts: Array) -> str:
-    """A digest of all labels of a data set, whatever their classes are called, and of its rows."""
+    """Digest all labels of a data set without ids in their order, by the order of class names."""
     texts = any(part.dtype.kind == "O" for part in parts)
     values = np.concatenate([part.astype(str) if texts else part for part in parts])
     if not regression or values.dtype.kind not in "biuf":

@@ -35,10 +35,15 @@ class Frame(Table):
 
     frame: Any = None
 
+    @property
+    def has_ids(self) -> bool:
+        """Whether ids are more than the numbers of the rows."""
+        return self.id != _NONE
+
     @cached_property
     def id_column(self) -> Any:
         """The id column, or the numbers of the rows."""
-        return np.arange(len(self.frame)) if self.id == _NONE else super().id_column
+        return super().id_column if self.has_ids else np.arange(len(self.frame))
 
     @property
     def has_ids(self) -> bool:

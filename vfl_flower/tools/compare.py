@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vfl_flower.axes.privacy.together import Claim, in_words, of_several
 from vfl_flower.charts import draw_curves, draw_frontier
 from vfl_flower.errors import ConfigError
 from vfl_flower.figures import METRICS, aligned, guarantee, main_metric, spread
@@ -139,6 +140,10 @@ def _write(folder: Path, finished: Mapping[str, Finished], target: float) -> Non
     if not finished:
         return
     figures = {name: figures_of(run, target) for name, run in finished.items()}
+    for claim in of_several(figures.values()):
+        for each in figures.values():
+            if each.get("epsilon_protects") == claim.protects:
+                each["epsilon_of_all_runs"], each["delta_of_all_runs"] = claim.epsilon, claim.delta
     write_whole(folder / "compare.json", (json.dumps(figures, indent=2) + "\n").encode())
     levels = {
         name: each[main_metric(each)]
@@ -190,6 +195,11 @@ def table(folder: Path, target: float) -> str:
     for name, each in figures.items():
         said.setdefault(guarantee(each), []).append(name)
     notes = [f"{', '.join(names)}: {words}" for words, names in said.items() if words]
+    if composed := of_several(figures.values()):
+        notes += map(in_words, composed)
+        without = [name for name, each in figures.items() if Claim.of(each) is None]
+        if without:
+            notes.append(f"No epsilon holds for {', '.join(without)}.")
     if shown:
         notes.append("of 1, of 2, ...: on the rows that so many parties have.")
     if seeds := next(iter(figures.values())).get("seeds"):

@@ -2,7 +2,7 @@
 
 ``DIR`` gets a folder for each seed, and a summary and a history of its own. Their figures are means
 over the seeds, and ``deviation``, beside the figures that differ, has their standard deviations.
-So whatever reads the folder of a run reads this one.
+So whatever reads the folder of a run reads this one. Its epsilon is of all seeds together.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from vfl_flower.axes.privacy.together import Claim, together
 from vfl_flower.charts import draw_curves
 from vfl_flower.errors import ConfigError
 from vfl_flower.files import write_whole
@@ -21,6 +22,8 @@ from vfl_flower.holder.progress import titled
 from vfl_flower.start import Engine, Finished
 
 _NAMES = ("party", "best_party")  # numbers that name something
+_OF_ALL = {"epsilon", "delta", "gaussian_mu"}  # figures that are of all runs together
+_OF_ONE_RUN = {"epsilon_of_paper", "epsilon_secret_batches"}  # which nobody has composed
 _MEASURES = ("test_", "validation_", "train_")  # whose deviation is told even if it is 0
 
 
@@ -62,7 +65,7 @@ def repeated(
 def _write(folder: Path, finished: Sequence[Finished]) -> None:
     """The summary, the history and the curves of runs that differ in their seeds."""
     summaries = [each.summary for each in finished]
-    summary = mean(summaries) | {
+    summary = _of_all(summaries) | {
         "seed": summaries[0]["seed"],
         "seeds": [each["seed"] for each in summaries],
         "config": summaries[0]["config"],
@@ -75,6 +78,22 @@ def _write(folder: Path, finished: Sequence[Finished]) -> None:
     if len(history) > 1:
         draw_curves({summary["strategy"]: history}, folder / "curves.png")
     write_whole(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+
+
+def _of_all(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The means; but the epsilon of all runs together, since all learn from the same people."""
+    means: dict[str, Any] = mean(summaries)
+    claims = [claim for each in summaries if (claim := Claim.of(each))]
+    if not claims or len(summaries) == 1:
+        return means
+    of_one = dict.fromkeys(means.keys() & _OF_ONE_RUN)
+    deviation = {
+        k: v for k, v in means.pop("deviation", {}).items() if k not in _OF_ALL | _OF_ONE_RUN
+    }
+    spent = dict.fromkeys(means.keys() & _OF_ALL)
+    if len(claims) == len(summaries):
+        spent |= together(claims)[0].figures()
+    return {**means, **of_one, **spent, **({"deviation": deviation} if deviation else {})}
 
 
 def _with_bytes(entry: dict[str, Any]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class GdpAccountant(_Accountant):
         """Epsilon of all releases at a delta."""
         from dp_accounting import get_epsilon_gaussian
 
-        return float(get_epsilon_gaussian(1 / self._mu, delta)) if self._releases else 0.0
+        return float(get_epsilon_gaussian(1 / self.mu, delta)) if self._releases else 0.0
 
     def get_delta(self, epsilon: float) -> float:
         """Delta of all releases at an epsilon (Balle and Wang, 2018, Theorem 8)."""
@@ -136,12 +136,13 @@ class GdpAccountant(_Accountant):
             return 0.0
         from scipy.stats import norm
 
-        ratio = epsilon / self._mu
-        there, back = norm.cdf(self._mu / 2 - ratio), norm.logcdf(-self._mu / 2 - ratio)
+        ratio = epsilon / self.mu
+        there, back = norm.cdf(self.mu / 2 - ratio), norm.logcdf(-self.mu / 2 - ratio)
         return float(there - math.exp(epsilon + back))
 
     @property
-    def _mu(self) -> float:
+    def mu(self) -> float:
+        """Of the one Gaussian mechanism that all releases are; 0 where there are none."""
         squares = [count / event.noise_multiplier**2 for event, count in self._releases.items()]
         return math.sqrt(sum(squares))
 

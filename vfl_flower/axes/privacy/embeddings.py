@@ -17,7 +17,7 @@ from flwr.serverapp import GaussianPrivacyEvent
 from numpy.typing import NDArray
 
 from vfl_flower.axes.batches import Window, expected_rows
-from vfl_flower.axes.privacy.accountants import known
+from vfl_flower.axes.privacy.accountants import GdpAccountant, known
 from vfl_flower.axes.privacy.journal import Event
 from vfl_flower.axes.privacy.ledger import (
     EMBED,
@@ -121,10 +121,13 @@ class EmbeddingLedger(Ledger):
         """Epsilon of the most uploaded record of any party, and what the paper would claim."""
         if self.config.privacy.noise_seed >= 0:
             return super().figures()
+        spent = _spent(self.config, self.rows, self.uploads())
+        delta = delta_of(self.config, self.rows)
         samples = max(self.steps.values(), default=0) * expected_rows(self.config, self.rows)
         return {
-            "epsilon": epsilon(self.config, self.rows, self.uploads()),
-            "delta": delta_of(self.config, self.rows),
+            "epsilon": spent.get_epsilon(delta),
+            "delta": delta,
+            "gaussian_mu": spent.mu,
             "epsilon_of_paper": epsilon_of_theorem_6(self.config, self.rows, samples),
             **guarantee(self.estimator).figures(),
         }
@@ -147,9 +150,13 @@ def epsilon(config: RunConfig, rows: int, uploads: int) -> float:
     embeddings of norm R. Sub-sampling gives nothing, since the label holder sees which rows are
     sent.
     """
-    delta = delta_of(config, rows)
-    accountant = known(delta, rows=1)
+    return _spent(config, rows, uploads).get_epsilon(delta_of(config, rows))
+
+
+def _spent(config: RunConfig, rows: int, uploads: int) -> GdpAccountant:
+    """So many uploads of a record."""
+    accountant = known(delta_of(config, rows), rows=1)
     if uploads:
         multiplier = config.privacy.embedding_noise / (2 * config.privacy.embedding_bound)
         accountant.compose(GaussianPrivacyEvent(multiplier, 1, 1), uploads)
-    return accountant.get_epsilon(delta)
+    return accountant

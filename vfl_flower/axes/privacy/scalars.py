@@ -279,5 +279,6 @@ class ScalarLedger(Ledger):
             **figures,
             "epsilon": seen.get_epsilon(delta),
             "delta": delta,
+            "gaussian_mu": seen.mu,
             **GUARANTEE.figures(),
         }

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from markupsafe import Markup
 
+from vfl_flower.axes.privacy.together import in_words, of_several
 from vfl_flower.config import KEYS
 from vfl_flower.figures import GUARANTEE
 from vfl_flower.systems import BY_ROWS
@@ -204,7 +205,13 @@ def privacy(runs: Sequence[Shown]) -> Section | None:
     if not rows:
         return None
     head = ["run", "epsilon", "delta", *GUARANTEE, *others]
-    return Section("Privacy spent", [Table(head, [rows], "texts")])
+    notes = [("", f"If all are of the same people: {said}") for said in _together(runs)]
+    return Section("Privacy spent", [Table(head, [rows], "texts")], notes)
+
+
+def _together(runs: Sequence[Shown]) -> list[str]:
+    """What several runs have spent together, in words."""
+    return [in_words(claim) for claim in of_several(run.summary for run in runs)]
 
 
 def audits(runs: Sequence[Shown]) -> Section | None:

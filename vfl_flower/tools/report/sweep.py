@@ -82,11 +82,16 @@ def _trials(found: Mapping[str, Any], trials: Sequence[dict[str, Any]], metric: 
         return each.get("state") != "finished", -(number(each, "figure") or 0.0)
 
     rows = [row(each) for each in sorted(trials, key=order)]
-    note = "What was stopped early counts with the last figure of its curve."
+    notes = ["What was stopped early counts with the last figure of its curve."]
+    notes += [
+        f"{shown(number(each, 'runs'))} runs together: epsilon {shown(number(each, 'epsilon'))} at "
+        f"delta {shown(number(each, 'delta'))}; it protects {text(each.get('protects'))}."
+        for each in mappings(found.get("together"))
+    ]
     return Section(
         "Trials",
         [Table(head, [rows[:_SHOWN]])],
-        [("", note)],
+        [("", note) for note in notes],
         more=(f"{len(rows) - _SHOWN} more", Table(head, [rows[_SHOWN:]]))
         if rows[_SHOWN:]
         else None,

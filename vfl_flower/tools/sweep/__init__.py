@@ -194,4 +194,4 @@ def _take(study: Study, number: int, event: Mapping[str, Any], folder: Path) -> 
             write_whole(path, text.encode())
         study.finished(number, event)
     else:
-        study.ended_early(number, event.get("failure", ""))
+        study.ended_early(number, event)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vfl_flower.axes.privacy.together import Claim, in_words
 from vfl_flower.charts import draw_lines, draw_shares
 from vfl_flower.figures import SECOND, VALIDATED, aligned
 from vfl_flower.files import write_whole
@@ -26,6 +27,7 @@ def write(folder: Path, study: Study, about: Mapping[str, Any]) -> None:
         "metric": study.metric,
         "importance": study.importance(),
         "frontier": study.frontier(),
+        "together": [each.as_json() for each in study.together()],
         "trials": [asdict(each) for each in study.tried],
     }
     found["best"] = best(found)["number"]
@@ -76,6 +78,7 @@ def table(folder: Path) -> str:
     notes = [said, *([f"Importance: {shares}."] if shares else [])]
     if second:
         notes.append("These are the Pareto front: no trial is better in one and as good in both.")
+    notes += [in_words(Claim(**each)) for each in found["together"]]
     return "\n".join([aligned(rows, texts=0), *notes, "The best configuration:", found["line"]])
 
 

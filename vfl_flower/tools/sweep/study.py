@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vfl_flower.axes.privacy.together import Claim, together
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.files import make_folder, told, write_whole
 from vfl_flower.tools.sweep.search import Choice, Range
@@ -106,6 +107,8 @@ class Study:
         study_id = storage.get_study_id_from_name(_NAME)
         for trial in self._trials(optuna.trial.TrialState.RUNNING):  # when the last process ended
             trial_id = storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
+            begun = trial.user_attrs.get("begun", 1)
+            storage.set_trial_user_attr(trial_id, "begun", begun + 1)
             storage.set_trial_state_values(trial_id, optuna.trial.TrialState.WAITING)
 
     def following(self, most: int) -> int | None:
@@ -140,13 +143,15 @@ class Study:
         trial = self._running.pop(number)
         for name in ("metric", "deviation", "seconds"):
             trial.set_user_attr(name, event[name])
+        trial.set_user_attr("claims", event.get("claims", []))
         values = [event["figure"], *([event["second"]] if self._second else [])]
         self._study.tell(trial, values)
 
-    def ended_early(self, number: int, failure: str = "") -> None:
+    def ended_early(self, number: int, event: Mapping[str, Any]) -> None:
         """A trial was stopped, or has failed; what is tried next keeps away from either."""
         trial = self._running.pop(number)
-        trial.set_user_attr("failure", failure)
+        trial.set_user_attr("failure", event.get("failure", ""))
+        trial.set_user_attr("claims", event.get("claims", []))
         self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
 
     @property
@@ -178,6 +183,18 @@ class Study:
         """What trials are judged by; empty before one has finished."""
         found = (trial.user_attrs.get("metric", "") for trial in self._trials())
         return next(filter(None, found), "")
+
+    def together(self) -> list[Claim]:
+        """What all runs of all trials have spent together, by what it protects.
+
+        A trial that was begun again counts so many times, since its first run left nothing.
+        """
+        return together(
+            Claim(**claim)
+            for trial in self._trials()
+            for claim in trial.user_attrs.get("claims", ())
+            for _ in range(trial.user_attrs.get("begun", 1))
+        )
 
     def frontier(self) -> list[int]:
         """Numbers of the trials that no other beats in both; by one objective the best alone."""

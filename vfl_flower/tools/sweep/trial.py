@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
+from vfl_flower.axes.privacy.together import Claim
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.figures import SECOND, chosen_by
 from vfl_flower.holder.observers import Observer
@@ -75,12 +76,13 @@ def run_trial(job: Mapping[str, Any], tell: Callable[[Event], bool]) -> Event:
             finished = repeated(start, *run, folder)
             judged = _judged(finished, job["second"])
         except _StoppedError:
-            return {"ended": "stopped"}
+            return {"ended": "stopped", **_claims(folder)}
         except _ImpossibleError as error:
             return {"ended": "impossible", "failure": str(error)}
         except VflError as error:
-            return {"ended": "failed", "failure": str(error)}
-        return {"ended": "finished", **judged, "files": _files(folder, job["folder"])}
+            return {"ended": "failed", "failure": str(error), **_claims(folder)}
+        files = _files(folder, job["folder"])
+        return {"ended": "finished", **judged, **_claims(folder), "files": files}
 
 
 def _judged(finished: Finished, second: str) -> dict[str, Any]:
@@ -102,6 +104,14 @@ def _judged(finished: Finished, second: str) -> dict[str, Any]:
             )
         found["second"] = sum(summary[each] for each in keys)
     return found
+
+
+def _claims(folder: Path) -> Event:
+    """What each run of a trial claims to have spent, also a run that was stopped."""
+    summaries = [json.loads(path.read_text()) for path in folder.rglob("summary.json")]
+    runs = (Claim.of(each) for each in summaries if "seeds" not in each)
+    found = [claim.as_json() for claim in runs if claim]
+    return {"claims": found} if found else {}
 
 
 def _files(folder: Path, to: str) -> dict[str, str]:

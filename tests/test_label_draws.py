@@ -1,0 +1,306 @@
+"""Labels that are exported, changed and drawn again: one draw each, or a sum that is printed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vfl_flower.axes import estimators
+from vfl_flower.axes.privacy import draws
+from vfl_flower.axes.privacy.labels import LabelLedger
+from vfl_flower.data.alignment import Alignment, by_id
+from vfl_flower.data.blocks import load_labels, load_own_labels, own_table
+from vfl_flower.data.labels import Labels, digest_of_labels, kept_share
+from vfl_flower.errors import VflError
+from vfl_flower.files import write_sealed
+from vfl_flower.systems import resolve
+
+ROWS = 400
+NOISY = {"privacy": "labels", "epsilon": 1.0, "strategy": "split-nn", "columns": "none"}
+ONE_DRAW = np.e / (1 + np.e)  # of two classes at epsilon 1, the share of labels that are kept
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "home"
+
+
+def people(classes: int = 2, rows: int = ROWS) -> pd.DataFrame:
+    labels = np.random.default_rng(0).integers(0, classes, rows)
+    return pd.DataFrame({"id": np.arange(1000, 1000 + rows), "y": labels})
+
+
+def drawn(
+    path: Path, keys: Mapping[str, Any] | None = None, as_read: Callable[[Labels], Labels] = replace
+) -> tuple[dict[int, Any], float]:
+    """Each person's label with noise, as a run on this file has it, and the epsilon printed."""
+    config = resolve(
+        {**NOISY, "dataset": f"files:{path}", "id": "id", "label": "y", **(keys or {})}
+    )
+    own = own_table(config.data)
+    alignment = Alignment("a" * 32, by_id(own.ids))
+    labels = as_read(load_own_labels(config.data, own, alignment))
+    ledger = LabelLedger(config, len(labels.train), estimators.choose(config)(config))
+    noisy = ledger.labels(labels)
+    assert labels.places is not None
+    names = np.asarray(own.id_column)[labels.places].tolist()
+    values = labels.classes or noisy.train.tolist()
+    told = noisy.train.tolist() if labels.classes else range(len(noisy.train))
+    found = {name: str(values[label]) for name, label in zip(names, told, strict=True)}
+    return found, ledger.figures()["epsilon"]
+
+
+def drawn_of(table: pd.DataFrame, path: Path, **keys: Any) -> tuple[dict[int, Any], float]:
+    table.to_parquet(path) if path.suffix == ".parquet" else table.to_csv(path, index=False)
+    return drawn(path, keys)
+
+
+# --- one draw -----------------------------------------------------------------------------------
+
+
+def sorted_anew(table: pd.DataFrame, day: int) -> pd.DataFrame:
+    return table.sample(frac=1, random_state=day)
+
+
+def appended(table: pd.DataFrame, day: int) -> pd.DataFrame:
+    more = pd.DataFrame({"id": range(5000, 5000 + day), "y": [new % 2 for new in range(day)]})
+    return pd.concat([table, more])
+
+
+def dropped(table: pd.DataFrame, day: int) -> pd.DataFrame:
+    return table.drop(index=day)
+
+
+def as_texts(table: pd.DataFrame, day: int) -> pd.DataFrame:
+    return sorted_anew(table.astype({"y": [int, float, str][day % 3]}), day)
+
+
+def by_order(labels: Labels) -> Labels:
+    """As if rows had no ids: the noise follows from all labels in their order."""
+    assert labels.places is not None
+    whole = digest_of_labels("", False, labels.train[np.argsort(labels.places)])
+    return replace(labels, people=None, whole=whole)
+
+
+def majority(
+    tmp_path: Path,
+    export: Callable[[pd.DataFrame, int], pd.DataFrame],
+    as_read: Callable[[Labels], Labels],
+    days: int = 31,
+) -> tuple[float, set[float]]:
+    """The share of labels that a vote over daily exports tells, and each epsilon printed."""
+    table = people()
+    votes: dict[int, list[bool]] = {}
+    printed = set()
+    for day in range(days):
+        path = tmp_path / f"labels-2026-10-{day + 1:02}.parquet"
+        export(table, day).to_parquet(path)
+        noisy, epsilon = drawn(path, None, as_read)
+        printed.add(epsilon)
+        for name, label in noisy.items():
+            votes.setdefault(name, []).append(float(label) == 1)
+    true = dict(zip(table["id"], table["y"] == 1, strict=True))
+    told = [np.mean(votes[name]) > 0.5 for name in votes if name in true]
+    return float(np.mean(np.equal(told, [true[n] for n in votes if n in true]))), printed
+
+
+@pytest.mark.parametrize(
+    "export",
+    [
+        sorted_anew,
+        *(pytest.param(each, marks=pytest.mark.nightly) for each in (appended, dropped, as_texts)),
+    ],
+)
+def test_a_vote_over_daily_exports_tells_no_more_than_one_draw(
+    tmp_path: Path, export: Callable[[pd.DataFrame, int], pd.DataFrame]
+) -> None:
+    told, printed = majority(tmp_path, export, replace)
+    assert printed == {1.0}
+    assert told == pytest.approx(ONE_DRAW, abs=5 * 0.023)  # five deviations
+
+
+def test_without_ids_such_a_vote_tells_all_and_each_draw_is_printed(tmp_path: Path) -> None:
+    # The control: noise that follows from the order of the rows.
+    told, printed = majority(tmp_path, sorted_anew, by_order)
+    assert told > 0.97
+    assert printed == {float(day + 1) for day in range(31)}
+
+
+def test_other_rows_and_another_order_change_no_draw(tmp_path: Path) -> None:
+    table = people()
+    before, _ = drawn_of(table, tmp_path / "labels.csv")
+    for number, export in enumerate((sorted_anew, appended, dropped, as_texts)):
+        after, epsilon = drawn_of(export(table, 7), tmp_path / f"labels-{number}.parquet")
+        both = before.keys() & after.keys()
+        assert epsilon == 1.0 and len(both) > ROWS / 2
+        assert all(float(before[name]) == float(after[name]) for name in both)
+
+
+def test_the_order_of_classes_changes_no_draw(tmp_path: Path) -> None:
+    # As numbers they are 2, 10, 11; as texts 10, 11, 2.
+    table = people(classes=12)
+    numbers, _ = drawn_of(table, tmp_path / "numbers.parquet")
+    texts, epsilon = drawn_of(table.astype({"y": str}), tmp_path / "texts.parquet")
+    both = numbers.keys() & texts.keys()
+    assert epsilon == 1.0 and {*numbers.values()} == {*texts.values()} == {*map(str, range(12))}
+    assert all(numbers[name] == texts[name] for name in both)
+
+
+def test_numbers_of_people_have_one_draw(tmp_path: Path) -> None:
+    table = people().astype({"y": float})
+    table["y"] += np.linspace(0, 1, ROWS)
+    keys = {"target": "regression", "label-range": "0,3"}
+    before, _ = drawn_of(table, tmp_path / "a.csv", **keys)
+    after, epsilon = drawn_of(appended(sorted_anew(table, 1), 3), tmp_path / "b.csv", **keys)
+    both = before.keys() & after.keys()
+    assert epsilon == 1.0 and len(both) > ROWS / 2
+    assert all(before[name] == after[name] for name in both)
+
+
+# --- another draw, which is counted -------------------------------------------------------------
+
+
+def test_a_label_that_changes_is_a_second_draw_of_that_person_alone(tmp_path: Path) -> None:
+    table = people()
+    keys = {"test-fraction": 0.0}
+    before, _ = drawn_of(table, tmp_path / "a.csv", **keys)
+    changed = table.copy()
+    changed.loc[7, "y"] = 1 - changed.loc[7, "y"]
+    after, epsilon = drawn_of(changed, tmp_path / "b.csv", **keys)
+    assert epsilon == 2.0
+    assert all(before[name] == after[name] for name in before.keys() - {1007})
+    assert drawn_of(changed.drop(index=7), tmp_path / "c.csv", **keys)[1] == 1.0
+    assert drawn_of(table, tmp_path / "d.csv", **keys)[1] == 2.0  # the label of before, again
+
+
+def test_another_epsilon_and_another_set_of_classes_are_draws_of_everybody(tmp_path: Path) -> None:
+    table = people()
+    assert drawn_of(table, tmp_path / "a.csv")[1] == 1.0
+    assert drawn_of(table, tmp_path / "a.csv", epsilon=0.5)[1] == 1.5
+    more = pd.concat([table, pd.DataFrame({"id": range(9000, 9040), "y": [2] * 40})])
+    assert drawn_of(more, tmp_path / "b.csv")[1] == 2.5
+    assert drawn_of(table, tmp_path / "a.csv")[1] == 2.5
+
+
+def test_two_labels_of_one_person_have_noise_of_their_own(tmp_path: Path) -> None:
+    table = people().assign(other=lambda frame: frame["y"])
+    one, _ = drawn_of(table, tmp_path / "a.csv")
+    other, epsilon = drawn_of(table, tmp_path / "a.csv", label="other")
+    same = np.mean([one[name] == other[name] for name in one])
+    kept = kept_share(resolve(NOISY).privacy, 2)
+    assert epsilon == 2.0
+    assert same == pytest.approx(kept**2 + (1 - kept) ** 2, abs=5 * 0.025)
+
+
+def test_draws_without_ids_count_for_everybody_but_in_scikit_learns_data_sets(
+    tmp_path: Path,
+) -> None:
+    def of(dataset: str) -> float:
+        config = resolve({**NOISY, "columns": "", "dataset": dataset})
+        labels = load_labels(config)
+        ledger = LabelLedger(config, len(labels.train), estimators.choose(config)(config))
+        ledger.labels(labels)
+        return float(ledger.figures()["epsilon"])
+
+    table = people().assign(x=np.arange(ROWS)).rename(columns={"y": "label"})
+    table.to_csv(tmp_path / "a.csv", index=False)
+    sorted_anew(table, 1).to_csv(tmp_path / "b.csv", index=False)
+    assert of(f"csv:{tmp_path}/a.csv") == of(f"csv:{tmp_path}/a.csv") == 1.0
+    assert of(f"csv:{tmp_path}/b.csv") == 2.0
+    assert drawn_of(people(), tmp_path / "c.csv")[1] == 3.0  # these could be the same people
+    assert of(f"csv:{tmp_path}/a.csv") == 3.0
+    assert of("breast-cancer") == of("digits") == of("breast-cancer") == 1.0
+
+
+# --- the record ---------------------------------------------------------------------------------
+
+
+def test_the_record_holds_no_label_and_no_id(tmp_path: Path, home: Path) -> None:
+    table = people().astype({"id": str})
+    table["id"] = "customer-" + table["id"]
+    table["y"] = np.where(table["y"] == 1, "defaulted", "solvent")
+    drawn_of(table, tmp_path / "a.csv")
+    (second,) = (tmp_path / "state").rglob("*.count")
+    content = (home / "labels.draws").read_bytes()
+    for word in (b"customer", b"defaulted", b"solvent"):
+        assert word not in content + second.read_bytes()
+    secret = json.loads(np.load(home / "labels.draws")["text"].tobytes())["secret"]
+    assert secret.encode() not in second.read_bytes()
+    assert second.stat().st_mode & 0o777 == 0o600
+
+
+def spend_two(tmp_path: Path, home: Path) -> bytes:
+    """Have two draws of everybody; the record after the first of them."""
+    drawn_of(people(), tmp_path / "a.csv")
+    kept = (home / "labels.draws").read_bytes()
+    assert drawn_of(people(), tmp_path / "a.csv", epsilon=0.5)[1] == 1.5
+    return kept
+
+
+@pytest.mark.parametrize("lost", ["the file", "its folder"])
+def test_a_record_that_is_deleted_counts_as_all_that_was_spent(
+    tmp_path: Path, home: Path, lost: str
+) -> None:
+    spend_two(tmp_path, home)
+    shutil.rmtree(home) if lost == "its folder" else (home / "labels.draws").unlink()
+    assert drawn_of(people(), tmp_path / "a.csv")[1] == 2.5
+    assert drawn_of(people(), tmp_path / "a.csv")[1] == 2.5  # which is said once
+    (home / "labels.draws").unlink()
+    assert drawn_of(people(), tmp_path / "a.csv")[1] == 3.5
+
+
+def test_a_record_from_a_backup_counts_as_all_that_was_spent(tmp_path: Path, home: Path) -> None:
+    kept = spend_two(tmp_path, home)
+    (home / "labels.draws").write_bytes(kept)
+    assert drawn_of(people(), tmp_path / "a.csv")[1] >= 1.5  # that draw is known to be among those
+    assert drawn_of(people(), tmp_path / "a.csv", epsilon=0.25)[1] >= 1.75
+
+
+def test_without_the_second_count_a_deleted_record_says_too_little(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The control.
+    monkeypatch.setattr(draws.Draws, "_heed", lambda *_: None)
+    spend_two(tmp_path, home)
+    (home / "labels.draws").unlink()
+    assert drawn_of(people(), tmp_path / "a.csv")[1] == 1.0
+
+
+def test_a_second_count_that_is_damaged_or_cannot_be_written_is_one_sentence(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn_of(people(), tmp_path / "a.csv")
+    (second,) = (tmp_path / "state").rglob("*.count")
+    content = second.read_bytes()
+    second.write_bytes(b"x" + content[1:])
+    with pytest.raises(VflError, match=r"\.count is damaged"):
+        drawn_of(people(), tmp_path / "a.csv")
+    second.unlink()  # as after a kill before it was written
+    assert drawn_of(people(), tmp_path / "a.csv")[1] == 1.0
+    assert second.read_bytes() == content
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(VflError, match="cannot be written"):
+        drawn_of(people(), tmp_path / "a.csv")
+
+
+def test_draws_of_a_version_without_people_count_for_everybody(tmp_path: Path, home: Path) -> None:
+    home.mkdir(mode=0o700)
+    old = [["aa", "/data/labels.csv", "1.0||2", 1.0], ["aa", "/data/other.csv", "1.0||2", 1.0]]
+    old += [["bb", "memory", "0.5||2", 0.5], ["cc", "digits", "4.0||10", 4.0]]
+    content = json.dumps({"secret": "ab" * 32, "draws": old}).encode()
+    write_sealed(home / "labels.draws", content)
+    assert drawn_of(people(), tmp_path / "a.csv")[1] == 2.5
+    assert drawn_of(people(), tmp_path / "a.csv")[1] == 2.5
+    (home / "labels.draws").unlink()
+    assert drawn_of(people(), tmp_path / "a.csv")[1] == 1.0 + 4.0  # the most that anybody had spent
