@@ -18,20 +18,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.conftest import nightly
+from vfl_flower.axes.estimators.directions import step_means
 from vfl_flower.axes.fixed_point import to_fixed
 from vfl_flower.axes.privacy import noise
-from vfl_flower.axes.privacy.noise import Perturbation, grid_step, on_grid
+from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise, grid_step, on_grid
 from vfl_flower.axes.secure_sum import Masks
+from vfl_flower.axes.server import by_gradient, noisy_means
 from vfl_flower.data.blocks import ArrayBlock
 from vfl_flower.errors import VflError
 from vfl_flower.holder import results
 from vfl_flower.messages import Arrays, EvaluateOrder
+from vfl_flower.models.tops import build_top
+from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import FEWEST
 from vfl_flower.registry import SYSTEMS
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.start import predict_local, run_local
-from vfl_flower.systems import load_system, resolve
+from vfl_flower.systems import load_system, resolve, sized
 
 ROWS = 48
 PERTURBED = {"privacy": "perturbed-embedding", "embedding-bound": 1.0, "embedding-noise": 4.0}
@@ -237,3 +241,69 @@ def test_a_model_that_diverges_under_noise_is_refused() -> None:
         next(party.model.parameters()).fill_(torch.nan)
     with pytest.raises(VflError, match="parameters that are not finite"):
         party.evaluate(EvaluateOrder(exchange=1))
+
+
+# --- noise on scalars and the top model -----------------------------------------------------------
+
+
+def change_of(changed: Callable[[Tensor], Any]) -> float:
+    """By how much one label changes what noise is added to, over what the noise is for, 2 C / U."""
+    seen: list[tuple[Tensor, float]] = []
+    with pytest.MonkeyPatch.context() as patch:
+
+        def keep(value: Tensor, drawn: NDArray[np.float64], bound: float) -> Tensor:
+            seen.append((value.double(), bound))
+            return on_grid(value, drawn, bound)
+
+        patch.setattr(noise, "on_grid", keep)
+        for label in (-1.0, 1.0):
+            changed(torch.tensor([label]))
+    (one, bound), (other, _) = seen
+    return float((one - other).norm()) / (2 * bound)
+
+
+def test_one_label_changes_a_mean_of_many_rows_by_no_more_than_the_noise_is_for() -> None:
+    rows = 50_021
+    added = ScalarNoise(resolve({"strategy": "dpzv", "clip": 1.0, "epsilon": 1.0}), 1.0)
+    generator, spare = torch.Generator().manual_seed(0), noise._FINE / 2  # the rest is for the grid
+
+    def worst(mean: Callable[[Tensor, list[int], list[int], ScalarNoise], Tensor]) -> float:
+        others = [2 * torch.rand(rows - 1, generator=generator) - 0.1 for _ in range(5)]
+        changes = [
+            change_of(lambda one, some=some: mean(torch.cat([one, some]), [rows], [rows], added))
+            for some in others
+        ]
+        return max(changes)
+
+    def in_32_bits(of_rows: Tensor, *of: Any) -> Tensor:
+        return added.added_to(step_means(of_rows.clamp(-1, 1), *of[:2]), of[1])
+
+    assert worst(noisy_means) <= 1 + spare
+    assert worst(in_32_bits) > 1 + spare  # the control
+
+
+@pytest.mark.parametrize("top", ["mlp", "tests.towers:Top"])
+def test_one_label_changes_a_gradient_by_no_more_than_the_noise_is_for(top: str) -> None:
+    rows = 50_021
+    keys = {"strategy": "dpzv", "top-clip": 1e-3, "epsilon": 1.0, "top-model": top}
+    config = sized(resolve({**keys, "embedding-size": 2}), rows)
+    model = build_top(config, [2, 2], 1)
+    h = torch.rand(rows, 4, generator=torch.Generator().manual_seed(0)) + 3
+    labels, added = torch.ones(rows, dtype=torch.int64), ScalarNoise(config, 1.0)
+    passes = type(model).passes
+
+    def gradients(label: Tensor) -> None:
+        labels[0] = int(label > 0)
+        optimizer = build_optimizer(config, model, 0.0)
+        by_gradient(model, optimizer, h, labels, [rows], [rows], noise=added)
+
+    def in_32_bits(label: Tensor) -> None:
+        def rounded(*given: Any, sums: torch.dtype, **more: Any) -> Any:
+            return passes(*given, **more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(model), "passes", rounded)
+            gradients(label)
+
+    assert change_of(gradients) == pytest.approx(1, abs=1e-6)
+    assert change_of(in_32_bits) != pytest.approx(1, abs=1e-6)  # the control

@@ -151,13 +151,14 @@ class ScalarNoise:
         return torch.cat(sent).to(scalars)
 
     def added_to_gradients(self, gradients: Sequence[Tensor], divisor: int) -> list[Tensor]:
-        """Means over so many rows of gradients of clipped norm, all with noise."""
+        """Means over so many rows of gradients of clipped norm, all with noise; in 32 bits."""
         if not self.multiplier:
             return list(gradients)
         bound = self.top_clip / divisor
         flat = torch.cat([each.reshape(1, -1) for each in gradients], dim=1)
         noise = self.multiplier * bound * self._normal(flat.shape[1])
-        parts = on_grid(flat, noise, bound)[0].split([each.numel() for each in gradients])
+        added = on_grid(flat, noise, bound)[0].float()
+        parts = added.split([each.numel() for each in gradients])
         return [part.view_as(each) for each, part in zip(gradients, parts, strict=True)]
 
     def _normal(self, numbers: int) -> NDArray[np.float64]:
