@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.test_last_bits import rounded
+from vfl_flower.axes.privacy import noise
 from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.systems import resolve
 from vfl_flower.tools.audit_canary import (
@@ -100,13 +102,41 @@ def test_scalars_with_little_noise_refute_the_claim(more: dict[str, Any]) -> Non
 # --- embeddings ---------------------------------------------------------------------------------
 
 
+PERTURBED = {"privacy": "perturbed-embedding", "embedding-noise": 4.0, "embedding-bound": 1.0}
+GRADIENTS: list[dict[str, Any]] = [{"strategy": "vafl"}, {"strategy": "ef-vfl", "labels": "shared"}]
+OTHERS: list[dict[str, Any]] = [
+    {"strategy": "split-nn", "precision": "bfloat16"},
+    {"strategy": "cascaded"},
+    {"strategy": "cascaded", "differences": "two-sided"},
+]
+
+
 def test_perturbed_embeddings_hold_and_half_their_sensitivity_would_not() -> None:
-    keys = {"privacy": "perturbed-embedding", "embedding-noise": 4.0, "embedding-bound": 1.0}
-    found = of_embeddings(resolve({"strategy": "vafl", **keys}), rows=200_000, confidence=SURE)
+    found = of_embeddings(resolve({"strategy": "vafl", **PERTURBED}), 200_000, confidence=SURE)
     assert 0.4 * found.claimed < found.shown <= found.claimed
     # A record against none in its place, as the figure once was: as if noise were twice as large.
-    doubled = resolve({"strategy": "vafl", **keys, "embedding-noise": 8.0})
+    doubled = resolve({"strategy": "vafl", **PERTURBED, "embedding-noise": 8.0})
     assert of_embeddings(doubled, rows=1000).claimed < found.shown
+
+
+@pytest.mark.parametrize("keys", [*GRADIENTS, *OTHERS], ids=str)
+def test_training_uploads_hold(keys: dict[str, Any]) -> None:
+    uploads = 2 if keys["strategy"] == "cascaded" else 1  # a pair, or one embedding
+    for deviation in (4.0, 40.0):
+        config = resolve({**PERTURBED, **keys, "embedding-noise": deviation})
+        found = of_embeddings(config, 40_000, uploads, confidence=SURE)
+        assert found.shown <= found.claimed
+        assert found.shown > 0.2 * found.claimed or deviation > 4
+
+
+@pytest.mark.parametrize("keys", GRADIENTS, ids=str)
+def test_sums_that_round_by_the_value_refute_the_claim(
+    keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Wherever there is a gradient, last bits once depended on the value: see `test_last_bits`.
+    monkeypatch.setattr(noise, "on_grid", rounded)
+    found = of_embeddings(resolve({**PERTURBED, **keys}), 40_000, 1, confidence=SURE)
+    assert found.shown > 1.5 * found.claimed
 
 
 # --- which game ---------------------------------------------------------------------------------

@@ -749,13 +749,10 @@ def test_scalar_noise_is_scaled_by_the_rows_where_more_are_asked_for(
         figures = ("noise_multiplier", "epsilon", "epsilon_of_paper", "epsilon_secret_batches")
         assert [one.get(figure) for figure in figures] == [other.get(each) for each in figures]
         if kind and "calibration" not in given:
-            # All rows are in every scalar, so that nothing is secret; a label that is changed
-            # is a record that is removed and one that is added.
-            releases = 3 * 2 * 2
-            without = one["noise_multiplier"] / math.sqrt(releases)
-            as_removed = get_epsilon_gaussian(without, 1e-3)
-            assert one["epsilon_secret_batches"] == pytest.approx(as_removed, rel=0.01)
-            assert one["epsilon"] == pytest.approx(get_epsilon_gaussian(without / 2, 1e-3))
+            # All rows are in every scalar, so that nothing is secret.
+            of_all = gaussian(one["noise_multiplier"], 3 * 2 * 2, 1e-3)
+            assert one["epsilon_secret_batches"] == pytest.approx(of_all, rel=0.01)
+            assert one["epsilon"] == pytest.approx(of_all)
 
 
 @pytest.mark.nightly

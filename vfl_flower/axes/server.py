@@ -106,6 +106,7 @@ def by_gradient(
                 rows=rows_wanted or own is not None,
                 parameters=optimizer is not None,
                 bound=bounds[step],
+                sums=_sums(noise),
             )
         if own:
             signal = top.spread_to(slice(top.received, None), rows, h_step)
@@ -172,5 +173,13 @@ def noisy_means(
     """
     if noise is None:
         return step_means(of_rows, lengths, divisors)
-    clipped = of_rows.nan_to_num(nan=0.0).clamp(-noise.clip, noise.clip)
-    return noise.added_to(step_means(clipped, lengths, divisors), divisors)
+    clipped = of_rows.nan_to_num(nan=0.0).clamp(-noise.clip, noise.clip).to(_sums(noise))
+    return noise.added_to(step_means(clipped, lengths, divisors), divisors).to(of_rows.dtype)
+
+
+def _sums(noise: ScalarNoise | None) -> torch.dtype:
+    """The precision of sums over rows: noise is for what one row changes in an exact sum.
+
+    In 32 bits one of 50,000 rows can change a mean by more, since that of the others rounds.
+    """
+    return torch.float64 if noise and noise.multiplier else torch.float32

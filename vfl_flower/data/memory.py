@@ -35,11 +35,6 @@ class Frame(Table):
 
     frame: Any = None
 
-    @property
-    def has_ids(self) -> bool:
-        """Whether ids are more than the numbers of the rows."""
-        return self.id != _NONE
-
     @cached_property
     def id_column(self) -> Any:
         """The id column, or the numbers of the rows."""

@@ -55,11 +55,6 @@ class Table(Source):
 
     # --- rows -----------------------------------------------------------------------------------
 
-    @property
-    def has_ids(self) -> bool:
-        """Whether ids are more than the numbers of the rows."""
-        return True
-
     @cached_property
     def id_column(self) -> Any:
         """The id column."""

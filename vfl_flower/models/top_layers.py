@@ -128,6 +128,7 @@ class TopModel(nn.Module):
         rows: bool,
         parameters: bool,
         bound: float = math.inf,
+        sums: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Forward and backward, written out, since autograd would take several times as long.
 
@@ -142,6 +143,7 @@ class TopModel(nn.Module):
         rows, parameters : whether gradients of x, and of the layers, are wanted.
         bound : of the norm of what each row adds to the gradients of the layers' parameters, which
             is found from norms of its inputs and signals alone (Goodfellow, 2015).
+        sums : precision of the sums over rows, with a bound.
 
         Returns
         -------
@@ -167,7 +169,8 @@ class TopModel(nn.Module):
             ]
             norms = torch.stack(squares).sum(0).sqrt().clamp_min(1e-30)
             kept = (bound / norms).clamp_max(1.0).nan_to_num(nan=0.0)[:, None]
-            signals = [torch.where(kept > 0, each * kept, 0.0) for each in signals]
+            signals = [torch.where(kept > 0, each * kept, 0.0).to(sums) for each in signals]
+            inputs = [each.to(sums) for each in inputs]
         gradients: list[Tensor] = []
         for each, read in zip(signals, inputs, strict=False) if parameters else ():
             gradients += [each.T @ read, each.sum(0)]

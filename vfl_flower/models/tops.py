@@ -94,6 +94,7 @@ class OwnTop(TopModel):
         rows: bool,
         parameters: bool,
         bound: float = math.inf,
+        sums: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Forward and backward."""
         of_module = trained(self.module)
@@ -107,11 +108,16 @@ class OwnTop(TopModel):
             found = torch.autograd.grad(outputs, wanted, signal, materialize_grads=True)
         gradients = list(found[rows:])
         if parameters and bound < math.inf:
-            gradients = self._bounded(of_module, x.detach(), signal, bound)
+            gradients = self._bounded(of_module, x.detach(), signal, bound, sums)
         return outputs.detach(), found[0] if rows else signal, gradients
 
     def _bounded(
-        self, of_module: dict[str, nn.Parameter], x: Tensor, signal: Tensor, bound: float
+        self,
+        of_module: dict[str, nn.Parameter],
+        x: Tensor,
+        signal: Tensor,
+        bound: float,
+        sums: torch.dtype,
     ) -> list[Tensor]:
         """Gradients of the module's parameters, to which no row adds more than of that norm."""
 
@@ -126,8 +132,9 @@ class OwnTop(TopModel):
         of_rows = [each.flatten(1) for each in vmap(of_row)(x, signal).values()]
         norms = torch.stack([each.square().sum(1) for each in of_rows]).sum(0).sqrt()
         kept = (bound / norms.clamp_min(1e-30)).clamp_max(1.0).nan_to_num(nan=0.0)[:, None]
-        sums = (torch.where(kept > 0, each * kept, 0.0).sum(0) for each in of_rows)
-        return [each.view_as(p) for each, p in zip(sums, of_module.values(), strict=True)]
+        clipped = (torch.where(kept > 0, each * kept, 0.0) for each in of_rows)
+        of_all = (each.sum(0, dtype=sums) for each in clipped)
+        return [each.view_as(p) for each, p in zip(of_all, of_module.values(), strict=True)]
 
 
 class PartialOwnTop(OwnTop, PartialTop):

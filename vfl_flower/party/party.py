@@ -318,9 +318,17 @@ class Party:
         return augmented(self.block.augment, x, self.secret, self.pending.exchange)
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
-        """The noise of the upload that answers this message, if there is any."""
+        """The noise of the upload that answers this message, if there is any.
+
+        Raises
+        ------
+        VflError
+            If the model has diverged, which its embeddings would not show under noise.
+        """
         if ledger_of(self.config).noise_on != "embeddings":
             return None
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            raise VflError("has parameters that are not finite; lower the learning rates.")
         last, lengths = len(self.model.layers) - 1, tuple(window.lengths.tolist())
         return Perturbation(self.config.privacy, self.secret, exchange, lengths, last)
 

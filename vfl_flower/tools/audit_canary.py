@@ -25,13 +25,13 @@ from vfl_flower.axes.estimators.zeroth_order import PairReading
 from vfl_flower.axes.privacy.embeddings import epsilon
 from vfl_flower.axes.privacy.labels import randomised
 from vfl_flower.axes.privacy.ledger import Ledger, ledger_of
-from vfl_flower.axes.privacy.noise import ScalarNoise
+from vfl_flower.axes.privacy.noise import ScalarNoise, grid_step
 from vfl_flower.axes.privacy.paper import delta_of
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import ArrayBlock
 from vfl_flower.data.labels import Labels
 from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.messages import EmbedOrder
+from vfl_flower.messages import EmbedOrder, RejoinOrder, TrainOrder
 from vfl_flower.party.party import Party
 from vfl_flower.systems import sized
 
@@ -269,7 +269,17 @@ def _played(
 def of_embeddings(
     config: RunConfig, rows: int = 4000, uploads: int = 4, confidence: float = CONFIDENCE
 ) -> Canary:
-    """Each row is a game of its own; features are such that embeddings are 2 R apart."""
+    """The features of a record, by training uploads of the configured estimator.
+
+    Each row is a game of its own. Its embedding lies at the bound R, at -R or within it. The
+    attacker plays the label holder: it orders a window, asks for fresh embeddings of the same rows,
+    and drops both. It looks at the sum of a row's embeddings, and at how many of them are not on
+    the grid of the noise. Fresh embeddings and those of zeroth order come without gradients.
+
+    Parameters
+    ----------
+    uploads : embeddings of a row, of which a zeroth-order upload has two.
+    """
     config = sized(config, rows)
     small = config.with_values(
         {
@@ -277,25 +287,40 @@ def of_embeddings(
             "embedding-size": 1,
             "embedding-activation": "none",
             "codec": "identity",
+            "compression": "direct",
             "max-delay": 0,
             "epochs": max(uploads, config.training.epochs),
+            "batch-size": rows,
+            "sampling": "shuffle",
         }
     )
-    scores = []
-    for side in (1.0, -1.0):
-        features = np.full((rows, 1), 1e4 * side, np.float32)
-        ids = np.arange(rows)
-        block = ArrayBlock(features, features[:2], "", None, "", ids, ids[:2])
-        party = Party(small, 0, 1, 1, block)
-        sent = [
-            party.embed(EmbedOrder(exchange=1 + number, arrays={"ids": ids.astype(np.int32)}))
-            for number in range(uploads)
-        ]
-        weight = float(np.sign(next(party.model.parameters()).detach().numpy().ravel()[0]))
-        scores.append(weight * np.sum([each.arrays["embedding"][:, 0] for each in sent], 0))
-    claimed = epsilon(small, rows, uploads)
-    delta = delta_of(small, rows)
-    return Canary(claimed, shown_at_least(scores[0], scores[1], delta, confidence), delta, rows)
+    bound = small.privacy.embedding_bound
+    seen = [_uploaded(small, size * bound, rows, uploads) for size in (1e4, -1e4, 0.3)]
+    delta, each = delta_of(small, rows), (1 + confidence) / 2  # of two bounds
+    shown = max(shown_at_least(seen[0], other, delta, each) for other in seen[1:])
+    return Canary(epsilon(small, rows, uploads), shown, delta, rows)
+
+
+def _uploaded(config: RunConfig, feature: float, rows: int, uploads: int) -> Scores:
+    """What an attacker makes of the uploads of rows with this one feature, [T, 2]."""
+    features, ids = np.full((rows, 1), feature, np.float32), np.arange(rows)
+    block = ArrayBlock(features, features[:2], "", None, "", ids, ids[:2])
+    party = Party(config, 0, 1, 1, block)
+    with torch.no_grad():  # the embedding is the feature
+        for parameter in party.model.parameters():
+            parameter.fill_(parameter.dim() > 1)
+    sent: list[Scores] = []
+    for epoch in range(-(-uploads // 2)):  # two embeddings in each turn, at least
+        number = party.exchange + 1
+        train = TrainOrder(exchange=number, epoch=epoch, first=0, steps=1, coordinated=True)
+        arrays = party.train(train).arrays
+        sent += [arrays[name][:, 0] for name in party.estimator.block_names()]
+        fresh = EmbedOrder(exchange=number + 1, arrays={"ids": ids.astype(np.int32)})
+        sent.append(party.embed(fresh).arrays["embedding"][:, 0])
+        party.rejoin(RejoinOrder(exchange=number + 2, outputs=1))  # nothing was answered
+    numbers = np.array(sent[:uploads], np.float64)
+    places = numbers / grid_step(config.privacy.embedding_bound)
+    return np.stack([numbers.sum(0), (places != np.rint(places)).sum(0)], 1)
 
 
 def _label_holder(

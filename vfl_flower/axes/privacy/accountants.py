@@ -2,6 +2,14 @@
 
 `PldAccountant` is for Poisson-sampled releases, by privacy loss distributions; `GdpAccountant` for
 releases of which it is known what they hold, which compose exactly to one Gaussian mechanism.
+
+Sampled releases are counted for a record that is changed, not for one that is added or removed. A
+sample has the record by chance q in both worlds. It then adds a in one world and b in the other,
+each of norm C at most. So the worlds differ as (1 - q) N(0) + q N(a) and (1 - q) N(0) + q N(b) do.
+The worst case is a = -b. By advanced joint convexity (Balle et al., 2018, Theorem 2) the divergence
+follows from how well N(a) is told from N(0), at distance C at most, and from N(b), at distance 2 C
+at most. One half-space tells both best where 0 lies between a and b. This pair dominates all others
+at every epsilon, so its losses compose, also of releases that depend on earlier ones.
 """
 
 from __future__ import annotations
@@ -92,7 +100,11 @@ class _Accountant:
 
 
 class PldAccountant(_Accountant):
-    """Poisson-sampled Gaussian releases, for adding or removing one record."""
+    """Poisson-sampled Gaussian releases, for one record that is changed.
+
+    A release's noise multiplier is its deviation over C, what a record adds to it at most. Flower's
+    `PrivacyConfig` has Poisson sampling by one name only, that of records added or removed.
+    """
 
     method = "pld"
     sampling = SamplingMethod.POISSON
@@ -108,7 +120,7 @@ class PldAccountant(_Accountant):
     def _composed(self) -> _Losses:
         # Privacy losses grow as 1 / multiplier^2; steps that grow with them keep the work the same.
         least = min(event.noise_multiplier for event in self._releases)
-        steps = 1e-4 * max(1, least**-2)
+        steps = 1e-4 * max(1, 2 * least**-2)
         composed: _Losses | None = None
         for event, count in self._releases.items():
             rate = event.sample_size / event.population_size
@@ -162,16 +174,23 @@ class _Losses(Protocol):
 @lru_cache(maxsize=4)  # a run asks at each evaluation, and this takes most of the time
 def _losses(multiplier: float, rate: float, steps: float) -> _Losses:
     """The privacy losses of one release over a Poisson sample, in multiples of ``steps``."""
+    from dp_accounting import NeighboringRelation as Relation
     from dp_accounting.pld import privacy_loss_distribution  # here: parties start often, without
 
     made: _Losses = privacy_loss_distribution.from_gaussian_mechanism(
-        multiplier, value_discretization_interval=steps, sampling_prob=rate
+        multiplier,
+        value_discretization_interval=steps,
+        sampling_prob=rate,
+        neighboring_relation=Relation.REPLACE_ONE,
     )
     return made
 
 
 def sampled(delta: float, rows: int, budget: float | None = None) -> PldAccountant:
-    """An accountant of releases that are each over a secret Poisson sample of N rows."""
+    """An accountant of releases that are each over a secret Poisson sample of N rows.
+
+    One row is changed: its noise multiplier is the deviation over what a row adds to a release.
+    """
     return PldAccountant(
         PrivacyConfig(
             target_delta=delta,
@@ -187,6 +206,7 @@ def known(delta: float, rows: int) -> GdpAccountant:
     """An accountant of releases of which it is known what rows are in them.
 
     Whatever is changed: a noise multiplier is the deviation over what that changes in a release.
+    For a row that is changed, this is half of the deviation over what the row adds.
     Flower has this accounting for one relation by name only.
     """
     return GdpAccountant(
@@ -200,7 +220,7 @@ def known(delta: float, rows: int) -> GdpAccountant:
 
 
 def calibrated(epsilon: float, delta: float, sample: int, rows: int, steps: int) -> float:
-    """The least noise multiplier, to 0.1 %, at which so many sampled releases spend epsilon."""
+    """The least noise multiplier, to 0.1 %, at which so many `sampled` releases spend epsilon."""
     import dp_accounting as dp
 
     class Fresh:

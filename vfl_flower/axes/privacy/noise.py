@@ -21,25 +21,39 @@ _FINE = 2.0**-12
 """Steps of the grid on which noise is added, over the bound of what it hides."""
 
 
-def on_grid(value: Tensor, noise: NDArray[np.float64], bound: float) -> Tensor:
-    """A value and its noise, added on a grid: in floating-point numbers last bits would tell them.
+def grid_step(bound: float, width: int = 1) -> float:
+    """Return the step of the grid for vectors of this width, whose norm has this bound."""
+    return 2.0 ** math.floor(math.log2(_FINE * bound / math.sqrt(width)))
 
-    A sum is rounded the more the larger its parts are, so that some sums occur for some values only
-    (Mironov, 2012). Of multiples of a power of two, shifting and rounding are interchangeable: what
-    comes is Gaussian noise about the value, rounded. Rounding adds to what a row can change `_FINE`
-    of its bound at most, by which the noise is larger.
+
+def on_grid(value: Tensor, noise: NDArray[np.float64], bound: float) -> Tensor:
+    """Add noise to a value on a grid, so that the last bits of the sum tell nothing of the value.
+
+    Floating-point addition rounds a sum by the size of its parts. Some sums then occur for some
+    values only (Mironov, 2012). On multiples of a power of two, shifting and rounding commute. So
+    the result is Gaussian noise about the value, rounded. Rounding adds at most `_FINE` of the
+    bound to what a row can change, and the noise is larger by as much.
+
+    The result is a function of the sum of two integers, and of nothing else: neither its last bits
+    nor the sign of a zero depend on the value. Gradients pass through it unchanged.
 
     Parameters
     ----------
-    bound : of what it hides: of one number, or of the norm of the last dimension's.
+    value : [S], or [R, E] with a bound for each row.
+    noise : as large as the value, in the value's units.
+    bound : of what the noise hides: of one number, or of the norm over the last dimension.
+
+    Returns
+    -------
+    The noisy value, in the value's dtype and on its device.
     """
-    width = value.shape[-1] if value.ndim > 1 else 1
-    step = 2.0 ** math.floor(math.log2(_FINE * bound / math.sqrt(width)))
-    drawn = torch.from_numpy(np.rint((1 + _FINE) * noise / step)).to(value.device)
-    total = ((value.double() / step).round() + drawn) * step
-    if not value.requires_grad:
-        return total.to(value.dtype)
-    return value + (total.to(value.dtype) - value).detach()
+    step = grid_step(bound, value.shape[-1] if value.ndim > 1 else 1)
+    # Adding 0 turns -0 into 0. Else a sum of -0 would say that the value is negative.
+    drawn = torch.from_numpy(np.rint((1 + _FINE) * noise / step) + 0.0).to(value.device)
+    with torch.no_grad():
+        total = (((value.double() / step).round() + drawn) * step).to(value.dtype)
+    # Exactly zero is added, which has the gradient. Any other order of these sums rounds.
+    return total + (value - value.detach()) if value.requires_grad else total
 
 
 @dataclass(frozen=True)
@@ -64,6 +78,8 @@ class Perturbation:
         if layer == self.last:
             norms = z.norm(dim=1, keepdim=True).clamp_min(1e-12)
             z = z * (self.config.embedding_bound / norms).clamp_max(1.0)
+            # What is not a number would stay so under any noise, and tell of its row.
+            z = z.nan_to_num(nan=0.0)
             return on_grid(z, self._drawn(layer, z), self.config.embedding_bound)
         if self.config.inner_noise == 0:
             return z
@@ -135,13 +151,14 @@ class ScalarNoise:
         return torch.cat(sent).to(scalars)
 
     def added_to_gradients(self, gradients: Sequence[Tensor], divisor: int) -> list[Tensor]:
-        """Means over so many rows of gradients of clipped norm, all with noise."""
+        """Means over so many rows of gradients of clipped norm, all with noise; in 32 bits."""
         if not self.multiplier:
             return list(gradients)
         bound = self.top_clip / divisor
         flat = torch.cat([each.reshape(1, -1) for each in gradients], dim=1)
         noise = self.multiplier * bound * self._normal(flat.shape[1])
-        parts = on_grid(flat, noise, bound)[0].split([each.numel() for each in gradients])
+        added = on_grid(flat, noise, bound)[0].float()
+        parts = added.split([each.numel() for each in gradients])
         return [part.view_as(each) for each, part in zip(gradients, parts, strict=True)]
 
     def _normal(self, numbers: int) -> NDArray[np.float64]:
