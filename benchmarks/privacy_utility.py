@@ -83,7 +83,7 @@ def jobs(epsilons: Sequence[float], epochs: int | None) -> dict[str, dict[str, A
 def run(parties: int, keys: dict[str, Any]) -> dict[str, Any]:
     """The summary of a run, whose draw of labels is of its own and adds to no other."""
     with tempfile.TemporaryDirectory() as home:
-        os.environ["VFL_HOME"] = home
+        os.environ |= {"VFL_HOME": home, "XDG_STATE_HOME": home}
         return quiet_run(parties, keys)[0]
 
 

@@ -63,10 +63,12 @@ class Draws:
     Attributes
     ----------
     secret : 32 bytes, from which all noise follows.
+    added : whether a draw was added that was not known.
     """
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
+        self.added = False
         self._number = 0  # how often the file was written
         self._lost = 0.0
         # (digest of labels in their order, data set of `SHIPPED`, mechanism) -> epsilon
@@ -74,7 +76,7 @@ class Draws:
         self._people: Tags = np.zeros(0, np.uint64)
         self._draws: Tags = np.zeros(0, np.uint64)
         self._epsilons = np.zeros(0)
-        self._changed = False
+        self._lost_some = False
         self._counted = False  # whether the second count is up to date
 
     def add_whole(self, whole: str, named: str, mechanism: str, epsilon: float) -> Spent:
@@ -91,7 +93,7 @@ class Draws:
         """
         if (whole, named, mechanism) not in self._wholes:
             self._wholes[whole, named, mechanism] = epsilon
-            self._changed = True
+            self.added = True
         if named:
             return Spent(self._unknown(named), 0.0, self._lost)
         return Spent(self._unknown(), self._largest(self._people), self._lost)
@@ -115,7 +117,7 @@ class Draws:
             self._draws = np.concatenate([self._draws, draws[new]])
             spent = np.full(int(new.sum()), epsilon)
             self._epsilons = np.concatenate([self._epsilons, spent])
-            self._changed = True
+            self.added = True
         return Spent(self._largest(people), self._unknown(), self._lost)
 
     def _largest(self, people: Tags) -> float:
@@ -208,7 +210,7 @@ class Draws:
             self._lost, self._number = counted["spent"], number
         else:
             self._lost += counted["spent"]
-        self._changed = True
+        self._lost_some = True
         notice.warning(
             "%s does not have all draws that %s counted: it was deleted, replaced or put back from "
             "a backup. The largest sum of then, epsilon = %g, now counts for every label.",
@@ -242,9 +244,10 @@ def opened() -> Iterator[Draws]:
             with told(second):
                 draws._heed(second, path)
             yield draws
-            if draws._changed:
+            changed = draws.added or draws._lost_some
+            if changed:
                 draws._write(path)
-            if draws._changed or not draws._counted:
+            if changed or not draws._counted:
                 draws._write_second(second)  # after the file, which so never knows less
 
 

@@ -93,6 +93,8 @@ class LabelLedger(Ledger):
                 whole = b"" if rows.people is not None else f"|{labels.whole}".encode()
                 words, tags = _words(config, labels, rows, draws.secret + whole)
                 spent = _counted(config, labels, rows, tags, draws)
+                if config.running.resume and draws.added:
+                    raise _other_noise()  # before it is on the disk
             self._spent = spent.epsilon
             _tell(spent, config, labels)
         noisy = _noisy(config, labels, rows, words)
@@ -102,10 +104,7 @@ class LabelLedger(Ledger):
     def keep_journal(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
         """Nothing is released but once: only see that this was the same then."""
         if mark is not None and list(mark) != list(self.journal_mark()):
-            raise ConfigError(
-                "The noise on these labels is not that of the run to resume: put back the file of "
-                f"then at {path_of_draws()}, or begin a new run."
-            )
+            raise _other_noise()
 
     def journal_mark(self) -> Mark:
         """The labels with noise."""
@@ -116,6 +115,13 @@ class LabelLedger(Ledger):
         if self._spent is None:
             return super().figures()
         return {**super().figures(), "epsilon": self._spent, "delta": 0.0, **GUARANTEE.figures()}
+
+
+def _other_noise() -> ConfigError:
+    return ConfigError(
+        "The noise on these labels is not that of the run to resume: put back the file of then at "
+        f"{path_of_draws()}, or begin a new run."
+    )
 
 
 def randomised(config: RunConfig, labels: Labels, secret: bytes) -> Labels:

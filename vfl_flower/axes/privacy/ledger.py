@@ -202,7 +202,10 @@ class Ledger:
         return 0
 
     def figures(self) -> dict[str, Any]:
-        """The privacy part of ``summary.json``; empty epsilons where noise can be repeated."""
+        """The privacy part of ``summary.json``; empty epsilons where noise can be repeated.
+
+        ``gaussian_mu`` is in it where all releases are one Gaussian mechanism (`together`).
+        """
         return {"epsilon": None, "delta": None, "epsilon_of_paper": None}
 
 
