@@ -63,9 +63,9 @@ class IdSet:
     arrays : "points", outputs of the party's places, [n, 32]; "proof", what the label holder showed
         when it was made, [1, 32]; "key", by which this side marks ids, at a party also the secret
         b, [1, 32]; "marks" of ids, [m, 32]: at a party of its places, at the label holder of those
-        that it has asked about, whose outputs are "blinded", [m, 32]. A party also has "lengths", how many
-        places there have been, and "shown", whether the label holder has been told to use the row
-        of a place, bool [n].
+        that it has asked about, whose outputs are "blinded", [m, 32]. A party also has "lengths",
+        how many places there have been, and "shown", whether the label holder has been told to use
+        the row of a place, bool [n].
     """
 
     made: float
