@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 
 from tests.aligning import IDS, NAME
 from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, train
@@ -204,7 +204,7 @@ def test_every_rule_holds_for_every_message_of_a_run_that_began_without_it(
     asked(context, DESCRIBE, Description)
     if "model-args" in breaks:
         text = load_about(context.state).replace('"model-args": ""', '"model-args": "x=1"')
-        context.state["about"]["about"] = text
+        context.state["about"] = ConfigRecord({"about": text})
     state_file.save(context, 1)
     for key in permitted:
         del context.node_config[key]
