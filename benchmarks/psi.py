@@ -17,7 +17,16 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from vfl_flower.data.psi import Blinding, answer, encode_ids, is_answer, match, question, shuffled
+from vfl_flower.data.psi import (
+    Blinding,
+    answer,
+    encode_ids,
+    is_answer,
+    match,
+    outputs,
+    question,
+    shuffled,
+)
 from vfl_flower.provenance import peak_memory_mb
 
 SAMPLE = 10_000  # ids that a party asks about, as `vfl_flower.data.alignment` has it
@@ -51,14 +60,16 @@ def main() -> None:
     a, b = Blinding(), Blinding()
     with watch.step("label holder: ids, blinded"):
         my_order = shuffled(n, a.secret)
-        sent = a.of_ids(encode_ids(mine, "The label holder's file"), my_order)
+        my_ids = encode_ids(mine, "The label holder's file")
+        sent = a.of_ids(my_ids, my_order)
     with watch.step("party: ids, blinded"):
         their_order, their_ids = shuffled(n, b.secret), encode_ids(theirs, "The party's file")
-        own = b.of_ids(their_ids, their_order)
+        of_party = b.of_ids(their_ids, their_order)
+        own = outputs([their_ids[row] for row in their_order.tolist()], of_party)
     with watch.step("party: label holder's, blinded again"):
         returned = b.again(sent)
     with watch.step("label holder: its own blinding away"):
-        by_party = a.undone(returned)
+        by_party = outputs([my_ids[row] for row in my_order.tolist()], a.undone(returned))
     with watch.step("label holder: match"):
         in_mine, in_theirs = match(by_party, own)
     with watch.step("party: a question, answered"):

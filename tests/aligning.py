@@ -14,7 +14,7 @@ from tests.organisations import ID, small, write
 from vfl_flower import client_app
 from vfl_flower.data import id_sets, recall
 from vfl_flower.data.id_sets import IdSet
-from vfl_flower.data.psi import Blinding, answer, match
+from vfl_flower.data.psi import Blinding, answer, match, outputs
 from vfl_flower.files import unsealed
 from vfl_flower.flower_internals import begin_task
 from vfl_flower.messages import (
@@ -84,7 +84,8 @@ class LabelHolder:
         order = AlignOrder(method="psi", id_kind="whole numbers", arrays=blinded)
         self.answer = asked(self.node, order, Aligned)
         own = self.answer.arrays["own"]
-        self.sent, self.places = match(self.a.undone(self.answer.arrays["again"]), own)
+        found = outputs(self.ids, self.a.undone(self.answer.arrays["again"]))
+        self.sent, self.places = match(found, own)
 
     def tell(self, places: NDArray[Any], sent: NDArray[Any]) -> None:
         """The rows at these places, of which it says that they are of those of its ids."""

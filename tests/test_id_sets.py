@@ -18,6 +18,7 @@ from flwr.app import Context, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import aligning
 from tests.aligning import IDS, STRANGE, LabelHolder, asked, count_of, in_a_later_run, node_in
 from tests.conftest import nightly
 from tests.organisations import ID, Organisations, change, cut, small, write
@@ -432,6 +433,8 @@ def test_a_party_that_blinds_what_it_is_sent_does_not_answer_its_own_question(
 
     If the question were about H(id), whose power is known, that would answer it; the control.
     """
+    for where in (id_sets, psi, aligning):  # whose sum it would need, the points themselves
+        monkeypatch.setattr(where, "outputs", lambda ids, points: points)
     if same:
         digest = psi._digest
         monkeypatch.setattr(psi, "_digest", lambda encoded, of=b"id": digest(encoded))

@@ -698,8 +698,10 @@ LIES = {
     ),
     "flat": (arrays(own=lambda a: a.ravel()), "^Party 1 sent blinded ids that cannot be used"),
     "signed": (arrays(own=lambda a: a.view(np.int8)), "^Party 1 sent blinded ids that cannot"),
-    "zeros": (arrays(own=lambda a: 0 * a), "^Party 1 sent blinded ids .*, or the identity"),
-    "no elements": (arrays(own=lambda a: a | 1), "^Party 1 sent blinded ids .* no element"),
+    "zeros": (arrays(again=lambda a: 0 * a), "^Party 1 sent blinded ids .*, or the identity"),
+    "no elements": (arrays(again=lambda a: a | 1), "^Party 1 sent blinded ids .* no element"),
+    "zeros of its own": (arrays(own=lambda a: 0 * a), "^Party 1 sent a blinded id more than once"),
+    "others": (arrays(own=lambda a: a ^ 1), "^Party 1 has none of the 60 ids"),
     "twice": (
         arrays(own=lambda a: np.concatenate([a, a[:1]])),
         "^Party 1 sent a blinded id more than once",

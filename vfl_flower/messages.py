@@ -346,12 +346,12 @@ class SetKept(Introduction):
 
 @dataclass(frozen=True, kw_only=True)
 class Aligned(Introduction):
-    """A party's answer to `AlignOrder`: blinded ids, "again" and "own", uint8 [n, 32].
+    """A party's answer to `AlignOrder`: "again" and "own", uint8 [n, 32].
 
-    These are the label holder's ids, in their order, blinded by the party too; and the party's, in
-    a secret order, or those at the end of it that the label holder does not know. "gone", int32
-    [m], are places of ids that the party's file has no more. By method "ids" there is "question"
-    alone, as in the answer to `CommonOrder`.
+    These are the label holder's ids, in their order, blinded by the party too; and outputs of the
+    party's (`psi.outputs`), in a secret order, or those at the end of it that the label holder does
+    not know. "gone", int32 [m], are places of ids that the party's file has no more. By method
+    "ids" there is "question" alone, as in the answer to `CommonOrder`.
     """
 
     names: ClassVar = ("again", "own", "gone", "question")

@@ -53,7 +53,7 @@ def members(node: Context, ids: list[bytes], blinding: Blinding | None = None) -
     sent = {"ids": blinding.of_ids(ids)}
     order = AlignOrder(method="psi", id_kind="whole numbers", arrays=sent)
     answer = asked(node, order, Aligned).arrays
-    mine, _ = match(blinding.undone(answer["again"]), answer["own"])
+    mine, _ = match(psi.outputs(ids, blinding.undone(answer["again"])), answer["own"])
     return {ids[row] for row in mine}
 
 
@@ -119,6 +119,40 @@ def test_ids_that_are_new_to_a_kept_set_count_too(node: Context) -> None:
     assert count_of(node)["left"] == 0
     assert later.finds(holder.kept)
     later.blinded_by_party(holder.a.of_ids(STRANGE[:2]))
+
+
+def plus(one: Any, two: Any) -> Any:
+    """The sum of each two points."""
+    total = np.zeros_like(one)
+    _, _, add = psi._libsodium()
+    for at in range(len(one)):
+        add(total[at].ctypes.data, one[at].tobytes(), two[at].tobytes())
+    return total
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_a_point_tells_of_one_id(
+    node: Context, bare: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A label holder sends sums of two ids' points, and looks for sums of the party's points.
+
+    So each point would tell of two ids, with bare points of the party as the control.
+    """
+    if bare:
+        monkeypatch.setattr(id_sets, "outputs", lambda ids, points: points)
+    one, two = Blinding(), Blinding()
+    sent = {"ids": plus(one.of_ids(IDS[:5]), two.of_ids(IDS[5:10]))}
+    order = AlignOrder(method="psi", id_kind="whole numbers", arrays=sent)
+    answer = asked(node, order, Aligned).arrays
+    own = answer["own"]
+    if not bare:
+        with pytest.raises(VflError, match="no element"):
+            one.again(own)
+        return
+    places = np.arange(len(own))
+    mine, theirs = (each.ravel() for each in np.meshgrid(places, places))
+    sums = {each.tobytes() for each in plus(one.again(own)[mine], two.again(own)[theirs])}
+    assert all(each.tobytes() in sums for each in answer["again"])
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 
 from tests.aligning import IDS, NAME
 from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, train
@@ -46,6 +46,7 @@ from vfl_flower.messages import (
 )
 from vfl_flower.party import context as between
 from vfl_flower.party import predict, state_file, sums
+from vfl_flower.party.state import load_about
 from vfl_flower.systems import resolve
 
 MASKED = {"aggregation": "secure", "combine": "mean"}
@@ -202,10 +203,8 @@ def test_every_rule_holds_for_every_message_of_a_run_that_began_without_it(
     context = node(permitted, **breaks)
     asked(context, DESCRIBE, Description)
     if "model-args" in breaks:
-        text = between.state.load_about(context.state).replace(
-            '"model-args": ""', '"model-args": "x=1"'
-        )
-        context.state["about"]["about"] = text
+        text = load_about(context.state).replace('"model-args": ""', '"model-args": "x=1"')
+        context.state["about"] = ConfigRecord({"about": text})
     state_file.save(context, 1)
     for key in permitted:
         del context.node_config[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -189,7 +189,8 @@ def _common_rows(
     places = {}  # by node: where in the party's order each of the label holder's rows is, or -1
     for node in [node for node in sets if node in answers]:
         each = sets[node]
-        places[node] = _matched(blinding, answers.pop(node), each, order[each.new[order]])
+        sent = order[each.new[order]]
+        places[node] = _matched(blinding, own.ids, answers.pop(node), each, sent)
         found, asked = int((places[node] >= 0).sum()), int(each.new.sum())
         said = "" if asked == len(own.ids) else f", {asked} of which are new to it"
         notice.info(
@@ -238,7 +239,9 @@ def _common_rows(
     return common, present if any_party else None, asked_about
 
 
-def _matched(blinding: Blinding, answer: Aligned, known: Asked, sent: Places) -> NDArray[np.int32]:
+def _matched(
+    blinding: Blinding, ids: Sequence[bytes], answer: Aligned, known: Asked, sent: Places
+) -> NDArray[np.int32]:
     """The place of each of the label holder's rows in the party's order, or -1."""
     if answer.party != known.party:
         raise ConfigError(f"Party {known.party} answers as party {answer.party}: start it anew.")
@@ -252,7 +255,9 @@ def _matched(blinding: Blinding, answer: Aligned, known: Asked, sent: Places) ->
     gone = np.zeros(0, np.int32) if gone is None else gone
     try:
         id_sets.check_answer(theirs, gone, len(known.arrays["points"]))
-        known.learn(sent, blinding.undone(again), theirs)
+        points = blinding.undone(again)
+        psi.check_distinct(points)
+        known.learn(sent, psi.outputs([ids[row] for row in sent.tolist()], points), theirs)
         return known.places(gone)
     except VflError as error:
         raise ConfigError(f"Party {known.party} sent {error}") from None

@@ -1,8 +1,8 @@
 """Blinded ids that both sides keep, so that a later alignment asks about new ids alone.
 
-An alignment by `vfl_flower.data.psi` leaves a set: the party has its secret b and its points
-H(id)^b in their secret order, of which each has a place; the label holder has these points too, and
-H(id)^b of each of its own ids about which it has asked. A set only grows: ids that come to the
+An alignment by `vfl_flower.data.psi` leaves a set: the party has its secret b and its outputs F(id)
+in their secret order, of which each has a place; the label holder has these outputs too, and F(id)
+of each of its own ids about which it has asked. A set only grows: ids that come to the
 party's file get places at the end, and where one has gone from the file its place stays, without a
 row.
 
@@ -39,7 +39,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 
 from vfl_flower.data import alignment_file as files
-from vfl_flower.data.psi import Blinding, Places, Points, check_elements, match, shuffled
+from vfl_flower.data.psi import Blinding, Places, Points, check_points, match, outputs, shuffled
 from vfl_flower.data.source import Source
 from vfl_flower.errors import VflError
 from vfl_flower.files import alone_in, make_folder, told
@@ -60,12 +60,12 @@ class IdSet:
 
     made : when it was, in seconds since 1970.
     asked : about how many ids a party has been asked.
-    arrays : "points" of the party's places, [n, 32]; "proof", what the label holder showed when it
-        was made, [1, 32]; "key", by which this side marks ids, at a party also the secret b, [1,
-        32]; "marks" of ids, [m, 32]: at a party of its places, at the label holder of those that it
-        has asked about, whose points are "blinded", [m, 32]. A party also has "lengths", how many
-        places there have been, and "shown", whether the label holder has been told to use the row
-        of a place, bool [n].
+    arrays : "points", outputs of the party's places, [n, 32]; "proof", what the label holder showed
+        when it was made, [1, 32]; "key", by which this side marks ids, at a party also the secret
+        b, [1, 32]; "marks" of ids, [m, 32]: at a party of its places, at the label holder of those
+        that it has asked about, whose outputs are "blinded", [m, 32]. A party also has "lengths",
+        how many places there have been, and "shown", whether the label holder has been told to use
+        the row of a place, bool [n].
     """
 
     made: float
@@ -76,7 +76,7 @@ class IdSet:
     def name(self) -> str:
         """By which the two name it, and which nobody else can tell from chance."""
         proof = self.arrays["proof"].tobytes()
-        return hmac.digest(proof, b"vfl-flower set", "sha256").hex()[:32]
+        return hmac.digest(proof, b"vfl-flower set of outputs", "sha256").hex()[:32]
 
     def codes(self, party: int, run: str) -> Iterator[tuple[int, bytes, bytes]]:
         """Of the set as it is and has been: places, and what the two sides prove it by in a run."""
@@ -147,7 +147,7 @@ class Asked:
         self.new = self._at < 0
 
     def learn(self, rows: Places, blinded: Points, points: Points) -> None:
-        """The points of its own ids in these rows, [k, 32], and of places at the end, [l, 32]."""
+        """The outputs of its own ids in these rows, [k, 32], and of places at the end, [l, 32]."""
         known = self.arrays
         self._at[rows] = len(known["marks"]) + np.arange(len(rows))
         known["marks"] = np.concatenate([known["marks"], self._marks[rows]])
@@ -217,7 +217,7 @@ def has_kept(answer: SetKept, kept: IdSet, run: str) -> bool:
 
 def check_answer(points: NDArray[Any], gone: NDArray[Any], known: int) -> None:
     """Refuse, by `VflError` as the end of a sentence, what cannot be of a set of `known` places."""
-    check_elements(points)
+    check_points(points)
     places = known + len(points)
     if places > Rules.max_ids:
         raise VflError(f"{places} blinded ids, and at most {Rules.max_ids} may be.")
@@ -249,8 +249,13 @@ def fresh(own: Source) -> Arrays:
     """What a party needs of a new set: its "key", "points", and "at", the row at each place."""
     key = np.frombuffer(secrets.token_bytes(32), np.uint8)[None]
     at = shuffled(len(own.ids), secrets.token_bytes(16))
-    points = Blinding(key.tobytes()).of_ids(own.ids, at)
-    return {"key": key, "points": points, "at": at}
+    return {"key": key, "points": _outputs(own, key, at), "at": at}
+
+
+def _outputs(own: Source, key: NDArray[np.uint8], rows: Places) -> Points:
+    """F(id) of these rows, by the secret b of a set."""
+    points = Blinding(key.tobytes()).of_ids(own.ids, rows)
+    return outputs([own.ids[row] for row in rows.tolist()], points)
 
 
 def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> Found | None:
@@ -298,7 +303,7 @@ def _grown(path: Path, own: Source, rules: Rules) -> tuple[IdSet, Places] | None
     at = np.concatenate([at, new])
     added = {
         "marks": marks[new],
-        "points": Blinding(kept.arrays["key"].tobytes()).of_ids(own.ids, new),
+        "points": _outputs(own, kept.arrays["key"], new),
         "shown": np.zeros(len(new), bool),
         "lengths": np.array([len(at)]),
     }

@@ -5,9 +5,10 @@ constant time. An id is hashed to an element H(id) of the group, and blinded by 
 each side; ids that are blinded by the party can be compared by who cannot read them.
 
 1. The label holder sends ids blinded by its secret a, in a secret order: ``a.of_ids``, H(id)^a.
-2. A party sends these blinded again, H(id)^ab in the order in which they came, ``b.again``; and its
-   own ids blinded by its secret b, in a secret order of its own: ``b.of_ids``, H(id)^b.
-3. The label holder takes its own secret away, ``a.undone``, and compares H(id)^b: ``match``.
+2. A party sends these blinded again, H(id)^ab in the order in which they came, ``b.again``; and of
+   its own ids F(id) in a secret order of its own: ``outputs``, a hash of the id and of H(id)^b.
+3. The label holder takes its own secret away, ``a.undone``, makes F(id) of each H(id)^b too, and
+   compares these: ``match``.
 4. It sends every party the places in that party's order which are common to all parties, in one
    order for all; a party maps them back to its rows.
 5. The party asks whether the label holder knows the ids of these rows: ``question``. By step 3
@@ -22,6 +23,8 @@ Both may keep what is blinded by b, and later ask and answer about new ids alone
 So b lasts, and by step 2 whoever may ask has any element raised to it: also sums of points of step
 2, and a question. That is why a question is about other elements of the same ids, H'(id), which
 are never raised to b; and why its answer says nothing of ids that the asker has not put into it.
+And that is why a party sends F(id): by its points H(id)^b, one sum of points would tell whether it
+has several ids.
 
 The label holder keeps a too, so that a party counts an id once (`party.asked_ids`). A party that is
 sent a point again learns that it is the same id, and not which.
@@ -186,6 +189,17 @@ class Blinding:
         return Blinding(inverse.raw).again(points)
 
 
+def outputs(ids: Sequence[bytes], points: Points) -> Points:
+    """Return F(id) of each id [n, 32], of which H(id)^b is the point."""
+    data, name, hashed = points.tobytes(), b"vfl-flower psi output|", hashlib.blake2b
+    each = (data[at : at + 32] for at in range(0, len(data), 32))
+    made = [
+        hashed(name + one + point, digest_size=32).digest()
+        for one, point in zip(ids, each, strict=True)
+    ]
+    return np.frombuffer(b"".join(made), np.uint8).reshape(-1, 32)
+
+
 def question(ids: Sequence[bytes]) -> tuple[Points, bytes]:
     """A question whether the other side knows these ids, [1, 32], and the secret it is judged by.
 
@@ -268,21 +282,6 @@ def check_distinct(points: Points) -> None:
     """Refuse, as `Blinding.again`, a point that is there twice."""
     if len(np.unique(np.ascontiguousarray(points).view("S32"))) < len(points):
         raise VflError("a blinded id more than once.")
-
-
-def check_elements(points: NDArray[Any]) -> None:
-    """Refuse what `Blinding.again` would, without a secret."""
-    check_points(points)
-    _libsodium()
-    import rbcl
-
-    points = np.ascontiguousarray(points)
-    valid = rbcl._sodium["crypto_core_ristretto255_is_valid_point"]
-    valid.argtypes = [ctypes.c_void_p]
-    first = points.ctypes.data
-    sound = all(valid(at) for at in range(first, first + points.nbytes, 32))
-    if not sound or (len(points) and (points[:, 31].max() > 127 or not points.any(1).all())):
-        raise VflError(_NO_ELEMENT)
 
 
 def _digest(encoded: bytes, of: bytes = b"id") -> bytes:
