@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import os
+import pwd
+import secrets
 import shutil
 import signal
 from collections.abc import Callable
@@ -14,6 +17,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from tests.conftest import ALL_ROWS
 from tests.test_checkpoint import CANCER, Cut, cut_after, ledger, resumed
 from vfl_flower import api, files
 from vfl_flower.axes.privacy.embeddings import EmbeddingLedger
@@ -21,11 +25,11 @@ from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.axes.privacy.scalars import ScalarLedger
 from vfl_flower.errors import ConfigError, Interrupted, Terminated, VflError
 from vfl_flower.files import check_own
+from vfl_flower.flower_internals import state_to_bytes
 from vfl_flower.holder import checkpoint, results
 from vfl_flower.holder.results import Results
 from vfl_flower.messages import TrainOrder
 from vfl_flower.party import state_file
-from vfl_flower.runtimes import local
 from vfl_flower.start import predict_local, run_local
 from vfl_flower.systems import resolve
 from vfl_flower.tools.cli import main
@@ -89,7 +93,7 @@ def of_another_run(folder: Path, another: Path) -> None:
 def unmarked(folder: Path, another: Path) -> None:
     """As an older version wrote it."""
     path = state_file.read(state_of(folder, 0))
-    files.write_sealed(state_of(folder, 0), state_file.state_to_bytes(path))
+    files.write_sealed(state_of(folder, 0), state_to_bytes(path))
 
 
 def older_checkpoint(folder: Path, another: Path) -> None:
@@ -194,7 +198,7 @@ def test_a_run_id_that_comes_again_names_no_old_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both runs keep their states in one folder, as parties on nodes do."""
-    monkeypatch.setattr(local.secrets, "randbits", lambda bits: 7)
+    monkeypatch.setattr(secrets, "randbits", lambda bits: 7)
     states = [{"states": str(tmp_path / "states")}] * 2
     for name, keys in {"first": KEYS, "second": {**KEYS, "seed": 1}}.items():
         with cut_after(2), pytest.raises(Cut):
@@ -256,7 +260,7 @@ def test_a_group_of_this_user_alone_may_write(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared.parent.chmod(0o775)
-    me = files.pwd.getpwuid(os.geteuid())
+    me = pwd.getpwuid(os.geteuid())
     own = (me.pw_name, "x", me.pw_gid)
     for group, private in {
         (*own, ()): True,
@@ -264,8 +268,8 @@ def test_a_group_of_this_user_alone_may_write(
         (*own, ("mallory",)): False,
         ("staff" if me.pw_gid else "wheel", "x", me.pw_gid, ("mallory",)): False,
     }.items():
-        found = files.grp.struct_group(group)
-        monkeypatch.setattr(files.grp, "getgrgid", lambda number, found=found: found)
+        found = grp.struct_group(group)
+        monkeypatch.setattr(grp, "getgrgid", lambda number, found=found: found)
         monkeypatch.setattr(Path, "lstat", _with_group(me.pw_gid))
         if private:
             check_own(shared)
@@ -489,7 +493,7 @@ COUNTED: dict[str, dict[str, Any]] = {
 def test_what_was_released_before_ctrl_c_counts_after_it(
     tmp_path: Path, keys: dict[str, Any]
 ) -> None:
-    folder, keys = tmp_path / "run", {**CANCER, "epochs": 3, **keys}
+    folder, keys = tmp_path / "run", {**CANCER, **ALL_ROWS, "epochs": 3, **keys}
     with signalled(signal.SIGINT, 2), pytest.raises(Interrupted):
         run_local(3, {**keys, "out": str(folder)})
     before = json.loads((folder / "summary.json").read_text())
