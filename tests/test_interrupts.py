@@ -70,7 +70,7 @@ def test_a_run_that_is_interrupted_keeps_a_checkpoint(
         run_local(2, {**WHOLE, "out": str(folder)})
     said = json.loads((folder / "summary.json").read_text())["failure"]
     assert said == f"{words} ended the run after 1 epochs."
-    assert str(raised.value) == f"{said[:-1]}: resume='{folder}' goes on with it."
+    assert str(raised.value) == f"{said[:-1]}: set resume='{folder}' to go on with it."
     found = checkpoint.load(folder)
     assert not found.finished and len(found.strategy["history"]["entries"]) == 1
     predict_local({"model": str(folder)})
@@ -128,8 +128,20 @@ def test_the_command_says_how_to_go_on(
             ended = int(str(error.code))
     said = capsys.readouterr().err.splitlines()[-1]
     assert ended == code
-    assert said.endswith(f"ended the run after 1 epochs: resume='{folder}' goes on with it.")
+    assert said.endswith(f"ended the run after 1 epochs: set resume='{folder}' to go on with it.")
     assert main(["run", "-c", f"resume='{folder}'"]) == 0
+
+
+def test_the_command_names_the_last_checkpoint_of_a_run_that_keeps_none_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a run on nodes, whose parties Ctrl-C ends too."""
+    for every, said in ((12, "set resume='{}' to go on with it."), (0, "vfl: stopped.")):
+        folder = tmp_path / str(every)
+        keys = f"dataset='breast-cancer' epochs=3 checkpoint-every={every}"
+        with signalled(signal.SIGINT, 2, again=True):
+            assert main(["run", "-c", keys, "--out", str(folder)]) == 130
+        assert capsys.readouterr().err.splitlines()[-1].endswith(said.format(folder))
 
 
 def test_train_in_python_keeps_what_was_trained_and_goes_on_with_it() -> None:
@@ -142,7 +154,7 @@ def test_train_in_python_keeps_what_was_trained_and_goes_on_with_it() -> None:
     assert isinstance(raised.value, Interrupted)
     folder = Path(raised.value.folder)
     try:
-        assert str(raised.value).endswith(f"resume='{folder}' goes on with it.")
+        assert str(raised.value).endswith(f"set resume='{folder}' to go on with it.")
         assert len(api.load(folder).predict(features)) == 120
         with pytest.raises(VflError, match=r"has other rows, classes or values|has not the data"):
             api.train({"resume": str(folder)}, [each + 1 for each in features][::-1], 1 - labels)
