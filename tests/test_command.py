@@ -138,7 +138,7 @@ def test_interrupted_command_saves_what_was_trained(
     assert main(command(tmp_path, "dataset='breast-cancer' epochs=4 window=15")) == 130
     assert capsys.readouterr().err.endswith("\nvfl: stopped.\n")
     finished = Run(tmp_path / "out")
-    assert finished.summary["failure"] == "KeyboardInterrupt"
+    assert finished.summary["failure"] == "Ctrl-C ended the run."
     assert [entry["epoch"] for entry in finished.history] == [1.0, 2.0]
     assert finished.parameters("top")
 

@@ -88,7 +88,7 @@ class Terminated(SystemExit):
 def _resumable(sentence: str, folder: str) -> str:
     if not folder:
         return sentence
-    return f"{sentence.rstrip('.')}: resume='{folder}' goes on with it."
+    return f"{sentence.rstrip('.')}: set resume='{folder}' to go on with it."
 
 
 def why(error: BaseException) -> str:

@@ -64,9 +64,13 @@ class Results(Observer):
             parameters: dict[str, Any] = top
             with whole(self.folder / "top.npz") as file:
                 np.savez(file, **parameters)
+        text = (json.dumps(summary, indent=2) + "\n").encode()
+        if summary["failure"] is not None:  # who ends a run may leave little time
+            write_whole(self.folder / "summary.json", text)
         if len(self.history) > 1:
             draw_curves({summary["strategy"]: self.history}, self.folder / "curves.png")
-        write_whole(self.folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        if summary["failure"] is None:
+            write_whole(self.folder / "summary.json", text)
         if summary["failure"] is None:
             log.info("%s", headline(summary))
         log.info("Results are in %s", self.folder)

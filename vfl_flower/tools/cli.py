@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from vfl_flower.config import pairs
-from vfl_flower.errors import ConfigError, Terminated, VflError
+from vfl_flower.errors import ConfigError, Interrupted, Terminated, VflError, why
 from vfl_flower.tools import options
 
 app = typer.Typer(
@@ -109,6 +109,11 @@ def _run(
         with _ending_on_sigterm(), shown(not quiet):
             finished = repeated(start, number, keys, node_configs, seeds, folder)
         print(headline(finished.summary))
+    except (KeyboardInterrupt, Terminated) as error:  # of a run on nodes: it keeps none anew
+        if getattr(error, "folder", "") or not (folder / checkpoint.FILE).exists():
+            raise
+        kind = Terminated if isinstance(error, Terminated) else Interrupted
+        raise kind(why(error), str(folder)) from error
     finally:
         left = (folder / ("top.npz" if seeds == 1 else "summary.json")).exists()
         if (is_new or config.running.resume) and left:

@@ -1,0 +1,232 @@
+"""Runs in process that Ctrl-C or SIGTERM ends: what they keep, say and count."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from tests.conftest import ALL_ROWS
+from tests.test_checkpoint import CANCER, ledger, resumed
+from vfl_flower import api
+from vfl_flower.axes.privacy.embeddings import EmbeddingLedger
+from vfl_flower.axes.privacy.ledger import ledger_of
+from vfl_flower.axes.privacy.scalars import ScalarLedger
+from vfl_flower.errors import ConfigError, Interrupted, Terminated, VflError
+from vfl_flower.holder import checkpoint, results
+from vfl_flower.holder.results import Results
+from vfl_flower.messages import TrainOrder
+from vfl_flower.start import predict_local, run_local
+from vfl_flower.systems import resolve
+from vfl_flower.tools.cli import main
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
+
+
+def signalled(number: signal.Signals, evaluation: int, again: bool = False) -> Any:
+    """While this is patched in, a signal comes at an evaluation; or two do."""
+    evaluated = Results.evaluated
+
+    def send(self: Results, entry: dict[str, Any]) -> None:
+        evaluated(self, entry)
+        if len(self.history) == evaluation:
+            signal.raise_signal(number)
+            if again:
+                signal.raise_signal(number)
+
+    return patch.object(Results, "evaluated", send)
+
+
+@pytest.fixture
+def sigterm() -> Any:
+    """SIGTERM would end the tests: as if nobody had a handler for it, and none was needed."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+WHOLE = {**CANCER, "epochs": 3}
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "words"),
+    [(signal.SIGINT, Interrupted, "Ctrl-C"), (signal.SIGTERM, Terminated, "SIGTERM")],
+)
+def test_a_run_that_is_interrupted_keeps_a_checkpoint(
+    number: signal.Signals, error: type[BaseException], words: str, tmp_path: Path, sigterm: None
+) -> None:
+    whole = run_local(2, {**WHOLE, "out": str(tmp_path / "whole")})
+    folder = tmp_path / "run"
+    with signalled(number, 1), pytest.raises(error) as raised:
+        run_local(2, {**WHOLE, "out": str(folder)})
+    said = json.loads((folder / "summary.json").read_text())["failure"]
+    assert said == f"{words} ended the run after 1 epochs."
+    assert str(raised.value) == f"{said[:-1]}: set resume='{folder}' to go on with it."
+    found = checkpoint.load(folder)
+    assert not found.finished and len(found.strategy["history"]["entries"]) == 1
+    predict_local({"model": str(folder)})
+    run = resumed(folder, 2)
+    for name in ("top", "party-0", "party-1"):
+        for key, value in whole.parameters(name).items():
+            np.testing.assert_array_equal(run.parameters(name)[key], value)
+    assert [each["test_loss"] for each in run.history] == [
+        each["test_loss"] for each in whole.history
+    ]
+
+
+def test_the_second_ctrl_c_ends_a_run_at_once(tmp_path: Path) -> None:
+    with signalled(signal.SIGINT, 1, again=True), pytest.raises(KeyboardInterrupt) as raised:
+        run_local(2, {**WHOLE, "out": str(tmp_path / "run")})
+    assert not isinstance(raised.value, Interrupted)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["failure"] == "Ctrl-C ended the run."
+    assert not (tmp_path / "run" / checkpoint.FILE).exists()  # the control: as it always was
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_in_the_last_exchange_ends_a_run_that_is_kept_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with signalled(signal.SIGINT, 3), pytest.raises(Interrupted):
+        run_local(2, {**WHOLE, "out": str(folder)})
+    resumed(folder, 2)
+    assert checkpoint.load(folder).finished
+    assert json.loads((folder / "summary.json").read_text())["failure"] is None
+
+
+def test_a_handler_of_the_callers_own_stays(tmp_path: Path) -> None:
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        with signalled(signal.SIGINT, 1):
+            run_local(2, {**WHOLE, "out": str(tmp_path / "run")})
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert came == [signal.SIGINT]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_the_command_says_how_to_go_on(
+    number: signal.Signals, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    command = ["run", "-c", "dataset='breast-cancer' epochs=3", "--out", str(folder)]
+    with signalled(number, 1):
+        try:
+            ended = main(command)
+        except SystemExit as error:
+            ended = int(str(error.code))
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert ended == code
+    assert said.endswith(f"ended the run after 1 epochs: set resume='{folder}' to go on with it.")
+    assert main(["run", "-c", f"resume='{folder}'"]) == 0
+
+
+def test_the_command_names_the_last_checkpoint_of_a_run_that_keeps_none_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a run on nodes, whose parties Ctrl-C ends too."""
+    for every, said in ((12, "set resume='{}' to go on with it."), (0, "vfl: stopped.")):
+        folder = tmp_path / str(every)
+        keys = f"dataset='breast-cancer' epochs=3 checkpoint-every={every}"
+        with signalled(signal.SIGINT, 2, again=True):
+            assert main(["run", "-c", keys, "--out", str(folder)]) == 130
+        assert capsys.readouterr().err.splitlines()[-1].endswith(said.format(folder))
+
+
+def test_train_in_python_keeps_what_was_trained_and_goes_on_with_it() -> None:
+    generator = np.random.default_rng(0)
+    features = [generator.standard_normal((120, 3)) for _ in range(2)]
+    labels = (features[0][:, 0] > 0).astype(int)
+    keys = {"epochs": 3, "bottom-hidden": 4, "embedding-size": 2}
+    with signalled(signal.SIGINT, 1), pytest.raises(KeyboardInterrupt) as raised:
+        api.train(keys, features, labels)
+    assert isinstance(raised.value, Interrupted)
+    folder = Path(raised.value.folder)
+    try:
+        assert str(raised.value).endswith(f"set resume='{folder}' to go on with it.")
+        assert len(api.load(folder).predict(features)) == 120
+        with pytest.raises(VflError, match=r"has other rows, classes or values|has not the data"):
+            api.train({"resume": str(folder)}, [each + 1 for each in features][::-1], 1 - labels)
+        model = api.train({"resume": str(folder)}, features, labels)
+        assert model.summary["failure"] is None and len(model.history) == 3
+        with pytest.raises(ConfigError, match="has finished: there is nothing to resume"):
+            api.train({"resume": str(folder)}, features, labels)
+    finally:
+        shutil.rmtree(folder.parent)
+
+
+COUNTED: dict[str, dict[str, Any]] = {
+    "dpzv": {"strategy": "dpzv", "window": 4, "noise-multiplier": 1.5},
+    "in secret": {
+        **{"strategy": "dpzv", "noise-multiplier": 1.5, "calibration": "secret"},
+        **{"sampling": "poisson"},
+    },
+    "perturbed": {"strategy": "vafl", "privacy": "perturbed-embedding", "window": 1},
+    "perturbed, Poisson": {
+        **{"strategy": "vafl", "privacy": "perturbed-embedding", "sampling": "poisson"},
+    },
+    "perturbed, asked again": {
+        **{"strategy": "vafl-t", "quorum": 2, "max-delay": 3, "delay": "exponential"},
+        **{"privacy": "perturbed-embedding"},
+    },
+}
+
+
+@pytest.mark.one_by_day
+@pytest.mark.parametrize("keys", COUNTED.values(), ids=list(COUNTED))
+def test_what_was_released_before_ctrl_c_counts_after_it(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    folder, keys = tmp_path / "run", {**CANCER, **ALL_ROWS, "epochs": 3, **keys}
+    with signalled(signal.SIGINT, 2), pytest.raises(Interrupted):
+        run_local(3, {**keys, "out": str(folder)})
+    before = json.loads((folder / "summary.json").read_text())
+    accountant = ledger(ledger_of(resolve(keys)), keys)
+    accountant.multiplier = 1.5  # type: ignore[attr-defined]
+    accountant.keep_journal(folder / "releases.journal")
+    figures = accountant.figures()
+    assert all(before[name] == figures[name] for name in figures) and figures["epsilon"] > 0
+    assert resumed(folder, 3).summary["epsilon"] > before["epsilon"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("again", range(20))
+def test_uploads_so_far_are_told_by_few_events(again: int) -> None:
+    """Orders in any sequence, as by parties that come back, count the same by their events."""
+    generator = np.random.default_rng(again)
+    keys = {**CANCER, **COUNTED["perturbed, asked again"]}
+    counted, told = (ledger(EmbeddingLedger, keys) for _ in range(2))
+    for _ in range(generator.integers(1, 40)):
+        party, epoch, first = (int(generator.integers(0, most)) for most in (3, 5, 8))
+        order = TrainOrder(exchange=0, epoch=epoch, first=first, steps=1, coordinated=False)
+        counted._ordered(party, order)
+    for kind, party, *place, ids in counted.so_far():
+        assert kind == 0 and not len(ids)
+        epoch, first, steps = place
+        order = TrainOrder(exchange=0, epoch=epoch, first=first, steps=steps, coordinated=False)
+        told._ordered(party, order)
+    for name in ("passes", "last", "steps", "unseen"):
+        assert getattr(counted, name) == getattr(told, name)
+
+
+def test_without_those_counts_less_would_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScalarLedger, "so_far", lambda self: iter(()))
+    folder = tmp_path / "run"
+    keys = {**CANCER, "epochs": 3, **COUNTED["dpzv"]}
+    with signalled(signal.SIGINT, 2), pytest.raises(Interrupted):
+        run_local(3, {**keys, "out": str(folder)})
+    before = json.loads((folder / "summary.json").read_text())
+    assert resumed(folder, 3).summary["epsilon"] < before["epsilon"]
