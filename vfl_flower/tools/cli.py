@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(app(arguments, prog_name="vfl", standalone_mode=False) or 0)
     except click.ClickException as error:  # an unknown option, for one
-        error.message = _TWICE.sub(r"\1", error.message)
+        vars(error).update(message=_TWICE.sub(r"\1", error.message))
         error.show()
         return error.exit_code
 
