@@ -142,6 +142,14 @@ def test_an_engine_that_is_not_there_is_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("arguments", [["runn"], ["run", "--party", "2"]])
+def test_what_was_perhaps_meant_is_asked_once(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.count("Did you mean") == 1
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["run", "--party", "2"], ["train"], ["compare"], ["audit"], ["run", "--parties", "two"]],

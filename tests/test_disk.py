@@ -180,7 +180,7 @@ FILES = {
     "releases.journal": r"What is released cannot be written to .* \(No space left on device\)",
     "releases.journal.new": r"releases.journal cannot be written",
     "checkpoint.npz.new": r"checkpoint.npz cannot be written",
-    "party-1-checkpoint-0.state.new": r"Party 1 failed: cannot keep its state: its own log says why",
+    "party-1-checkpoint-0.state.new": r"Party 1 failed: cannot keep its state: its own log says",
     "party-1-checkpoint-1.state.new": r"Party 1 failed: cannot keep its state: its own log says",
     "top.npz.new": r"top.npz cannot be written",
     "summary.json.new": r"summary.json cannot be written",

@@ -13,9 +13,16 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
 
 def shown(notebook: nbformat.NotebookNode) -> list[list[str]]:
-    """Of each cell of code, the kinds of what it shows: names of streams, or types of data."""
+    """Of each cell of code, the kinds of what it shows: names of streams, or types of data.
+
+    Where progress was shown, nothing is left.
+    """
     return [
-        [each.get("name") or " ".join(sorted(each["data"])) for each in cell["outputs"]]
+        [
+            each.get("name") or " ".join(sorted(each["data"]))
+            for each in cell["outputs"]
+            if each.get("data") != {}
+        ]
         for cell in notebook["cells"]
         if cell["cell_type"] == "code"
     ]

@@ -462,7 +462,7 @@ def test_a_file_of_another_kind(organisations: Organisations, out: str) -> None:
 def test_a_folder_that_cannot_be_written(organisations: Organisations) -> None:
     (organisations.folder / "file").write_text("")
     out = str(organisations.folder / "file" / "scores.csv")
-    refused(organisations, r"scores.csv cannot be written \(File exists\): mend that", out=out)
+    refused(organisations, "scores.csv cannot be written, since there is a file where a", out=out)
 
 
 def test_a_party_that_has_lost_its_state(organisations: Organisations) -> None:

@@ -143,7 +143,7 @@ def strategy(per_epoch: int = 10, patience: float = 0.0, validation: int = 0) ->
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("vfl_flower.holder.progress.time.monotonic", lambda: clock[0])
     return clock
 
 

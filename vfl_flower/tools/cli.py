@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import re
 import signal
 import sys
 import tempfile
@@ -30,15 +29,13 @@ app = typer.Typer(
 )
 
 
-_TWICE = re.compile(r"( Did you mean [^?]+\?)\1")  # typer asks so, and click does too
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return its exit code."""
     try:
         return int(app(arguments, prog_name="vfl", standalone_mode=False) or 0)
     except click.ClickException as error:  # an unknown option, for one
-        error.message = _TWICE.sub(r"\1", error.message)
+        if "Did you mean" in error.message:  # by typer; click would ask so once more
+            vars(error).update(possibilities=None)
         error.show()
         return error.exit_code
 
