@@ -27,7 +27,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # another number of threads rounds otherwis
 
 import numpy as np
 import torch
-from flwr.app import Context, Message
+from flwr.app import ArrayRecord, Context, Message
 
 from tests.conftest import ALL_ROWS
 from tests.golden_runs import (
@@ -46,7 +46,7 @@ from tests.organisations import cancer, cut
 from vfl_flower import client_app
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import predict_local, run_local, run_ray, run_supernodes
-from vfl_flower.wire import Call, unpack
+from vfl_flower.wire import Call, record_of, unpack
 
 FIGURES = Path(__file__).parent / "golden.json"
 
@@ -85,7 +85,7 @@ class _Listening:
         self.messages: dict[int, int] = {}
 
     def __call__(self, message: Message, context: Context) -> Message:
-        party, kind = context.node_config["partition-id"], message.metadata.message_type
+        party, kind = int(context.node_config["partition-id"]), message.metadata.message_type
         self._hear(party, kind, message)
         reply: Message = client_app.app(message, context)
         self._hear(party, kind, reply)
@@ -95,7 +95,7 @@ class _Listening:
         if isinstance(message, Call) and message.payload is not None:
             arrays = message.payload.arrays
         else:
-            arrays = unpack(message.content["arrays"])
+            arrays = unpack(record_of(message.content, "arrays", ArrayRecord))
         hashed = self.heard.setdefault(party, hashlib.sha256())
         self.messages[party] = self.messages.get(party, 0) + 1
         hashed.update(kind.encode())

@@ -290,8 +290,8 @@ def test_strangers_fill_neither_memory_nor_log_and_a_run_goes_on(
     deployed: Deployed, tmp_path: Path
 ) -> None:
     run = Run(tmp_path / "attacked")
-    keys = {**deployed.dataset, "strategy": "split-nn", "epochs": 600, "patience": 0, "window": 1}
-    keys |= {"session-seconds": 10, "out": str(run.folder)}  # sessions are opened by the proxy
+    keys = {**deployed.dataset, "strategy": "split-nn", "epochs": 200, "patience": 0, "window": 1}
+    keys |= {"session-seconds": 20, "out": str(run.folder)}  # sessions are opened by the proxy
     running = deployed.flwr_run("attacked.log", **keys)
     until(lambda: evaluations(run) >= 1, STARTING)
 
@@ -302,29 +302,29 @@ def test_strangers_fill_neither_memory_nor_log_and_a_run_goes_on(
         if "vfl_flower.runtimes.closed" in each.cmdline()
     ]
     written = (deployed.home / "superlink.log").stat().st_size
-    reach = deployed.port, superlink / "superlink.crt"
+    port, certificate = deployed.port, superlink / "superlink.crt"
     before = process.memory_info().rss
-    grown, calls = growth(process, *reach)
+    grown, calls = growth(process, port, certificate)
     for each in calls:
         with each:
             assert each.recv(12) in (b"HTTP/1.1 401", b"HTTP/1.1 413", b"")  # or it is cut
-    slow = [begun(*reach, "/v1/fleet/push-object", MB, 10) for _ in range(50)]
+    slow = [begun(port, certificate, "/v1/fleet/push-object", MB, 10) for _ in range(50)]
     assert {each.recv(12) for each in slow} == {b"HTTP/1.1 401"}
     began = time.monotonic()
     while slow:  # a byte now and then keeps no connection open
         assert time.monotonic() < began + 60
         time.sleep(0.5)
         slow = [each for each in slow if is_open(each)]
+    path = "/v1/fleet/pull-messages"
     for number in range(300):
         of_nobody = signature_of_nobody() if number % 2 else {}
-        assert call(*reach, "POST", "/v1/fleet/pull-messages", **of_nobody).status_code == 401
+        assert call(port, certificate, "POST", path, **of_nobody).status_code == 401
     grown = max(grown, process.memory_info().rss - before)
     assert running.poll() is None, "the run ended before the attack did"
     assert running.wait(2 * STARTING) == 0
-    assert run.summary["failure"] is None and len(run.history) == 600
-    print(f"memory grew by {grown / MB:.1f} MB")
-    assert grown < 64 * MB
-    assert (deployed.home / "superlink.log").stat().st_size - written < 100_000
+    assert run.summary["failure"] is None and len(run.history) == 200
+    written = (deployed.home / "superlink.log").stat().st_size - written
+    assert grown < 64 * MB and written < 100_000, f"{grown / MB:.1f} MB; log: {written} bytes"
 
     # The control: a SuperLink as Flower starts it.
     port = deployed.port + PORTS - 1

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +44,12 @@ class Called:
     def __init__(self, path: str, headers: dict[str, str], body: Iterator[bytes]) -> None:
         headers = {"content-type": PROTOBUF_MEDIA_TYPE, **headers}
         names = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        self.scope = {"type": "http", "method": "POST", "path": path, "headers": names}
+        self.scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": names,
+        }
         self.scope |= {"query_string": b"", "scheme": "https", "server": ("here", 1)}
         self.scope |= {"client": ("there", 1), "http_version": "1.1", "raw_path": path.encode()}
         self.body, self.next = body, next(body, b"")
@@ -154,9 +160,9 @@ def test_a_signature_serves_for_minutes_and_a_key_until_it_is_withdrawn(
 
     assert status() == 200
     auth = import_module("flwr.superlink.routers.fleet.node_auth")
+    then = datetime.fromisoformat(headers["flwr-timestamp"])
     with monkeypatch.context() as patch:
-        patch.setattr(auth, "now", lambda: then + auth.datetime.timedelta(seconds=306))
-        then = auth.datetime.datetime.fromisoformat(headers["flwr-timestamp"])
+        patch.setattr(auth, "now", lambda: then + timedelta(seconds=306))
         assert status() == 412
     app.state.linkstate_factory.state().delete_node(NOOP_FLWR_AID, node)
     assert status() == 412
@@ -231,8 +237,9 @@ def test_a_caller_that_goes_away_in_its_body_ends_in_no_traceback(app: Any, key:
 def test_the_largest_of_honest_messages_pass() -> None:
     begin_task()
     order = Message(RecordDict(), 7, "train")
-    many = {f"array-{number:0128d}"[-128:]: np.float32([number]) for number in range(1024)}
-    for arrays in ({"large": np.random.default_rng(0).random(3 << 20)}, many):
+    many = {f"{number:0128d}": np.full(1, float(number)) for number in range(1024)}
+    large = {"large": np.random.default_rng(0).random(3 << 20)}
+    for arrays in (large, many):
         reply = Message(RecordDict({"arrays": pack(arrays)}), reply_to=order)
         assert isinstance(reply.content["arrays"], ArrayRecord)
         objects = get_all_nested_objects(reply)

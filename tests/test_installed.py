@@ -91,3 +91,27 @@ def test_a_change_in_any_folder_changes_the_digest(tmp_path: Path) -> None:
             file.write("# changed\n")
         seen.add(digest())
     assert len(seen) == 4
+
+
+def test_make_install_compiles_modules_whatever_the_environment_says(tmp_path: Path) -> None:
+    site = tmp_path / "environment" / "lib" / "site-packages"
+    for module in ("here/a.py", "here/tests/b.py"):
+        (site / module).parent.mkdir(parents=True, exist_ok=True)
+        (site / module).write_text("value = 1\n")
+    (site / "here/other.py").write_text("print 'of another Python'\n")
+    for package in ("vfl_flower", "strategies"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "c.py").write_text("value = 1\n")
+    (tmp_path / "pyproject.toml").touch()
+
+    say = ["make", "-n", "-f", str(CHECKOUT / "Makefile"), "VENV=environment", "install"]
+    said = subprocess.run(say, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    (command,) = (line for line in said.splitlines() if "compileall" in line)
+    assert command.startswith("environment/bin/python ")
+    command = command.replace("environment/bin/python", sys.executable)
+    slow = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(site)}
+    subprocess.run([sys.executable, "-c", "import here.a"], env=slow, check=True)
+    assert not list(tmp_path.rglob("*.pyc"))  # the control: a process leaves nothing for the next
+    subprocess.run(command, shell=True, cwd=tmp_path, env=slow, check=True)
+    compiled = {path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")}
+    assert compiled == {"a", "c"}
