@@ -260,7 +260,7 @@ def test_steps_through_noise_on_labels_do_not_depend_on_the_size_of_gradients(
     for rows, batch in ((100, 32), (5000, 64), (51_000, 512), (10**6, 512)):
         training = sized(resolve(keys), rows).training
         assert (training.optimizer, training.batch_size) == ("adam", batch)
-        assert (training.party_lr, training.server_lr) == (0.001, 0.001)
+        assert (training.party_lr, training.server_lr) == (0.0005, 0.0005)
     for own in ({"party-lr": 0.1}, {"server-lr": 0.1}, {"optimizer": "sgd"}):  # chosen by the user
         training = sized(resolve({**keys, **own}), 51_000).training
         assert (training.optimizer, training.batch_size) == ("sgd", 32)

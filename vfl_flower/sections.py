@@ -234,7 +234,7 @@ class TrainingConfig:
         0.2,
         "learning rate of the parties",
         auto="0.2; 0.1 of fewer than 1,000 training rows, without privacy; 0.02 by momentum and "
-        "nesterov, 0.002 by adam and adamw; 0.001 by these with noise on labels",
+        "nesterov, 0.002 by adam and adamw; 0.0005 by these with noise on labels",
         least=0,
     )
     server_lr: float = key(

@@ -159,7 +159,7 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     if _learns_through_noise(config.values()) and training.optimizer in ("adam", "adamw"):
         # The mean over a large mini-batch has less of the noise; smaller ones make enough steps.
         batch = min(512, max(32, 2 ** round(math.log2(rows / 100))))
-        chosen |= {"batch-size": batch, "party-lr": 0.001, "server-lr": 0.001}
+        chosen |= {"batch-size": batch, "party-lr": 0.0005, "server-lr": 0.0005}
     chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
     training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
     if "epochs" in left:
