@@ -118,9 +118,9 @@ def fresh(folder: Path) -> dict[str, str]:
     for name in ("deploy", "examples"):
         shutil.copytree(HERE / name, folder / name)
     for block in blocks_in((HERE / "CONTRIBUTING.md").read_text()):
-        name = re.match(r'"""(\w+\.py):', block.text)
-        if name:
-            (folder / name[1]).write_text(block.text)
+        named = re.match(r'"""(\w+\.py):', block.text)
+        if named:
+            (folder / named[1]).write_text(block.text)
     homes = {"VFL_HOME": str(folder / "home"), "FLWR_HOME": str(folder / "flwr")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return {**os.environ, **homes, "PATH": path, "HF_HUB_OFFLINE": "1"}
