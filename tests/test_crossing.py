@@ -76,7 +76,7 @@ presence, balanced          .       .      .       k      .       .        w    
 linear                      .       .      .       .      .       .        .      .
 cnn                         .       .      .       .      .       .        .      .
 """
-"""A dot is a cell without a measured figure. The test runs it, and expects an end alone."""
+"""A dot is a cell without a measured figure. It is not tried."""
 
 REFUSALS = {
     "a": "parties that do not step together upload other rows at other times",
@@ -109,7 +109,7 @@ def cells() -> dict[tuple[str, str], str]:
 
 CELLS = cells()
 REFUSED = [cell for cell, due in CELLS.items() if due in REFUSALS]
-MEASURED = [cell for cell, due in CELLS.items() if due not in REFUSALS]
+MEASURED = [cell for cell, due in CELLS.items() if due not in (*REFUSALS, ".")]
 
 
 @cache
@@ -130,11 +130,12 @@ def test_a_cell_is_refused_in_one_sentence(option: str, system: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize(("option", "system"), MEASURED)
 def test_a_cell_is_within_its_distance(option: str, system: str) -> None:
-    due, found = CELLS[option, system], accuracy(option, system)
-    if due == ".":
-        return
-    least = float(LESS.get(due, due)) if option == "plain" or due in LESS else 0.0
-    assert found >= (least or accuracy("plain", system) - float(due))
+    due = CELLS[option, system]
+    if due in LESS or option == "plain":
+        least = float(LESS.get(due, due))
+    else:
+        least = accuracy("plain", system) - float(due)
+    assert accuracy(option, system) >= least
 
 
 @pytest.mark.nightly
