@@ -83,7 +83,8 @@ class Alone(Vertical):
                 return -float(chosen["validation_loss"])
             if hides_labels(self.config):
                 entries = reversed(each[1].run.history.entries)
-                return -next(e["train_loss"] for e in entries if e["train_loss"] is not None)
+                losses = (entry["train_loss"] for entry in entries)
+                return -float(next(loss for loss in losses if loss is not None))
             return float(chosen[main_metric(chosen)])
 
         return max(self._finished.items(), key=reached)

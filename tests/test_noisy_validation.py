@@ -17,6 +17,7 @@ from torch import Tensor
 from strategies import alone
 from strategies.joined import Joined
 from tests.conftest import Start, nightly, trained
+from vfl_flower.axes import estimators
 from vfl_flower.axes.batches import Window
 from vfl_flower.axes.privacy import labels as noise_on_labels
 from vfl_flower.axes.privacy.ledger import ledger_of
@@ -24,7 +25,6 @@ from vfl_flower.axes.privacy.noise import ScalarNoise
 from vfl_flower.data.labels import LabelNoise, Labels
 from vfl_flower.errors import ConfigError
 from vfl_flower.figures import chosen_by
-from vfl_flower.holder import label_holder
 from vfl_flower.holder.label_holder import LabelHolder
 from vfl_flower.holder.metrics import Metrics, corrected, metrics
 from vfl_flower.systems import resolve, sized
@@ -77,11 +77,16 @@ def holder_of(privacy: str, target: str, weighted: bool, subsets: str) -> LabelH
     if classes:
         y = generator.integers(0, classes, ROWS)
     labels = Labels(
-        *(y, np.concatenate([y, y]), tuple(range(classes)), ""),
-        **{"test_places": np.arange(2 * ROWS) % ROWS, "validation": ROWS},
-        **{"whole": "these", "bounds": None if classes else (-3.0, 3.0)},
+        y,
+        np.concatenate([y, y]),
+        tuple(range(classes)),
+        "",
+        test_places=np.arange(2 * ROWS) % ROWS,
+        validation=ROWS,
+        whole="these",
+        bounds=None if classes else (-3.0, 3.0),
     )
-    ledger = ledger_of(config)(config, ROWS, label_holder.estimators.choose(config)(config))
+    ledger = ledger_of(config)(config, ROWS, estimators.choose(config)(config))
     labels = ledger.labels(labels)
     assert np.array_equal(labels.train, labels.test[:ROWS])
     assert np.array_equal(labels.train, y) == (privacy != "labels")
@@ -260,7 +265,7 @@ def test_steps_through_noise_on_labels_do_not_depend_on_the_size_of_gradients(
     for rows, batch in ((100, 32), (5000, 64), (51_000, 512), (10**6, 512)):
         training = sized(resolve(keys), rows).training
         assert (training.optimizer, training.batch_size) == ("adam", batch)
-        assert (training.party_lr, training.server_lr) == (0.001, 0.001)
+        assert (training.party_lr, training.server_lr) == (0.0005, 0.0005)
     for own in ({"party-lr": 0.1}, {"server-lr": 0.1}, {"optimizer": "sgd"}):  # chosen by the user
         training = sized(resolve({**keys, **own}), 51_000).training
         assert (training.optimizer, training.batch_size) == ("sgd", 32)

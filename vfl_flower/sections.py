@@ -236,7 +236,7 @@ class TrainingConfig:
         0.2,
         "learning rate of the parties",
         auto="the system's for this optimizer; or 0.2 for sgd, 0.1 on fewer than 1,000 training "
-        "rows; 0.02 for momentum and nesterov; 0.002 for adam and adamw, 0.001 with label noise",
+        "rows; 0.02 for momentum and nesterov; 0.002 for adam and adamw, 0.0005 with label noise",
         least=0,
     )
     server_lr: float = key(

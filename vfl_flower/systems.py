@@ -150,7 +150,7 @@ BY_ROWS = ("epochs", "patience", "batch-size", "party-lr", "server-lr")
 RATES = {"sgd": 0.2, "momentum": 0.02, "adam": 0.002}
 """Learning rate of parties and top model by kind of optimizer, for systems without rates."""
 _FEW_RATE = 0.1  # of sgd, on few rows
-_NOISY_RATE = 0.001  # of adam, through noise on labels
+_NOISY_RATE = 0.0005  # of adam, through noise on labels
 _RATE_KEYS = ("party-lr", "server-lr")
 _OF_LAYERS = ("linear", "mlp")
 _OF_STEPS = {"optimizer", "weight-decay", *_RATE_KEYS}

@@ -145,8 +145,7 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: 
     top = build_top(found.config, sizes, outputs, rows.own.shape[1]).eval()
     load_top(found.config, top, of_group("top", found.arrays))
     said = top(torch.cat(h, dim=1))
-    own = rows.own.shape[1] > 0
-    known: NDArray[np.bool_] = np.ones(len(present), bool) if own else present.any(1)
+    known = present.sum(1) + rows.own.shape[1] > 0
     if not known.all():
         said = _with_prior(said, known, found)
     reached = _metrics(said, rows.labels, known, found) if rows.labels is not None else None

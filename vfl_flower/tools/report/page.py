@@ -192,7 +192,10 @@ def _curves(runs: Sequence[Shown]) -> Section | None:
         ]
     if len(runs) > 1:
         return Section("Curves", legend=_names(runs), charts=charts, notes=notes, more=more)
-    notes.append(("", "Of the losses, the dotted one is that in training."))
+    note = "Of the losses, the dotted one is that in training."
+    if runs[0].config.get("privacy") == "labels":
+        note += " It is by noisy labels and the test loss by true ones, so their levels differ."
+    notes.append(("", note))
     return Section("Curves", charts=charts, notes=notes, more=more)
 
 
