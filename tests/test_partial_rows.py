@@ -71,7 +71,7 @@ def rows_of(own: int = 0) -> tuple[Tensor, Tensor]:
 
 MODELS: list[dict[str, Any]] = [
     *({"top-model": top, "combine": how} for top in ("linear", "mlp") for how in ("mean", "sum")),
-    *({"top-model": top} for top in ("linear", "mlp")),
+    *({"top-model": top, "combine": "concat"} for top in ("linear", "mlp")),
     {"top-model": f"{HERE}:Average"},
 ]
 

@@ -68,14 +68,16 @@ def check(config: RunConfig, answers_by_scalars: bool, baseline: bool) -> None:
         return
     models = config.models
     if baseline:
-        raise _refusal(f"strategy = {config.strategy!r} is a baseline, which sums nothing", "it")
+        raise _refusal(
+            f"strategy = {config.strategy!r} is a baseline, which sums nothing", "aggregation"
+        )
     if models.top != "sum" and models.combine == "concat":
         raise _refusal(
             f"top-model = {models.top!r} reads the parties' embeddings side by side",
-            "it, or set combine = 'mean' or 'sum' for a linear or mlp top model",
+            "aggregation, or set combine = 'mean' or 'sum' for a linear or mlp top model",
         )
     if config.estimator.labels == "shared":
-        raise _refusal("labels = 'shared' sends every party's embeddings to all", "it")
+        raise _refusal("labels = 'shared' sends every party's embeddings to all", "labels")
     if answers_by_scalars and config.estimator.perturbs != "all":
         raise _refusal(
             "a difference for each party is of that party's embeddings alone",

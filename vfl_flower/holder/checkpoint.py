@@ -248,8 +248,8 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
         for each in KEYS.values()
         if (alike or each.section in ("data", "models")) and each.name not in _OF_ONE_RUN
     }
-    kinds = {optimizer_kind(o) for o in (then.training.optimizer, given.get("optimizer", ""))}
-    if "optimizer" in given and len(kinds) > 1:  # whose rates are others
+    before = then.training.optimizer
+    if optimizer_kind(given.get("optimizer", before)) != optimizer_kind(before):
         inherited |= {"party-lr": None, "server-lr": None}
     known = {name: value for name, value in inherited.items() if value is not None}
     config = resolve({"strategy": then.strategy, **known, **given})

@@ -146,7 +146,7 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: 
     top = build_top(found.config, sizes, outputs, rows.own.shape[1]).eval()
     load_top(found.config, top, of_group("top", found.arrays))
     said = top(torch.cat(h, dim=1))
-    known = present.any(1) | bool(rows.own.shape[1])
+    known = present.sum(1) + rows.own.shape[1] > 0
     if not known.all():
         said = _with_prior(said, known, found)
     reached = _metrics(said, rows.labels, known, found) if rows.labels is not None else None

@@ -247,8 +247,8 @@ def with_own(config: RunConfig, own: Mapping[str, Any]) -> RunConfig:
     if not own:
         return config
     left = {"lr-step": None, "lr-decay": None} if "lr-schedule" in own else {}
-    kinds = {optimizer_kind(each) for each in (config.training.optimizer, own.get("optimizer"))}
-    if "optimizer" in own and len(kinds) > 1:
+    of_run = config.training.optimizer
+    if optimizer_kind(own.get("optimizer", of_run)) != optimizer_kind(of_run):
         left["party-lr"] = None
     return config.with_values({**left, **own})
 
