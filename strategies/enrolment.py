@@ -32,13 +32,18 @@ class Member(NamedTuple):
 
 
 def enrol(
-    carrier: Carrier, config: RunConfig, labels: Labels, keeper: Keeper | None = None
+    carrier: Carrier,
+    config: RunConfig,
+    labels: Labels,
+    keeper: Keeper | None = None,
+    nonce: str = "",
 ) -> dict[int, Member]:
     """Ask every node to describe itself, or to go on from a checkpoint: party -> who it is.
 
     Parameters
     ----------
     keeper : has the checkpoint to go on from, or to begin by, if there is one.
+    nonce : under which parties keep their states (`Keeper`).
 
     Raises
     ------
@@ -49,7 +54,6 @@ def enrol(
     found, earlier = (keeper.found, keeper.earlier) if keeper else (None, None)
     if carrier.simulated:  # all in one memory: before any party takes some of it
         _check_surrogates(carrier, config, labels, len(list(carrier.get_node_ids())))
-    nonce = keeper.nonce if keeper else ""
     order: Order = DescribeOrder(outputs=labels.outputs, nonce=nonce)
     if found:
         order = ResumeOrder(run=found.run, number=found.number, nonce=nonce)

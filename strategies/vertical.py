@@ -76,6 +76,7 @@ class Vertical(Strategy):
         when = config.training.patience, bool(config.running.grow)
         self.history = History(config.running.eval_every, observers, *when)  # its clock begins
         self.keeper = keeper if self.keeps_checkpoints else None
+        self.nonce = keeper.nonce if keeper else ""
 
     def start(
         self,
@@ -99,10 +100,9 @@ class Vertical(Strategy):
             If a party fails, and the configuration does not say to go on without it.
         """
         carrier, keeper = carrier_of(grid), self.keeper
-        nodes = enrol(carrier, self.given, self.labels, keeper)
+        nodes = enrol(carrier, self.given, self.labels, keeper, self.nonce)
         self.labels = with_presence(self.labels, self.config, len(nodes))
-        nonce = keeper.nonce if keeper else ""
-        self.run = Run(carrier, nodes, self.config, self.labels, self.history, nonce)
+        self.run = Run(carrier, nodes, self.config, self.labels, self.history, self.nonce)
         if initial_arrays is not None:
             load_model(self.run.holder.top, unpack(initial_arrays))
         checkpoints = None

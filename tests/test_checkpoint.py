@@ -534,7 +534,7 @@ def folder(tmp_path: Path, kept: Path) -> Path:
 def test_without_a_checkpoint(tmp_path: Path) -> None:
     sentence = r"has no checkpoint.npz: name the results folder of a run that has kept one\."
     fails(interrupted(tmp_path / "cut", {**CANCER, "epochs": 2}, 1, 2), sentence)
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(ConfigError, match="nowhere is not there: name the results folder of a run"):
         resumed(tmp_path / "nowhere", 2)
     assert not (tmp_path / "nowhere").exists()
 

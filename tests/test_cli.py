@@ -222,7 +222,7 @@ def test_listing_is_plain_lines_where_it_is_no_terminal(
     text = capsys.readouterr().out
     assert not set("\x1b…─│╭╰") & set(text)
     lines = text.splitlines()
-    assert "  batch-size = 32" in lines and "  window = auto" in lines
+    assert "  batch-size = auto" in lines and "  window = auto" in lines
     assert sum(line.startswith("  ") and line[2] != " " for line in lines) == len(
         (*KEYS, *SYSTEMS.names)
     )

@@ -235,10 +235,10 @@ def test_the_party_that_alone_publishes_follows_from_noisy_labels(
     x = generator.standard_normal((150, 2)).astype(np.float32)
     noisy = (x.sum(1) + generator.standard_normal(150) > 0).astype(int)
 
-    def forced(config: Any, labels: Labels, key: bytes) -> Labels:
+    def forced(config: Any, labels: Labels, rows: Any, words: Any) -> Labels:
         return replace(labels, train=noisy[labels.places].astype(labels.train.dtype))
 
-    monkeypatch.setattr(noise_on_labels, "randomised", forced)
+    monkeypatch.setattr(noise_on_labels, "_noisy", forced)
     for column in (0, 1):
         np.savez(tmp_path / f"{column}.npz", X=x, y=(x[:, column] > 0).astype(int))
 

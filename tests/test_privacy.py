@@ -417,7 +417,7 @@ def test_uploads_of_poisson_batches_are_counted_row_by_row(
             party = context.node_config["partition-id"]
             if order["coordinated"]:
                 place = (order[name] for name in ("epoch", "first", "steps"))
-                window = draw_window(resolve(context.run_config), 455, None, *place)
+                window = draw_window(sized(resolve(context.run_config), 455), 455, None, *place)
                 ids[party] += window.ids.tolist()
             else:
                 # Rows that a window has twice are twice in it.
@@ -450,7 +450,7 @@ def test_uploads_count_though_the_run_ends_before_their_answer(sampling: str) ->
 
 def test_summary_reports_epsilon_delta_and_the_figure_of_the_paper(run: Start) -> None:
     keys = {**SECRET, "epochs": 3, "window": 45, "embedding-noise": 2.0, "delta": 1e-4}
-    summary, config = run(2, keys).summary, resolve(keys)
+    summary, config = run(2, keys).summary, sized(resolve(keys), 1437)
     assert summary["epsilon"] == epsilon(config, 1437, 3)
     assert summary["delta"] == 1e-4
     of_paper = epsilon_of_theorem_6(config, rows=1437, samples=3 * 1437)

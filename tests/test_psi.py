@@ -68,7 +68,7 @@ def test_numbers_beyond_64_bits_are_whole_numbers() -> None:
         (pd.Series(pd.to_datetime(["4711-01-01"]).astype("datetime64[s]")), "but datetime64"),
         (pd.Series([4711, 5, 4711, 4711]), "2 rows whose id is already"),
         (pd.Series(["4711", "4711"]), "1 rows whose id is already"),
-        (pd.Series([], dtype=object), "no ids"),
+        (pd.Series([], dtype=object), "no rows"),
     ],
 )
 def test_ids_that_cannot_be_compared_are_refused_without_their_values(

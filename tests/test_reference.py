@@ -93,13 +93,13 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Recorded]:
 
         def noised(self: ScalarNoise, scalars: Tensor, divisors: Sequence[int]) -> Tensor:
             sent = added(self, scalars, divisors)
-            of.noise.append(sent - scalars)
+            of.noise.append((sent - scalars).float())
             return sent
 
         def noised_top(self: ScalarNoise, gradients: Sequence[Tensor], divisor: int) -> Any:
             sent = added_to_top(self, gradients, divisor)
             vectors = [torch.cat([each.flatten() for each in all]) for all in (sent, gradients)]
-            of.top_noise.append(vectors[0] - vectors[1])
+            of.top_noise.append((vectors[0] - vectors[1]).float())
             return sent
 
         monkeypatch.setattr(LabelHolder, "answer", answered)

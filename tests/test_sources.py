@@ -475,7 +475,7 @@ def node_of(words: dict[str, Any], keys: dict[str, Any]) -> Context:
 
 
 def test_augmentation_repeats_and_is_for_training_alone() -> None:
-    config = resolve({"augment": "crop-flip", "embedding-size": 4})
+    config = resolve({"augment": "crop-flip", "embedding-size": 4, "batch-size": 32})
     plain = blocks.load_features(config, 0, 2)
     party = Party(config, 0, 2, 10, blocks.load_block(node_of({}, {}), config))
     window = draw_window(config, party.rows, 0, 0, 0, 1)

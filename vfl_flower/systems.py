@@ -176,7 +176,7 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     chosen: dict[str, Any] = {"batch-size": 32, **dict(zip(_RATE_KEYS, of_system, strict=True))}
     if _learns_through_noise(config.values()) and kind == "adam":
         # The mean over a large mini-batch has less of the noise; smaller ones make enough steps.
-        batch = min(512, max(32, 2 ** round(math.log2(rows / 100))))
+        batch = min(512, max(32, 2 ** round(math.log2(max(rows, 1) / 100))))
         chosen |= {"batch-size": batch, **dict.fromkeys(_RATE_KEYS, _NOISY_RATE)}
     few |= partial and mechanism in ("none", "labels")  # a party learns from some of them alone
     chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}

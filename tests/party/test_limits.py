@@ -91,7 +91,7 @@ def again_in_another_order(context: Context, kept: bytes) -> None:
 def again_from_another_file(context: Context, kept: bytes) -> None:
     """Of the same people and some more, in another order."""
     path = Path(str(context.node_config["file"])).with_name("b.csv")
-    write(small(ROWS + 20)[::-1], path)
+    write(small(ROWS + 20).drop(columns="label")[::-1], path)
     context.node_config["file"] = str(path)
     align(context, np.arange(20, 20 + ROWS))
     asked(context, DESCRIBE, Description)

@@ -114,8 +114,8 @@ class Told(Ledger):
     def keep_journal(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
         self.journals.append((path, run, mark))
 
-    def journal_mark(self) -> Mark:
-        return [3, "abc"]
+    def journal_mark(self) -> Mark | None:
+        return [3, "abc"] if self.journals else None
 
     def released_steps(self) -> int:
         return self.released

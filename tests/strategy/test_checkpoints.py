@@ -113,7 +113,7 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
     assert parts.seats[2].feedback == {}
 
     found = checkpoint.load(tmp_path)
-    assert (found.run, found.number, found.finished) == ("12", 1, False)
+    assert (found.run, found.number, found.finished) == (checkpoints.keeper.name, 1, False)
     assert found.config == parts.config and found.about_labels == LABELS.about()
     assert found.strategy == {
         "seats": [seat.kept() for seat in parts.seats],
@@ -144,7 +144,7 @@ def test_there_is_one_before_anything_is_released_and_parties_are_not_asked_for_
     assert parts.post.sent == [] and strategy.waits == []
     if every:
         found = checkpoint.load(tmp_path)
-        assert (found.run, found.number, found.finished) == ("12", 0, False)
+        assert (found.run, found.number, found.finished) == (checkpoints.keeper.name, 0, False)
         assert [seat["exchange"] for seat in found.strategy["seats"]] == [0, 0, 0]
     checkpoints.keep()
     assert checkpoint.load(tmp_path).number == 1
@@ -169,7 +169,10 @@ def test_all_parts_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     checkpoints, parts, strategy = paused(tmp_path, {"checkpoint-every": 5}, found)
     assert strategy.run.pace.kept() == {"window": 16, "measured": (0.1, 0.2)}
     assert [seat.state for seat in parts.seats] == [State.IDLE, State.FAILED, State.IDLE]
-    assert [seat.kept() for seat in parts.seats] == found.strategy["seats"]
+    # Each party has kept this checkpoint anew when it resumed, also one that was away before.
+    assert [seat.kept() for seat in parts.seats] == [
+        {**seat, "checkpoint": found.number} for seat in found.strategy["seats"]
+    ]
     assert [seat.exchange for seat in parts.seats] == [9, 8, 9]
     assert parts.plan.kept() == {"planned": 120, "ordered": 42, "answered": 37, "stopped": False}
     assert len(parts.history.entries) == 1 and parts.heard.said == []
@@ -196,12 +199,12 @@ def test_releases_are_kept_on_disk_where_a_run_can_be_cut_short(
     tmp_path: Path, every: int, journals: int
 ) -> None:
     keys = {"checkpoint-every": every}
-    _, parts, _ = paused(tmp_path, keys)
+    checkpoints, parts, _ = paused(tmp_path, keys)
     file = tmp_path / "releases.journal"
-    assert parts.ledger.journals == [(file, "12", None)] * journals
+    assert parts.ledger.journals == [(file, checkpoints.keeper.run, None)] * journals
     assert parts.plan.budget == 120
-    _, parts, _ = paused(tmp_path, keys, kept_run(tmp_path))
-    assert parts.ledger.journals == [(file, "12", [3, "abc"])]
+    checkpoints, parts, _ = paused(tmp_path, keys, kept_run(tmp_path))
+    assert parts.ledger.journals == [(file, checkpoints.keeper.run, [3, "abc"])]
 
 
 @pytest.mark.parametrize("allowed", [100, 1000])

@@ -65,7 +65,7 @@ def test_embeddings_of_another_size_need_a_top_model_that_reads_them_side_by_sid
             {"embedding_size": 16},
             "Party 1 has embeddings of size 16, where the run configuration gives 32, and a top "
             "model that adds them up, or labels = 'shared', needs all alike: leave its "
-            "embedding-size out.",
+            "embedding-size out, or set combine = 'concat'.",
         ),
         (
             {"code_digest": "older"},

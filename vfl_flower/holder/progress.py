@@ -210,8 +210,7 @@ class Display:
 
     def _draw(self, text: str) -> None:
         if _in_notebook():
-            from IPython.display import display
-
+            display: Any = sys.modules["IPython"].display.display
             of_notebook = {"text/plain": text}
             if self._handle:
                 self._handle.update(of_notebook, raw=True)

@@ -42,6 +42,7 @@ from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.models.training import as_tensor
 from vfl_flower.party.context import read_about
 from vfl_flower.party.state import load_about, load_large
+from vfl_flower.systems import sized
 from vfl_flower.wire import read_order, read_reply, to_reply
 
 Rows = NDArray[np.float32]
@@ -168,7 +169,7 @@ class Wiretap(ClientApp):
                 directions = self.guess.standard_normal(directions.shape, np.float32)
             rows = np.repeat(feedback["difference"], lengths)[:, None] * directions
         else:
-            scale = np.repeat(divisors(self.config, rows_of, lengths), lengths)
+            scale = np.repeat(divisors(sized(self.config, rows_of), rows_of, lengths), lengths)
             sent = self.links["gradient"].receive("gradient", feedback, window, width)
             rows = sent.numpy() * scale[:, None]
         new = ~self.answered[window.ids]
@@ -244,4 +245,4 @@ def window_of(
     if "lengths" in arrays:
         return Window(arrays["ids"], arrays["lengths"])
     owner = None if order.coordinated else party
-    return draw_window(config, rows, owner, order.epoch, order.first, order.steps)
+    return draw_window(sized(config, rows), rows, owner, order.epoch, order.first, order.steps)
