@@ -55,26 +55,26 @@ OPTIONS: dict[str, dict[str, Any]] = {
 TABLE = """
                          split-nn  vafl  ef-vfl  shared  cvfl  cascaded  dpzv  asyrevel
 plain                       94      94     94      .      .      92        .      .
-label noise 1               N       .      N       .      .       .        .      .
+label noise 1               N       N      N       .      .       .        .      .
 label noise 4               4       4      4       .      .       5        .      .
-noise on embeddings         3       .      3       .      .       .        .      .
+noise on embeddings         3       3      3       .      .       .        .      .
 secure                      3       a      c       s      c       d        d      d
-presence                    P       .      P       k      .       .        .      .
-laser                       P       .      .       k      .       .        l      .
-sampled                     3       .      .       k      .       .        .      .
-float16                     3       .      .       .      .       z        z      z
-balanced                    3       .      .       .      .       .        w      .
+presence                    P       P      P       k      .       .        .      .
+laser                       P       P      P       k      .       .        l      .
+sampled                     3       .      3       k      .       .        .      .
+float16                     3       .      3       .      .       z        z      z
+balanced                    3       .      3       .      .       .        w      .
 adam                        3       3      3       .      .       3        .      .
-adamw, cosine               3       .      .       .      .       .        .      .
-bfloat16                    3       .      .       .      .       b        b      b
-clipped                     3       .      .       .      .       .        .      .
-window 64                   W       .      .       .      .       .        .      .
-delays                      3       .      .       .      .       .        .      .
+adamw, cosine               3       .      3       .      .       .        .      .
+bfloat16                    3       .      3       .      .       b        b      b
+clipped                     3       .      3       .      .       .        .      .
+window 64                   W       .      3       .      .       .        .      .
+delays                      3       .      3       .      .       .        .      .
 secure, label noise         4       a      c       s      c       d        d      d
-presence, label noise       Q       .      .       k      .       .        .      .
-presence, balanced          P       .      .       k      .       .        w      .
-linear                      3       .      .       .      .       .        .      .
-cnn                         3       .      .       .      .       .        .      .
+presence, label noise       Q       .      Q       k      .       .        .      .
+presence, balanced          P       .      P       k      .       .        w      .
+linear                      3       .      3       .      .       .        .      .
+cnn                         3       .      3       .      .       .        .      .
 """
 """A dot is a cell without a measured figure. It is not tried."""
 
