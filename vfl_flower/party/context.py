@@ -113,7 +113,7 @@ def grow(context: Context, order: GrowOrder) -> Party:
         check_model(about, party)
         check_weights(party, about)
         load_model(party.model, state.load_arrays(saved, "model"))
-        then, per_epoch = state.load_scalars(saved), steps_per_epoch(config, party.rows)
+        then, per_epoch = state.load_scalars(saved), steps_per_epoch(party.config, party.rows)
         party.origin, party.brought = then["origin"], then["exchange"]
         # Not below what it was trained for: runs of few rows between would take the count away.
         party.steps = math.ceil(round(then["epochs"] * per_epoch, 6))
