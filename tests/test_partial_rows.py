@@ -284,7 +284,7 @@ SYSTEMS: list[Any] = [
 @pytest.mark.one_by_day
 @pytest.mark.parametrize("system", SYSTEMS, ids=lambda each: "-".join(map(str, each.values())))
 def test_every_system_learns_from_partial_rows(run: Start, system: dict[str, Any]) -> None:
-    rates = {"party-lr": 0.5, "server-lr": 0.5, "epochs": 15}
+    rates = {"party-lr": 0.5, "server-lr": 0.5, "epochs": 15, "combine": "concat"}
     found = run(3, {**QUICK, **rates, **system})
     print(found.summary["test_accuracy"], found.summary["test_auc"])
     floor = 0.6 if system["strategy"] in ("dpzv", "frozen") else 0.8
