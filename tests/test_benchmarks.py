@@ -45,7 +45,8 @@ SMALL = {  # arguments of each benchmark: as few seconds as show that it works
     "overhead": "--mnist {mnist} --repeats 1",
     "new_party": "--npz {credit} --seeds 1 --epochs 1 --more 1",
     "partial_bank": "--npz {credit}",
-    "partial_defaults": "--dataset breast-cancer --parties 2 --seeds 2 --first 1 --kept 1 --epochs 2",
+    "partial_defaults": "--dataset breast-cancer --parties 2 --seeds 2 --first 1 --kept 1 "
+    "--epochs 2",
     "partial_rows": "--mnist {mnist} --epochs 1 --times 1",
     "privacy_utility": "--mnist {mnist} --credit {credit} --epochs 2 --epsilons 1 "
     "--picture {picture}",
