@@ -294,6 +294,16 @@ def test_a_second_count_that_is_damaged_or_cannot_be_written_is_one_sentence(
         drawn_of(people(), tmp_path / "a.csv")
 
 
+@pytest.mark.parametrize("which", ["home", "state"])
+def test_a_record_that_another_user_can_change_is_refused(tmp_path: Path, which: str) -> None:
+    shared = tmp_path / which
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(VflError, match="Other users can change .*/" + which):
+        drawn_of(people(), tmp_path / "a.csv")
+    assert not list(shared.rglob("labels*"))
+
+
 def test_draws_of_a_version_without_people_count_for_everybody(tmp_path: Path, home: Path) -> None:
     home.mkdir(mode=0o700)
     old = [["aa", "/data/labels.csv", "1.0||2", 1.0], ["aa", "/data/other.csv", "1.0||2", 1.0]]
