@@ -111,13 +111,13 @@ class Source(ABC):
 
     def names(self, rows: Array) -> NDArray[np.uint64]:
         """A number for the id of each of these rows, the same in all files."""
-        return self._numbers(rows)
+        return self._id_numbers(rows)
 
     def people(self, rows: Array) -> NDArray[np.uint64]:
         """Return a number for each row's person, by the text of the id: 7 and "7" are one."""
-        return self._numbers(rows, len(b"i:"))  # as `encode_ids` begins an id
+        return self._id_numbers(rows, len(b"i:"))  # as `encode_ids` begins an id
 
-    def _numbers(self, rows: Array, skipped: int = 0) -> NDArray[np.uint64]:
+    def _id_numbers(self, rows: Array, skipped: int = 0) -> NDArray[np.uint64]:
         each = bytearray()
         for some in self._ids_of(rows):
             parts = (hashlib.blake2b(one[skipped:], digest_size=8).digest() for one in some)
