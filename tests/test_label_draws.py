@@ -19,6 +19,7 @@ from vfl_flower.axes.privacy.labels import LabelLedger
 from vfl_flower.data.alignment import Alignment, by_id
 from vfl_flower.data.blocks import load_labels, load_own_labels, own_table
 from vfl_flower.data.labels import Labels, digest_of_labels, kept_share
+from vfl_flower.data.own_files import OwnFile
 from vfl_flower.errors import VflError
 from vfl_flower.files import write_sealed
 from vfl_flower.systems import resolve
@@ -144,6 +145,22 @@ def test_other_rows_and_another_order_change_no_draw(tmp_path: Path) -> None:
         both = before.keys() & after.keys()
         assert epsilon == 1.0 and len(both) > ROWS / 2
         assert all(float(before[name]) == float(after[name]) for name in both)
+
+
+def test_ids_that_become_texts_are_the_same_people(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One id with a letter in it makes texts of a whole column."""
+    before, _ = drawn_of(people(), tmp_path / "a.csv")
+    texts = pd.concat([people(), pd.DataFrame({"id": ["X9"], "y": [1]})])
+    after, epsilon = drawn_of(texts, tmp_path / "b.csv")
+    both = before.keys() & {int(name) for name in after if str(name) != "X9"}
+    assert len(both) > ROWS / 2 and epsilon == 1.0
+    assert all(before[name] == after[str(name)] for name in both)  # type: ignore[index]
+    # The control: by ids with their kind, each person would be another one, and be drawn again.
+    monkeypatch.setattr(OwnFile, "people", OwnFile.names)
+    again, epsilon = drawn_of(texts, tmp_path / "b.csv")
+    assert epsilon == 1.0 and any(after[name] != again[name] for name in after)
 
 
 def test_the_order_of_classes_changes_no_draw(tmp_path: Path) -> None:
@@ -292,6 +309,16 @@ def test_a_second_count_that_is_damaged_or_cannot_be_written_is_one_sentence(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(VflError, match="cannot be written"):
         drawn_of(people(), tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("which", ["home", "state"])
+def test_a_record_that_another_user_can_change_is_refused(tmp_path: Path, which: str) -> None:
+    shared = tmp_path / which
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(VflError, match="Other users can change .*/" + which):
+        drawn_of(people(), tmp_path / "a.csv")
+    assert not list(shared.rglob("labels*"))
 
 
 def test_draws_of_a_version_without_people_count_for_everybody(tmp_path: Path, home: Path) -> None:

@@ -97,6 +97,8 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
         (["vafl", "--second", "time"], "--second = 'time' is not known"),
         (["vafl", "--second", "virtual-seconds"], "set delay"),
         (["cascaded", "-c", "bits=4 codec='nonsense'"], "codec = 'nonsense' is not known"),
+        (["dpzv"], "privacy = 'scalar' has no validation rows"),
+        (["vafl", "-c", "validation-fraction=0.0"], "set validation-fraction"),
     ],
 )
 def test_what_no_trial_could_do_is_one_sentence_too(

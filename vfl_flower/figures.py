@@ -17,6 +17,11 @@ VALIDATED = {
 }
 """What configurations are chosen by, the first that a run has -> what it is called."""
 
+NO_VALIDATION = (
+    "There are no validation rows to choose by, and test rows must not choose: set "
+    'validation-fraction, as in -c "validation-fraction=0.2".'
+)
+
 SECOND: dict[str, tuple[tuple[str, ...], str, float]] = {
     "bytes": (("bytes_up", "bytes_down"), "megabytes, up and down", 1e-6),
     "exchanges": (("exchanges",), "exchanges", 1),
@@ -53,10 +58,7 @@ def chosen_by(figures: Mapping[str, Any]) -> str:
     for key in VALIDATED:
         if figures.get(key) is not None:
             return key
-    raise ConfigError(
-        "There are no validation rows to choose by, and test rows must not choose: set "
-        'validation-fraction, as in -c "validation-fraction=0.2".'
-    )
+    raise ConfigError(NO_VALIDATION)
 
 
 def spread(figures: Mapping[str, Any], key: str, form: str, unit: float = 1) -> str:

@@ -176,10 +176,10 @@ def lasting_secret(path: Path) -> bytes:
     Raises
     ------
     VflError
-        If the file is damaged, or the disk refuses.
+        If the file is damaged, the disk refuses, or another user can change the folder.
     """
     with told(path):
-        make_folder(path.parent)
+        make_own_folder(path.parent)
         with alone_in(path.parent):
             if not path.exists():
                 write_sealed(path, secrets.token_bytes(32))

@@ -153,7 +153,7 @@ _FEW_RATE = 0.1  # of sgd, on few rows
 _NOISY_RATE = 0.0005  # of adam, through noise on labels
 _RATE_KEYS = ("party-lr", "server-lr")
 _OF_LAYERS = ("linear", "mlp")
-_OF_STEPS = {"optimizer", "weight-decay", *_RATE_KEYS}
+_OF_STEPS = {"optimizer", *_RATE_KEYS}
 
 
 @lru_cache(maxsize=16)
@@ -199,7 +199,8 @@ def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
     first_order = values.get("estimator", "first-order") == "first-order"
     if first_order and not values.keys() & _OF_STEPS:
         if partial:
-            chosen |= {"optimizer": "adamw", "weight-decay": 0.05}
+            decay = values.get("weight-decay", 0.05)
+            chosen |= {"optimizer": "adamw", "weight-decay": decay}
         elif _learns_through_noise(values):
             chosen["optimizer"] = "adam"
     return chosen

@@ -242,6 +242,15 @@ def test_a_count_that_is_damaged_lets_nothing_pass(node: Context, tmp_path: Path
             members(node, IDS)
 
 
+def test_a_count_that_another_user_can_change_lets_nothing_pass(
+    node: Context, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(VflError, match="cannot count the ids that it is asked about") as raised:
+        members(node, IDS)
+    assert str(tmp_path) not in str(raised.value)
+
+
 def test_ids_are_counted_before_they_are_blinded(
     node: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

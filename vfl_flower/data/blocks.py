@@ -345,7 +345,7 @@ def load_own_labels(
     labels = encode_labels(data, values[train], values[test], digest)
     labels = labels if about is None else as_known(data, labels, about)
     if own.has_ids:
-        people = own.names(common.rows)
+        people = own.people(common.rows)
         labels = replace(labels, people=(people[train], people[test]))
     else:
         every = np.arange(len(own.ids))

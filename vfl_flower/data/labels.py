@@ -42,7 +42,7 @@ class Labels:
     training rows float32 [rows, F] and test rows, as ``preparation`` has made them of its file.
     ``alignment`` is what parties must say of their rows (`messages.Description`). ``places`` and
     ``test_places`` are the numbers of the rows among all that the label holder has. ``people`` are
-    numbers of the ids of the training and the test rows (`Source.names`), if rows have ids; else
+    numbers of the ids of the training and the test rows (`Source.people`), if rows have ids; else
     ``whole`` is a digest of all labels in their order. ``bounds`` are those of regression's labels,
     if named. ``present`` says which party has which training and test row, [rows, M], where any may
     lack some. The first ``validation`` test rows are those by which the model is chosen.

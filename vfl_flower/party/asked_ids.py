@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from vfl_flower.data.alignment_file import home
 from vfl_flower.data.psi import Points
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import alone_in, make_folder, unsealed, write_sealed
+from vfl_flower.errors import ConfigError, SharedError, VflError
+from vfl_flower.files import alone_in, make_own_folder, unsealed, write_sealed
 from vfl_flower.party.rules import Rules, refused, simulated
 
 log = logging.getLogger("flwr")
@@ -139,7 +139,7 @@ def _opened(context: Context, rules: Rules) -> Iterator[_Count]:
     party = context.node_config.get("partition-id")
     path = home("", context) / f"party-{party}.ids"
     try:
-        make_folder(path.parent)
+        make_own_folder(path.parent)
         with alone_in(path.parent):
             kept = _read(path)
             before = kept.asked
@@ -147,9 +147,9 @@ def _opened(context: Context, rules: Rules) -> Iterator[_Count]:
             if kept.asked > before:
                 write_sealed(path, _written(kept, rules))
                 log.info("Party %s has been asked about %d ids: %s", party, kept.asked, path)
-    except ConfigError:
-        raise
     except (OSError, ValueError, KeyError, TypeError, VflError) as error:
+        if isinstance(error, ConfigError) and not isinstance(error, SharedError):
+            raise  # a rule's refusal; the path of a shared folder is for this party's log alone
         log.warning("The party's count of ids in %s cannot be kept: %s", path, error)
         raise VflError(
             "cannot count the ids that it is asked about: its own log says why."

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.files import alone_in, make_folder, told, unsealed, write_sealed
+from vfl_flower.files import alone_in, make_own_folder, told, unsealed, write_sealed
 from vfl_flower.flower_internals import lasting_home
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -187,7 +187,7 @@ class Draws:
     def _write_second(self, second: Path) -> None:
         counted = {"of": self._name, "number": self._number, "spent": self._most()}
         with told(second):
-            make_folder(second.parent)
+            make_own_folder(second.parent)
         write_sealed(second, json.dumps(counted).encode())
 
     @property
@@ -233,12 +233,12 @@ def opened() -> Iterator[Draws]:
     Raises
     ------
     VflError
-        If a file is damaged, or cannot be written.
+        If a file is damaged or cannot be written, or another user can change its folder.
     """
     path = path_of_draws()
     second = _path_of_second_count(path)
     with told(path):
-        make_folder(path.parent)
+        make_own_folder(path.parent)
         with alone_in(path.parent):
             draws = Draws._read(path) if path.exists() else Draws(secrets.token_bytes(32))
             with told(second):

@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.config import RunConfig
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.errors import ConfigError, VflError, unknown
-from vfl_flower.figures import SECOND, VALIDATED
+from vfl_flower.figures import NO_VALIDATION, SECOND, VALIDATED
 from vfl_flower.files import make_folder, write_whole
 from vfl_flower.holder.progress import clock, say
 from vfl_flower.holder.results import in_use
@@ -107,20 +108,37 @@ def _check(
     """Find what is wrong before anything runs; the configuration of one of the trials."""
     if second and second not in SECOND:
         raise unknown("--second", second, list(SECOND))
-    combinations = ({**keys, **{each.key: each.ends[end] for each in searched}} for end in (0, 1))
-    first = next(combinations)
-    try:
-        config, _ = prepare(parties, first, node_configs)
-    except ConfigError as error:
-        try:  # perhaps these values alone do not go together
-            config, _ = prepare(parties, next(combinations), node_configs)
-        except ConfigError:
-            raise error from None
+    combinations = [{**keys, **{each.key: each.ends[end] for each in searched}} for end in (0, 1)]
+    found: list[RunConfig] = []
+    errors: list[ConfigError] = []
+    for each in combinations:
+        try:
+            found.append(prepare(parties, each, node_configs)[0])
+        except ConfigError as error:  # perhaps these values alone do not go together
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    for config in found:
+        _check_ranked(config)
+    config = found[0]
     if config.task != "train" or config.model or config.running.resume:
         raise ConfigError("A sweep trains every trial anew: leave task, model and resume out.")
     if second == "virtual-seconds" and config.schedule.delay == "none":
         raise ConfigError("--second virtual-seconds: there are none without delays; set delay.")
     return config
+
+
+def _check_ranked(config: RunConfig) -> None:
+    """Refuse, by `ConfigError`, a configuration without validation rows to rank a trial by."""
+    data = config.data
+    if data.validation_fraction != 0 and (data.own_data or load_labels(config).validation):
+        return
+    if ledger_of(config).noise_on == "scalars":
+        raise ConfigError(
+            f"privacy = {config.privacy.mechanism!r} has no validation rows, by which a sweep "
+            "ranks its trials: use privacy = 'labels', or `vfl run` with fixed values."
+        )
+    raise ConfigError(NO_VALIDATION)
 
 
 def _folder(out: str, about: Mapping[str, Any]) -> Path:
