@@ -215,6 +215,7 @@ def test_a_figure_of_held_out_rows_is_of_rows_that_were_not_trained_on() -> None
         (PARTS, np.ones(len(X)), {}, "at least two classes"),
         (PARTS, np.eye(2)[Y], {}, "labels have shape (569, 2): give one label for each row"),
         (PARTS, 3, {}, "labels have shape ()"),
+        ([FRAMES[0].assign(ill=Y)], Y.rename("ill"), {}, "column of the labels' name, 'ill'"),
         ([], Y, {}, "Labels are given and no features"),
         ((part for part in PARTS), Y, {}, "features is of type generator: give a list"),
         (X, Y, {}, "features is of type ndarray: give a list"),
