@@ -95,8 +95,8 @@ def _check_brought(
                 f"{config.running.grow}: start it anew."
             )
     notice.info(
-        "The run begins by the models of %s: parties 0 to %d bring theirs, %d are new.",
-        *(config.running.grow, then - 1, len(descriptions) - then),
+        "The run begins with the models of %s. Parties with a model: %d. New parties: %d.",
+        *(config.running.grow, then, len(descriptions) - then),
     )
 
 

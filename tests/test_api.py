@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import vfl_flower
 from tests.conftest import ALL_ROWS
 from vfl_flower import api
+from vfl_flower.axes.privacy import labels as label_noise
 from vfl_flower.data import memory
 from vfl_flower.errors import ConfigError, VflError
 
@@ -215,6 +216,7 @@ def test_a_figure_of_held_out_rows_is_of_rows_that_were_not_trained_on() -> None
         (PARTS, np.ones(len(X)), {}, "at least two classes"),
         (PARTS, np.eye(2)[Y], {}, "labels have shape (569, 2): give one label for each row"),
         (PARTS, 3, {}, "labels have shape ()"),
+        ([FRAMES[0].assign(ill=Y)], Y.rename("ill"), {}, "column of the labels' name, 'ill'"),
         ([], Y, {}, "Labels are given and no features"),
         ((part for part in PARTS), Y, {}, "features is of type generator: give a list"),
         (X, Y, {}, "features is of type ndarray: give a list"),
@@ -441,3 +443,18 @@ def test_new_rows_must_have_the_columns_of_then() -> None:
         model.predict([PARTS[0][:, :9], *PARTS[1:]])
     with pytest.raises(ConfigError, match="parties"):
         model.predict(PARTS[:2])
+
+
+def test_from_python_too_an_epsilon_above_the_one_asked_for_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(label_noise.notice, "warning", lambda text, *of: said.append(text % of))
+    keys = {"privacy": "labels", "epsilon": 2.0, "epochs": 1}
+    frames = [each.assign(k=range(569)) for each in FRAMES[:2]]
+    named = Y.set_axis(frames[0]["k"])
+    once = vfl_flower.train(keys, frames, named, id="k")
+    assert (once.summary["epsilon"], said) == (2.0, [])
+    other = vfl_flower.train(keys, frames, 1 - named, id="k")
+    assert other.summary["epsilon"] == 4.0
+    assert said[0].startswith("epsilon is 4 in all: 4 by draws of one person's label")

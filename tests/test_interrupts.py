@@ -129,6 +129,9 @@ def test_the_command_says_how_to_go_on(
     said = capsys.readouterr().err.splitlines()[-1]
     assert ended == code
     assert said.endswith(f"ended the run after 1 epochs: set resume='{folder}' to go on with it.")
+    assert main(["run", "-c", f"resume='{folder}'", "--out", str(tmp_path / "other")]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith("goes on in its own folder: do not give --out or the option out.")
     assert main(["run", "-c", f"resume='{folder}'"]) == 0
 
 

@@ -588,10 +588,15 @@ LABEL_HOLDERS = {
         {"id": "nobody"},
         "the id column that `id` names: correct `id` .id = 'nobody'",
     ),
+    "no id column, of many columns": (
+        lambda o: change(o.labels, lambda f: f.assign(**{f"c{n}": 0.0 for n in range(9)})),
+        {"id": "nobody"},
+        r"its columns are .*c\d, \.\.\.\)\.$",
+    ),
     "missing labels": (
         lambda o: change(o.labels, lambda f: f.assign(label=f.label.where(f.index > 3))),
         {},
-        "Column 'label' of .*labels.csv has missing labels",
+        "Column 'label' of .*labels.csv has missing labels: drop those rows",
     ),
     "an id twice": (
         lambda o: change(o.labels, lambda f: pd.concat([f, f[:2]])),

@@ -195,7 +195,7 @@ def test_it_is_said_when_it_is_of_another_number_of_parties(
     aligned(organisations)
     organisations.files = organisations.files[:1]
     aligned(organisations)
-    assert "was of 2 parties, and 1 are here" in lines[-2]
+    assert "had 2 parties, and this run has 1: rows are aligned anew." in lines[-2]
 
 
 def test_what_is_held_in_memory_is_not_kept() -> None:

@@ -155,7 +155,9 @@ def table(data: DataConfig, place: str) -> Divided:
         _has_label(data, names)
         column = read([data.label])[data.label]
         if column.isna().any():
-            raise ConfigError(f"Column {data.label!r} of {data.dataset} has missing labels.")
+            raise ConfigError(
+                f"Column {data.label!r} of {data.dataset} has missing labels: drop those rows."
+            )
         return [column.to_numpy()]
 
     return Divided(features, labels)
@@ -237,7 +239,9 @@ def hugging_face(data: DataConfig, place: str) -> Divided:
         if data.target == "regression":  # stars of a review, for example
             return values
         if values.min(initial=0) < 0:
-            raise ConfigError(f"Column {data.label!r} of {data.dataset} has missing labels.")
+            raise ConfigError(
+                f"Column {data.label!r} of {data.dataset} has missing labels: drop those rows."
+            )
         return np.array(feature.names)[values]
 
     return Divided(features, labels, as_samples if text else None)

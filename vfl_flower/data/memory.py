@@ -166,6 +166,7 @@ def handed_over(
 
     for party, part in enumerate(features):
         _check_columns(part, f"The features of party {party}", id)
+        _check_no_labels(part, party, labels)
     if id:
         labels, *features = _common(features, labels, data, id)
     elif data.align == "any":
@@ -206,6 +207,16 @@ def handed_over(
         frame=table,
     )
     return own, sources
+
+
+def _check_no_labels(part: Any, party: int, labels: Any) -> None:
+    """Refuse a frame with a column that is called as the labels, a Series."""
+    name = None if hasattr(labels, "columns") else getattr(labels, "name", None)
+    if name is not None and name in getattr(part, "columns", ()):
+        raise ConfigError(
+            f"Party {party}'s frame has a column of the labels' name, {name!r}, by which it would "
+            "learn the label from itself: leave that column out, or rename it."
+        )
 
 
 def as_array(values: Any, whose: str) -> Array:

@@ -119,7 +119,10 @@ def _recalled(
     ago = files.in_words(files.age(kept))
     if len(answers) != kept.parties:
         words = ago, kept.parties, len(answers)
-        notice.info("The alignment of %s ago was of %d parties, and %d are here.", *words)
+        notice.info(
+            "The alignment of %s ago had %d parties, and this run has %d: rows are aligned anew.",
+            *words,
+        )
         return None
     lost = [each for each in answers.values() if each.became != _KEPT]
     if lost:

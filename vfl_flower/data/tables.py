@@ -96,7 +96,9 @@ class Table(Source):
         self.check_labels()
         values = self.labels_with_gaps(rows)
         if is_missing(values).any():
-            raise ConfigError(f"Column {self.label!r} of {self.path} has missing labels.")
+            raise ConfigError(
+                f"Column {self.label!r} of {self.path} has missing labels: drop those rows."
+            )
         return values
 
     def labels_with_gaps(self, rows: Array) -> Array:
@@ -244,7 +246,7 @@ class Table(Source):
         """What is wrong; the detail stays here, if this is a party."""
         what_and_where = f"{what.rstrip('.')}: {detail}"
         if ":" in what:
-            what_and_where = f"{what.rstrip('.')} ({detail.rstrip('.')})."
+            what_and_where = f"{what.rstrip('.')} ({detail.removesuffix('.')})."
         if self.party is None:
             return ConfigError(f"{self.path} {what_and_where}")
         log.warning("The %s %s of this party %s", self.kind, self.path, what_and_where)

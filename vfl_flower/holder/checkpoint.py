@@ -285,8 +285,8 @@ def check_number(folder: str, found: Checkpoint, config: RunConfig, parties: int
         )
     if parties > then and not config.partial:
         raise ConfigError(
-            f"A model that needs all its parties cannot get new ones: set subsets = 'sampled', so "
-            f"that the model in {folder} learns to predict by any subset."
+            f"The model in {folder} predicts only with all its parties, and cannot get new ones: "
+            "add subsets = 'sampled' to this run. Then it learns to predict by any subset."
         )
 
 

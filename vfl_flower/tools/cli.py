@@ -94,7 +94,9 @@ def _run(
     keys, node_configs = options.keys(run_config, out), options.node_configs(node_config)
     config = checkpoint.configured(keys)
     if config.running.resume and keys.get("out"):
-        raise ConfigError("A run that is resumed goes on in its own folder: leave out away.")
+        raise ConfigError(
+            "A resumed run goes on in its own folder: do not give --out or the option out."
+        )
     earlier = config.running.resume or config.running.grow
     if earlier and parties is None and not node_configs:
         parties = len(checkpoint.load(earlier).strategy["seats"])

@@ -296,7 +296,7 @@ def _tell(spent: Spent, config: RunConfig, labels: Labels) -> None:
     if labels.people is None and config.data.dataset in SHIPPED:
         own = "draws of these labels"
     parts = {own: spent.own, unknown: spent.unknown, "draws that are lost": spent.lost}
-    notice.info(
+    notice.warning(
         "epsilon is %g in all: %s (%s).",
         spent.epsilon,
         ", ".join(f"{part:g} by {words}" for words, part in parts.items() if part),
