@@ -105,9 +105,10 @@ def test_help_texts_have_short_sentences_and_plain_words() -> None:
 
 
 def test_help_texts_are_sentences() -> None:
-    for name, each in (*KEYS.items(), *RULES.items()):
-        assert each.help[0].isupper() and each.help.endswith("."), name
-        assert len(sentences(each.help)[0]) <= 110, name
+    helps = [each.help for each in KEYS.values()] + [each.help for each in RULES.values()]
+    for text in helps:
+        assert text[0].isupper() and text.endswith("."), text
+        assert len(sentences(text)[0]) <= 110, text
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,8 @@ def test_the_short_list_has_systems_and_basic_options_and_says_where_the_rest_ar
 ) -> None:
     text = printed([], capsys)
     heads = re.findall(r"^  ([\w-]+)(?: =|  |$)", text, re.MULTILINE)
-    basic = [each.name for each in (*KEYS.values(), *RULES.values()) if each.basic]
+    basic = [each.name for each in KEYS.values() if each.basic]
+    basic += [each.name for each in RULES.values() if each.basic]
     assert heads == [*renamed.shown("strategy", SYSTEMS.names), *basic]
     assert "vfl list --all" in text and max(map(len, text.splitlines())) <= 80
     assert len(text.splitlines()) < 150
@@ -146,8 +148,11 @@ def test_every_name_is_explained_within_a_terminal(
         text = printed([each.name], capsys)
         assert each.name in text and max(map(len, text.splitlines())) <= 80, text
         assert all(f"  {title}" in text for title in each.details)
+        flat = " ".join(text.split())
+        if each.kind == "system":
+            assert load_system(each.name).axes in flat
         if each.name in KEYS:
-            key, flat = KEYS[each.name], " ".join(text.split())
+            key = KEYS[each.name]
             assert key.help.split()[-1] in flat and all(name in text for name in key.related)
             assert all(pair in flat for pair in key.example.split())
 
