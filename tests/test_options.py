@@ -8,18 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from flwr.app import Context, RecordDict
 
 import vfl_flower
 from tests.prose import problems
 from vfl_flower import renamed
 from vfl_flower.config import GROUPS, KEYS, pairs
 from vfl_flower.errors import ConfigError
+from vfl_flower.party import rules
 from vfl_flower.party.rules import RULES, Rules
 from vfl_flower.registry import SYSTEMS
 from vfl_flower.sections.option import sentences
 from vfl_flower.systems import load_system, resolve
 from vfl_flower.tools import listing
-from vfl_flower.tools.cli import main
+from vfl_flower.tools.cli import _compared, main
+from vfl_flower.tools.compare import compare
 
 HERE = Path(__file__).parent.parent
 NEW = {"centralised": "joined", "local-only": "alone", "intersection-only": "common"}
@@ -51,8 +54,8 @@ def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_new_user_meets_at_most_thirty_options() -> None:
     basic = {each.name for each in KEYS.values() if each.basic}
-    rules = {each.name for each in RULES.values() if each.basic}
-    assert len(basic) >= 20 and len(basic) + len(rules) <= 30
+    of_parties = {each.name for each in RULES.values() if each.basic}
+    assert len(basic) >= 20 and len(basic) + len(of_parties) <= 30
     assert {"dataset", "strategy", "epochs", "party-lr", "privacy", "out", "seed"} <= basic
     assert not {name for name in basic if name.startswith("downlink-")}
 
@@ -229,7 +232,10 @@ def test_help_of_run_names_the_basic_options(
 def test_a_new_name_means_the_same_as_the_old_one(new: str, old: str) -> None:
     assert resolve({"strategy": new}) == resolve({"strategy": old})
     assert load_system(new) is load_system(old)
-    Rules.of({"systems": new})
+    rules._check_system(Context(0, 0, {}, RecordDict(), {}), resolve({"strategy": old}), new)
+    assert _compared(f"a=1: {new}") == {"title": "a=1", "strategy": new}
+    with pytest.raises(ConfigError, match=f"The run '{old}' is there twice"):
+        compare(2, {}, [{"strategy": old}, {"strategy": new}], 0.9)
 
 
 def test_an_old_name_gets_one_notice(caplog: pytest.LogCaptureFixture) -> None:

@@ -110,7 +110,7 @@ class TrainingConfig:
     warm_up: float = key(
         0.0,
         "Raises the rates linearly from 0 during this many epochs.",
-        example="warm-up=2",
+        example="warm-up=0.5",
         least=0,
         related=("lr-schedule",),
     )
@@ -181,7 +181,7 @@ class EstimatorConfig:
     kind: str = key(
         "first-order",
         "Chooses how parties learn: from gradient rows, or from scalar loss differences.",
-        example="estimator='zeroth-order'",
+        example="estimator='zeroth-order' party-lr=0.002",
         name="estimator",
         registry=registry.ESTIMATORS,
         related=("server-update", "mu", "directions"),
@@ -189,7 +189,7 @@ class EstimatorConfig:
     server_update: str = key(
         "first-order",
         "Chooses how the top model learns: from its gradient, or from loss differences.",
-        example="estimator='zeroth-order' server-update='zeroth-order'",
+        example="strategy='syn-zoo' server-update='first-order'",
         choices=("first-order", "zeroth-order"),
         related=("estimator",),
     )
