@@ -33,7 +33,7 @@ ASYREVEL = System(
 )
 SYNREVEL = System(
     name="synrevel",
-    about="SynREVEL: AsyREVEL that waits for every party, and so for the slowest.",
+    about="SynREVEL: AsyREVEL, but every step waits for the slowest party.",
     quorum=ALL,
     defaults=ASYREVEL.defaults,
     rates=ASYREVEL.rates,

@@ -18,7 +18,7 @@ from vfl_flower.systems import System
 
 DPZV = System(
     name="dpzv",
-    about="DPZV, Algorithm 1: clipped differences, and noise on the scalar that a party receives.",
+    about="DPZV, Algorithm 1: parties receive scalars that are clipped and noisy.",
     quorum=ONE,
     defaults={
         "estimator": "zeroth-order",

@@ -10,5 +10,5 @@ from vfl_flower.systems import System
 
 SPLIT_NN = System(
     name="split-nn",
-    about="Split learning with a coordinated mini-batch; SVFL.",
+    about="Split learning: all parties embed the same mini-batch (SVFL).",
 )

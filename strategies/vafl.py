@@ -16,7 +16,7 @@ from vfl_flower.systems import System
 
 VAFL = System(
     name="vafl",
-    about="VAFL, Algorithm 1: asynchronous, uncoordinated mini-batches.",
+    about="VAFL, Algorithm 1: parties draw their own mini-batches and never wait.",
     quorum=ONE,
     # The top model steps once for each party's mini-batch, so often that it must do so with care.
     defaults={"epochs": 40},
@@ -24,6 +24,6 @@ VAFL = System(
 )
 VAFL_T = System(
     name="vafl-t",
-    about="VAFL, Algorithm 2: t-synchronous; t is `quorum`, by default half of the parties.",
+    about="VAFL, Algorithm 2: the label holder waits for `quorum` parties, by default half.",
     quorum=HALF,
 )

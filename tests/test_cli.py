@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from flwr.common.config import parse_config_args
 
-from vfl_flower.config import KEYS, flower_defaults
+from vfl_flower.config import GROUPS, KEYS, flower_defaults
 from vfl_flower.errors import ConfigError
+from vfl_flower.party.rules import RULES
 from vfl_flower.registry import ENGINES, SYSTEMS
+from vfl_flower.renamed import shown
 from vfl_flower.runtimes import processes
 from vfl_flower.runtimes.processes import SuperLink
 from vfl_flower.tools.audit import audit
@@ -190,10 +192,9 @@ def test_help_of_each_command_fits_a_terminal_and_has_examples(
     assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
     assert "…" not in text
-    if command != "list":
-        examples = text.partition("examples:")[2].splitlines()
-        assert any(line.strip().startswith(f"vfl {command} ") for line in examples)
-        assert all(line.count('"') % 2 == 0 for line in examples)  # none is broken
+    examples = text.partition("examples:")[2].splitlines()
+    assert any(line.strip().startswith(f"vfl {command} ") for line in examples)
+    assert all(line.count('"') % 2 == 0 for line in examples)  # none is broken
 
 
 def test_help_names_every_command_and_engine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,16 +219,16 @@ def test_listing_is_plain_lines_where_it_is_no_terminal(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "40")
-    assert main(["list"]) == 0
+    assert main(["list", "--all"]) == 0
     text = capsys.readouterr().out
     assert not set("\x1b…─│╭╰") & set(text)
     lines = text.splitlines()
-    assert "  batch-size = auto" in lines and "  window = auto" in lines
+    assert "  batch-size = auto         Sets the rows of a mini-batch." in lines
     assert sum(line.startswith("  ") and line[2] != " " for line in lines) == len(
-        (*KEYS, *SYSTEMS.names)
+        (*KEYS, *RULES, *SYSTEMS.names)
     )
-    for each in KEYS.values():
-        assert any(line == f"      {each.help}" for line in lines)
+    flat = " ".join(text.split())
+    assert all(each.summary in flat for each in KEYS.values())
 
 
 def test_listing_in_a_terminal_shows_every_key_in_the_panel_of_its_section(
@@ -235,16 +236,18 @@ def test_listing_in_a_terminal_shows_every_key_in_the_panel_of_its_section(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert main(["list"]) == 0
+    assert main(["list", "--all"]) == 0
     text = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-    assert "…" not in text and {len(line) for line in text.splitlines()} == {80}
-    _, systems, *panels = text.split("╭─")
-    assert all(f"│ {name} " in systems for name in SYSTEMS.names)
-    sections = list(dict.fromkeys(each.section for each in KEYS.values()))
-    assert [panel.split()[2] for panel in panels] == ["a", *sections[1:]]
-    for section, panel in zip(sections, panels, strict=True):
+    assert "…" not in text and {len(line) for line in text.splitlines() if line[0] in "╭│╰"} == {80}
+    _, systems, *panels, rules = text.split("╭─")
+    assert all(f"│ {name} " in systems for name in shown("strategy", SYSTEMS.names))
+    assert [panel.partition("─")[0].strip() for panel in panels] == [
+        f"Options: {title}" for title in GROUPS.values()
+    ]
+    for section, panel in zip(GROUPS, panels, strict=True):
         here = [name for name, each in KEYS.items() if each.section == section]
         assert all(f"│ {name} = " in panel for name in here)
+    assert all(f"│ {name} = " in rules for name in RULES)
 
 
 @pytest.mark.nightly

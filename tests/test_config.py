@@ -1,4 +1,4 @@
-"""Every configuration key: its default, its type, its range, and the sentence when it is wrong."""
+"""Every option: its default, its type, its range, and the sentence when it is wrong."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.party.party import Party
 from vfl_flower.registry import SYSTEMS
+from vfl_flower.renamed import shown
 from vfl_flower.runtimes.stream.listen import host_and_port, port_range
 from vfl_flower.start import run_local
 from vfl_flower.systems import System, resolve, sized
@@ -171,7 +172,7 @@ def test_unknown_choice_is_refused_with_the_choices(key: str) -> None:
 def test_unknown_strategy_is_refused_with_their_names() -> None:
     with pytest.raises(ConfigError, match="'nonsense'") as error:
         resolve({"strategy": "nonsense"})
-    assert all(name in str(error.value) for name in SYSTEMS.names)
+    assert all(name in str(error.value) for name in shown("strategy", SYSTEMS.names))
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -453,7 +453,7 @@ def test_what_is_something_else_is_a_sentence(
 
 def test_a_system_with_a_default_that_is_no_key_is_a_sentence(tmp_path: Path) -> None:
     paper = write(tmp_path, "sixth.py", PAPER.replace('"party-lr"', '"party_lr"'))
-    with pytest.raises(ConfigError, match="no configuration key 'party_lr'"):
+    with pytest.raises(ConfigError, match="no option 'party_lr'"):
         resolve({"strategy": f"{paper}:SIXTH"})
 
 

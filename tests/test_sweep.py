@@ -58,7 +58,7 @@ def test_ranges_and_choices_have_the_key_s_type() -> None:
         ("", "names nothing"),
         ("party-lr", "'party-lr' cannot be read"),
         ("party-lr=", "cannot be read"),
-        ("party-rate=0..1", "no configuration key 'party-rate'"),
+        ("party-rate=0..1", "no option 'party-rate'"),
         ("party-lr=0.1..1 party-lr=1|2", "names party-lr twice"),
         ("server-lr=0.1..1", "server-lr is in -c and in --search"),
         ("party-lr=1..0.1", "write the lower number first"),

@@ -23,6 +23,7 @@ from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Checkpoint
 from vfl_flower.holder.progress import shown
 from vfl_flower.registry import ENGINES
+from vfl_flower.renamed import notify
 from vfl_flower.start import Engine, Finished, predict_local
 
 _NOT_BESIDE_FEATURES = ("dataset", "task")
@@ -43,7 +44,7 @@ def train(
 
     Parameters
     ----------
-    config : run configuration keys, as `vfl list` prints them.
+    config : options of the run configuration; `vfl list` describes them.
     features : of each party an array or tensor [N, ...], a pandas frame, or a torch data set whose
         items are samples; all with the same rows, unless there are ids.
     labels : of the N rows; or a frame of labels (column ``label``) and of features of the label
@@ -67,6 +68,7 @@ def train(
         raise ConfigError(
             f"config = {config!r} must be a mapping of keys, such as {{'strategy': 'vafl'}}."
         )
+    notify(config or {})
     keys = parse({**(config or {}), "out": str((config or {}).get("out", ""))})
     named = out or keys.get("out") or keys.get("resume", "")
     temporary = None if named else tempfile.TemporaryDirectory()

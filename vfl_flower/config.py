@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from vfl_flower import registry
+from vfl_flower import registry, renamed
 from vfl_flower.errors import ConfigError, unknown
 from vfl_flower.sections import (
     CodecConfig,
@@ -28,7 +28,9 @@ from vfl_flower.sections import (
     TrainingConfig,
     key,
 )
+from vfl_flower.sections.option import sentences
 
+_FLOWER = "flower"  # the engine of examples that `flwr run` starts
 _PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # key=value, as Flower reads it
 
 AUTO = "auto"
@@ -41,19 +43,35 @@ class RunConfig:
 
     task: str = key(
         "train",
-        "train a model; predict: what the model of a run, `model`, says of new rows; align: only "
-        "find the rows that all have, and keep them for later runs",
+        "Chooses what the run does. `predict` applies the model of an earlier run, `model`, to new "
+        "rows. `align` only finds the common rows and keeps the alignment for later runs.",
+        example="task='predict' model='runs/a'",
+        engine=_FLOWER,
         choices=("train", "predict", "align"),
+        related=("model", "without", "dataset"),
     )
-    model: str = key("", "results folder of the run whose model predicts")
+    model: str = key(
+        "",
+        "Names the results folder of the run whose model predicts.",
+        example="task='predict' model='runs/a'",
+        engine=_FLOWER,
+        related=("task", "without"),
+    )
     without: str = key(
         "",
-        "with task = 'predict': parties that are left out, as in '0,3', by a model of any subset",
+        "Names parties to leave out of a prediction, as in '0,3'. The model must be trained on "
+        "subsets of the parties.",
+        example="task='predict' model='runs/a' without='0,3'",
+        engine=_FLOWER,
+        related=("task", "subsets"),
     )
     strategy: str = key(
         "split-nn",
-        "system or baseline to run; `vfl list` describes each",
+        "Chooses the system or baseline to run. `vfl list` describes each.",
+        example="strategy='vafl'",
+        basic=True,
         registry=registry.SYSTEMS,
+        related=("estimator", "quorum", "privacy"),
     )
     data: DataConfig = field(default_factory=DataConfig)
     models: ModelConfig = field(default_factory=ModelConfig)
@@ -113,13 +131,38 @@ class RunConfig:
         return RunConfig.of({**self.values(), **values})
 
 
+GROUPS = {
+    "": "task and system",
+    "data": "data",
+    "models": "models",
+    "training": "training",
+    "estimator": "how parties learn",
+    "schedule": "schedule",
+    "uplink": "compression of uploads",
+    "downlink": "compression of answers",
+    "privacy": "privacy",
+    "running": "runtime and results",
+}
+"""Section of a `RunConfig` -> title of its options."""
+
 _SECTIONS: dict[str, Any] = {
     spec.name: spec.default_factory for spec in fields(RunConfig) if callable(spec.default_factory)
 }
 
 
 class Key(NamedTuple):
-    """A key of the run configuration, and where its value stands in a `RunConfig`."""
+    """An option of the run configuration, and where its value stands in a `RunConfig`.
+
+    help : sentences; the first is the summary.
+    example : pairs that `systems.resolve` accepts.
+    auto : what decides the value if there is no default.
+    basic : whether a new user needs it.
+    related : names of other options.
+    symbol : the paper's.
+    engine : which one the example needs, if not the default; "flower" for `flwr run`.
+    before : what must be true before the example can run.
+    values : what it can be, in words, if nothing below says it.
+    """
 
     name: str
     section: str  # empty for `RunConfig` itself
@@ -127,7 +170,14 @@ class Key(NamedTuple):
     type: type
     default: Any
     help: str
+    example: str
     auto: str = ""
+    basic: bool = False
+    related: tuple[str, ...] = ()
+    symbol: str = ""
+    engine: str = ""
+    before: str = ""
+    values: str = ""
     choices: tuple[str, ...] = ()
     registry: registry.Registry | None = None
     least: float | None = None
@@ -136,8 +186,14 @@ class Key(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What can be chosen by name, if it is that kind of key."""
-        return self.registry.names if self.registry else self.choices
+        """Return the values that have names, if the option is of that kind."""
+        names = self.registry.names if self.registry else self.choices
+        return renamed.shown(self.name, names)
+
+    @property
+    def summary(self) -> str:
+        """Return the first sentence of the help text."""
+        return sentences(self.help)[0]
 
     def of(self, config: RunConfig) -> Any:
         """Its value in a configuration."""
@@ -168,7 +224,13 @@ def _keys_of(section: str, kind: Any, prefix: str = "") -> list[Key]:
         about = dict(spec.metadata)
         name = about.pop("name", spec.name.replace("_", "-"))
         if prefix:
-            about["help"] = f"as `{name}`, for the downlink: gradient rows, or the shared top model"
+            about["help"] = (
+                f"Works like `{name}`, for messages to the parties. They carry gradient rows, or "
+                "the shared top model."
+            )
+            about["example"] = re.sub(r"([a-z]+)=", rf"{prefix}\1=", about["example"])
+            about["related"] = (name, *(prefix + other for other in about["related"]))
+            about["basic"] = False
         type_of = types[str(spec.type).split(" |")[0]]
         keys.append(Key(prefix + name, section, spec.name, type_of, spec.default, **about))
     return keys
@@ -185,7 +247,7 @@ KEYS: dict[str, Key] = {
         ),
     )
 }
-"""Every key, in the order in which `vfl list` prints them."""
+"""Every option, in the order in which `vfl list` prints them."""
 
 
 def flower_defaults() -> dict[str, Any]:
@@ -209,9 +271,10 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
         if name not in KEYS:
             close = get_close_matches(str(name), KEYS, 1)
             hint = f" Did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"There is no configuration key {name!r}.{hint} See `vfl list`.")
+            raise ConfigError(f"There is no option {name!r}.{hint} See `vfl list --all`.")
         if value != AUTO:
-            values[name] = _typed(name, value, KEYS[name].type)
+            typed = _typed(name, value, KEYS[name].type)
+            values[name] = renamed.accepted(name, typed)
     return values
 
 
@@ -230,12 +293,14 @@ def pairs(texts: Sequence[str], said: str) -> dict[str, Any]:
         left = [] if texts[:1] and texts[0].endswith(".toml") else texts
         if any(_PAIR.sub("", text).strip() for text in left):
             raise ValueError  # Flower would pass over what it does not recognise
-        return dict(parse_config_args(list(texts)))
+        found = dict(parse_config_args(list(texts)))
     except (ClickException, OSError, ValueError) as error:
         raise ConfigError(
             f"{said} {' '.join(texts)!r} cannot be read: write key=value pairs with spaces "
             "between them, and texts in quotes, as in \"KEY='text' OTHER=5\"."
         ) from error
+    renamed.notify(found)
+    return found
 
 
 def _typed(key: str, value: Any, wanted: type) -> Any:

@@ -16,6 +16,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from vfl_flower import renamed
 from vfl_flower.errors import CodeError, ConfigError, unknown
 
 
@@ -64,8 +65,9 @@ class Registry:
 
     def check(self, name: str, key: str = "") -> None:
         """Raise `ConfigError` unless there is such a name, or it is a place."""
+        name = renamed.accepted(self.key, name)
         if name not in self.known and name not in self.names and not self.is_place(name):
-            raise unknown(key or self.key, name, self.names)
+            raise unknown(key or self.key, name, renamed.shown(self.key, self.names))
 
     def load(self, name: str, key: str = "") -> Any:
         """What has this name; sentences say that ``key`` has it, or that of the configuration.
@@ -75,7 +77,7 @@ class Registry:
         ConfigError
             If there is none, its place does not have it, or it is something else.
         """
-        own, key = bool(key), key or self.key
+        own, key, name = bool(key), key or self.key, renamed.accepted(self.key, name)
         self.check(name, key)
         if name in self.known:
             return load_place(self.known[name])

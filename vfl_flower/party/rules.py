@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Context
 
+from vfl_flower import renamed
 from vfl_flower.axes import estimators
 from vfl_flower.axes.privacy.ledger import ledger_of
 from vfl_flower.config import RunConfig, parse
@@ -51,45 +52,117 @@ _DUE = {
 }
 
 
+def rule(default: Any, help: str, example: str, basic: bool = False) -> Any:
+    """Return the dataclass field of one rule.
+
+    Parameters
+    ----------
+    default : the default; ``None`` sets no rule.
+    help : sentences. The first one is the summary that lists show.
+    example : pairs for --node-config.
+    basic : whether a new user needs the rule. `vfl list` shows only these rules.
+    """
+    return field(default=default, metadata={"help": help, "example": example, "basic": basic})
+
+
 @dataclass(frozen=True)
 class Rules:
-    """Keys of a node configuration, by their names with hyphens; None is no rule."""
+    """Rules in a node configuration, by their names with hyphens. None sets no rule."""
 
-    align: str = "psi"
-    """How ids may be compared: ``ids`` permits that method, and no other."""
-    min_rows: int = 50
-    """Fewest rows that all must have in common; in a simulation only if it is named."""
-    max_ids: int = 10_000_000
-    """Most ids that it is asked about, of all label holders, in all runs; others than before."""
-    max_ids_per_day: int | None = None
-    """Most of these ids in a day of UTC."""
-    alignment_days: int = 30
-    """Days for which an alignment is kept and used again; 0: none is."""
-    systems: str = ""
-    """Systems that it takes part in, with commas between them; empty: all."""
-    min_embedding_noise: float = 0.0
-    """Least ``embedding-noise`` over ``embedding-bound``, of all embeddings that it uploads."""
-    max_epochs: int | None = None
-    """Most passes over its rows that a model of its is trained for, by all runs of it."""
-    max_uploads: int | None = None
-    """Most embeddings of one row that it uploads in a run, and all that go on or begin by it."""
-    max_predictions: int | None = None
-    """Most rows that it embeds for predictions, by all models that it keeps."""
-    aggregation: str = ""
-    """``secure``: takes part in no run in which the label holder gets its embeddings unmasked."""
-    sum_peers: str = ""
-    """Keys of the other parties for masked sums, as in ``1:HEX 2:HEX``, or ``first-seen``.
-
-    Without it a party takes the first keys that it sees, unless its rule is aggregation='secure'.
-    """
-    embedding_activation: str = ""
-    """The one ``embedding-activation``, besides none, that it lets a run with masked sums have."""
-    noise_seed: int | None = None
-    """The one ``noise-seed`` that it lets a run on its own data have."""
-    dataset: str = ""
-    """The one ``dataset`` with a path in it that it reads for others."""
-    stream_address: str = ""
-    """Where to connect to: hosts, each with :PORT or without, and commas; empty: this machine."""
+    align: str = rule(
+        "psi",
+        "Sets the method by which ids may be compared. `ids` permits that method, and no other.",
+        "align='ids'",
+    )
+    min_rows: int = rule(
+        50,
+        "Refuses a run whose participants have fewer common rows. In a simulation, the rule "
+        "applies only if it is set.",
+        "min-rows=100",
+        basic=True,
+    )
+    max_ids: int = rule(
+        10_000_000,
+        "Limits the ids that label holders may ask about. The limit counts all label holders and "
+        "all runs. It counts each id once.",
+        "max-ids=100000",
+    )
+    max_ids_per_day: int | None = rule(
+        None,
+        "Limits the new ids that label holders may ask about in one day of UTC.",
+        "max-ids-per-day=10000",
+    )
+    alignment_days: int = rule(
+        30,
+        "Sets the days for which the party keeps an alignment and uses it again. 0 keeps none.",
+        "alignment-days=7",
+    )
+    systems: str = rule(
+        "",
+        "Names the systems that the party takes part in, separated by commas. The empty text "
+        "permits all.",
+        "systems='ef-vfl,vafl'",
+        basic=True,
+    )
+    min_embedding_noise: float = rule(
+        0.0,
+        "Requires noise on all embeddings that the party uploads. The value is the least "
+        "`embedding-noise`, divided by `embedding-bound`.",
+        "min-embedding-noise=1.5",
+    )
+    max_epochs: int | None = rule(
+        None,
+        "Limits the passes over the party's rows that train one model. The limit counts all runs "
+        "of that model.",
+        "max-epochs=100",
+        basic=True,
+    )
+    max_uploads: int | None = rule(
+        None,
+        "Limits how often the party uploads an embedding of the same row. The limit counts a run "
+        "and all runs that resume it, grow from it or predict with it.",
+        "max-uploads=200",
+    )
+    max_predictions: int | None = rule(
+        None,
+        "Limits the rows that the party embeds for predictions. The limit counts all models that "
+        "the party keeps.",
+        "max-predictions=1000",
+    )
+    aggregation: str = rule(
+        "",
+        "Sets the aggregation that the party insists on. With `secure`, it refuses a run in which "
+        "the label holder gets its embeddings unmasked.",
+        "aggregation='secure' sum-peers='first-seen'",
+    )
+    sum_peers: str = rule(
+        "",
+        "Gives the public keys of the other parties for masked sums, as in '1:HEX 2:HEX'. "
+        "`first-seen` trusts the first keys that the party sees. The empty text does so too, "
+        "unless the party has the rule aggregation='secure'.",
+        "sum-peers='first-seen'",
+    )
+    embedding_activation: str = rule(
+        "",
+        "Permits one `embedding-activation` besides `none` in runs with masked sums.",
+        "embedding-activation='tanh'",
+    )
+    noise_seed: int | None = rule(
+        None,
+        "Permits one `noise-seed` for runs on the party's data. Others then know its noise.",
+        "noise-seed=0",
+    )
+    dataset: str = rule(
+        "",
+        "Permits one `dataset` that contains a path, which the party then reads for others.",
+        "dataset='csv:shared.csv'",
+    )
+    stream_address: str = rule(
+        "",
+        "Names the hosts that the party may connect to, separated by commas. Each host may have "
+        ":PORT. The empty text permits this machine only.",
+        "stream-address='vfl.example.org:9500'",
+    )
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Rules:
@@ -123,6 +196,25 @@ def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
 _TYPES = {
     spec.name.replace("_", "-"): str(spec.type).removesuffix(" | None") for spec in fields(Rules)
 }
+
+
+class Rule(NamedTuple):
+    """A rule as `vfl list` describes it."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+    example: str
+    basic: bool
+
+
+RULES: dict[str, Rule] = {
+    name: Rule(name, _TYPES[name], spec.default, **spec.metadata)
+    for spec in fields(Rules)
+    for name in (spec.name.replace("_", "-"),)
+}
+"""Every rule, by its name."""
 
 
 def _check_own_key(key: str, whose: str, has_source: bool) -> None:
@@ -300,7 +392,8 @@ def _check_activation(context: Context, activation: str | None, permitted: str) 
 
 def _check_system(context: Context, config: RunConfig, systems: str) -> None:
     system, rule = config.strategy, f"its rule is systems = {systems!r}"
-    if system not in [name.strip() for name in systems.split(",")]:
+    permitted = [renamed.accepted("strategy", name.strip()) for name in systems.split(",")]
+    if system not in permitted:
         raise refused(context, f"strategy = {system!r}: {rule}")
     own = RunConfig.of(load_system(system).defaults)
     if estimators.choose(config) is not estimators.choose(own):  # else the name says nothing

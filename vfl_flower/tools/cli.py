@@ -67,7 +67,7 @@ class _Command(TyperCommand):
             raise
 
 
-@app.command("run", cls=_Command, epilog=options.RUN_EXAMPLES)
+@app.command("run", cls=_Command, epilog=options.BASIC + options.RUN_EXAMPLES)
 def _run(
     run_config: options.RunConfig = None,
     node_config: options.NodeConfig = None,
@@ -79,8 +79,7 @@ def _run(
 ) -> None:
     """Train a system or baseline on this machine.
 
-    How far it is is shown while it runs: on a terminal as one line, elsewhere
-    by one line an epoch.
+    Progress is one line on a terminal. Elsewhere it is one line per epoch.
     """
     from vfl_flower.figures import headline
     from vfl_flower.holder import checkpoint
@@ -352,12 +351,24 @@ def _contribution(
     print(table(contribution(run.expanduser(), metric)))
 
 
-@app.command("list", cls=_Command)
-def _list() -> None:
-    """Systems, baselines and every configuration key."""
+@app.command("list", cls=_Command, epilog=options.LIST_EXAMPLES)
+def _list(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME|WORD...]", help="A name to explain, or words to search."),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="List every option and party rule, not only basic ones.")
+    ] = False,
+) -> None:
+    """List systems, baselines and basic options; explain or search them.
+
+    With the NAME of a system, an option or a party rule, print all about it.
+    With other words, print every entry whose name or help text has them.
+    """
     from vfl_flower.tools import listing
 
-    listing.show()
+    listing.show(words or (), every)
 
 
 @contextmanager
@@ -375,13 +386,16 @@ def _ending_on_sigterm() -> Iterator[None]:
 def _compared(text: str) -> dict[str, Any]:
     """A RUN of `vfl compare`: perhaps a title, a system, and keys of its own."""
     from vfl_flower.registry import SYSTEMS
+    from vfl_flower.renamed import notify, shown
 
     title, _, rest = text.partition(": ")
-    titled = bool(rest.strip()) and ("=" not in title or rest.split()[0] in SYSTEMS.names)
+    names = (*SYSTEMS.names, *shown("strategy", SYSTEMS.names))
+    titled = bool(rest.strip()) and ("=" not in title or rest.split()[0] in names)
     name, *keys = (rest if titled else text).split(None, 1) or [""]
     if not name or (titled and not title):
         raise ConfigError("A run of `vfl compare` is empty: name a system, then its own keys.")
     own = pairs(keys, "RUN")
+    notify({"strategy": name})
     if {"strategy", "out"} & own.keys():
         raise ConfigError(f"{text!r} names a strategy or out twice: write the system first.")
     return {"strategy": name, **own, **({"title": title} if titled else {})}

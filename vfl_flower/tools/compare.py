@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vfl_flower import renamed
 from vfl_flower.axes.privacy.together import Claim, in_words, of_several
 from vfl_flower.charts import draw_curves, draw_frontier
 from vfl_flower.errors import ConfigError
@@ -63,6 +64,7 @@ def compare(
     ConfigError
         If a configuration cannot work, before any of them runs.
     """
+    runs = [{**run, "strategy": renamed.accepted("strategy", run["strategy"])} for run in runs]
     named = {run["strategy"] for run in runs}
     configurations: dict[str, dict[str, Any]] = {}
     for run in runs:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vfl_flower.config import pairs
+from vfl_flower.config import GROUPS, KEYS, pairs
 
 _PAIRS = '"KEY=VALUE ..."'
 
@@ -17,40 +17,42 @@ RunConfig = Annotated[
     typer.Option(
         *("-c", "--run-config"),
         metavar=_PAIRS,
-        help="Configuration, as for `flwr run`; texts in quotes. `vfl list` names the keys.",
+        help="Options of the run, as for `flwr run`; texts in quotes. `vfl list` describes them.",
     ),
 ]
 NodeConfig = Annotated[
     list[str] | None,
     typer.Option(
         metavar=_PAIRS,
-        help="Once for each party: its file, id, columns (with commas), missing ('refuse' or "
-        "'median') and text ('refuse' or 'one-hot'); model, model-args and embedding-size.",
+        help="Node configuration of one party; repeat it for each party. Names: file, id, columns, "
+        "missing, text, model, model-args, embedding-size, and the party's rules (`vfl list`).",
     ),
 ]
 Parties = Annotated[
-    int | None, typer.Option(help="Number of parties. Default: 4, or as many as have named files.")
+    int | None, typer.Option(help="Number of parties. Default: the number of --node-config, or 4.")
 ]
 EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="local: in this process; ray: Flower's simulation; supernodes: real nodes, on "
-        "this machine; FILE.py:NAME or PACKAGE.MODULE:NAME: one of your own.",
+        help="local: in this process; ray: Flower's simulation; supernodes: real nodes on "
+        "this machine; FILE.py:NAME or PACKAGE.MODULE:NAME: your own engine.",
     ),
 ]
-Out = Annotated[str, typer.Option(metavar="DIR", help="Results folder; else one under runs/.")]
+Out = Annotated[
+    str, typer.Option(metavar="DIR", help="Results folder. Default: a new folder in runs/.")
+]
 
 
 Seeds = Annotated[
     int,
     typer.Option(
-        min=1, help="Repeat by so many seeds, from key seed on: means and standard deviations."
+        min=1, help="Repeat the run with this many seeds, and report means and standard deviations."
     ),
 ]
 
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Show no progress: only what came of it.")
+    bool, typer.Option("--quiet", "-q", help="Show the result only, without progress.")
 ]
 
 
@@ -75,6 +77,19 @@ def _examples(lines: str) -> str:
     return f"[bold]examples:[/]\n{shaded}".replace("\n", "\n\n")  # else typer joins the lines
 
 
+def _basic() -> str:
+    """Name the basic options of -c, a line for each section."""
+    names: dict[str, list[str]] = {}
+    for each in KEYS.values():
+        if each.basic:
+            names.setdefault(GROUPS[each.section], []).append(each.name)
+    lines = (f"{title}: {' '.join(rest)}" for title, rest in names.items())
+    about = "`vfl list` explains them. `vfl list --all` shows the rest."
+    return "\n\n".join(("[bold]basic options for -c:[/]", *lines, about, ""))
+
+
+BASIC = _basic()
+
 RUN_EXAMPLES = _examples("""
 # split learning of four parties on handwritten digits, in this process
 vfl run
@@ -91,6 +106,16 @@ ALIGN_EXAMPLES = _examples("""
 # the customers whom a bank and two parties have in common
 vfl align -c "dataset='files:labels.csv' id='customer'" \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv' id='customer'"
+""")
+
+LIST_EXAMPLES = _examples("""
+# the systems and the basic options
+vfl list
+# all about one option, and about one system
+vfl list batch-size
+vfl list vafl
+# everything about noise
+vfl list noise
 """)
 
 COMPARE_EXAMPLES = _examples("""

@@ -1,0 +1,262 @@
+"""Options as a user meets them: basic ones, their examples, their help texts, and `vfl list`."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, RecordDict
+
+import vfl_flower
+from tests.prose import problems
+from vfl_flower import renamed
+from vfl_flower.config import GROUPS, KEYS, pairs
+from vfl_flower.errors import ConfigError
+from vfl_flower.party import rules
+from vfl_flower.party.rules import RULES, Rules
+from vfl_flower.registry import SYSTEMS
+from vfl_flower.sections.option import sentences
+from vfl_flower.systems import load_system, resolve
+from vfl_flower.tools import listing
+from vfl_flower.tools.cli import _compared, main
+from vfl_flower.tools.compare import compare
+
+HERE = Path(__file__).parent.parent
+NEW = {"centralised": "joined", "local-only": "alone", "intersection-only": "common"}
+FROM_A_RUN = {"resume", "grow", "freeze", "task", "model", "without"}
+NODES = {"stream-address", "stream-ports", "session-seconds", "transport", "parties"}
+
+
+@pytest.fixture
+def in_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work where examples/ is, which some examples name."""
+    monkeypatch.chdir(HERE)
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> list[listing.Entry]:
+    """All entries, found once for many commands."""
+    found = list(listing.entries())
+    monkeypatch.setattr(listing, "entries", lambda: found)
+    return found
+
+
+def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["list", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
+def test_a_new_user_meets_at_most_thirty_options() -> None:
+    basic = {each.name for each in KEYS.values() if each.basic}
+    of_parties = {each.name for each in RULES.values() if each.basic}
+    assert len(basic) >= 20 and len(basic) + len(of_parties) <= 30
+    assert {"dataset", "strategy", "epochs", "party-lr", "privacy", "out", "seed"} <= basic
+    assert not {name for name in basic if name.startswith("downlink-")}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_option_has_an_example_that_is_accepted(key: str, in_checkout: None) -> None:
+    given = pairs([KEYS[key].example], "example")
+    assert key in given
+    assert KEYS[key].of(resolve(given)) == given[key]
+
+
+def test_every_party_rule_has_an_example_that_is_accepted() -> None:
+    for rule in RULES.values():
+        given = pairs([rule.example], "example")
+        assert rule.name in given
+        assert getattr(Rules.of(given), rule.name.replace("-", "_")) == given[rule.name]
+
+
+def test_related_options_exist_and_are_others() -> None:
+    for each in KEYS.values():
+        assert each.related and each.name not in each.related
+        assert set(each.related) <= KEYS.keys()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("key", KEYS)
+def test_examples_that_need_no_files_run(key: str, in_checkout: None, tmp_path: Path) -> None:
+    given = pairs([KEYS[key].example], "example")
+    files = ":" in str(given.get("dataset", "")) or "own.py:" in str(given.get("top-model", ""))
+    if files or key in FROM_A_RUN | NODES:
+        pytest.skip("needs files, an earlier run or real nodes")
+    quick = {"epochs": 1, **given, "out": str(tmp_path / "run")}
+    model = vfl_flower.train(quick, progress=False)
+    assert model.summary["exchanges"] >= 0
+
+
+# --- prose --------------------------------------------------------------------------------------
+
+
+def texts() -> dict[str, str]:
+    """Every text about an option, a rule or a system, by what it is about."""
+    found = {f"{name}: help": each.help for name, each in KEYS.items()}
+    found |= {f"{name}: auto": each.auto for name, each in KEYS.items() if each.auto}
+    found |= {f"rule {name}": each.help for name, each in RULES.items()}
+    return found | {f"system {name}": load_system(name).about for name in SYSTEMS.known}
+
+
+def test_help_texts_have_short_sentences_and_plain_words() -> None:
+    assert {about: problems(text) for about, text in texts().items() if problems(text)} == {}
+
+
+def test_help_texts_are_sentences() -> None:
+    helps = [each.help for each in KEYS.values()] + [each.help for each in RULES.values()]
+    for text in helps:
+        assert text[0].isupper() and text.endswith("."), text
+        assert len(sentences(text)[0]) <= 110, text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Results folder of a run, by whose models this one begins, and keys are as then.",
+        "What leaves a party has noise.",
+        "Baseline: the same model on joined data.",
+        "Number " * 26 + ".",
+    ],
+)
+def test_other_prose_is_found(text: str) -> None:
+    """The control: texts as they were."""
+    assert problems(text)
+    assert not problems("What is a window? Sets the number of steps that one message carries.")
+
+
+# --- vfl list -----------------------------------------------------------------------------------
+
+
+def test_the_short_list_has_systems_and_basic_options_and_says_where_the_rest_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = printed([], capsys)
+    heads = re.findall(r"^  ([\w-]+)(?: =|  |$)", text, re.MULTILINE)
+    basic = [each.name for each in KEYS.values() if each.basic]
+    basic += [each.name for each in RULES.values() if each.basic]
+    assert heads == [*renamed.shown("strategy", SYSTEMS.names), *basic]
+    assert "vfl list --all" in text and max(map(len, text.splitlines())) <= 80
+    assert len(text.splitlines()) < 150
+
+
+def test_every_name_is_explained_within_a_terminal(
+    listed: list[listing.Entry], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for each in listed:
+        text = printed([each.name], capsys)
+        assert each.name in text and max(map(len, text.splitlines())) <= 80, text
+        assert all(f"  {title}" in text for title in each.details)
+        flat = " ".join(text.split())
+        if each.kind == "system":
+            assert load_system(each.name).axes in flat
+        if each.name in KEYS:
+            key = KEYS[each.name]
+            assert key.help.split()[-1] in flat and all(name in text for name in key.related)
+            assert all(pair in flat for pair in key.example.split())
+
+
+def test_every_name_is_explained_in_panels_on_a_terminal(
+    listed: list[listing.Entry], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for name in ("dataset", "calibration", "dpzv", "max-uploads"):
+        text = re.sub(r"\x1b\[[\d;]*m", "", printed([name], capsys))
+        assert "…" not in text and {len(line) for line in text.splitlines()} == {80}
+        assert f"╭─ {name} " in text
+
+
+def test_an_explanation_says_what_decides_a_default(capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(printed(["epochs"], capsys).split())
+    assert "default auto" in text and "60 with fewer than 1000" in text
+    assert "vafl: 40" in text and "a whole number, at least 1" in text
+    assert "align (party rule)" in printed(["align"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "not_found"),
+    [
+        (["parquet"], "dataset =", "epochs ="),
+        (["REGRESSION"], "target =", "codec ="),  # a value, in another case
+        (["gaussian", "noise"], "embedding-noise =", "inner-noise ="),
+        (["masked"], "sum-peers =", "dataset ="),  # of a party rule
+        (["asynchronous"], "quorum =", "seed ="),
+        (["learning", "rate"], "party-lr =", "window ="),
+    ],
+)
+def test_search_finds_by_words_of_the_help_text(
+    words: list[str], found: str, not_found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(words, capsys)
+    assert f"\n  {found}" in text and f"\n  {not_found}" not in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("epohcs", "epochs"), ("batch_szie", "batch-size"), ("cascadde", "cascaded")],
+)
+def test_a_misspelt_name_gets_a_suggestion(
+    wrong: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", wrong]) == 1
+    assert capsys.readouterr().err.endswith(f"Did you mean {meant}?\n")
+
+
+def test_a_word_that_is_nowhere_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "qqqqq"]) == 1
+    error = capsys.readouterr().err
+    assert "Did you mean" not in error and "--all" in error
+
+
+def test_help_of_run_names_the_basic_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["run", "--help"]) == 0
+    text = capsys.readouterr().out.partition("basic options")[2]
+    words = set(text.split())
+    assert {each.name for each in KEYS.values() if each.basic} <= words
+    assert not {"inner-noise", "lr-step", "downlink-codec"} & words
+    assert "vfl list --all" in text and set(GROUPS) == {each.section for each in KEYS.values()}
+
+
+# --- new names ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("new", "old"), NEW.items())
+def test_a_new_name_means_the_same_as_the_old_one(new: str, old: str) -> None:
+    assert resolve({"strategy": new}) == resolve({"strategy": old})
+    assert load_system(new) is load_system(old)
+    rules._check_system(Context(0, 0, {}, RecordDict(), {}), resolve({"strategy": old}), new)
+    assert _compared(f"a=1: {new}") == {"title": "a=1", "strategy": new}
+    with pytest.raises(ConfigError, match=f"The run '{old}' is there twice"):
+        compare(2, {}, [{"strategy": old}, {"strategy": new}], 0.9)
+
+
+def test_an_old_name_gets_one_notice(caplog: pytest.LogCaptureFixture) -> None:
+    renamed._notify.cache_clear()
+    with caplog.at_level(logging.WARNING, "flwr.notice"):
+        for _ in range(2):
+            pairs(["strategy='joined' epochs=1"], "-c")
+        pairs(["strategy='centralised'"], "-c")
+        resolve({"strategy": "joined"})
+    (sentence,) = [record.getMessage() for record in caplog.records]
+    assert sentence.startswith("strategy='joined' has a new name: 'centralised'.")
+
+
+def test_errors_name_the_new_names() -> None:
+    with pytest.raises(ConfigError, match="centralised, intersection-only"):
+        resolve({"strategy": "nonsense"})
+    with pytest.raises(ConfigError, match="did you mean 'centralised'"):
+        resolve({"strategy": "centralized"})
+
+
+@pytest.mark.parametrize("name", ["joined", "centralised"])
+def test_both_names_are_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed([name], capsys)
+    assert text.startswith("centralised (system)") and "joined, for one more release" in text
