@@ -8,6 +8,7 @@ Nothing is imported before it is asked for.
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -17,6 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower.errors import CodeError, ConfigError, unknown
+
+PLUGIN_MODULES = "vfl_flower_plugin_"
+"""How the names of modules begin that `load_place` reads from files."""
+
+IN_PROCESS = re.compile(r"vfl_flower\.own_code:(\w+?)__in_process_[0-9a-f]{16}")
+"""Names of classes and functions that `own_code` holds in this process."""
 
 
 class Registry:
@@ -88,6 +95,7 @@ class Registry:
             place = entry.value
         # What a party names lies in a folder of its own, which is nobody else's affair.
         called = f"{key} = {(name.rpartition('/')[2] if own else name)!r}"
+        called = IN_PROCESS.sub(r"\1", called)
         found = load_place(place, called)
         missing = [part for part in self.parts if not hasattr(found, part)]
         if missing:
@@ -116,7 +124,7 @@ def _of_file(place: str) -> Any:
     """The module in a file, once a process and content."""
     path = Path(place).expanduser().absolute()
     digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]
-    name = f"vfl_flower_plugin_{path.stem}_{digest}"
+    name = f"{PLUGIN_MODULES}{path.stem}_{digest}"
     if name not in sys.modules:
         spec = spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
