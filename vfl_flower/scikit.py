@@ -27,7 +27,7 @@ Array = NDArray[Any]
 EXPECTED_FAILED_CHECKS = {
     "check_methods_subset_invariance": "models compute in 32 bits and round differently by batch",
 }
-"""Checks of scikit-learn that fail, and why: pass it to `check_estimator` by this name."""
+"""Checks of scikit-learn that may fail, and why: pass it to `check_estimator` by this name."""
 
 
 class _Vertical(BaseEstimator):  # type: ignore[misc]
@@ -180,9 +180,9 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
 
     Notes
     -----
-    All checks of scikit-learn's `check_estimator` pass but one. `check_methods_subset_invariance`
-    fails since models compute in 32 bits and round differently by batch: pass
-    `EXPECTED_FAILED_CHECKS` as ``expected_failed_checks``.
+    All checks of scikit-learn's `check_estimator` pass but one that may fail:
+    `check_methods_subset_invariance`, since models compute in 32 bits and round differently by
+    batch. Pass `EXPECTED_FAILED_CHECKS` as ``expected_failed_checks``.
 
     Examples
     --------
