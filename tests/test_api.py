@@ -31,6 +31,7 @@ from vfl_flower.axes.codecs.top_k import TopK
 from vfl_flower.data import memory
 from vfl_flower.errors import ConfigError, VflError
 from vfl_flower.holder.observers import Observer
+from vfl_flower.options import Options
 from vfl_flower.registry import BOTTOMS
 
 CANCER: pd.DataFrame = load_breast_cancer(as_frame=True).frame
@@ -455,7 +456,8 @@ def test_new_rows_must_have_the_columns_of_then() -> None:
 
 
 def test_keyword_options_equal_those_of_a_dict_in_either_order() -> None:
-    rate, once = np.float64(0.05), {name.replace("-", "_"): ONCE[name] for name in ONCE}
+    rate = np.float64(0.05)
+    once: dict[str, Any] = {name.replace("-", "_"): ONCE[name] for name in ONCE}
     models = [
         vfl_flower.train({**ONCE, "party-lr": 0.05}, PARTS, Y),
         vfl_flower.train(PARTS, Y, config=ONCE, party_lr=rate, mu=None),
@@ -471,7 +473,7 @@ def test_the_keyword_options_are_those_of_the_sections() -> None:
     assert options.FILE.read_text() == options.generated(), "run python -m tests.options"
     shown = inspect.signature(vfl_flower.train).parameters
     assert {*own_code.KEYWORDS, "features", "labels", "config"} <= shown.keys()
-    assert set(options.options.Options.__annotations__) == set(own_code.KEYWORDS)
+    assert set(Options.__annotations__) == set(own_code.KEYWORDS)
 
 
 def test_components_with_an_import_path_are_kept_by_it(tmp_path: Path) -> None:
