@@ -19,9 +19,9 @@ import numpy as np
 from torch.nn import Module
 
 from vfl_flower.config import KEYS, parse
-from vfl_flower.errors import ConfigError
+from vfl_flower.errors import IN_PROCESS, ConfigError
 from vfl_flower.holder.observers import Observer
-from vfl_flower.registry import IN_PROCESS, PLUGIN_MODULES, Registry
+from vfl_flower.registry import PLUGIN_MODULES, Registry
 from vfl_flower.systems import System
 
 _PLACE = f"{__name__}:"

@@ -8,7 +8,6 @@ Nothing is imported before it is asked for.
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -17,13 +16,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.errors import CodeError, ConfigError, unknown
+from vfl_flower.errors import IN_PROCESS, CodeError, ConfigError, unknown
 
 PLUGIN_MODULES = "vfl_flower_plugin_"
 """How the names of modules begin that `load_place` reads from files."""
-
-IN_PROCESS = re.compile(r"vfl_flower\.own_code:(\w+?)__in_process_[0-9a-f]{16}")
-"""Names of classes and functions that `own_code` holds in this process."""
 
 
 class Registry:
