@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import copy
+import doctest
+import inspect
+import json
 import logging
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +23,17 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import vfl_flower
+from strategies.vafl import VAFL
+from tests import options, towers
 from tests.conftest import ALL_ROWS
-from vfl_flower import api
+from vfl_flower import api, own_code
+from vfl_flower.axes.codecs.top_k import TopK
 from vfl_flower.axes.privacy import labels as label_noise
 from vfl_flower.data import memory
 from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.holder.observers import Observer
+from vfl_flower.options import Options
+from vfl_flower.registry import BOTTOMS
 
 CANCER: pd.DataFrame = load_breast_cancer(as_frame=True).frame
 Y = CANCER.pop("target")
@@ -458,3 +470,152 @@ def test_from_python_too_an_epsilon_above_the_one_asked_for_is_a_warning(
     other = vfl_flower.train(keys, frames, 1 - named, id="k")
     assert other.summary["epsilon"] == 4.0
     assert said[0].startswith("epsilon is 4 in all: 4 by draws of one person's label")
+
+
+def test_keyword_options_equal_those_of_a_dict_in_either_order() -> None:
+    rate = np.float64(0.05)
+    once: dict[str, Any] = {name.replace("-", "_"): ONCE[name] for name in ONCE}
+    models = [
+        vfl_flower.train({**ONCE, "party-lr": 0.05}, PARTS, Y),
+        vfl_flower.train(PARTS, Y, config=ONCE, party_lr=rate, mu=None),
+        vfl_flower.train(ONCE, features=PARTS, labels=Y, party_lr=rate),
+        vfl_flower.train(PARTS, Y, **{**once, "epochs": np.int64(1)}, party_lr=0.3),
+    ]
+    *equal, other = [model.history[-1]["test_loss"] for model in models]
+    assert len(set(equal)) == 1 and other not in equal
+    assert models[3].summary["config"].items() >= ONCE.items()
+
+
+def test_the_keyword_options_are_those_of_the_sections() -> None:
+    assert options.FILE.read_text() == options.generated(), "run python -m tests.options"
+    shown = inspect.signature(vfl_flower.train).parameters
+    assert {*own_code.KEYWORDS, "features", "labels", "config"} <= shown.keys()
+    assert set(Options.__annotations__) == set(own_code.KEYWORDS)
+
+
+def test_components_with_an_import_path_are_kept_by_it(tmp_path: Path) -> None:
+    model = vfl_flower.train(
+        PARTS,
+        Y,
+        config={**ONCE, "loss": towers.loss},
+        strategy=copy.deepcopy(VAFL),
+        bottom_model=towers.plain,
+        top_model=towers.Top,
+        metrics=towers.figures,
+        codec=TopK,
+    )
+    kept = model.summary["config"]
+    names = ("strategy", "bottom-model", "top-model", "loss", "metrics", "codec")
+    assert [kept[name] for name in names] == [
+        "vafl",
+        "tests.towers:plain",
+        "tests.towers:Top",
+        "tests.towers:loss",
+        "tests.towers:figures",
+        "top-k",
+    ]
+    model.save(tmp_path / "copy")
+    again = vfl_flower.load(tmp_path / "copy")
+    np.testing.assert_array_equal(again.predict_proba(PARTS), model.predict_proba(PARTS))
+
+
+def test_a_component_from_a_file_is_kept_by_the_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(Path(towers.__file__).read_text())
+    place = f"{tmp_path / 'mine.py'}:plain"
+    found = BOTTOMS.load(place)
+    assert own_code.name_of(found, BOTTOMS) == place
+
+
+class Watcher(Observer):
+    """Count the evaluations."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def evaluated(self, entry: dict[str, Any]) -> None:
+        """Count one."""
+        self.times += 1
+
+
+def test_components_without_an_import_path_train_and_predict_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tower(torch.nn.Linear):
+        def __init__(self, sample: torch.Tensor, size: int) -> None:
+            super().__init__(len(sample), size)
+
+    mine, watcher = replace(VAFL, name="mine", about="a copy with its own rates"), Watcher()
+    model = vfl_flower.train(
+        PARTS,
+        Y,
+        config=ONCE,
+        strategy=mine,
+        bottom_model=Tower,
+        loss=lambda outputs, labels: towers.loss(outputs, labels),
+        observer=watcher,
+        out=tmp_path / "run",
+    )
+    assert watcher.times == len(model.history)
+    assert len(model.predict(PARTS)) == len(X)
+    assert model.evaluate(PARTS, Y) == vfl_flower.load(tmp_path / "run").evaluate(PARTS, Y)
+    with pytest.raises(ConfigError, match=r"has no import path.*: define .* in a module"):
+        model.save(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    monkeypatch.setattr(own_code, "_held", {})  # as in another process
+    for use in (lambda: vfl_flower.load(tmp_path / "run"), lambda: model.predict(PARTS)):
+        with pytest.raises(ConfigError, match="was defined in another process: define"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"party_lrr": 0.1}, "party_lrr is not an option of train. Did you mean party_lr?"),
+        ({"party-lr": 0.1}, "party-lr is not an option of train. Did you mean party_lr?"),
+        ({"task": "predict"}, "task is not an option of train"),
+        ({"config": {"party-lr": 0.1}, "party_lr": 0.2}, "party_lr is given twice: 0.1 in"),
+        ({"loss": 3}, "loss = 3 must be a name, a class or a function"),
+        ({"strategy": towers.Top}, "is not a strategy: give a name of `vfl list`, or a System"),
+        ({"codec": towers.Top}, "it has no 'uses'"),
+        ({"bottom_model": lambda: 3}, "Party 0's model 'lambda' does not take what"),
+        ({"epochs": towers.Top}, "must be a whole number"),
+        ({"bottom_model": torch.nn.Linear(2, 2)}, "give the class Linear, or a function"),
+        ({"engine": "ray", "loss": lambda o, r: o}, "has no import path, which engine = 'ray'"),
+        ({"engine": "ray", "observer": Watcher()}, "observer = Watcher is an object of this"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_keyword_options_that_cannot_be_are_a_sentence(named: dict[str, Any], said: str) -> None:
+    with pytest.raises(VflError) as error:
+        vfl_flower.train(PARTS, Y, **named)
+    assert said in str(error.value) and "\n" not in str(error.value)
+    assert "in_process" not in str(error.value)
+
+
+def test_arguments_that_no_call_takes_are_a_type_error() -> None:
+    with pytest.raises(TypeError, match="multiple values for argument 'labels'"):
+        vfl_flower.train(PARTS, Y, labels=Y)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="at most 3 positional arguments: 4"):
+        vfl_flower.train({}, PARTS, Y, 3)  # type: ignore[call-overload]
+
+
+def test_the_example_of_train_runs() -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(vfl_flower.train, "train", globs={})
+    assert doctest.DocTestRunner().run(example).failed == 0 and len(example.examples) == 6
+
+
+@pytest.mark.nightly
+def test_another_process_loads_a_model_by_the_import_paths(tmp_path: Path) -> None:
+    model = vfl_flower.train(PARTS, Y, config=ONCE, bottom_model=towers.plain)
+    model.save(tmp_path / "copy")
+    code = (
+        "import sys, numpy, vfl_flower\n"
+        "from sklearn.datasets import load_breast_cancer\n"
+        "x = load_breast_cancer().data\n"
+        "model = vfl_flower.load(sys.argv[1])\n"
+        "print(model.predict_proba([x[:, :10], x[:, 10:20], x[:, 20:]]).sum(0).tolist())\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "copy")]
+    root = Path(__file__).parents[1]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout
+    assert json.loads(said) == pytest.approx(model.predict_proba(PARTS).sum(0).tolist())

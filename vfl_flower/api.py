@@ -1,6 +1,6 @@
 """From Python: train on what is in memory, and use the model.
 
-model = vfl_flower.train({"strategy": "ef-vfl"}, [accounts, shop], labels)
+model = vfl_flower.train([accounts, shop], labels, strategy="ef-vfl")
 model.predict([accounts_new, shop_new])
 """
 
@@ -13,15 +13,19 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, overload
 
-from vfl_flower.config import RunConfig, parse
+from vfl_flower import own_code
+from vfl_flower.config import RunConfig
 from vfl_flower.data.memory import handed_over, held, listed
 from vfl_flower.errors import ConfigError, Interrupted, Terminated
 from vfl_flower.holder import checkpoint
 from vfl_flower.holder.checkpoint import Checkpoint
 from vfl_flower.holder.progress import shown
+from vfl_flower.options import Options
+from vfl_flower.own_code import KEYWORDS
 from vfl_flower.registry import ENGINES
 from vfl_flower.renamed import notify
 from vfl_flower.start import Engine, Finished, predict_local
@@ -29,8 +33,24 @@ from vfl_flower.start import Engine, Finished, predict_local
 _NOT_BESIDE_FEATURES = ("dataset", "task")
 
 
+@overload
 def train(
+    features: Sequence[Any] = (),
+    labels: Any = None,
+    *,
     config: Mapping[str, Any] | None = None,
+    id: str = "",
+    parties: int = 4,
+    engine: str = "local",
+    out: str | Path = "",
+    progress: bool | None = None,
+    **options: Unpack[Options],
+) -> Model: ...
+
+
+@overload
+def train(
+    config: Mapping[str, Any] | None,
     features: Sequence[Any] = (),
     labels: Any = None,
     *,
@@ -39,37 +59,95 @@ def train(
     engine: str = "local",
     out: str | Path = "",
     progress: bool | None = None,
-) -> Model:
-    """Train with one party for each of ``features``; or on a data set that ``config`` names.
+    **options: Unpack[Options],
+) -> Model: ...
+
+
+def train(*given: Any, **options: Any) -> Model:
+    """Train a model: ``train(features, labels, strategy="vafl", epochs=20)``.
+
+    Without features, train on the data set that option ``dataset`` names. The order
+    ``train(config, features, labels)`` works too.
 
     Parameters
     ----------
-    config : options of the run configuration; `vfl list` describes them.
-    features : of each party an array or tensor [N, ...], a pandas frame, or a torch data set whose
-        items are samples; all with the same rows, unless there are ids.
-    labels : of the N rows; or a frame of labels (column ``label``) and of features of the label
-        holder's own.
-    id : the column of ids all frames have, ``labels`` too (or key ``id``); common rows are used.
-    parties : how many share a data set that is divided among them, such as "digits".
-    engine : runtime; data that are handed over are trained on in this process. By Ctrl-C or
-        SIGTERM a run in this process keeps a checkpoint; `KeyboardInterrupt` or `SystemExit` says
-        where. ``train({"resume": FOLDER}, features, labels)`` goes on with it.
-    out : results folder; without it, one that is gone with the model. Where training fails, a note
-        on the error says where it is kept.
-    progress : whether to show how far training is; None: on terminals and in notebooks alone, as
-        one line that is gone at the end. Elsewhere True prints one line an epoch.
+    features : for each party an array or tensor [N, ...], a pandas frame, or a torch data set with
+        one sample per item. All parties have the same N rows, unless ``id`` is given.
+    labels : array, list or Series of N labels; or a frame with a label column (``label``) and
+        features of the label holder.
+    config : options under the names that `vfl list` prints, such as ``{"party-lr": 0.1}``.
+    id : name of the id column of all frames. Training uses the rows that all frames have.
+    parties : number of parties that share a data set such as "digits".
+    engine : runtime: "local", "ray" or "supernodes". Features in memory need "local". Ctrl-C or
+        SIGTERM keeps a checkpoint, and `KeyboardInterrupt` or `SystemExit` names its folder.
+        ``train(features, labels, resume=FOLDER)`` continues the run.
+    out : results folder. By default, a temporary folder that Python deletes with the model. If
+        training fails, a note on the error names the folder.
+    progress : True prints a line per epoch. None shows progress in terminals and notebooks only.
+    **options : options of `vfl list` in snake_case, such as ``party_lr=0.1``. None stands for the
+        default. ``strategy`` also takes a `System`. ``estimator``, ``codec``, ``downlink_codec``,
+        ``bottom_model``, ``top_model``, ``loss``, ``metrics``, ``privacy``, ``augment`` and
+        ``observer`` also take classes and functions; ``observer`` also an `Observer`. The values
+        of ``config`` may be the same objects. Give option "labels" in ``config``.
+
+    Returns
+    -------
+    Model
+        The trained model, with the halves of all parties.
 
     Raises
     ------
-    ConfigError, PartyError
-        What cannot work, or what went wrong.
+    ConfigError
+        If an option is unknown, is given twice, has a wrong value, or contradicts the data.
+    PartyError
+        If a party fails.
+    TypeError
+        If there are more than three positional arguments, or one is also a keyword argument.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import vfl_flower
+    >>> rows = np.random.default_rng(0).normal(size=(400, 6))
+    >>> labels = (rows[:, 0] + rows[:, 5] > 0).astype(int)
+    >>> model = vfl_flower.train([rows[:, :3], rows[:, 3:]], labels, strategy="vafl", epochs=5)
+    >>> model.predict([rows[:, :3], rows[:, 3:]]).shape
+    (400,)
     """
-    if not isinstance(config, Mapping | None):
+    config_first = len(given) == 3 or (given and isinstance(given[0], Mapping | None))
+    order = ("config", "features", "labels") if config_first else ("features", "labels")
+    if len(given) > len(order):
+        raise TypeError(f"train() takes at most 3 positional arguments: {len(given)} were given.")
+    if twice := [name for name, _ in zip(order, given, strict=False) if name in options]:
+        raise TypeError(f"train() got multiple values for argument {twice[0]!r}.")
+    return _train(**dict(zip(order, given, strict=False)), **options)
+
+
+def _train(
+    features: Sequence[Any] = (),
+    labels: Any = None,
+    *,
+    config: Mapping[str, Any] | None = None,
+    id: str = "",
+    parties: int = 4,
+    engine: str = "local",
+    out: str | Path = "",
+    progress: bool | None = None,
+    **options: Any,
+) -> Model:
+    """Train as `train` describes."""
+    keys, more = own_code.values_of(config, options)
+    if more and engine != "local":
         raise ConfigError(
-            f"config = {config!r} must be a mapping of keys, such as {{'strategy': 'vafl'}}."
+            f"observer = {type(more['observers'][0]).__name__} is an object of this process, which "
+            f"engine = {engine!r} cannot reach: give an observer by its import path."
         )
-    notify(config or {})
-    keys = parse({**(config or {}), "out": str((config or {}).get("out", ""))})
+    for option, name in own_code.without_path(keys).items() if engine != "local" else ():
+        raise ConfigError(
+            f"{option} = {name} has no import path, which engine = {engine!r} needs: define {name} "
+            "in a module (a .py file) that can be imported."
+        )
+    notify(keys)
     named = out or keys.get("out") or keys.get("resume", "")
     temporary = None if named else tempfile.TemporaryDirectory()
     folder = Path(temporary.name, "run") if temporary else Path(named)
@@ -110,7 +188,7 @@ def train(
             raise ConfigError("Labels are given and no features: give those of each party.")
         start: Engine = ENGINES.load(engine)
         try:
-            finished = start(parties, keys, node_configs=node_configs)
+            finished = start(parties, keys, node_configs=node_configs, **more)
         except BaseException as error:
             if temporary:
                 _keep(folder, error)
@@ -119,16 +197,21 @@ def train(
     return Model(finished.folder, temporary)
 
 
+_options = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in KEYWORDS]
+_shown = [*signature(_train).parameters.values()][:-1] + _options
+train.__dict__["__signature__"] = Signature(_shown, return_annotation="Model")  # for notebooks
+
+
 def load(folder: str | Path) -> Model:
     """The model in the results folder of a run, in process or on this machine.
 
     Raises
     ------
     ConfigError
-        If there is none.
+        If there is none, or it needs a class or function of another process.
     """
     place = Path(folder).expanduser().absolute()
-    _checkpoint(place)
+    own_code.check_there(_checkpoint(place).config.values())
     return Model(place)
 
 
@@ -211,14 +294,21 @@ class Model:
         return {name: figures[name] for name in applies}
 
     def save(self, folder: str | Path) -> None:
-        """Copy the results folder, from which `load` reads it.
+        """Copy the results folder, from which `load` reads the model.
+
+        The folder names own classes and functions by their import paths.
 
         Raises
         ------
         ConfigError
-            If there is a folder already, or no model.
+            If the folder exists, there is no model, or a class or function has no import path.
         """
-        _checkpoint(self.folder)
+        values = _checkpoint(self.folder).config.values()
+        for option, name in own_code.without_path(values).items():
+            raise ConfigError(
+                f"{option} = {name} has no import path, by which load could find it: define {name} "
+                "in a module (a .py file) that can be imported, and train again."
+            )
         to = Path(folder).expanduser().absolute()
         if to.exists():
             raise ConfigError(f"{to} is there already: name another folder.")
@@ -231,6 +321,7 @@ class Model:
         import pandas as pd
 
         found, features = _checkpoint(self.folder), listed(features)
+        own_code.check_there(found.config.values())
         data, parties = found.config.data, len(found.strategy["seats"])
         if features and not data.own_data:
             raise ConfigError(

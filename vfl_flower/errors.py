@@ -11,6 +11,9 @@ from typing import Any
 
 _OWN_WORDS = re.compile(r"failed: (((?:Party|In party) (\d+)\b).*)", re.DOTALL)
 
+IN_PROCESS = re.compile(r"vfl_flower\.own_code:(\w+?)__in_process_[0-9a-f]{16}")
+"""Names of classes and functions that `own_code` holds in this process."""
+
 
 def asked(name: str, names: Iterable[str], verb: str) -> str:
     """Ask for the name that was perhaps meant, and go on with a verb: the middle of a sentence."""
@@ -26,6 +29,10 @@ def unknown(key: str, value: Any, names: Sequence[str]) -> ConfigError:
 
 class VflError(Exception):
     """What is wrong, where, and what to do, in one sentence."""
+
+    def __init__(self, *said: object) -> None:
+        texts = (IN_PROCESS.sub(r"\1", each) if isinstance(each, str) else each for each in said)
+        super().__init__(*texts)
 
 
 class ConfigError(VflError):

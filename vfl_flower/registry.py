@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower import renamed
-from vfl_flower.errors import CodeError, ConfigError, unknown
+from vfl_flower.errors import IN_PROCESS, CodeError, ConfigError, unknown
+
+PLUGIN_MODULES = "vfl_flower_plugin_"
+"""How the names of modules begin that `load_place` reads from files."""
 
 
 class Registry:
@@ -90,6 +93,7 @@ class Registry:
             place = entry.value
         # What a party names lies in a folder of its own, which is nobody else's affair.
         called = f"{key} = {(name.rpartition('/')[2] if own else name)!r}"
+        called = IN_PROCESS.sub(r"\1", called)
         found = load_place(place, called)
         missing = [part for part in self.parts if not hasattr(found, part)]
         if missing:
@@ -118,7 +122,7 @@ def _of_file(place: str) -> Any:
     """The module in a file, once a process and content."""
     path = Path(place).expanduser().absolute()
     digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]
-    name = f"vfl_flower_plugin_{path.stem}_{digest}"
+    name = f"{PLUGIN_MODULES}{path.stem}_{digest}"
     if name not in sys.modules:
         spec = spec_from_file_location(name, path)
         if spec is None or spec.loader is None:

@@ -19,8 +19,15 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from vfl_flower.api import Model, train
+from vfl_flower.options import Code
+from vfl_flower.systems import System
 
 Array = NDArray[Any]
+
+EXPECTED_FAILED_CHECKS = {
+    "check_methods_subset_invariance": "models compute in 32 bits and round differently by batch",
+}
+"""Checks of scikit-learn that may fail, and why: pass it to `check_estimator` by this name."""
 
 
 class _Vertical(BaseEstimator):  # type: ignore[misc]
@@ -28,15 +35,68 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
 
     def __init__(
         self,
-        strategy: str = "split-nn",
+        strategy: str | System = "split-nn",
         parties: int | Sequence[Sequence[int]] | Array = 2,
         config: Mapping[str, Any] | None = None,
         random_state: Any = None,
+        *,
+        epochs: int | None = None,
+        patience: float | None = None,
+        validation_fraction: float | None = None,
+        batch_size: int | None = None,
+        party_lr: float | None = None,
+        server_lr: float | None = None,
+        optimizer: str | None = None,
+        weight_decay: float | None = None,
+        lr_schedule: str | None = None,
+        clip_gradient: float | None = None,
+        bottom_model: Code | None = None,
+        bottom_hidden: int | None = None,
+        embedding_size: int | None = None,
+        embedding_activation: str | None = None,
+        top_model: Code | None = None,
+        top_hidden: int | None = None,
+        combine: str | None = None,
+        aggregation: str | None = None,
+        loss: Code | None = None,
+        class_weights: str | None = None,
+        mu: float | None = None,
+        window: int | None = None,
+        codec: Code | None = None,
+        privacy: Code | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
     ) -> None:
         self.strategy = strategy
         self.parties = parties
         self.config = config
         self.random_state = random_state
+        self.epochs = epochs
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.batch_size = batch_size
+        self.party_lr = party_lr
+        self.server_lr = server_lr
+        self.optimizer = optimizer
+        self.weight_decay = weight_decay
+        self.lr_schedule = lr_schedule
+        self.clip_gradient = clip_gradient
+        self.bottom_model = bottom_model
+        self.bottom_hidden = bottom_hidden
+        self.embedding_size = embedding_size
+        self.embedding_activation = embedding_activation
+        self.top_model = top_model
+        self.top_hidden = top_hidden
+        self.combine = combine
+        self.aggregation = aggregation
+        self.loss = loss
+        self.class_weights = class_weights
+        self.mu = mu
+        self.window = window
+        self.codec = codec
+        self.privacy = privacy
+        self.epsilon = epsilon
+        self.delta = delta
 
     def _fit(self, x: Array, y: Array, target: str) -> Self:
         if len(x) < 2:
@@ -47,8 +107,12 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
         # One evaluation, at the end, of the rows that were trained on: none are held out.
         keys = {"strategy": self.strategy, "seed": seed, "target": target, "test-fraction": 0.0}
         keys |= {"eval-every": float(2**20), **(self.config or {})}
+        own = ("strategy", "parties", "config", "random_state")
+        options: Any = {k: v for k, v in self.get_params(False).items() if k not in own}
         self.columns_ = self._columns()
-        self.model_: Model = train(keys, self._parts(x), y, progress=False)  # it may be of many
+        self.model_: Model = train(  # without progress, since it may be one model of many
+            self._parts(x), y, config=keys, progress=False, **options
+        )
         return self
 
     def _columns(self) -> list[list[int]]:
@@ -94,16 +158,42 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
 
     Parameters
     ----------
-    strategy : system, as `vfl list` names them.
-    parties : how many share the columns, evenly; or the columns of each, as lists of numbers.
-    config : further keys of the run configuration.
+    strategy : name of a strategy, as `vfl list` prints it, or a `System`.
+    parties : number of parties that share the columns evenly; or a list of column numbers for each.
+    config : further options, such as ``{"lr-decay": 0.5}``.
     random_state : seed of models and batches.
+    epochs, patience, ..., delta : options of `vfl_flower.train`. None stands for the default.
+        `vfl list` explains each. Searches such as `GridSearchCV` can set them.
 
     Attributes
     ----------
     model_ : the `vfl_flower.Model`.
     classes_ : the classes.
     columns_ : the columns of each party.
+
+    Raises
+    ------
+    ValueError
+        By ``fit``, if X, y or ``parties`` cannot be used.
+    ConfigError
+        By ``fit``, if an option cannot have its value, or is given in ``config`` too.
+
+    Notes
+    -----
+    All checks of scikit-learn's `check_estimator` pass but one that may fail:
+    `check_methods_subset_invariance`, since models compute in 32 bits and round differently by
+    batch. Pass `EXPECTED_FAILED_CHECKS` as ``expected_failed_checks``.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from sklearn.model_selection import GridSearchCV
+    >>> from vfl_flower.scikit import VerticalClassifier
+    >>> x, y = load_breast_cancer(return_X_y=True)
+    >>> vertical = VerticalClassifier("vafl", parties=3, epochs=4)
+    >>> search = GridSearchCV(vertical, {"party_lr": [1e-6, 0.1]}, cv=2).fit(x, y)
+    >>> search.best_params_
+    {'party_lr': 0.1}
     """
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803

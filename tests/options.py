@@ -1,0 +1,55 @@
+"""Write vfl_flower/options.py, the keyword arguments of `train`: python -m tests.options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vfl_flower import options
+from vfl_flower.config import KEYS, Key
+from vfl_flower.own_code import NOT_KEYWORDS
+
+FILE = Path(options.__file__)
+HEAD = '''"""Keyword arguments of `vfl_flower.train`; `vfl list` explains each.
+
+This file is generated from vfl_flower/sections.py: python -m tests.options
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict
+
+from vfl_flower.holder.observers import Observer
+from vfl_flower.systems import System
+
+Code = str | type[Any] | Callable[..., Any]
+"""The name of a component, a class, or a function."""
+
+
+class Options(TypedDict, total=False):
+    """Options of a run. None stands for the default."""
+
+'''
+
+
+def generated() -> str:
+    """Return the content of vfl_flower/options.py."""
+    keys = [each for each in KEYS.values() if each.name not in NOT_KEYWORDS]
+    return HEAD + "".join(_field(each) for each in keys)
+
+
+def _field(key: Key) -> str:
+    name = key.name.replace("-", "_")
+    kind = "Code" if key.registry else key.type.__name__
+    if key.name == "strategy":
+        kind = "str | System"
+    if key.name == "observer":
+        kind = "Code | Observer"
+    if key.choices:
+        values = [f'"{each}"' for each in key.choices]
+        kind = f"Literal[{', '.join(values)}]"
+    return f"    {name}: {kind} | None\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(generated())
