@@ -211,7 +211,7 @@ def test_vafl(play: Callable[..., Recorded], strategy: str, quorum: int) -> None
 @pytest.mark.parametrize("directions", ["gaussian", "sphere"])
 def test_asyrevel(play: Callable[..., Recorded], directions: str) -> None:
     rates = {"party-lr": 0.003, "server-lr": 0.003}
-    of = play("asyrevel", directions=directions, **rates, **UNEQUAL, mu=0.01)
+    of = play("asyrevel", directions=directions, **rates, **UNEQUAL, mu=0.1)
     bottoms, x, top, y = parts()
 
     def phi(model: nn.Module) -> float:
@@ -219,11 +219,11 @@ def test_asyrevel(play: Callable[..., Recorded], directions: str) -> None:
         return size if directions == "sphere" else 1
 
     parties = [
-        asyrevel.Party(model, x[m], 0.003, 0.01, iter(of.directions[m]).__next__, phi(model))
+        asyrevel.Party(model, x[m], 0.003, 0.1, iter(of.directions[m]).__next__, phi(model))
         for m, model in enumerate(bottoms)
     ]
     draw = iter(of.directions[-1]).__next__
-    server = asyrevel.Server(top, y, PARTIES, SIZE, 0.003, 0.01, draw, phi(top))
+    server = asyrevel.Server(top, y, PARTIES, SIZE, 0.003, 0.1, draw, phi(top))
     assert_same_steps(of, asyrevel.train(parties, server, of.activations()), bottoms, top, 2e-5)
 
 
@@ -232,14 +232,14 @@ def test_cascaded(play: Callable[..., Recorded], strategy: str) -> None:
     synchronous = strategy == "syn-zoo"
     server_lr = 0.003 if synchronous else 0.1
     rates = {"party-lr": 0.003, "server-lr": server_lr}
-    of = play(strategy, **rates, **({} if synchronous else UNEQUAL), mu=0.01)
+    of = play(strategy, **rates, **({} if synchronous else UNEQUAL), mu=0.1)
     bottoms, x, top, y = parts()
     clients = [
-        cascaded.Client(model, x[m], 0.003, 0.01, iter(of.directions[m]).__next__)
+        cascaded.Client(model, x[m], 0.003, 0.1, iter(of.directions[m]).__next__)
         for m, model in enumerate(bottoms)
     ]
     draw = iter(of.directions[-1]).__next__
-    server = cascaded.Server(top, y, PARTIES, SIZE, server_lr, 0.01, draw)
+    server = cascaded.Server(top, y, PARTIES, SIZE, server_lr, 0.1, draw)
     if synchronous:
         steps = cascaded.algorithm_2(clients, server, of.batches())
     else:
@@ -278,12 +278,12 @@ def on_the_wire(keep: float) -> ef_vfl.Compressor:
 def test_dpzv(play: Callable[..., Recorded], calibration: str) -> None:
     sampling = "shuffle" if calibration == "known" else "poisson"
     keys = {"calibration": calibration, "sampling": sampling, "noise-multiplier": 2.0}
-    rates = {"party-lr": 0.01, "server-lr": 0.1, "mu": 0.01, "clip": 0.5, "top-clip": 0.25}
+    rates = {"party-lr": 0.01, "server-lr": 0.1, "mu": 0.1, "clip": 0.5, "top-clip": 0.25}
     rates["epsilon"] = 1e6  # a budget that is not spent
     of = play("dpzv", **keys, **rates, **UNEQUAL)
     bottoms, x, top, y = parts()
     devices = [
-        dpzv.Device(model, x[m], 0.01, 0.01, iter(of.directions[m]).__next__)
+        dpzv.Device(model, x[m], 0.01, 0.1, iter(of.directions[m]).__next__)
         for m, model in enumerate(bottoms)
     ]
     noise, top_noise = iter(of.noise).__next__, iter(of.top_noise).__next__
@@ -293,7 +293,7 @@ def test_dpzv(play: Callable[..., Recorded], calibration: str) -> None:
         PARTIES,
         SIZE,
         0.1,
-        smoothing=0.01,
+        smoothing=0.1,
         clip=0.5,
         noise=lambda: noise()[0],
         top_clip=0.25,
