@@ -297,8 +297,12 @@ def test_a_model_predicts_by_sums(tmp_path: Path) -> None:
 # --- neither side's data are seen ---------------------------------------------------------------
 
 
-def test_with_noise_on_labels_neither_sides_data_are_seen(tmp_path: Path) -> None:
+def test_with_noise_on_labels_neither_sides_data_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The README's run: each has a file, parties insist on masks, labels are noisy."""
+    for name in ("VFL_HOME", "XDG_STATE_HOME"):  # other tests draw labels of these people, too
+        monkeypatch.setenv(name, str(tmp_path / "home"))
     organisations = cut(tmp_path, cancer(), parties=PARTIES)
     organisations.words = [{"aggregation": "secure"}] * PARTIES
     keys = {

@@ -199,7 +199,8 @@ def _train(
 
 _options = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in KEYWORDS]
 _shown = [*signature(_train).parameters.values()][:-1] + _options
-train.__dict__["__signature__"] = Signature(_shown, return_annotation="Model")  # for notebooks
+# For notebooks, which complete keywords by it.
+train.__signature__ = Signature(_shown, return_annotation="Model")  # type: ignore[attr-defined]
 
 
 def load(folder: str | Path) -> Model:

@@ -27,12 +27,16 @@ def unknown(key: str, value: Any, names: Sequence[str]) -> ConfigError:
     return ConfigError(f"{key} = {value!r} is not known:{ask} one of {', '.join(names)}.")
 
 
+def _in_words(said: object) -> object:
+    """Call a class without an import path by its name in code, in a text."""
+    return IN_PROCESS.sub(lambda found: found[1], said) if isinstance(said, str) else said
+
+
 class VflError(Exception):
     """What is wrong, where, and what to do, in one sentence."""
 
     def __init__(self, *said: object) -> None:
-        texts = (IN_PROCESS.sub(r"\1", each) if isinstance(each, str) else each for each in said)
-        super().__init__(*texts)
+        super().__init__(*map(_in_words, said))
 
 
 class ConfigError(VflError):
