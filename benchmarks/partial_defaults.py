@@ -1,4 +1,4 @@
-"""Defaults for partial rows, against a grid of options: accuracy for people whom a party knows.
+"""Compare the defaults for partial rows with a grid of options, by test accuracy.
 
 Each party has a row by chance ``--presence``. The grid is subsets x combine x optimizer x epochs,
 each optimizer with its default rates. All cells run with ``--first`` seeds, and the best ``--kept``
