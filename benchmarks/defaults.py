@@ -127,7 +127,10 @@ def main() -> None:
         os.environ["VFL_HOME"] = name
         for table, (parties, keys) in places(options, Path(name)).items():
             chosen = swept(parties, keys, Path(name) / f"sweep-{table}", options.trials)
-            ways = {"alone": {"strategy": "alone"}, "swept": {"strategy": "joined", **chosen}}
+            ways = {
+                "alone": {"strategy": "local-only"},
+                "swept": {"strategy": "centralised", **chosen},
+            }
             ways |= {system: {"strategy": system} for system in options.systems.split(",")}
             row = {}
             for way, more in ways.items():
@@ -158,7 +161,7 @@ def reached(summary: dict[str, Any]) -> float:
 
 def swept(parties: int, keys: dict[str, Any], folder: Path, trials: int) -> dict[str, Any]:
     """The keys that a sweep of `joined` chooses on validation rows."""
-    given = {"strategy": "joined", "epochs": 50, **keys, "out": str(folder)}
+    given = {"strategy": "centralised", "epochs": 50, **keys, "out": str(folder)}
     sweep(parties, given, SEARCH, trials, workers_on("local", 0))
     found = json.loads((folder / "sweep.json").read_text())
     return {"epochs": 50, **best(found)["keys"]}

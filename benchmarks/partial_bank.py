@@ -34,9 +34,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "subsets off": {"strategy": "split-nn", "subsets": "off"},
     "vafl": {"strategy": "vafl"},
     "cascaded": {"strategy": "cascaded", "optimizer": "sgd", "party-lr": 0.01, "server-lr": 0.1},
-    "common": {"strategy": "common"},
-    "alone": {"strategy": "alone"},
-    "joined": {"strategy": "joined"},
+    "common": {"strategy": "intersection-only"},
+    "alone": {"strategy": "local-only"},
+    "joined": {"strategy": "centralised"},
 }
 
 

@@ -171,7 +171,7 @@ def measured(keys: dict[str, Any], options: Any) -> dict[str, Any]:
 
 def common(keys: dict[str, Any]) -> Outputs:
     """Outputs of a model of the rows that all have."""
-    strategy, _, _ = trained(PARTIES, {**keys, "strategy": "common"})
+    strategy, _, _ = trained(PARTIES, {**keys, "strategy": "intersection-only"})
     assert isinstance(strategy, Common)
     config, holder = strategy.config, strategy.run.holder
     whole = config.with_values({"presence": 1.0})

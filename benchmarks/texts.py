@@ -116,7 +116,7 @@ def main() -> None:
             found.setdefault("plain", []).append(figures)
             ways = {
                 "split-nn": {"strategy": "split-nn"},
-                "alone": {"strategy": "alone"},
+                "alone": {"strategy": "local-only"},
                 "lora": {
                     **{"strategy": "split-nn", "bottom-model": f"hf:{weights}"},
                     "model-args": "lora=4",

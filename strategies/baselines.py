@@ -12,20 +12,20 @@ FROZEN = System(
     gradients=False,
 )
 ALONE = System(
-    name="alone",
+    name="local-only",
     about="Baseline: the label holder and the best single party train without the other parties.",
     baseline="sync · first-order · first-order server · identity · no privacy, one party at a time",
     strategy="strategies.alone:Alone",
 )
 JOINED = System(
-    name="joined",
+    name="centralised",
     about="Baseline: the same model, trained on all columns in one place; simulations only.",
     baseline="no messages · centralised mini-batch training of bottom and top models together",
     strategy="strategies.joined:Joined",
     gradients=True,
 )
 COMMON = System(
-    name="common",
+    name="intersection-only",
     about="Baseline of partial rows: `centralised` on the rows that every party has.",
     baseline="no messages · centralised training on the rows that all parties have",
     strategy="strategies.joined:Common",

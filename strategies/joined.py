@@ -177,8 +177,8 @@ class Joined(Vertical):
         carrier, seats = self.run.carrier, self.run.seats
         if not carrier.simulated:
             raise ConfigError(
-                "strategy = 'joined' needs every party's columns in one place, and those of real "
-                "nodes never leave them: run it in process or in a simulation."
+                "strategy = 'centralised' needs every party's columns in one place, and "
+                "those of real nodes never leave them: run it in process or in a simulation."
             )
         if carrier.contexts:
             return [load_block(context, self.config) for context in carrier.contexts.values()]

@@ -138,8 +138,8 @@ SMALL: dict[str, dict[str, Any]] = {
         **{"sampling": "poisson"},
     },
     "frozen": {"strategy": "frozen"},
-    "alone": {"strategy": "alone"},
-    "joined": {"strategy": "joined", "optimizer": "momentum", "party-lr": 0.05},
+    "alone": {"strategy": "local-only"},
+    "joined": {"strategy": "centralised", "optimizer": "momentum", "party-lr": 0.05},
 }
 LARGE: dict[str, dict[str, Any]] = {
     "digits, split-nn": {"dataset": "digits", "batch-size": 32},
@@ -180,8 +180,8 @@ OF_FILES: dict[str, dict[str, Any]] = {
     "cascaded, regression": {"strategy": "cascaded", "target": "regression", "label": "f2"},
     "ef-vfl": {"strategy": "ef-vfl"},
     "dpzv, zeroth-order server": {**DPZV, "server-update": "zeroth-order", "server-lr": 0.02},
-    "alone": {"strategy": "alone"},
-    "joined": {"strategy": "joined"},
+    "alone": {"strategy": "local-only"},
+    "joined": {"strategy": "centralised"},
 }
 
 NEW: dict[str, dict[str, Any]] = {
@@ -194,7 +194,7 @@ NEW: dict[str, dict[str, Any]] = {
     },
     "secure, zeroth order": {
         **{"strategy": "syn-zoo", "aggregation": "secure", "combine": "mean"},
-        **{"embedding-activation": "none", "epochs": 1},
+        **{"embedding-activation": "none", "epochs": 1, "perturbs": "all"},
     },
     "presence": {"presence": 0.6},
     "presence, laser": {"presence": 0.6, "subsets": "laser", "combine": "mean"},

@@ -296,7 +296,9 @@ def test_epsilon_of_scalars_is_that_of_dp_accounting(
 ) -> None:
     theirs = of_dp_accounting().compose(event(batch / rows, multiplier, steps)).get_epsilon(delta)
     config = budget_of(1.0, delta, batch)
-    assert epsilon_of_scalars(config, rows, multiplier, steps) == pytest.approx(theirs, rel=1e-4)
+    # Its losses lie on a wider grid, so its bound is slightly larger over many steps.
+    ours = epsilon_of_scalars(config, rows, multiplier, steps)
+    assert -1e-4 <= ours / theirs - 1 <= 1e-3
 
 
 @pytest.mark.parametrize("batch", [100, 500])

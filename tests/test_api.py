@@ -385,7 +385,7 @@ def test_a_model_of_a_divided_data_set_takes_no_features() -> None:
         model.predict(PARTS)
 
 
-@pytest.mark.parametrize("strategy", ["joined", "common"])
+@pytest.mark.parametrize("strategy", ["centralised", "intersection-only"])
 @pytest.mark.parametrize("keys", [{}, {"privacy": "labels", "epsilon": 4.0}])
 def test_a_centralised_model_predicts_as_it_was_measured(
     strategy: str, keys: dict[str, Any]
@@ -400,13 +400,15 @@ def test_a_centralised_model_predicts_as_it_was_measured(
 
 
 def test_a_centralised_model_predicts_rows_that_it_has_not_seen() -> None:
-    model = vfl_flower.train({**ONCE, "epochs": 3, "strategy": "joined"}, PARTS, Y)
+    model = vfl_flower.train({**ONCE, "epochs": 3, "strategy": "centralised"}, PARTS, Y)
     chances = model.predict_proba([part[:7] for part in PARTS])
     assert chances.shape == (7, len(model.classes))
     np.testing.assert_allclose(chances, model.predict_proba(PARTS)[:7], atol=1e-6)
 
 
-@pytest.mark.parametrize("keys", [{"strategy": "alone"}, {"strategy": "joined", "presence": 0.7}])
+@pytest.mark.parametrize(
+    "keys", [{"strategy": "local-only"}, {"strategy": "centralised", "presence": 0.7}]
+)
 def test_baselines_say_that_they_keep_no_model(keys: dict[str, Any], tmp_path: Path) -> None:
     strategy = keys["strategy"]
     model = vfl_flower.train({**ONCE, "dataset": "breast-cancer", **keys}, parties=2)

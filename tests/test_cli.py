@@ -17,7 +17,6 @@ from vfl_flower.config import GROUPS, KEYS, flower_defaults
 from vfl_flower.errors import ConfigError
 from vfl_flower.party.rules import RULES
 from vfl_flower.registry import ENGINES, SYSTEMS
-from vfl_flower.renamed import shown
 from vfl_flower.runtimes import processes
 from vfl_flower.runtimes.processes import SuperLink
 from vfl_flower.tools.audit import audit
@@ -240,7 +239,7 @@ def test_listing_in_a_terminal_shows_every_key_in_the_panel_of_its_section(
     text = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     assert "…" not in text and {len(line) for line in text.splitlines() if line[0] in "╭│╰"} == {80}
     _, systems, *panels, rules = text.split("╭─")
-    assert all(f"│ {name} " in systems for name in shown("strategy", SYSTEMS.names))
+    assert all(f"│ {name} " in systems for name in SYSTEMS.names)
     assert [panel.partition("─")[0].strip() for panel in panels] == [
         f"Options: {title}" for title in GROUPS.values()
     ]

@@ -20,7 +20,6 @@ from vfl_flower.holder import results
 from vfl_flower.messages import Upload
 from vfl_flower.party.party import Party
 from vfl_flower.registry import SYSTEMS
-from vfl_flower.renamed import shown
 from vfl_flower.runtimes.local import LocalGrid
 from vfl_flower.start import Finished as Run
 from vfl_flower.start import of_server
@@ -148,7 +147,7 @@ def test_list_prints_every_system_and_key(capsys: pytest.CaptureFixture[str]) ->
     assert main(["list", "--all"]) == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
-    for name in shown("strategy", SYSTEMS.names):
+    for name in SYSTEMS.names:
         assert any(line.split()[:1] == [name] for line in lines)
     for name, key in configuration.KEYS.items():
         auto = key.default is None or name in BY_ROWS

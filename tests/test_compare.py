@@ -37,8 +37,8 @@ def test_every_system_and_baseline_runs_once(folder: Path) -> None:
         "vafl party-lr=0.0",
         "cascaded",
         "frozen",
-        "alone",
-        "joined",
+        "local-only",
+        "centralised",
     ]
     for name, each in figures.items():
         finished = Run(folder / name.replace(" ", "-"))
@@ -109,13 +109,13 @@ def test_a_failing_run_leaves_the_results_of_those_before(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("keys", "names"),
     [
-        ({"privacy": "perturbed-embedding"}, ["cascaded", "frozen", "alone", "joined"]),
+        ({"privacy": "perturbed-embedding"}, ["cascaded", "frozen", "local-only", "centralised"]),
         ({"bottom-model": "scorecard", "mu": 0.5}, ["cascaded", "frozen"]),
         (
             {"privacy": "scalar", "epsilon": 5.0, "delta": 1e-3},
-            ["cascaded", "frozen", "alone", "joined"],
+            ["cascaded", "frozen", "local-only", "centralised"],
         ),
-        ({"perturbs": "all", "quorum": 2}, ["cascaded", "frozen", "alone", "joined"]),
+        ({"perturbs": "all", "quorum": 2}, ["cascaded", "frozen", "local-only", "centralised"]),
     ],
 )
 def test_baselines_stand_beside_noise_and_black_boxes_as_far_as_they_can(
@@ -131,7 +131,7 @@ def test_baselines_learn_from_the_noisy_labels_of_the_others(tmp_path: Path) -> 
     keys = {**COMMON, "privacy": "labels", "epsilon": 3.0, "epochs": 1, "out": str(tmp_path / "a")}
     runs: list[dict[str, Any]] = [{"strategy": "vafl"}, {"strategy": "frozen"}]
     figures = json.loads((compare(2, keys, runs, 0.9) / "compare.json").read_text())
-    assert list(figures) == ["vafl", "frozen", "alone", "joined"]
+    assert list(figures) == ["vafl", "frozen", "local-only", "centralised"]
     for each in figures.values():
         assert (each["config"]["privacy"], each["config"]["epsilon"]) == ("labels", 3.0)
     # Where each run has an epsilon of its own, there is none that a baseline could have.
@@ -154,7 +154,7 @@ def test_below_the_table_stands_what_each_epsilon_is_of(tmp_path: Path) -> None:
     columns = {line.split()[0]: line.split() for line in lines[:6]}
     assert head.split()[-3:] == ["epsilon", "delta", "seconds"]
     assert columns["one"][-3:-1] == ["1", "1e-05"] and columns["other"][-3:-1] == ["2", "1e-06"]
-    assert columns["joined"][-3:-1] == ["-", "-"]
+    assert columns["centralised"][-3:-1] == ["-", "-"]
     of_labels, of_features, in_all, without = lines[6:]
     squares = sum(get_sigma_gaussian(each, delta) ** -2 for each, delta in ((1, 1e-5), (2, 1e-6)))
     both = get_epsilon_gaussian(squares**-0.5, 1e-6)  # of one Gaussian mechanism
@@ -163,7 +163,7 @@ def test_below_the_table_stands_what_each_epsilon_is_of(tmp_path: Path) -> None:
         assert figures[name]["epsilon_of_all_runs"] == pytest.approx(both)
         assert figures[name]["delta_of_all_runs"] == 1e-6
     assert "epsilon_of_all_runs" not in figures["vafl"]  # the only one of features
-    assert without == "No epsilon holds for frozen, alone, joined."
+    assert without == "No epsilon holds for frozen, local-only, centralised."
     assert of_labels.startswith("one, other: epsilon protects: labels of the training rows. ")
     assert of_features.startswith("vafl: epsilon protects: features of one record ")
     for line, name in ((of_labels, "one"), (of_features, "vafl")):
@@ -177,10 +177,12 @@ def test_titles_name_runs_and_folders(tmp_path: Path, capsys: pytest.CaptureFixt
     runs = ["keep = 0.5: ef-vfl keep=0.5", "both ways: vafl downlink-codec='qsgd'"]
     keys = "dataset='breast-cancer' epochs=2 window=8 eval-every=0.5"
     assert main(["compare", *runs, "-c", keys, "--parties", "2", "--out", str(out)]) == 0
-    names = ["keep = 0.5", "both ways", "frozen", "alone", "joined"]
+    names = ["keep = 0.5", "both ways", "frozen", "local-only", "centralised"]
     assert list(json.loads((out / "compare.json").read_text())) == names
     assert Run(out / "keep-=-0.5").summary["config"]["keep"] == 0.5
-    assert Run(out / "both-ways").summary["bytes_down"] < Run(out / "alone").summary["bytes_down"]
+    assert (
+        Run(out / "both-ways").summary["bytes_down"] < Run(out / "local-only").summary["bytes_down"]
+    )
     assert capsys.readouterr().out.splitlines()[1].startswith("keep = 0.5 ")
     assert (out / "frontier.png").stat().st_size > 10_000
 
@@ -198,7 +200,7 @@ def test_codecs_of_all_runs_are_not_for_baselines(tmp_path: Path) -> None:
         for name, each in json.loads((folder / "compare.json").read_text()).items()
     }
     assert codecs.pop("split-nn") == "top-k"
-    assert codecs == dict.fromkeys(["frozen", "alone", "joined"], "identity")
+    assert codecs == dict.fromkeys(["frozen", "local-only", "centralised"], "identity")
 
 
 def test_help_teaches() -> None:

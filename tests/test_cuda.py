@@ -42,7 +42,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "dpzv": {"strategy": "dpzv", "noise-multiplier": 1.0, "window": 4},
     "bounded delay": {"strategy": "vafl", "max-delay": 6, "window": 3, "delay": "exponential"},
     "perturbed": {"strategy": "vafl", "privacy": "perturbed-embedding", "window": 2},
-    "joined": {"strategy": "joined", **ADAMW},
+    "joined": {"strategy": "centralised", **ADAMW},
 }
 
 
@@ -52,7 +52,7 @@ def test_a_run_on_a_gpu_is_the_run_on_the_cpu(run: Start, keys: dict[str, Any]) 
     for name in ("steps", "exchanges", "bytes_up", "bytes_down"):
         assert there.summary[name] == here.summary[name]
     assert there.summary["test_loss"] == pytest.approx(here.summary["test_loss"], rel=5e-3)
-    parties = [] if keys.get("strategy") == "joined" else [f"party-{m}" for m in range(3)]
+    parties = [] if keys.get("strategy") == "centralised" else [f"party-{m}" for m in range(3)]
     for name in ("top", *parties):
         for key, values in here.parameters(name).items():
             assert there.parameters(name)[key] == pytest.approx(values, abs=5e-3), f"{name}.{key}"

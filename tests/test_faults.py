@@ -505,9 +505,9 @@ def test_a_party_may_fail_to_describe_itself(run: Start, tmp_path: Path) -> None
     assert finished.history == []
 
 
-@pytest.mark.parametrize("strategy", ["alone", "frozen"])
+@pytest.mark.parametrize("strategy", ["local-only", "frozen"])
 def test_a_party_may_fail_in_a_baseline(run: Start, tmp_path: Path, strategy: str) -> None:
-    kind = "train" if strategy == "alone" else "query.embed"
+    kind = "train" if strategy == "local-only" else "query.embed"
     client = Misbehaving(refuses, kind=kind, number=1)
     keys = {**KEYS, "strategy": strategy}
     finished, sentence = failing(run, tmp_path / "out", keys, client)

@@ -173,7 +173,7 @@ def test_a_party_trains_its_model_as_it_says_itself(tmp_path: Path) -> None:
     assert_equal_models(federated, centralised(keys, 3, OWN), 1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["vafl", "frozen", "alone", "ef-vfl"])
+@pytest.mark.parametrize("strategy", ["vafl", "frozen", "local-only", "ef-vfl"])
 def test_schedules_end_with_the_run_whoever_waits_for_whom(
     run: Start, strategy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +190,7 @@ def test_schedules_end_with_the_run_whoever_waits_for_whom(
     keys = {"dataset": "breast-cancer", "epochs": 2, "lr-schedule": "one-cycle"}
     finished = run(3, {**keys, "server-lr": 0.125, "strategy": strategy})
     last = 0.125 / 25 / 1e4
-    times = 3 if strategy == "alone" else 1
+    times = 3 if strategy == "local-only" else 1
     assert len(seen) == times * finished.summary["steps"]
     assert seen[-1] == pytest.approx(last) and seen.count(seen[-1]) == times
     assert max(seen) > 0.12
@@ -206,7 +206,7 @@ def test_shared_labels_train_so_too_bit_for_bit(run: Start, keys: dict[str, Any]
 
 def test_the_ceiling_is_trained_so_too(run: Start) -> None:
     keys = {"dataset": "breast-cancer", "epochs": 3, **ONE_CYCLE}
-    joined, split = run(3, {**keys, "strategy": "joined"}), run(3, keys)
+    joined, split = run(3, {**keys, "strategy": "centralised"}), run(3, keys)
     assert joined.summary["test_loss"] == pytest.approx(split.summary["test_loss"], abs=1e-5)
 
 
@@ -400,14 +400,14 @@ def test_frozen_is_split_nn_without_party_learning(run: Start) -> None:
 
 
 def test_joined_is_the_ceiling_that_split_nn_reaches(run: Start) -> None:
-    joined, split = run(4, {"strategy": "joined", "epochs": 3}), run(4, {"epochs": 3})
+    joined, split = run(4, {"strategy": "centralised", "epochs": 3}), run(4, {"epochs": 3})
     assert joined.summary["bytes_up"] == joined.summary["exchanges"] == 0
     assert joined.summary["test_loss"] == pytest.approx(split.summary["test_loss"], abs=1e-4)
 
 
 def test_alone_is_the_best_single_party(run: Start) -> None:
     keys = {**ALL_ROWS, "epochs": 3}
-    alone = run(2, {**keys, "strategy": "alone"}).summary
+    alone = run(2, {**keys, "strategy": "local-only"}).summary
     assert alone["test_accuracy"] == max(alone["test_accuracy_of_party"].values())
     assert len(alone["test_accuracy_of_party"]) == 2
     assert alone["exchanges"] == 3 * 45
@@ -415,7 +415,7 @@ def test_alone_is_the_best_single_party(run: Start) -> None:
 
 
 def test_after_alone_every_party_has_the_model_of_its_own_run(run: Start) -> None:
-    alone = run(2, {"strategy": "alone", "epochs": 2})
+    alone = run(2, {"strategy": "local-only", "epochs": 2})
     for party in range(2):
         config = resolve({})
         shape = load_features(config, party, 2).train.shape[1:]

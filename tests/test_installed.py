@@ -59,7 +59,7 @@ def test_the_command_trains_predicts_and_reports_from_another_folder(
     where = run(environment, tmp_path, "python", "-c", "import vfl_flower as v; print(v.__file__)")
     assert str(environment) in where
     keys = "dataset='breast-cancer' epochs=2"
-    for strategy in ("cascaded", "alone"):
+    for strategy in ("cascaded", "local-only"):
         more = f"{keys} strategy='{strategy}'"
         run(environment, tmp_path, "vfl", "run", "-c", more, "--out", str(tmp_path / strategy))
     run(environment, tmp_path, "vfl", "predict", str(tmp_path / "cascaded"))

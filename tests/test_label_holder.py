@@ -213,7 +213,7 @@ def test_rmse_and_r2_are_those_of_scikit_learn_in_units_of_the_labels(
         ({}, 0.3),
         ({"strategy": "vafl", "party-lr": 0.02, "server-lr": 0.02}, 0.2),
         ({"strategy": "ef-vfl"}, 0.3),
-        ({"strategy": "joined"}, 0.3),
+        ({"strategy": "centralised"}, 0.3),
         ({"strategy": "cascaded", "party-lr": 0.005}, 0.2),
         ({"strategy": "syn-zoo", "party-lr": 0.005, "server-lr": 0.005}, 0.2),
     ],
@@ -410,7 +410,7 @@ def test_parties_that_know_the_labels_weigh_rows_alike(run: Start) -> None:
             assert (unweighted.parameters(name)[key] != values).any()
 
 
-@pytest.mark.parametrize("strategy", ["split-nn", "joined", "cascaded", "syn-zoo"])
+@pytest.mark.parametrize("strategy", ["split-nn", "centralised", "cascaded", "syn-zoo"])
 def test_weight_draws_a_model_towards_its_class(strategy: str) -> None:
     keys = {"dataset": "breast-cancer", "strategy": strategy, "top-model": "linear", "epochs": 2}
 
@@ -549,7 +549,7 @@ def test_nothing_is_sent_of_own_columns(run: Start, monkeypatch: pytest.MonkeyPa
 def test_joined_has_own_columns_too(run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {"epochs": 2}
     give_columns(monkeypatch, keys)
-    joined, split = run(3, {**keys, "strategy": "joined"}), run(3, keys)
+    joined, split = run(3, {**keys, "strategy": "centralised"}), run(3, keys)
     assert joined.summary["test_loss"] == pytest.approx(split.summary["test_loss"], abs=1e-4)
     for key, values in split.parameters("top").items():
         np.testing.assert_allclose(joined.parameters("top")[key], values, atol=1e-4)
@@ -558,7 +558,7 @@ def test_joined_has_own_columns_too(run: Start, monkeypatch: pytest.MonkeyPatch)
 def test_alone_is_one_party_or_the_label_holder_by_itself(
     run: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = {"epochs": 2, "strategy": "alone"}
+    keys = {"epochs": 2, "strategy": "local-only"}
     labels = give_columns(monkeypatch, keys)
     summary = run(2, keys).summary
     reached = summary["test_accuracy_of_party"]

@@ -269,8 +269,8 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "syn-zoo": {"strategy": "syn-zoo"},
     "dpzv": {**FASTER, "strategy": "dpzv"},
     "frozen": {"strategy": "frozen"},
-    "joined": {"strategy": "joined"},
-    "alone": {"strategy": "alone"},
+    "joined": {"strategy": "centralised"},
+    "alone": {"strategy": "local-only"},
 }
 
 

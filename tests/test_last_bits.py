@@ -127,7 +127,7 @@ FEEDBACK = {"codec": "qsgd", "compression": "error-feedback"}
         *(
             nightly({"strategy": name, **more})
             for name in SYSTEMS.known
-            if name not in ("alone", "joined", "common", "dpzv")
+            if name not in ("local-only", "centralised", "intersection-only", "dpzv")
             for more in (
                 {},
                 {"codec": "float16", "compression": "error-feedback", "window": 2},
@@ -139,7 +139,8 @@ FEEDBACK = {"codec": "qsgd", "compression": "error-feedback"}
         *(
             nightly({"strategy": name, "precision": "bfloat16", "optimizer": "momentum"})
             for name in SYSTEMS.known
-            if name not in ("alone", "joined", "common") and load_system(name).gradients
+            if name not in ("local-only", "centralised", "intersection-only")
+            and load_system(name).gradients
         ),
     ],
     ids=lambda keys: ", ".join(map(str, keys.values())),

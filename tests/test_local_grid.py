@@ -309,8 +309,8 @@ def test_bounded_delay_does_not_wait_for_an_evaluation_that_has_come(
         ({"eval-every": 1.5}, [1.5, 2]),
         ({"eval-every": 5.0}, [2]),
         ({"eval-every": 0.25, "strategy": "frozen"}, [1, 2]),
-        ({"eval-every": 0.25, "strategy": "joined"}, [1, 2]),
-        ({"eval-every": 1.5, "strategy": "joined"}, [2]),
+        ({"eval-every": 0.25, "strategy": "centralised"}, [1, 2]),
+        ({"eval-every": 1.5, "strategy": "centralised"}, [2]),
     ],
     ids=str,
 )

@@ -109,7 +109,7 @@ def test_batchnorm_towers_are_trained_as_if_they_were_joined(window: int, run: S
 @pytest.mark.nightly
 def test_joined_trains_the_same_towers_in_one_place(run: Start) -> None:
     keys = {**DIGITS, "epochs": 2}
-    apart, joined = run(2, keys), run(2, {**keys, "strategy": "joined"})
+    apart, joined = run(2, keys), run(2, {**keys, "strategy": "centralised"})
     for key, values in apart.parameters("top").items():
         np.testing.assert_allclose(joined.parameters("top")[key], values, atol=1e-5)
     assert joined.summary["test_loss"] == pytest.approx(apart.summary["test_loss"], abs=1e-5)
@@ -326,7 +326,7 @@ def test_parties_have_models_and_embedding_sizes_of_their_own(tmp_path: Path) ->
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("strategy", ["alone", "joined", "frozen"])
+@pytest.mark.parametrize("strategy", ["local-only", "centralised", "frozen"])
 def test_baselines_have_the_models_that_parties_name(strategy: str, tmp_path: Path) -> None:
     keys = {**CANCER, "strategy": strategy, "epochs": 10, "out": str(tmp_path / "run")}
     assert run_local(3, keys, node_configs=WORDS).summary["test_accuracy"] > 0.8

@@ -553,8 +553,8 @@ BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str
     "noise": (None, {"privacy": "labels", "epsilon": 1.0}, r"^privacy = 'labels' counts what one"),
     "a baseline": (
         None,
-        {"strategy": "joined", "subsets": "sampled"},
-        r"^strategy = 'joined' is a",
+        {"strategy": "centralised", "subsets": "sampled"},
+        r"^strategy = 'centralised' is a",
     ),
 }
 

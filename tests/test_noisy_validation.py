@@ -128,7 +128,7 @@ def test_validation_measures_the_loss_that_training_minimises(
 
 
 def test_a_baseline_that_learns_from_no_subsets_is_not_validated_on_them(run: Start) -> None:
-    keys = {"dataset": "breast-cancer", "presence": 0.7, "epochs": 1, "strategy": "joined"}
+    keys = {"dataset": "breast-cancer", "presence": 0.7, "epochs": 1, "strategy": "centralised"}
     strategy, _ = trained(3, keys)
     assert isinstance(strategy, Joined) and strategy.config.subsets == "sampled"
     holder = strategy.run.holder
@@ -210,7 +210,7 @@ def test_the_best_epoch_is_that_of_the_corrected_loss(
     run: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {"dataset": "digits", "privacy": "labels", "epsilon": 4.0, "noise-seed": 0}
-    keys |= {"optimizer": "sgd", "epochs": 14, "strategy": "joined"}
+    keys |= {"optimizer": "sgd", "epochs": 14, "strategy": "centralised"}
     summary = run(4, keys).summary
     assert summary["test_accuracy"] > 0.92
     # An estimate of what the true labels would say, not the accuracy by noisy ones.
@@ -243,7 +243,12 @@ def test_the_party_that_alone_publishes_follows_from_noisy_labels(
         np.savez(tmp_path / f"{column}.npz", X=x, y=(x[:, column] > 0).astype(int))
 
     def published() -> list[int]:
-        keys = {"strategy": "alone", "privacy": "labels", "epsilon": 1.0, "bottom-model": "linear"}
+        keys = {
+            "strategy": "local-only",
+            "privacy": "labels",
+            "epsilon": 1.0,
+            "bottom-model": "linear",
+        }
         keys |= {"test-fraction": fraction, "epochs": 12, "party-lr": 0.3, "server-lr": 0.3}
         of_both = [{**keys, "dataset": f"npz:{tmp_path}/{column}.npz"} for column in (0, 1)]
         return [run(2, each).summary["best_party"] for each in of_both]
@@ -257,7 +262,7 @@ def test_the_party_that_alone_publishes_follows_from_noisy_labels(
 # --- defaults -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["split-nn", "vafl", "ef-vfl", "joined", "alone"])
+@pytest.mark.parametrize("strategy", ["split-nn", "vafl", "ef-vfl", "centralised", "local-only"])
 def test_steps_through_noise_on_labels_do_not_depend_on_the_size_of_gradients(
     strategy: str,
 ) -> None:

@@ -97,7 +97,7 @@ def test_other_systems_run_on_files(tmp_path: Path, run: Start, strategy: str) -
 def test_the_label_holders_columns_are_those_that_joined_trains_on(tmp_path: Path) -> None:
     organisations = cut(tmp_path, cancer(rows=250), parties=2, own=10)
     ours = organisations.run("ours", {**SHORT, "window": 1, "noise-seed": 0})
-    joined = organisations.run("joined", {**SHORT, "strategy": "joined"})
+    joined = organisations.run("joined", {**SHORT, "strategy": "centralised"})
     assert any(name.startswith("own.") for name in ours.parameters("top"))
     for name, parameters in ours.parameters("top").items():
         np.testing.assert_allclose(parameters, joined.parameters("top")[name], atol=1e-5)

@@ -276,8 +276,8 @@ SYSTEMS: list[Any] = [
     ),
     {"strategy": "dpzv", "epsilon": 8.0, "party-lr": 0.01, "server-lr": 0.01},
     nightly({"strategy": "frozen"}),
-    {"strategy": "alone"},
-    {"strategy": "joined"},
+    {"strategy": "local-only"},
+    {"strategy": "centralised"},
 ]
 
 
@@ -289,7 +289,7 @@ def test_every_system_learns_from_partial_rows(run: Start, system: dict[str, Any
     print(found.summary["test_accuracy"], found.summary["test_auc"])
     floor = 0.6 if system["strategy"] in ("dpzv", "frozen") else 0.8
     assert found.summary["test_auc"] > floor
-    if system["strategy"] not in ("alone", "joined"):
+    if system["strategy"] not in ("local-only", "centralised"):
         by = found.summary["test_by_parties"]
         assert sum(each["rows"] for each in by.values()) == 114 and set(by) == {"1", "2", "3"}
         assert set(found.summary["test_by_party"]) == {"0", "1", "2"}
@@ -379,14 +379,16 @@ def test_a_comparison_tells_rows_apart_by_who_has_them(tmp_path: Path) -> None:
     folder = compare(2, common, [{"strategy": "split-nn"}], 0.9)
     lines = table(folder, 0.9).splitlines()
     assert [line.split()[0] for line in lines[1:6]] == [
-        *("split-nn", "frozen", "alone", "joined", "common")
+        *("split-nn", "frozen", "local-only", "centralised", "intersection-only")
     ]
     assert "of 1" in lines[0] and "of 2" in lines[0]
     assert lines[-1] == "of 1, of 2, ...: on the rows that so many parties have."
-    figures = json.loads((folder / "compare.json").read_text())["common"]["test_by_parties"]
+    figures = json.loads((folder / "compare.json").read_text())["intersection-only"][
+        "test_by_parties"
+    ]
     assert f"{figures['1']['accuracy']:.4f}" in lines[5]
     whole = compare(2, {**common, "presence": 1.0, "out": str(tmp_path / "whole")}, [], 0.9)
-    assert "common" not in table(whole, 0.9) and "of 1" not in table(whole, 0.9)
+    assert "intersection-only" not in table(whole, 0.9) and "of 1" not in table(whole, 0.9)
 
 
 FILES: dict[str, Any] = {

@@ -475,7 +475,7 @@ def test_run_without_privacy_claims_none(run: Start) -> None:
 
 def test_joined_training_is_not_called_private(run: Start) -> None:
     with pytest.raises(ConfigError, match="privacy"):
-        run(2, {**PRIVATE, "strategy": "joined", "epochs": 1})
+        run(2, {**PRIVATE, "strategy": "centralised", "epochs": 1})
 
 
 def test_noise_seed_makes_a_run_repeatable_and_a_secret_one_does_not(run: Start) -> None:

@@ -211,7 +211,7 @@ def test_of_several_runs_each_says_which_it_is(
 def test_a_baseline_of_several_runs_says_how_far_all_are(
     terminal: Terminal, tmp_path: Path
 ) -> None:
-    keys = "dataset='breast-cancer' epochs=2 strategy='alone'"
+    keys = "dataset='breast-cancer' epochs=2 strategy='local-only'"
     assert main(command("run", "-c", keys)(tmp_path)) == 0
     epochs = [line.split("  ")[0].split(" | ")[0] for line in terminal.drawn]
     assert "epoch 1 of 2" in epochs and epochs[-1].startswith("epoch 2")

@@ -34,9 +34,9 @@ QUICK: dict[str, Any] = {**ALL_ROWS, "dataset": "breast-cancer", "window": 5, "e
         {"strategy": "split-nn"},
         {"strategy": "vafl", "max-delay": 5, "delay": "exponential"},
         {"strategy": "cascaded", "codec": "top-k"},
-        {"strategy": "alone"},
+        {"strategy": "local-only"},
         {"strategy": "frozen"},
-        {"strategy": "joined"},
+        {"strategy": "centralised"},
     ],
 )
 def test_the_parties_traffic_adds_up_to_the_run_s(run: Start, keys: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ def test_the_parties_traffic_adds_up_to_the_run_s(run: Start, keys: dict[str, An
     assert len(by_party) == finished.summary["parties"]
     for key in ("exchanges", "bytes_up", "bytes_down", "evaluation_bytes"):
         assert sum(each[key] for each in by_party) == finished.summary[key], key
-    assert (finished.summary["bytes_up"] > 0) == (keys["strategy"] != "joined")
+    assert (finished.summary["bytes_up"] > 0) == (keys["strategy"] != "centralised")
 
 
 def test_replies_took_the_virtual_seconds_that_were_drawn(run: Start) -> None:
@@ -249,7 +249,9 @@ def test_a_comparison_s_runs_have_its_titles_and_order(tmp_path: Path) -> None:
 
 
 def test_what_sends_nothing_is_a_level(tmp_path: Path) -> None:
-    page = Page(report([left(tmp_path / "a"), left(tmp_path / "b", scale=0, strategy="joined")]))
+    page = Page(
+        report([left(tmp_path / "a"), left(tmp_path / "b", scale=0, strategy="centralised")])
+    )
     assert len(page.points("test accuracy against exchanges")) == 1
     assert len(page.points("test accuracy against seconds")) == 2
     levels = [each for each in page.lines() if each.get("stroke-dasharray") == LEVEL]

@@ -490,7 +490,7 @@ def test_a_headline_says_what_its_epsilon_is_of(run: Start) -> None:
 
 def test_a_baseline_that_learns_without_scalars_refuses_noise_on_them(run: Start) -> None:
     keys = {**DPZV, "privacy": "scalar", "estimator": "zeroth-order", "epsilon": 1.0, "epochs": 1}
-    for strategy in ("frozen", "alone", "joined"):
+    for strategy in ("frozen", "local-only", "centralised"):
         with pytest.raises(ConfigError, match=f"strategy = '{strategy}' .*leave `privacy` out"):
             run(2, {**keys, "strategy": strategy})
 
@@ -706,7 +706,7 @@ def test_mini_batches_may_all_have_been_empty() -> None:
         nightly({"strategy": "vafl"}),
         nightly({"strategy": "ef-vfl", "codec": "identity", "labels": "shared"}),
         nightly({"strategy": "frozen", "server-lr": 0.2}),
-        nightly({"strategy": "joined"}),
+        nightly({"strategy": "centralised"}),
         nightly({"strategy": "cascaded", "noise-seed": 0, "party-lr": 0.02}),
         nightly({"strategy": "syn-zoo", "noise-seed": 0, "party-lr": 0.02, "server-lr": 0.02}),
     ],

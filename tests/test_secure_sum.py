@@ -216,7 +216,7 @@ def test_what_a_block_says_alone_is_nothing() -> None:
     ("keys", "sentence"),
     [
         ({"combine": "concat"}, "'mlp' reads the parties' embeddings side by side"),
-        ({"strategy": "joined"}, "'joined' is a baseline"),
+        ({"strategy": "centralised"}, "'centralised' is a baseline"),
         ({"labels": "shared"}, "labels = 'shared' sends"),
         ({"estimator": "zeroth-order"}, "or set perturbs = 'all'"),
         ({"codec": "top-k"}, "codec = 'top-k' has nothing to compress"),

@@ -111,7 +111,7 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.nightly
 def test_a_comparison_of_seeds_has_deviations_and_the_same_runs(comparison: Path) -> None:
     figures = json.loads((comparison / "compare.json").read_text())
-    assert list(figures) == ["vafl", "frozen", "alone", "joined"]
+    assert list(figures) == ["vafl", "frozen", "local-only", "centralised"]
     for name, each in figures.items():
         of_seeds = [Finished(comparison / name / f"seed-{seed}").summary for seed in (3, 4)]
         assert each["test_loss"] == fmean(run["test_loss"] for run in of_seeds)

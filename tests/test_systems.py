@@ -205,13 +205,13 @@ def test_poisson_mini_batches_may_have_no_rows(
     assert math.isfinite(summary["train_loss"])
 
 
-@pytest.mark.parametrize("strategy", ["frozen", "alone"])
+@pytest.mark.parametrize("strategy", ["frozen", "local-only"])
 def test_baselines_take_poisson_mini_batches_without_rows(run: Start, strategy: str) -> None:
     assert math.isfinite(run(2, {**TINY, "strategy": strategy}).summary["train_loss"])
 
 
 def test_joined_training_takes_poisson_mini_batches_without_rows(run: Start) -> None:
-    assert math.isfinite(run(2, {**TINY, "strategy": "joined"}).summary["train_loss"])
+    assert math.isfinite(run(2, {**TINY, "strategy": "centralised"}).summary["train_loss"])
 
 
 def test_one_exchange_of_zeroth_order_brings_a_number_a_step(run: Start) -> None:
@@ -248,7 +248,7 @@ def test_black_box_parties_learn_by_zeroth_order(run: Start, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["scorecard", "binarised"])
-@pytest.mark.parametrize("strategy", ["split-nn", "vafl", "alone", "joined"])
+@pytest.mark.parametrize("strategy", ["split-nn", "vafl", "local-only", "centralised"])
 def test_a_first_order_system_refuses_a_black_box_with_a_sentence(
     run: Start, kind: str, strategy: str
 ) -> None:

@@ -294,7 +294,7 @@ def test_test_rows_have_no_part_in_the_choice(overfitted: dict[str, Any]) -> Non
     assert not is_same(one.top_arrays(), third.top_arrays())
 
 
-@pytest.mark.parametrize("strategy", ["frozen", "joined"])
+@pytest.mark.parametrize("strategy", ["frozen", "centralised"])
 def test_baselines_go_back_too(overfitted: dict[str, Any], strategy: str, run: Start) -> None:
     keys = {**overfitted, "strategy": strategy, "epochs": 60, "server-lr": 0.05}
     found = run(PARTIES, keys)
@@ -306,9 +306,9 @@ def test_baselines_go_back_too(overfitted: dict[str, Any], strategy: str, run: S
 
 
 def test_alone_is_chosen_by_validation(overfitted: dict[str, Any], run: Start) -> None:
-    keys = {**overfitted, "strategy": "alone", "epochs": 6}
+    keys = {**overfitted, "strategy": "local-only", "epochs": 6}
     finished = run(PARTIES, keys).summary
-    config = resolve({**keys, "strategy": "alone"})
+    config = resolve({**keys, "strategy": "local-only"})
     strategy = strategy_of(config)(config, load_labels(config))
     strategy.start(LocalGrid(client_app.app, PARTIES, keys, config))
     runs: Any = strategy

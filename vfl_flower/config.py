@@ -187,8 +187,7 @@ class Key(NamedTuple):
     @property
     def names(self) -> tuple[str, ...]:
         """Return the values that have names, if the option is of that kind."""
-        names = self.registry.names if self.registry else self.choices
-        return renamed.shown(self.name, names)
+        return self.registry.names if self.registry else self.choices
 
     @property
     def summary(self) -> str:

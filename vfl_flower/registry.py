@@ -70,7 +70,7 @@ class Registry:
         """Raise `ConfigError` unless there is such a name, or it is a place."""
         name = renamed.accepted(self.key, name)
         if name not in self.known and name not in self.names and not self.is_place(name):
-            raise unknown(key or self.key, name, renamed.shown(self.key, self.names))
+            raise unknown(key or self.key, name, self.names)
 
     def load(self, name: str, key: str = "") -> Any:
         """What has this name; sentences say that ``key`` has it, or that of the configuration.
@@ -152,9 +152,9 @@ SYSTEMS = Registry(
         "cvfl": "strategies.ef_vfl:CVFL",
         "dpzv": "strategies.dpzv:DPZV",
         "frozen": "strategies.baselines:FROZEN",
-        "alone": "strategies.baselines:ALONE",
-        "joined": "strategies.baselines:JOINED",
-        "common": "strategies.baselines:COMMON",
+        "local-only": "strategies.baselines:ALONE",
+        "centralised": "strategies.baselines:JOINED",
+        "intersection-only": "strategies.baselines:COMMON",
     },
     parts=("name", "about", "quorum", "defaults", "strategy"),
 )

@@ -193,16 +193,16 @@ def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
     steps on fewer rows of a mini-batch, so its gradients are smaller, as they are through noise.
     """
     chosen: dict[str, Any] = {}
-    partial = values.get("presence", 1.0) < 1 or values.get("align") == "any"
-    if partial and "combine" not in values and values.get("top-model", "mlp") in _OF_LAYERS:
-        chosen["combine"] = "mean"
-    first_order = values.get("estimator", "first-order") == "first-order"
-    if first_order and not values.keys() & _OF_STEPS:
-        if partial:
-            decay = values.get("weight-decay", 0.05)
-            chosen |= {"optimizer": "adamw", "weight-decay": decay}
-        elif _learns_through_noise(values):
-            chosen["optimizer"] = "adam"
+    free = not values.keys() & _OF_STEPS
+    if values.get("presence", 1.0) < 1 or values.get("align") == "any":
+        if _has_exact_gradients(values):
+            if "combine" not in values and values.get("top-model", "mlp") in _OF_LAYERS:
+                chosen["combine"] = "mean"
+            if free:
+                decay = values.get("weight-decay", 0.05)
+                chosen |= {"optimizer": "adamw", "weight-decay": decay}
+    elif free and _learns_through_noise(values):
+        chosen["optimizer"] = "adam"
     return chosen
 
 
@@ -215,6 +215,20 @@ def _learns_through_noise(values: Mapping[str, Any]) -> bool:
     """
     first_order = values.get("estimator", "first-order") == "first-order"
     return first_order and values.get("privacy") == "labels"
+
+
+_EXACT = ("identity", "float16", "bfloat16")
+
+
+def _has_exact_gradients(values: Mapping[str, Any]) -> bool:
+    """Return whether parties learn from gradients at nearly their own embeddings.
+
+    Of few rows, Adam follows the errors of other gradients: of zeroth-order estimates, and of
+    gradients at directly compressed embeddings (CVFL).
+    """
+    first_order = values.get("estimator", "first-order") == "first-order"
+    fed_back = values.get("compression") == "error-feedback"
+    return first_order and (fed_back or values.get("codec", "identity") in _EXACT)
 
 
 def places(raw: Mapping[str, Any]) -> list[str]:

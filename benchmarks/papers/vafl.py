@@ -31,7 +31,7 @@ def jobs(dataset: str, parties: int, keys: Keys) -> dict[str, Job]:
     named = {
         **SCHEDULES,
         **{f"{name}, private": {**each, **PRIVATE} for name, each in SCHEDULES.items()},
-        "centralised": {"strategy": "joined", "delay": "none"},
+        "centralised": {"strategy": "centralised", "delay": "none"},
     }
     return {name: Job(parties, {**common, **each}) for name, each in named.items()}
 

@@ -386,11 +386,11 @@ def _ending_on_sigterm() -> Iterator[None]:
 def _compared(text: str) -> dict[str, Any]:
     """A RUN of `vfl compare`: perhaps a title, a system, and keys of its own."""
     from vfl_flower.registry import SYSTEMS
-    from vfl_flower.renamed import notify, shown
+    from vfl_flower.renamed import accepted, notify
 
     title, _, rest = text.partition(": ")
-    names = (*SYSTEMS.names, *shown("strategy", SYSTEMS.names))
-    titled = bool(rest.strip()) and ("=" not in title or rest.split()[0] in names)
+    first = accepted("strategy", rest.split()[0]) if rest.strip() else ""
+    titled = bool(first) and ("=" not in title or first in SYSTEMS.names)
     name, *keys = (rest if titled else text).split(None, 1) or [""]
     if not name or (titled and not title):
         raise ConfigError("A run of `vfl compare` is empty: name a system, then its own keys.")

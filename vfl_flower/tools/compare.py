@@ -116,12 +116,12 @@ def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
     stands = {
         "labels": "epsilon" in keys,
         "scalar": False,
-        "perturbed-embedding": name not in ("joined", "common"),
+        "perturbed-embedding": name not in ("centralised", "intersection-only"),
     }
     if not stands.get(common.get("privacy", "none"), True):
         keys.pop("privacy")
     of_common = resolve({**keys, "strategy": "frozen"})
-    if name == "common" and not of_common.data.partial:
+    if name == "intersection-only" and not of_common.data.partial:
         return None
     model = of_common.models.bottom
     if name != "frozen" and not has_gradient(model):

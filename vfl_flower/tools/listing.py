@@ -99,7 +99,7 @@ def entries() -> Iterator[Entry]:
 
 def _named(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
     """Return the entries whose name is the one word that is given."""
-    names = {*words, *renamed.shown("strategy", words)}
+    names = {renamed.accepted("strategy", word) for word in words}
     return [each for each in listed if each.name in names] if len(words) == 1 else []
 
 
@@ -187,7 +187,7 @@ def _explained(found: Sequence[Entry]) -> Iterator[Panel]:
 
 
 def _of_system(system: System) -> Entry:
-    (name,) = renamed.shown("strategy", [system.name])
+    old = [was for was, name in renamed.VALUES["strategy"].items() if name == system.name]
     own = ", ".join(f"{key}={value!r}" for key, value in system.defaults.items())
     rates = "; ".join(f"{kind} {p:g} and {top:g}" for kind, (p, top) in system.rates.items())
     details = {
@@ -195,11 +195,11 @@ def _of_system(system: System) -> Entry:
         "axes": system.axes,
         "defaults": own,
         "rates": rates and f"{rates} (parties and top model)",
-        "old name": "" if name == system.name else f"{system.name}, for one more release",
-        "example": f"vfl run -c \"strategy='{name}'\"",
+        "old name": f"{old[0]}, for one more release" if old else "",
+        "example": f"vfl run -c \"strategy='{system.name}'\"",
     }
     group = "Systems and baselines: strategy='NAME'"
-    return Entry("system", group, name, "", system.about, "", _filled(details), True)
+    return Entry("system", group, system.name, "", system.about, "", _filled(details), True)
 
 
 def _of_key(key: Key, systems: Sequence[System]) -> Entry:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import category
 
+from vfl_flower import renamed
 from vfl_flower.errors import VflError
 from vfl_flower.registry import SYSTEMS
 from vfl_flower.systems import System, load_system
@@ -63,7 +64,7 @@ class Shown:
     @property
     def system(self) -> System | None:
         """The system or baseline, if it is one of ours; a folder's text loads nothing else."""
-        name = text(self.summary.get("strategy"))
+        name = text(renamed.accepted("strategy", self.summary.get("strategy")))
         return load_system(name) if name in SYSTEMS.known else None
 
     @property
@@ -163,7 +164,7 @@ def _run(folder: Path, title: str = "") -> Shown:
             f"The run in {folder} has not finished, as it has no summary.json, and was not "
             "evaluated yet: wait for it."
         )
-    title = title or text(summary.get("strategy", folder.name))
+    title = title or text(renamed.accepted("strategy", summary.get("strategy", folder.name)))
     more = (json_of(folder / name) for name in ("audit.json", "contribution.json"))
     return Shown(title, folder, summary, history, *more)
 
