@@ -196,7 +196,7 @@ def test_quiet_shows_what_came_of_it_alone(
         (["run", "-c", SMALL, "--seeds", "2"], ["seed 0 (1/2)", "seed 1 (2/2)"]),
         (
             ["compare", "vafl", "-c", "dataset='breast-cancer' epochs=1"],
-            ["vafl (1/4)", "frozen (2/4)", "alone (3/4)", "joined (4/4)"],
+            ["vafl (1/4)", "frozen (2/4)", "local-only (3/4)", "centralised (4/4)"],
         ),
     ],
 )
