@@ -23,9 +23,10 @@ import torch
 from flwr.app import Context, Message
 
 from benchmarks.common import ALL_ROWS, report
+from vfl_flower.alignment.psi import Blinding, shuffled
 from vfl_flower.client_app import app
-from vfl_flower.data.psi import Blinding, encode_ids, shuffled
-from vfl_flower.start import run_local
+from vfl_flower.data.ids import encode_ids
+from vfl_flower.launch.engines import run_local
 
 COLUMNS, BATCH = 20, 4096
 QSGD = {"codec": "qsgd", "bits": 8, "downlink-codec": "qsgd", "downlink-bits": 8}

@@ -14,7 +14,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from benchmarks.common import mnist_of, parser, quiet_run, report
-from vfl_flower.charts import draw_curves
+from vfl_flower.label_holder.charts import draw_curves
 
 PARTIES = 7
 SCHEDULES: dict[str, dict[str, Any]] = {

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from benchmarks.common import PARTIES, SIGMOID_MODEL, local_epoch, mnist_of, parser, report
-from vfl_flower.axes.codecs.channel import Codec
-from vfl_flower.axes.codecs.qsgd import QSGD
-from vfl_flower.axes.codecs.top_k import TopK
-from vfl_flower.sections import CodecConfig
+from vfl_flower.config.options import CodecConfig
+from vfl_flower.protocol.codecs.channel import Codec
+from vfl_flower.protocol.codecs.qsgd import QSGD
+from vfl_flower.protocol.codecs.top_k import TopK
 
 CODECS: dict[str, Codec] = {
     "top-k 10 %": TopK(CodecConfig(keep=0.1)),

@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.enrolment import enrol
-from strategies.history import History
+from strategies.evaluation import History
 from strategies.run import Run
 from strategies.vertical import Vertical, strategy_of
-from vfl_flower.api import train
+from vfl_flower.api.model import train
 from vfl_flower.client_app import app as client_app
 from vfl_flower.data.blocks import load_labels, with_presence
-from vfl_flower.holder.observers import Observer
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.systems import resolve
+from vfl_flower.label_holder.observers import Observer
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.local import LocalGrid
 
 logging.getLogger("flwr").setLevel(logging.WARNING)  # else a line for each evaluation
 

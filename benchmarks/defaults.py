@@ -24,7 +24,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from benchmarks.common import report
-from vfl_flower.start import run_local
+from vfl_flower.launch.engines import run_local
 from vfl_flower.tools.sweep import sweep
 from vfl_flower.tools.sweep.results import best
 from vfl_flower.tools.sweep.workers import workers_on

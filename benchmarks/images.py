@@ -24,10 +24,10 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.common import ALL_ROWS, local_epoch, report
+from vfl_flower.config.plugins import load_place
 from vfl_flower.data import samples
 from vfl_flower.data.blocks import load_labels, load_part
-from vfl_flower.registry import load_place
-from vfl_flower.systems import resolve
+from vfl_flower.protocol.systems import resolve
 
 TOWERS = Path(__file__).parents[1] / "examples/images/towers.py"
 PARTIES, CPU = 2, torch.device("cpu")

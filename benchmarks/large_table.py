@@ -78,11 +78,11 @@ def write_tables(folder: Path, rows: int, columns: int) -> list[Path]:
 def serve(wire: Connection, node_config: dict[str, Any], keys: dict[str, Any], large: bool) -> None:
     """Serve a party's messages, and at the end tell of its memory."""
     from vfl_flower.client_app import app
-    from vfl_flower.data import kept
-    from vfl_flower.flower_internals import from_bytes, to_bytes
+    from vfl_flower.data import on_disk
+    from vfl_flower.transport.flower_internals import from_bytes, to_bytes
 
     torch.set_num_threads(1)
-    kept._LARGE = 0 if large else 2**60
+    on_disk._LARGE = 0 if large else 2**60
     base, most = memory("VmRSS"), [0.0]
 
     def watch() -> None:
@@ -133,7 +133,7 @@ class Processes:
 
     def __call__(self, message: Message, context: Context) -> Message:
         """The answer of the party's process."""
-        from vfl_flower.flower_internals import from_bytes, to_bytes
+        from vfl_flower.transport.flower_internals import from_bytes, to_bytes
 
         if message.metadata.message_type == "train" and not self.training:
             self.training = time.perf_counter()
@@ -150,7 +150,7 @@ class Processes:
 
 def measure(folder: Path, labels: Path, large: bool) -> dict[str, Any]:
     """One epoch, with tables in pieces or in memory."""
-    from vfl_flower.start import run_local
+    from vfl_flower.launch.engines import run_local
 
     keys = {**KEYS, "dataset": f"files:{labels}"}
     parties = Processes(folder, keys, large)

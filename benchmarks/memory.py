@@ -27,13 +27,13 @@ from flwr.app import Context, RecordDict
 from benchmarks.common import report
 from vfl_flower import client_app
 from vfl_flower.data.blocks import FeatureBlock
-from vfl_flower.flower_internals import begin_task
-from vfl_flower.messages import EvaluateOrder, Order, TrainOrder, Upload
 from vfl_flower.models.training import count
 from vfl_flower.party import context as between
 from vfl_flower.party.party import Party
-from vfl_flower.systems import resolve
-from vfl_flower.wire import read_reply, to_message
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.flower_internals import begin_task
+from vfl_flower.transport.messages import EvaluateOrder, Order, TrainOrder, Upload
+from vfl_flower.transport.wire import read_reply, to_message
 
 PARTIES, OUTPUTS = 4, 10
 STEPS = 3

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.common import report
 from benchmarks.partial_bank import KEYS, PARTIES, cut
-from vfl_flower.start import run_local
+from vfl_flower.launch.engines import run_local
 
 WAYS: dict[str, dict[str, Any]] = {
     "longer": {},

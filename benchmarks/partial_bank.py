@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.common import ALL_ROWS, report
-from vfl_flower.start import run_local
+from vfl_flower.launch.engines import run_local
 
 PARTIES, KNOWN = 3, 0.6
 KEYS: dict[str, Any] = {

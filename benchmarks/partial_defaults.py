@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import parser, report
-from vfl_flower.start import run_local
+from vfl_flower.launch.engines import run_local
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": "sgd"},

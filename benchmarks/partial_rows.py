@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.common import ALL_ROWS, mnist_of, parser, report, trained
-from strategies.joined import Common
+from strategies.baselines.centralised import Common
 from vfl_flower.data.blocks import load_features, load_labels
-from vfl_flower.data.presence import drawn
+from vfl_flower.data.row_mask import drawn
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.training import load_model
 from vfl_flower.party.state import load_arrays
-from vfl_flower.systems import resolve
+from vfl_flower.protocol.systems import resolve
 
 PARTIES, RATE = 4, 1e-3
 

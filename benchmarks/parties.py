@@ -28,8 +28,8 @@ from flwr.app import Context, Message
 
 from benchmarks.common import ALL_ROWS, report
 from vfl_flower import client_app
-from vfl_flower.holder.observers import Observer
-from vfl_flower.start import run_local, run_ray
+from vfl_flower.label_holder.observers import Observer
+from vfl_flower.launch.engines import run_local, run_ray
 
 COLUMNS, BATCH = 4, 32  # of a party, and rows of a mini-batch
 

@@ -17,19 +17,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from vfl_flower.data.psi import (
-    Blinding,
-    answer,
-    encode_ids,
-    is_answer,
-    match,
-    outputs,
-    question,
-    shuffled,
-)
-from vfl_flower.provenance import peak_memory_mb
+from vfl_flower.alignment.psi import Blinding, answer, is_answer, match, outputs, question, shuffled
+from vfl_flower.config.provenance import peak_memory_mb
+from vfl_flower.data.ids import encode_ids
 
-SAMPLE = 10_000  # ids that a party asks about, as `vfl_flower.data.alignment` has it
+SAMPLE = 10_000  # ids that a party asks about, as `vfl_flower.alignment.at_party` has it
 
 
 class Watch:

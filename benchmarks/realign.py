@@ -30,12 +30,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from benchmarks.common import ALL_ROWS, report
 from vfl_flower import server_app
-from vfl_flower.data import psi
-from vfl_flower.flower_internals import app_of_this_package
-from vfl_flower.runtimes import processes
-from vfl_flower.runtimes.carrier import Carrier
-from vfl_flower.runtimes.processes import SuperLink
-from vfl_flower.start import predict_local, run_local
+from vfl_flower.alignment import psi
+from vfl_flower.launch import processes
+from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.launch.processes import SuperLink
+from vfl_flower.transport.base import Carrier
+from vfl_flower.transport.flower_internals import app_of_this_package
 
 TIMES = "REALIGN_TIMES"  # the variable that names the file for what is timed
 KEYS: dict[str, Any] = {**ALL_ROWS, "epochs": 1, "batch-size": 4096, "window": 8}

@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.common import CASCADED_MODEL, PARTIES, mnist_of, parser, quiet_run, report
 from tests.relay import Relay
-from vfl_flower.registry import ENGINES
-from vfl_flower.runtimes.processes import reserved_port
+from vfl_flower.config.plugins import ENGINES
+from vfl_flower.launch.processes import reserved_port
 
 ROWS = {  # of an epoch over messages, by engine and window
     ("ray", 1): 64 * 200,

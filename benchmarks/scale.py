@@ -30,8 +30,8 @@ from torch import nn
 
 from benchmarks.common import ALL_ROWS, report
 from vfl_flower.client_app import app
-from vfl_flower.provenance import peak_memory_mb
-from vfl_flower.start import run_local
+from vfl_flower.config.provenance import peak_memory_mb
+from vfl_flower.launch.engines import run_local
 
 BASE = {"rows": 100_000, "parties": 4, "columns": 8, "window": 8, "embedding": 8, "batch": 256}
 MANY = {"rows": 10_000, "columns": 4, "batch": 1000}  # where parties grow

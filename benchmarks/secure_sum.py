@@ -24,7 +24,7 @@ from benchmarks.common import (
     report,
     trained,
 )
-from vfl_flower.holder.observers import Observer
+from vfl_flower.label_holder.observers import Observer
 
 WIDE = {**SIGMOID_MODEL, "embedding-size": 128, "embedding-activation": "relu", "party-lr": 0.2}
 JOINT = {"strategy": "syn-zoo", "perturbs": "all", "optimizer": "sgd", "batch-size": 64}

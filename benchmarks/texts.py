@@ -29,7 +29,7 @@ from benchmarks.common import ALL_ROWS, local_epoch, report
 from vfl_flower.data import samples
 from vfl_flower.data.blocks import load_labels, load_part
 from vfl_flower.models.pretrained import Pretrained
-from vfl_flower.systems import resolve
+from vfl_flower.protocol.systems import resolve
 
 PARTIES, CPU = 2, torch.device("cpu")
 RATE, DECAY = 1e-3, 0.01

@@ -22,9 +22,9 @@ nginx=$(PATH=$PATH:/usr/sbin:/sbin command -v nginx) || {
     exit 1
 }
 
-[ -f "$folder/superlink.crt" ] || python -P -m vfl_flower.runtimes.certificates host "$folder/superlink" "$host"
+[ -f "$folder/superlink.crt" ] || python -P -m vfl_flower.transport.nodes.certificates host "$folder/superlink" "$host"
 rm -f "$folder"/loopback.* # nobody else has it, and so it is made anew
-python -P -m vfl_flower.runtimes.certificates host "$folder/loopback" localhost 127.0.0.1
+python -P -m vfl_flower.transport.nodes.certificates host "$folder/loopback" localhost 127.0.0.1
 printf '[superlink]\ndefault = "vfl"\n\n[superlink.vfl]\naddress = "127.0.0.1:%s"\nroot-certificates = "%s"\n' \
     "$inner" "$folder/loopback.crt" > "$folder/config.toml"
 
@@ -47,7 +47,7 @@ trap 'exit 130' INT
 export FLWR_HOME=$folder
 export GRPC_VERBOSITY=ERROR # else strangers' handshakes are told, each in a line
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 # the packages of this environment serve
-python -P -m vfl_flower.runtimes.closed superlink --host 127.0.0.1 --port "$inner" \
+python -P -m vfl_flower.transport.nodes.superlink superlink --host 127.0.0.1 --port "$inner" \
     --enable-supernode-auth --database "$folder/superlink.db" --ssl-keyfile "$folder/loopback.key" \
     --ssl-certfile "$folder/loopback.crt" --ssl-ca-certfile "$folder/loopback.crt" &
 link=$!

@@ -13,9 +13,9 @@ umask 077
 folder=$(mkdir -p -m 700 "$1" && CDPATH= cd -- "$1" && pwd)
 
 if [ ! -f "$folder/supernode.key" ]; then
-    python -P -m vfl_flower.runtimes.certificates supernode "$folder"
+    python -P -m vfl_flower.transport.nodes.certificates supernode "$folder"
     echo "made $folder/supernode.pub: start again when the label holder has registered it"
-    echo "key for masked sums, for the other parties: $(python -P -m vfl_flower.party.sums "$folder/vfl-flower")"
+    echo "key for masked sums, for the other parties: $(python -P -m vfl_flower.party.masked_sums "$folder/vfl-flower")"
     exit
 fi
 # Where its ClientApp may connect to, if the owner says nothing else: the host of the SuperLink.
@@ -24,6 +24,6 @@ case " $config" in *" stream-address="*) ;; *) config="$config stream-address='$
 
 export FLWR_HOME=$folder
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 # the packages of this environment serve
-exec python -P -m vfl_flower.runtimes.closed supernode --superlink "$2" --root-certificates "$folder/superlink.crt" \
+exec python -P -m vfl_flower.transport.nodes.superlink supernode --superlink "$2" --root-certificates "$folder/superlink.crt" \
     --auth-supernode-private-key "$folder/supernode.key" \
     --host 127.0.0.1 --port "${PORT:-9094}" --node-config "$config"

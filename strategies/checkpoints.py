@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from strategies.party_record import Seat
 from strategies.run import Run
-from strategies.seats import Seat
 from strategies.signals import Held, signals_held
-from vfl_flower.axes.privacy.ledger import hides_labels
-from vfl_flower.config import RunConfig
-from vfl_flower.holder.checkpoint import Checkpoint, Keeper
-from vfl_flower.messages import CheckpointOrder
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
+from vfl_flower.protocol.privacy.ledger import hides_labels
+from vfl_flower.transport.messages import CheckpointOrder
 
 log = logging.getLogger("flwr")
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.party_record import Seat
 from strategies.run import Run
-from strategies.seats import Seat
-from vfl_flower.axes.estimators.base import Arrival
-from vfl_flower.messages import EmbedOrder
+from vfl_flower.protocol.estimators.base import Arrival
+from vfl_flower.transport.messages import EmbedOrder
 
 
 def refresh(run: Run, wait_for: Callable[[Sequence[Seat]], None], group: Sequence[Arrival]) -> None:

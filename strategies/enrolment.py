@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vfl_flower.axes import estimators
-from vfl_flower.axes.codecs.channel import check_memory
-from vfl_flower.config import RunConfig
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.provenance import code_digest, free_memory
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
-from vfl_flower.errors import ConfigError
-from vfl_flower.holder.checkpoint import Checkpoint, Keeper, check_number, check_states
-from vfl_flower.messages import DescribeOrder, Description, GrowOrder, Order, ResumeOrder
+from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper, check_number, check_states
 from vfl_flower.models.bottoms import embedding_size
-from vfl_flower.provenance import code_digest, free_memory
-from vfl_flower.runtimes.carrier import Carrier, ask_all
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.codecs.channel import check_memory
+from vfl_flower.transport.base import Carrier, ask_all
+from vfl_flower.transport.messages import DescribeOrder, Description, GrowOrder, Order, ResumeOrder
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from strategies.plan import Plan
-from strategies.seats import Seat
-from vfl_flower.axes.estimators.base import Arrival
-from vfl_flower.messages import TrainOrder
+from strategies.party_record import Seat
+from strategies.step_budget import Plan
+from vfl_flower.protocol.estimators.base import Arrival
+from vfl_flower.transport.messages import TrainOrder
 
 
 class Waiting:

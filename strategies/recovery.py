@@ -9,13 +9,11 @@ from typing import TypeVar
 
 from flwr.app import Message
 
-from strategies.history import History
-from strategies.mailbox import Mailbox
-from strategies.plan import Plan
-from strategies.seats import Seat, State
-from vfl_flower.axes.estimators.base import Arrival
-from vfl_flower.config import RunConfig
-from vfl_flower.errors import (
+from strategies.evaluation import History
+from strategies.messenger import Mailbox
+from strategies.party_record import Seat, State
+from strategies.step_budget import Plan
+from vfl_flower.config.errors import (
     ConfigError,
     OutOfStepError,
     PartyError,
@@ -23,9 +21,11 @@ from vfl_flower.errors import (
     SumError,
     VflError,
 )
-from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.messages import SMALL, Arrays, Description, RejoinOrder, Upload
-from vfl_flower.wire import read_reply
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.label_holder.label_holder import LabelHolder
+from vfl_flower.protocol.estimators.base import Arrival
+from vfl_flower.transport.messages import SMALL, Arrays, Description, RejoinOrder, Upload
+from vfl_flower.transport.wire import read_reply
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too

@@ -10,27 +10,27 @@ from typing import Any
 from flwr.app import MetricRecord
 
 from strategies.enrolment import Member, check
-from strategies.history import RESULTS, History
-from strategies.mailbox import Mailbox
-from strategies.pace import Pace
-from strategies.plan import Plan
+from strategies.evaluation import RESULTS, History
+from strategies.messenger import Mailbox
+from strategies.party_record import FINAL, Seat, State
 from strategies.quorum import Waiting
 from strategies.recovery import Recovery
-from strategies.seats import FINAL, Seat, State
-from vfl_flower.axes import estimators
-from vfl_flower.axes.batches import most_rows, steps_per_epoch
-from vfl_flower.axes.estimators.base import Estimator
-from vfl_flower.axes.privacy.ledger import ledger_of
-from vfl_flower.axes.schedule import Schedule
-from vfl_flower.config import RunConfig
+from strategies.step_budget import Plan
+from strategies.window import Pace
+from vfl_flower.config.provenance import peak_memory_mb
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
-from vfl_flower.figures import TRANSPORTS
-from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.holder.sums import agree
-from vfl_flower.messages import SMALL, EmbedOrder, EvaluateOrder, RestoreOrder, TrainOrder
-from vfl_flower.provenance import peak_memory_mb
-from vfl_flower.runtimes.carrier import Carrier
-from vfl_flower.systems import load_system
+from vfl_flower.label_holder.figures import TRANSPORTS
+from vfl_flower.label_holder.label_holder import LabelHolder
+from vfl_flower.label_holder.sums import agree
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.batches import most_rows, steps_per_epoch
+from vfl_flower.protocol.estimators.base import Estimator
+from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.schedule import Schedule
+from vfl_flower.protocol.systems import load_system
+from vfl_flower.transport.base import Carrier
+from vfl_flower.transport.messages import SMALL, EmbedOrder, EvaluateOrder, RestoreOrder, TrainOrder
 
 log = logging.getLogger("flwr")
 

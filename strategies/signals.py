@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from vfl_flower.errors import Interrupted, Terminated
+from vfl_flower.config.errors import Interrupted, Terminated
 
 _HINT = b"\nStopping at the next checkpoint; again, to stop without one.\n"
 

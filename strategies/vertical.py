@@ -19,15 +19,19 @@ from flwr.serverapp.strategy import Result, Strategy
 from strategies.checkpoints import Checkpoints
 from strategies.delay import refresh
 from strategies.enrolment import enrol
-from strategies.history import History
+from strategies.evaluation import History
+from strategies.party_record import FINAL, Seat, State
 from strategies.run import Run, restore_best
-from strategies.seats import FINAL, Seat, State
-from vfl_flower.config import RunConfig
+from vfl_flower.config.plugins import load_place
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.blocks import with_presence
 from vfl_flower.data.labels import Labels
-from vfl_flower.holder.checkpoint import Keeper
-from vfl_flower.holder.observers import Observer
-from vfl_flower.messages import (
+from vfl_flower.label_holder.checkpoint import Keeper
+from vfl_flower.label_holder.observers import Observer
+from vfl_flower.models.training import load_model, model_arrays
+from vfl_flower.protocol.systems import load_system, sized
+from vfl_flower.transport.base import carrier_of
+from vfl_flower.transport.messages import (
     Arrays,
     CheckpointOrder,
     EmbedOrder,
@@ -36,11 +40,7 @@ from vfl_flower.messages import (
     RestoreOrder,
     TrainOrder,
 )
-from vfl_flower.models.training import load_model, model_arrays
-from vfl_flower.registry import load_place
-from vfl_flower.runtimes.carrier import carrier_of
-from vfl_flower.systems import load_system, sized
-from vfl_flower.wire import pack, unpack
+from vfl_flower.transport.wire import pack, unpack
 
 _NOTHING = ArrayRecord(), ConfigRecord()
 
@@ -51,7 +51,7 @@ class Vertical(Strategy):
     Parameters
     ----------
     config, labels : the resolved run configuration, and the label holder's labels. ``self.config``
-        has what the rows decide besides (`vfl_flower.systems.sized`).
+        has what the rows decide besides (`vfl_flower.protocol.systems.sized`).
     observers : are told of evaluations, progress, failures and the end.
     keeper : where checkpoints are kept, and the one to go on from; without it, none are.
     """

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from tests.organisations import ID, small, write
 from vfl_flower import client_app
-from vfl_flower.data import id_sets, recall
-from vfl_flower.data.id_sets import IdSet
-from vfl_flower.data.psi import Blinding, answer, match, outputs
-from vfl_flower.files import unsealed
-from vfl_flower.flower_internals import begin_task
-from vfl_flower.messages import (
+from vfl_flower.alignment import blinded_ids, reuse
+from vfl_flower.alignment.blinded_ids import IdSet
+from vfl_flower.alignment.psi import Blinding, answer, match, outputs
+from vfl_flower.config.files import unsealed
+from vfl_flower.transport.flower_internals import begin_task
+from vfl_flower.transport.messages import (
     Aligned,
     AlignOrder,
     CommonOrder,
@@ -28,7 +28,7 @@ from vfl_flower.messages import (
     RecallOrder,
     SetKept,
 )
-from vfl_flower.wire import read_reply, to_message
+from vfl_flower.transport.wire import read_reply, to_message
 
 IDS = [b"i:%d" % (1000 + row) for row in range(60)]  # of `small`
 STRANGE = [b"i:%d" % (5000 + row) for row in range(60)]
@@ -103,7 +103,7 @@ class LabelHolder:
 
     def recall(self, name: str = NAME) -> str:
         """In a later run, by what it has kept: what became of the alignment."""
-        code = recall._code(self.shown, name, str(self.node.run_id))
+        code = reuse._code(self.shown, name, str(self.node.run_id))
         proofs = {"proofs": np.frombuffer(code, np.uint8)[None]}
         order = RecallOrder(alignment=name, arrays=proofs)
         return str(asked(self.node, order, Recalled).became)
@@ -116,7 +116,7 @@ class LabelHolder:
 
     def find(self, kept: IdSet, run: int | None = None) -> SetKept:
         """What the party says when it is asked for that set."""
-        order = id_sets.naming({0: (Path(), kept)}, str(run or self.node.run_id))
+        order = blinded_ids.naming({0: (Path(), kept)}, str(run or self.node.run_id))
         answer: SetKept = asked(self.node, order, SetKept)
         return answer
 

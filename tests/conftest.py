@@ -25,12 +25,12 @@ from strategies.vertical import Vertical, strategy_of
 from tests.organisations import forget_alignments
 from vfl_flower import client_app
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.holder import results
+from vfl_flower.label_holder import results
+from vfl_flower.launch.engines import Finished as Run
+from vfl_flower.launch.engines import run_local
 from vfl_flower.party.state import load_large
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import Finished as Run
-from vfl_flower.start import run_local
-from vfl_flower.systems import resolve
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.local import LocalGrid
 
 logging.getLogger("flwr").disabled = True
 torch.set_num_threads(1)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import psutil
 
+from vfl_flower.launch.engines import Finished as Run
+from vfl_flower.launch.processes import SuperLink
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
-from vfl_flower.runtimes.processes import SuperLink
-from vfl_flower.start import Finished as Run
 
 
 def processes_of(home: Path) -> list[str]:

@@ -1,14 +1,14 @@
-"""Write vfl_flower/options.py, the keyword arguments of `train`: python -m tests.options."""
+"""Write vfl_flower/api/keywords.py, the keyword arguments of `train`: python -m tests.options."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from vfl_flower import options
-from vfl_flower.config import KEYS, Key
-from vfl_flower.own_code import NOT_KEYWORDS
+from vfl_flower.api import keywords
+from vfl_flower.api.own_code import NOT_KEYWORDS
+from vfl_flower.config.run_config import KEYS, Key
 
-FILE = Path(options.__file__)
+FILE = Path(keywords.__file__)
 HEAD = '''"""Keyword arguments of `vfl_flower.train`; `vfl list` explains each.
 
 This file is generated from vfl_flower/sections.py: python -m tests.options
@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict
 
-from vfl_flower.holder.observers import Observer
-from vfl_flower.systems import System
+from vfl_flower.label_holder.observers import Observer
+from vfl_flower.protocol.systems import System
 
 Code = str | type[Any] | Callable[..., Any]
 """The name of a component, a class, or a function."""
@@ -33,7 +33,7 @@ class Options(TypedDict, total=False):
 
 
 def generated() -> str:
-    """Return the content of vfl_flower/options.py."""
+    """Return the content of vfl_flower/api/keywords.py."""
     keys = [each for each in KEYS.values() if each.name not in NOT_KEYWORDS]
     return HEAD + "".join(_field(each) for each in keys)
 

@@ -16,10 +16,10 @@ from flwr.clientapp import ClientApp
 from sklearn.datasets import load_breast_cancer
 
 from vfl_flower import client_app
-from vfl_flower.flower_internals import lasting_home, to_bytes
-from vfl_flower.holder import checkpoint
-from vfl_flower.start import Finished as Run
-from vfl_flower.start import predict_local, run_local
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.launch.engines import Finished as Run
+from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.transport.flower_internals import lasting_home, to_bytes
 
 ID = "who"
 """What all organisations call their ids."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from vfl_flower.sections.option import sentences
+from vfl_flower.config.options.option import sentences
 
 MOST_WORDS = 25
 

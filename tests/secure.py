@@ -11,9 +11,10 @@ from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
 from tests.party.nodes import asked
-from vfl_flower.axes.secure_sum import OFFERS, Sum, check_tags
-from vfl_flower.flower_internals import state_from_bytes, state_to_bytes
-from vfl_flower.messages import (
+from vfl_flower.party import context as between
+from vfl_flower.protocol.secure_sum import OFFERS, Sum, check_tags
+from vfl_flower.transport.flower_internals import state_from_bytes, state_to_bytes
+from vfl_flower.transport.messages import (
     Agreed,
     AgreeOrder,
     Arrays,
@@ -25,7 +26,6 @@ from vfl_flower.messages import (
     Order,
     TrainOrder,
 )
-from vfl_flower.party import context as between
 
 Rows = NDArray[np.float32]
 

@@ -15,7 +15,7 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.main import create_app
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from vfl_flower.runtimes.certificates import supernode_keys
+from vfl_flower.transport.nodes.certificates import supernode_keys
 
 _CALLS = """activate-node deactivate-node send-node-heartbeat pull-messages push-messages get-run
     get-fab pull-object push-object confirm-message-received"""

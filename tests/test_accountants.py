@@ -36,23 +36,23 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from tests.conftest import nightly
-from vfl_flower.axes.batches import expected_rows
-from vfl_flower.axes.privacy import accountants
-from vfl_flower.axes.privacy.accountants import (
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.protocol.batches import expected_rows
+from vfl_flower.protocol.privacy import accountants
+from vfl_flower.protocol.privacy.accountants import (
     GdpAccountant,
     calibrated,
     known,
     most_steps,
     sampled,
 )
-from vfl_flower.axes.privacy.paper import (
+from vfl_flower.protocol.privacy.paper import (
     calibrated_by_theorem_vi5,
     delta_of,
     epsilon_of_theorem_vi5,
 )
-from vfl_flower.config import RunConfig
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.systems import resolve
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.local import LocalGrid
 
 
 def delta_of_gaussian(eps: float, mu: float) -> float:

@@ -26,13 +26,17 @@ from tests.organisations import (
     small,
     write,
 )
-from vfl_flower import client_app, start
-from vfl_flower.data import alignment, holder_alignment, psi
-from vfl_flower.data.blocks import own_source
-from vfl_flower.data.psi import Blinding, encode_ids
-from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.holder import checkpoint
-from vfl_flower.messages import (
+from vfl_flower import client_app
+from vfl_flower.alignment import at_label_holder, at_party, psi
+from vfl_flower.alignment.psi import Blinding
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.data.ids import encode_ids
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.launch import engines
+from vfl_flower.party.inputs import own_source
+from vfl_flower.party.state import load_about, load_arrays, load_scalars
+from vfl_flower.transport.messages import (
     Aligned,
     AlignOrder,
     CommonOrder,
@@ -43,9 +47,7 @@ from vfl_flower.messages import (
     TrainOrder,
     Upload,
 )
-from vfl_flower.party.rules import Rules
-from vfl_flower.party.state import load_about, load_arrays, load_scalars
-from vfl_flower.wire import pack
+from vfl_flower.transport.wire import pack
 
 SHORT = {"epochs": 1, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 
@@ -139,7 +141,7 @@ def test_rows_of_strangers_are_refused_however_many_ids_were_made_up(
 def test_rows_of_strangers_are_found_among_more_than_a_party_asks_about(
     node: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alignment, "_SAMPLE", 20)
+    monkeypatch.setattr(at_party, "_SAMPLE", 20)
     LabelHolder(node, IDS).all()
     assert "rows" in load_arrays(node.state, "aligned")
     holder = LabelHolder(node, IDS[:20] + STRANGE[:40])
@@ -224,11 +226,11 @@ def test_it_is_said_when_parties_have_much_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    notice = holder_alignment.notice
+    notice = at_label_holder.notice
     monkeypatch.setattr(notice, "info", lambda text, *words: lines.append(text % words))
     organisations = cut(tmp_path, small())
     for many in (61, 60):
-        monkeypatch.setattr(holder_alignment, "MANY", many)
+        monkeypatch.setattr(at_label_holder, "MANY", many)
         forget_alignments()
         organisations.run(str(many), SHORT)
     assert [line for line in lines if "sent" in line] == [
@@ -267,7 +269,7 @@ def test_a_party_that_compares_ids_has_as_many_rows_as_it_allows(node: Context) 
 
 def of_all(blinding: Blinding, ids: list[bytes]) -> AlignOrder:
     """The order by which ids are compared."""
-    arrays = {"ids": blinding.of_ids([alignment.of_all(ids)])}
+    arrays = {"ids": blinding.of_ids([at_party.of_all(ids)])}
     return AlignOrder(method="ids", id_kind="whole numbers", arrays=arrays)
 
 
@@ -328,14 +330,14 @@ def test_who_starts_all_parties_itself_fixes_the_method_by_the_run(
             given.append(node_config.get("align"))
             yield
 
-    monkeypatch.setattr(start, "SuperLink", Nowhere)
-    monkeypatch.setattr(start, "_run_on", lambda *arguments: None)
+    monkeypatch.setattr(engines, "SuperLink", Nowhere)
+    monkeypatch.setattr(engines, "_run_on", lambda *arguments: None)
     organisations = cut(tmp_path, small())
     keys = {**organisations.keys, "out": str(tmp_path / "run"), "align": "ids"}
-    start.run_supernodes(2, keys, organisations.node_configs)
+    engines.run_supernodes(2, keys, organisations.node_configs)
     organisations.words = [{"align": "psi"}, {}]
-    start.run_supernodes(2, keys, organisations.node_configs)
-    start.run_supernodes(2, {"dataset": "breast-cancer", "out": str(tmp_path / "other")})
+    engines.run_supernodes(2, keys, organisations.node_configs)
+    engines.run_supernodes(2, {"dataset": "breast-cancer", "out": str(tmp_path / "other")})
     assert given == ["ids", "ids", "psi", "ids", None, None]
 
 

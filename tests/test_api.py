@@ -23,17 +23,18 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import vfl_flower
-from strategies.vafl import VAFL
+from strategies.papers.vafl import VAFL
 from tests import options, towers
 from tests.conftest import ALL_ROWS
-from vfl_flower import api, own_code
-from vfl_flower.axes.codecs.top_k import TopK
-from vfl_flower.axes.privacy import labels as label_noise
+from vfl_flower.api import model as api
+from vfl_flower.api import own_code
+from vfl_flower.api.keywords import Options
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.plugins import BOTTOMS
 from vfl_flower.data import memory
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.holder.observers import Observer
-from vfl_flower.options import Options
-from vfl_flower.registry import BOTTOMS
+from vfl_flower.label_holder.observers import Observer
+from vfl_flower.protocol.codecs.top_k import TopK
+from vfl_flower.protocol.privacy import labels as label_noise
 
 CANCER: pd.DataFrame = load_breast_cancer(as_frame=True).frame
 Y = CANCER.pop("target")

@@ -14,10 +14,10 @@ from flwr.clientapp import ClientApp
 from tests.conftest import ALL_ROWS, FASTER, Start, trained
 from tests.test_faults import Fault, Misbehaving, answers_in_vain, refuses
 from vfl_flower import client_app
+from vfl_flower.config.errors import ConfigError, PartyError
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.errors import ConfigError, PartyError
-from vfl_flower.holder import results
-from vfl_flower.systems import baselines, resolve
+from vfl_flower.label_holder import results
+from vfl_flower.protocol.systems import baselines, resolve
 from vfl_flower.tools import audit as attacks
 from vfl_flower.tools import audit_features as features_of
 from vfl_flower.tools.audit import Finding, audit

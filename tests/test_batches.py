@@ -14,15 +14,15 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from tests.conftest import ALL_ROWS
-from vfl_flower.axes.batches import Window, divisors, draw_window, put, steps_per_epoch, take
-from vfl_flower.config import RunConfig
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.data.labels import Labels
-from vfl_flower.errors import VflError
-from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.messages import DescribeOrder, TrainOrder, Upload
+from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.party.party import Party
-from vfl_flower.systems import resolve
+from vfl_flower.protocol.batches import Window, divisors, draw_window, put, steps_per_epoch, take
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.messages import DescribeOrder, TrainOrder, Upload
 
 
 def windows_of_epoch(

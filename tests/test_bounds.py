@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.plan import Plan
+from strategies.step_budget import Plan
 from tests.conftest import Start
 from tests.test_faults import (
     GOES_ON,
@@ -31,14 +31,16 @@ from tests.test_faults import (
 )
 from tests.test_report import Page
 from vfl_flower import client_app
-from vfl_flower.axes.batches import check_order, steps_per_epoch
-from vfl_flower.axes.estimators.first_order import FirstOrder
-from vfl_flower.axes.estimators.zeroth_order import ZerothOrder
+from vfl_flower.config.errors import DivergedError, PoisonError, VflError
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.errors import DivergedError, PoisonError, VflError
-from vfl_flower.flower_internals import begin_task
-from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.messages import (
+from vfl_flower.label_holder.label_holder import LabelHolder
+from vfl_flower.protocol.batches import check_order, steps_per_epoch
+from vfl_flower.protocol.estimators.first_order import FirstOrder
+from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.tools.report import report
+from vfl_flower.transport.flower_internals import begin_task
+from vfl_flower.transport.messages import (
     LARGEST,
     CheckpointOrder,
     DescribeOrder,
@@ -54,9 +56,15 @@ from vfl_flower.messages import (
     Upload,
     bounded,
 )
-from vfl_flower.systems import resolve
-from vfl_flower.tools.report import report
-from vfl_flower.wire import pack, read_order, read_reply, said, to_failure, to_message, to_reply
+from vfl_flower.transport.wire import (
+    pack,
+    read_order,
+    read_reply,
+    said,
+    to_failure,
+    to_message,
+    to_reply,
+)
 
 # --- one upload ---------------------------------------------------------------------------------
 
@@ -94,7 +102,7 @@ def test_such_an_upload_would_else_ruin_the_model_of_all(
     run: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: without the bound it is found too late, and others are blamed."""
-    monkeypatch.setattr("vfl_flower.holder.table.USUAL", math.inf)
+    monkeypatch.setattr("vfl_flower.label_holder.table.USUAL", math.inf)
     finished = run(3, BY_STEP, misbehaving(array("embedding", first(9e5)), number=5))
     assert finished.summary["failed_parties"] != [] or finished.summary["test_accuracy"] < 0.8
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tests.test_last_bits import rounded
-from vfl_flower.axes.privacy import noise
-from vfl_flower.axes.privacy.noise import ScalarNoise
-from vfl_flower.systems import resolve
+from vfl_flower.protocol.privacy import noise
+from vfl_flower.protocol.privacy.noise import ScalarNoise
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.audit_canary import (
     canary,
     of_embeddings,

@@ -18,21 +18,21 @@ from flwr.app import Context, Error, Message, RecordDict
 from strategies.checkpoints import Checkpoints
 from tests.organisations import change, contents, cut, small
 from vfl_flower import client_app
-from vfl_flower.axes import estimators
-from vfl_flower.axes.privacy.embeddings import EmbeddingLedger
-from vfl_flower.axes.privacy.journal import Event, Journal
-from vfl_flower.axes.privacy.ledger import Ledger
-from vfl_flower.axes.privacy.scalars import ScalarLedger
-from vfl_flower.config import KEYS
-from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.files import whole
-from vfl_flower.holder import checkpoint, results
-from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.holder.results import Results
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.config.files import whole
+from vfl_flower.config.run_config import KEYS
+from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder.label_holder import LabelHolder
+from vfl_flower.label_holder.results import Results
+from vfl_flower.launch.engines import Finished as Run
+from vfl_flower.launch.engines import run_local
 from vfl_flower.party.state import load_scalars
-from vfl_flower.start import Finished as Run
-from vfl_flower.start import run_local
-from vfl_flower.systems import resolve
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.privacy.embeddings import EmbeddingLedger
+from vfl_flower.protocol.privacy.journal import Event, Journal
+from vfl_flower.protocol.privacy.ledger import Ledger
+from vfl_flower.protocol.privacy.scalars import ScalarLedger
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
 
 L = TypeVar("L", bound=Ledger)

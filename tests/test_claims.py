@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import vfl_flower
-from vfl_flower.axes import estimators
-from vfl_flower.axes.privacy.accountants import known
-from vfl_flower.axes.privacy.embeddings import epsilon
-from vfl_flower.axes.privacy.labels import LabelLedger
-from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
-from vfl_flower.axes.privacy.paper import delta_of
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.holder import checkpoint
-from vfl_flower.systems import resolve
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.privacy.accountants import known
+from vfl_flower.protocol.privacy.embeddings import epsilon
+from vfl_flower.protocol.privacy.labels import LabelLedger
+from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
+from vfl_flower.protocol.privacy.paper import delta_of
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.audit_canary import of_labels, shown_at_least
 
 SURE = 0.9999
@@ -136,7 +136,7 @@ def test_a_model_that_is_given_away_holds_no_digest_of_true_labels(tmp_path: Pat
     data, out = tmp_path / "data.npz", tmp_path / "run"
     np.savez(data, X=generator.normal(size=(200, 4)), y=generator.integers(0, 2, 200))
     keys = {**NOISY, "epochs": 1, "dataset": f"npz:{data}", "out": str(out)}
-    from vfl_flower.start import run_local
+    from vfl_flower.launch.engines import run_local
 
     run_local(2, keys)
     about, labels = checkpoint.load(out).about_labels, load_labels(resolve(keys))

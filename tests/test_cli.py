@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from flwr.common.config import parse_config_args
 
-from vfl_flower.config import GROUPS, KEYS, flower_defaults
-from vfl_flower.errors import ConfigError
-from vfl_flower.party.rules import RULES
-from vfl_flower.registry import ENGINES, SYSTEMS
-from vfl_flower.runtimes import processes
-from vfl_flower.runtimes.processes import SuperLink
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.node_rules import RULES
+from vfl_flower.config.plugins import ENGINES, SYSTEMS
+from vfl_flower.config.run_config import GROUPS, KEYS, flower_defaults
+from vfl_flower.launch import processes
+from vfl_flower.launch.processes import SuperLink
 from vfl_flower.tools.audit import audit
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare
@@ -49,7 +49,7 @@ def engine(tmp_path: Path) -> str:
     """An engine of one's own, that refuses by telling what it was to run."""
     file = tmp_path / "own.py"
     file.write_text(
-        "from vfl_flower.errors import VflError\n"
+        "from vfl_flower.config.errors import VflError\n"
         "def engine(parties, run_config, node_configs=()):\n"
         "    raise VflError(repr((parties, run_config, node_configs)))\n"
     )

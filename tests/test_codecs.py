@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.conftest import Start
-from vfl_flower.axes import estimators
-from vfl_flower.axes.batches import Window
-from vfl_flower.axes.codecs.bits import BitReader, number_bits, place_bits, read_places
-from vfl_flower.axes.codecs.channel import Channel, Codec
-from vfl_flower.axes.codecs.halves import BFloat16, Float16
-from vfl_flower.axes.codecs.identity import Identity
-from vfl_flower.axes.codecs.qsgd import QSGD
-from vfl_flower.axes.codecs.top_k import TopK
-from vfl_flower.config import RunConfig
-from vfl_flower.errors import VflError
-from vfl_flower.messages import Arrays
-from vfl_flower.sections import CodecConfig
-from vfl_flower.systems import resolve
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.options import CodecConfig
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.codecs.bits import BitReader, number_bits, place_bits, read_places
+from vfl_flower.protocol.codecs.channel import Channel, Codec
+from vfl_flower.protocol.codecs.halves import BFloat16, Float16
+from vfl_flower.protocol.codecs.identity import Identity
+from vfl_flower.protocol.codecs.qsgd import QSGD
+from vfl_flower.protocol.codecs.top_k import TopK
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.messages import Arrays
 
 Vector = NDArray[np.float32]
 

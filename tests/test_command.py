@@ -14,17 +14,17 @@ import pandas as pd
 import pytest
 
 from vfl_flower import client_app, server_app
-from vfl_flower import config as configuration
-from vfl_flower.errors import ConfigError
-from vfl_flower.holder import results
-from vfl_flower.messages import Upload
+from vfl_flower.config import run_config as configuration
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.plugins import SYSTEMS
+from vfl_flower.label_holder import results
+from vfl_flower.launch.engines import Finished as Run
+from vfl_flower.launch.engines import of_server
 from vfl_flower.party.party import Party
-from vfl_flower.registry import SYSTEMS
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import Finished as Run
-from vfl_flower.start import of_server
-from vfl_flower.systems import BY_ROWS, resolve
+from vfl_flower.protocol.systems import BY_ROWS, resolve
 from vfl_flower.tools.cli import main
+from vfl_flower.transport.local import LocalGrid
+from vfl_flower.transport.messages import Upload
 
 
 def command(folder: Path, keys: str, parties: int = 2) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 
-from vfl_flower.errors import ConfigError
-from vfl_flower.start import Finished as Run
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, table
 

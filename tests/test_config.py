@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from tests.conftest import ALL_ROWS, MANY, Start
-from vfl_flower.axes.codecs import channel
-from vfl_flower.config import KEYS, RunConfig, flower_defaults
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.plugins import SYSTEMS
+from vfl_flower.config.run_config import KEYS, RunConfig, flower_defaults
+from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.party.party import Party
-from vfl_flower.registry import SYSTEMS
-from vfl_flower.runtimes.stream.listen import host_and_port, port_range
-from vfl_flower.start import run_local
-from vfl_flower.systems import System, resolve, sized
+from vfl_flower.protocol.codecs import channel
+from vfl_flower.protocol.systems import System, resolve, sized
+from vfl_flower.transport.stream.listen import host_and_port, port_range
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 PRESET = System("preset", "with defaults of its own", defaults={"party-lr": 0.003, "batch-size": 7})

@@ -15,12 +15,19 @@ from sklearn.metrics import roc_auc_score
 
 from tests.conftest import nightly
 from tests.organisations import ID, Organisations, cancer, cut
+from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.labels import Labels
-from vfl_flower.errors import ConfigError
-from vfl_flower.holder import checkpoint
-from vfl_flower.holder.contribution import FILE, Worth, _by_row, _labels, _outputs, contribution
-from vfl_flower.holder.contribution import table as shown
-from vfl_flower.start import run_local
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.contribution import (
+    FILE,
+    Worth,
+    _by_row,
+    _labels,
+    _outputs,
+    contribution,
+)
+from vfl_flower.label_holder.contribution import table as shown
+from vfl_flower.launch.engines import run_local
 
 KEYS: dict[str, Any] = {
     **{"strategy": "vafl", "align": "any", "epochs": 10, "noise-seed": 0},

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import vfl_flower
-from vfl_flower.errors import VflError
+from vfl_flower.config.errors import VflError
 
 SYSTEMS: dict[str, dict[str, Any]] = {
     "split-nn": {"strategy": "split-nn"},

@@ -12,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.datasets import dump_svmlight_file
 
-from vfl_flower.config import RunConfig
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.blocks import ArrayBlock, load_features, load_labels, load_part
-from vfl_flower.errors import ConfigError
-from vfl_flower.systems import resolve
+from vfl_flower.protocol.systems import resolve
 
 Array = NDArray[Any]
 ROWS, COLUMNS = 40, 7

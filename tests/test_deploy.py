@@ -36,10 +36,10 @@ from tests.stranger import (
     signature_of_nobody,
     superlink_routes,
 )
-from vfl_flower.holder import checkpoint
-from vfl_flower.runtimes.processes import reserved_port, stop
-from vfl_flower.start import Finished as Run
-from vfl_flower.start import predict_local, run_local
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.launch.engines import Finished as Run
+from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.launch.processes import reserved_port, stop
 
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 pytestmark = [
@@ -303,7 +303,7 @@ def test_strangers_fill_neither_memory_nor_log_and_a_run_goes_on(
     [process] = [
         each
         for each in deployed.processes("superlink", "superlink")
-        if "vfl_flower.runtimes.closed" in each.cmdline()
+        if "vfl_flower.transport.nodes.superlink" in each.cmdline()
     ]
     written = (deployed.home / "superlink.log").stat().st_size
     port, certificate = deployed.port, superlink / "superlink.crt"

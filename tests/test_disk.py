@@ -30,18 +30,26 @@ from tests.test_checkpoint import (
     released,
     resumed,
 )
-from vfl_flower import client_app, start
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import append, locked, make_folder, opened_to_append, whole, write_whole
-from vfl_flower.flower_internals import state_from_bytes, state_to_bytes
-from vfl_flower.holder import checkpoint
-from vfl_flower.holder.results import Results, in_use
-from vfl_flower.messages import DescribeOrder, Description
+from vfl_flower import client_app
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import (
+    append,
+    locked,
+    make_folder,
+    opened_to_append,
+    whole,
+    write_whole,
+)
+from vfl_flower.config.options import RunningConfig
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.results import Results, in_use
+from vfl_flower.launch import engines
+from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import state_file
-from vfl_flower.sections import RunningConfig
-from vfl_flower.start import predict_local, run_local
 from vfl_flower.tools.cli import main
-from vfl_flower.wire import read_reply, to_message
+from vfl_flower.transport.flower_internals import state_from_bytes, state_to_bytes
+from vfl_flower.transport.messages import DescribeOrder, Description
+from vfl_flower.transport.wire import read_reply, to_message
 
 assert quick  # so that no run draws curves
 
@@ -213,7 +221,7 @@ def test_a_full_disk_elsewhere_is_a_sentence_of_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/vfl-flower")
-    with patch.object(start, "SuperLink", side_effect=full):  # whose folder is a temporary one
+    with patch.object(engines, "SuperLink", side_effect=full):  # whose folder is a temporary one
         assert main(["run", "--engine", "ray", "--out", str(tmp_path / "run")]) == 1
     said = "vfl: /tmp/vfl-flower is out of space: make some, and try again.\n"
     assert capsys.readouterr().err == said
@@ -483,19 +491,19 @@ def test_a_run_is_submitted_once_at_a_time_and_not_beside_one_that_is_going_on(
     tmp_path: Path,
 ) -> None:
     run_config = {"out": str(tmp_path / "run")}
-    with start._submitting(run_config):
+    with engines._submitting(run_config):
         with in_use(tmp_path / "run"):  # as its ServerApp has it
             pass
-        with pytest.raises(ConfigError, match="A run is going on"), start._submitting(run_config):
+        with pytest.raises(ConfigError, match="A run is going on"), engines._submitting(run_config):
             pass
     with (
         in_use(tmp_path / "run"),
         pytest.raises(ConfigError, match="A run is going on"),
-        start._submitting(run_config),
+        engines._submitting(run_config),
     ):
         pass
-    with patch.object(start, "SuperLink", side_effect=AssertionError), in_use(tmp_path / "run"):
-        for engine in (start.run_ray, start.run_supernodes):  # nothing is started
+    with patch.object(engines, "SuperLink", side_effect=AssertionError), in_use(tmp_path / "run"):
+        for engine in (engines.run_ray, engines.run_supernodes):  # nothing is started
             with pytest.raises(ConfigError, match="A run is going on"):
                 engine(2, {**CANCER, **run_config})
     assert there(tmp_path / "run") == {}

@@ -20,21 +20,21 @@ from torch.nn import functional
 
 from tests.conftest import ALL_ROWS, FASTER, MANY, Start, assert_copies_agree, nightly, trained
 from vfl_flower import client_app
-from vfl_flower.axes.batches import draw_window, steps_per_epoch
-from vfl_flower.axes.estimators.shared_labels import SharedLabels
-from vfl_flower.config import RunConfig
+from vfl_flower.config.errors import PartyError, VflError
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.blocks import load_features, load_labels
-from vfl_flower.errors import PartyError, VflError
-from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.messages import DescribeOrder, TrainOrder, Upload
+from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.party import context as between
 from vfl_flower.party.party import Party
 from vfl_flower.party.state import load_arrays, load_large
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.systems import resolve, sized
-from vfl_flower.wire import read_reply, to_reply
+from vfl_flower.protocol.batches import draw_window, steps_per_epoch
+from vfl_flower.protocol.estimators.shared_labels import SharedLabels
+from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.transport.local import LocalGrid
+from vfl_flower.transport.messages import DescribeOrder, TrainOrder, Upload
+from vfl_flower.transport.wire import read_reply, to_reply
 
 # --- Algorithms 1 and 2 -------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ from tests.conftest import Start
 from tests.fleet import EF_VFL, processes_of, until
 from tests.relay import Relay
 from tests.stranger import call
-from vfl_flower.errors import VflError
-from vfl_flower.runtimes import processes as flower_processes
-from vfl_flower.runtimes.processes import SuperLink
-from vfl_flower.start import Finished as Run
-from vfl_flower.start import run_ray, run_supernodes
+from vfl_flower.config.errors import VflError
+from vfl_flower.launch import processes as flower_processes
+from vfl_flower.launch.engines import Finished as Run
+from vfl_flower.launch.engines import run_ray, run_supernodes
+from vfl_flower.launch.processes import SuperLink
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from vfl_flower.start import predict_local, run_supernodes
+from vfl_flower.launch.engines import predict_local, run_supernodes
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
-from strategies import history, mailbox
+from strategies import evaluation, messenger
 from tests.conftest import ALL_ROWS, FASTER, Start, assert_copies_agree, trained
 from vfl_flower import client_app
-from vfl_flower.axes.codecs.bits import place_bits
-from vfl_flower.axes.estimators import first_order, zeroth_order
-from vfl_flower.axes.estimators.zeroth_order import ZerothOrder
-from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.messages import Upload
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.party import context as context_of_parties
 from vfl_flower.party.party import Party
-from vfl_flower.runtimes import carrier
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import Finished as Run
-from vfl_flower.wire import read_reply, to_reply
+from vfl_flower.protocol.codecs.bits import place_bits
+from vfl_flower.protocol.estimators import first_order, zeroth_order
+from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
+from vfl_flower.transport import base
+from vfl_flower.transport.local import LocalGrid
+from vfl_flower.transport.messages import Upload
+from vfl_flower.transport.wire import read_reply, to_reply
 
 Fault = Callable[[Message, Context], Message]
 
@@ -524,7 +524,7 @@ def test_a_silent_party_fails_when_its_time_is_up(
         now[0] += seconds
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep, perf_counter=lambda: now[0])
-    for module in (mailbox, history, carrier):
+    for module in (messenger, evaluation, base):
         monkeypatch.setattr(module, "time", clock)
     pull = LocalGrid.pull_messages
 

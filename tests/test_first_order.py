@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import MANY
-from vfl_flower.axes.batches import Window
-from vfl_flower.axes.estimators.first_order import FirstOrder, descend
-from vfl_flower.axes.server import by_gradient
-from vfl_flower.config import RunConfig
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.blocks import FeatureBlock
-from vfl_flower.messages import TrainOrder
 from vfl_flower.models.bottoms import BottomModel, build_bottom
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
-from vfl_flower.systems import resolve, sized
+from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.estimators.first_order import FirstOrder, descend
+from vfl_flower.protocol.server_update import by_gradient
+from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.transport.messages import TrainOrder
 
 LENGTHS = [4, 4, 3]
 ROWS = sum(LENGTHS)

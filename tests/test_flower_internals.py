@@ -25,9 +25,10 @@ from flwr.common.constant import ACCESS_TOKEN_KEY
 from flwr.supercore.run import Run
 from packaging.requirements import Requirement
 
-from vfl_flower.config import flower_defaults
-from vfl_flower.errors import VflError
-from vfl_flower.flower_internals import (
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.run_config import flower_defaults
+from vfl_flower.transport.base import FlowerCarrier
+from vfl_flower.transport.flower_internals import (
     begin_task,
     config_record,
     demand_token,
@@ -42,7 +43,6 @@ from vfl_flower.flower_internals import (
     state_to_bytes,
     to_bytes,
 )
-from vfl_flower.runtimes.carrier import FlowerCarrier
 
 CHECKOUT = Path(__file__).parent.parent
 

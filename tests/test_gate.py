@@ -27,11 +27,11 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink.main import create_app
 
 from tests.stranger import FLEET, signed_by
-from vfl_flower.flower_internals import begin_task, guard_fleet
-from vfl_flower.runtimes import gate
-from vfl_flower.runtimes.certificates import supernode_keys
-from vfl_flower.runtimes.gate import AT_ONCE, LIMITS, Gate, Limit, LogBudget
-from vfl_flower.wire import pack
+from vfl_flower.transport.flower_internals import begin_task, guard_fleet
+from vfl_flower.transport.nodes import gate
+from vfl_flower.transport.nodes.certificates import supernode_keys
+from vfl_flower.transport.nodes.gate import AT_ONCE, LIMITS, Gate, Limit, LogBudget
+from vfl_flower.transport.wire import pack
 
 CHECKOUT = Path(__file__).parents[1]
 PIECE = 1 << 20
@@ -319,7 +319,7 @@ def test_refused_calls_are_told_once_a_minute(
 ) -> None:
     made: Any = Gate(app, lambda scope: None)
     clock = SimpleNamespace(now=1000.0)
-    strangers = import_module("vfl_flower.runtimes.strangers")
+    strangers = import_module("vfl_flower.transport.nodes.strangers")
     monkeypatch.setattr(strangers, "time", SimpleNamespace(monotonic=lambda: clock.now))
     for clock.now in (1000.0, 1001.0, 1002.0, 1061.0):
         for _ in range(10):

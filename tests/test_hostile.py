@@ -23,23 +23,26 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from strategies.enrolment import enrol
-from strategies.history import History
+from strategies.evaluation import History
 from strategies.run import Run
 from strategies.vertical import strategy_of
 from tests.test_report import HOSTILE, Page, left
 from vfl_flower import client_app
-from vfl_flower.axes.estimators.base import Arrival
+from vfl_flower.alignment.psi import Blinding
+from vfl_flower.config.errors import VflError
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.data.psi import Blinding
-from vfl_flower.errors import VflError
-from vfl_flower.flower_internals import (
+from vfl_flower.protocol.estimators.base import Arrival
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.tools.report import report
+from vfl_flower.transport.flower_internals import (
     from_bytes,
     set_message_id,
     state_from_bytes,
     state_to_bytes,
     to_bytes,
 )
-from vfl_flower.messages import (
+from vfl_flower.transport.local import LocalGrid
+from vfl_flower.transport.messages import (
     LARGEST,
     AlignOrder,
     CheckpointOrder,
@@ -58,10 +61,7 @@ from vfl_flower.messages import (
     TrainOrder,
     Turn,
 )
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.systems import resolve
-from vfl_flower.tools.report import report
-from vfl_flower.wire import pack, to_message
+from vfl_flower.transport.wire import pack, to_message
 
 
 def numbers(share: int, whole: int) -> pytest.MarkDecorator:

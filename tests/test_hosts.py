@@ -24,9 +24,17 @@ from strategies.vertical import Vertical, strategy_of
 from tests.conftest import ALL_ROWS, trained
 from tests.fleet import until
 from vfl_flower import client_app
+from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.flower_internals import (
+from vfl_flower.launch.engines import Finished, predict_local, run_local, run_ray
+from vfl_flower.launch.processes import ray_cpus, reserved_port, stop
+from vfl_flower.party import context as between
+from vfl_flower.party import stacked
+from vfl_flower.party.state import load_arrays
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport import shared_actor
+from vfl_flower.transport.base import Carrier
+from vfl_flower.transport.flower_internals import (
     begin_task,
     from_bytes,
     set_message_id,
@@ -34,7 +42,7 @@ from vfl_flower.flower_internals import (
     state_to_bytes,
     to_bytes,
 )
-from vfl_flower.messages import (
+from vfl_flower.transport.messages import (
     Arrays,
     DescribeOrder,
     HostAnswer,
@@ -43,16 +51,8 @@ from vfl_flower.messages import (
     TrainOrder,
     Upload,
 )
-from vfl_flower.party import context as between
-from vfl_flower.party import stacked
-from vfl_flower.party.state import load_arrays
-from vfl_flower.runtimes import hosts
-from vfl_flower.runtimes.carrier import Carrier
-from vfl_flower.runtimes.hosts import Hosts
-from vfl_flower.runtimes.processes import ray_cpus, reserved_port, stop
-from vfl_flower.start import Finished, predict_local, run_local, run_ray
-from vfl_flower.systems import resolve
-from vfl_flower.wire import (
+from vfl_flower.transport.shared_actor import Hosts
+from vfl_flower.transport.wire import (
     pack_many,
     read_order,
     read_reply,
@@ -108,7 +108,7 @@ class Nodes(Carrier):
             context = self.contexts_of[message.metadata.dst_node_id]
             if self.forget:
                 between.forget(77)
-                hosts._served.clear()
+                shared_actor._served.clear()
                 context.state = state_from_bytes(state_to_bytes(context.state))
             reply = client_app.app(arrived, context)
             self._replies[keys[-1]] = from_bytes(to_bytes(reply))
@@ -129,7 +129,7 @@ class Nodes(Carrier):
 def nothing_served() -> None:
     begin_task()
     between.forget(77)
-    hosts._served.clear()
+    shared_actor._served.clear()
 
 
 def hosted(

@@ -23,20 +23,21 @@ from tests.aligning import IDS, STRANGE, LabelHolder, asked, count_of, in_a_late
 from tests.conftest import nightly
 from tests.organisations import ID, Organisations, change, cut, small, write
 from vfl_flower import client_app
-from vfl_flower.data import alignment_file as files
-from vfl_flower.data import id_sets, psi
+from vfl_flower.alignment import blinded_ids, psi
+from vfl_flower.alignment import store as files
+from vfl_flower.alignment.at_label_holder import align
+from vfl_flower.alignment.psi import Blinding
+from vfl_flower.config.errors import VflError
 from vfl_flower.data.blocks import own_table
-from vfl_flower.data.holder_alignment import align
-from vfl_flower.data.psi import Blinding, encode_ids
-from vfl_flower.errors import VflError
-from vfl_flower.flower_internals import lasting_home
-from vfl_flower.messages import Aligned, AlignOrder, SetKept, SetOrder
+from vfl_flower.data.ids import encode_ids
+from vfl_flower.launch.engines import run_local
 from vfl_flower.party.state import load_arrays
-from vfl_flower.runtimes.carrier import There
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import run_local
-from vfl_flower.systems import resolve
-from vfl_flower.wire import to_reply
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.base import There
+from vfl_flower.transport.flower_internals import lasting_home
+from vfl_flower.transport.local import LocalGrid
+from vfl_flower.transport.messages import Aligned, AlignOrder, SetKept, SetOrder
+from vfl_flower.transport.wire import to_reply
 
 SHORT: dict[str, Any] = {"epochs": 1, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}
 DAY = 86400
@@ -337,7 +338,7 @@ def test_sets_are_their_owners_alone_and_hold_no_objects(organisations: Organisa
 
 def rewritten(path: Path, **changed: Any) -> None:
     """The same set with something else in it, and a checksum that is right."""
-    kept = id_sets._load(path)
+    kept = blinded_ids._load(path)
     assert kept
     arrays = {**kept.arrays, **changed.pop("arrays", {})}
     arrays = {name: array for name, array in arrays.items() if array is not None}
@@ -433,7 +434,7 @@ def test_a_party_that_blinds_what_it_is_sent_does_not_answer_its_own_question(
 
     If the question were about H(id), whose power is known, that would answer it; the control.
     """
-    for where in (id_sets, psi, aligning):  # whose sum it would need, the points themselves
+    for where in (blinded_ids, psi, aligning):  # whose sum it would need, the points themselves
         monkeypatch.setattr(where, "outputs", lambda ids, points: points)
     if same:
         digest = psi._digest
@@ -510,10 +511,10 @@ def test_sets_are_asked_for_by_thirty_names(node: Context, many: int) -> None:
 
 
 def test_an_order_says_nothing_of_sets_with_others(organisations: Organisations) -> None:
-    orders = [id_sets.naming(id_sets.kept_of("x"), "1")]
+    orders = [blinded_ids.naming(blinded_ids.kept_of("x"), "1")]
     aligned(organisations)
-    kept = id_sets.kept_of("x")
-    orders.append(id_sets.naming(kept, "1"))
+    kept = blinded_ids.kept_of("x")
+    orders.append(blinded_ids.naming(kept, "1"))
     assert [len(kept), *(orders[n].nbytes for n in range(2))] == [2, 1440, 1440]
     names = [bytes(name) for name in orders[1].arrays["names"]]
     assert {bytes.fromhex(each.name) for _, each in kept.values()} <= set(names)

@@ -15,15 +15,15 @@ from torch.optim import lr_scheduler
 
 from tests.conftest import ALL_ROWS, FASTER, Start
 from vfl_flower import client_app
-from vfl_flower.axes.batches import draw_window
+from vfl_flower.config.options import TrainingConfig
 from vfl_flower.data.blocks import load_features, load_labels
+from vfl_flower.launch.engines import Finished as Run
+from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.rates import Rates
 from vfl_flower.models.tops import build_top
-from vfl_flower.sections import TrainingConfig
-from vfl_flower.start import Finished as Run
-from vfl_flower.start import run_local
-from vfl_flower.systems import resolve, sized
+from vfl_flower.protocol.batches import draw_window
+from vfl_flower.protocol.systems import resolve, sized
 
 
 def centralised(

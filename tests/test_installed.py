@@ -68,7 +68,7 @@ def test_the_command_trains_predicts_and_reports_from_another_folder(
 
 
 def test_its_code_has_the_digest_of_this_checkout(environment: Path, tmp_path: Path) -> None:
-    ask = "from vfl_flower.provenance import code_digest; print(code_digest())"
+    ask = "from vfl_flower.config.provenance import code_digest; print(code_digest())"
     there = run(environment, tmp_path, "python", "-c", ask)
     here = subprocess.run([sys.executable, "-c", ask], cwd=CHECKOUT, capture_output=True, text=True)
     assert there == here.stdout
@@ -77,7 +77,7 @@ def test_its_code_has_the_digest_of_this_checkout(environment: Path, tmp_path: P
 def test_a_change_in_any_folder_changes_the_digest(tmp_path: Path) -> None:
     for package in ("vfl_flower", "strategies"):
         shutil.copytree(CHECKOUT / package, tmp_path / package)
-    ask = "from vfl_flower.provenance import code_digest; print(code_digest())"
+    ask = "from vfl_flower.config.provenance import code_digest; print(code_digest())"
 
     def digest() -> str:
         done = subprocess.run(
@@ -86,7 +86,11 @@ def test_a_change_in_any_folder_changes_the_digest(tmp_path: Path) -> None:
         return done.stdout
 
     seen = {digest()}
-    for name in ("vfl_flower/axes/codecs/qsgd.py", "strategies/vafl.py", "vfl_flower/wire.py"):
+    for name in (
+        "vfl_flower/protocol/codecs/qsgd.py",
+        "strategies/papers/vafl.py",
+        "vfl_flower/transport/wire.py",
+    ):
         with (tmp_path / name).open("a") as file:
             file.write("# changed\n")
         seen.add(digest())

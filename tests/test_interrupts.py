@@ -14,17 +14,17 @@ import pytest
 
 from tests.conftest import ALL_ROWS
 from tests.test_checkpoint import CANCER, ledger, resumed
-from vfl_flower import api
-from vfl_flower.axes.privacy.embeddings import EmbeddingLedger
-from vfl_flower.axes.privacy.ledger import ledger_of
-from vfl_flower.axes.privacy.scalars import ScalarLedger
-from vfl_flower.errors import ConfigError, Interrupted, Terminated, VflError
-from vfl_flower.holder import checkpoint, results
-from vfl_flower.holder.results import Results
-from vfl_flower.messages import TrainOrder
-from vfl_flower.start import predict_local, run_local
-from vfl_flower.systems import resolve
+from vfl_flower.api import model as api
+from vfl_flower.config.errors import ConfigError, Interrupted, Terminated, VflError
+from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder.results import Results
+from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.protocol.privacy.embeddings import EmbeddingLedger
+from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.scalars import ScalarLedger
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
+from vfl_flower.transport.messages import TrainOrder
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.full_disk import full_after
-from vfl_flower.axes.privacy import journal
-from vfl_flower.axes.privacy.journal import Journal, Mark
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.protocol.privacy import journal
+from vfl_flower.protocol.privacy.journal import Journal, Mark
 
 RELEASED = [
     ((number % 5, number % 3, 4, number, 1), np.arange(3 * number % 13, dtype=np.int32))

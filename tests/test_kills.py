@@ -13,8 +13,8 @@ import pytest
 
 from tests.conftest import Start
 from tests.fleet import EF_VFL, Fleet, assert_equals, evaluations, fleet, until
-from vfl_flower.holder import checkpoint
-from vfl_flower.start import Finished as Run
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.launch.engines import Finished as Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 

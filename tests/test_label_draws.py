@@ -13,16 +13,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from vfl_flower.axes import estimators
-from vfl_flower.axes.privacy import draws
-from vfl_flower.axes.privacy.labels import LabelLedger
-from vfl_flower.data.alignment import Alignment, by_id
+from vfl_flower.alignment.at_party import by_id
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.files import write_sealed
 from vfl_flower.data.blocks import load_labels, load_own_labels, own_table
+from vfl_flower.data.common_rows import Alignment
 from vfl_flower.data.labels import Labels, digest_of_labels, kept_share
 from vfl_flower.data.own_files import OwnFile
-from vfl_flower.errors import VflError
-from vfl_flower.files import write_sealed
-from vfl_flower.systems import resolve
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.privacy import draws
+from vfl_flower.protocol.privacy.labels import LabelLedger
+from vfl_flower.protocol.systems import resolve
 
 ROWS = 400
 NOISY = {"privacy": "labels", "epsilon": 1.0, "strategy": "split-nn", "columns": "none"}

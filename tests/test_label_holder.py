@@ -20,28 +20,28 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from strategies.alone import Alone
+from strategies.baselines.local_only import Alone
 from tests import conftest
 from tests.conftest import ALL_ROWS, FASTER, MANY, Start, trained
 from vfl_flower import server_app
-from vfl_flower import start as engines
-from vfl_flower.axes.batches import Window, draw_window
-from vfl_flower.axes.estimators.base import Arrival
-from vfl_flower.axes.estimators.directions import Directions
-from vfl_flower.axes.estimators.zeroth_order import PairReading
-from vfl_flower.axes.server import by_differences, by_gradient
-from vfl_flower.config import RunConfig
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.data.labels import Labels, class_weights
-from vfl_flower.errors import ConfigError
-from vfl_flower.figures import headline
-from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.label_holder.figures import headline
+from vfl_flower.label_holder.label_holder import LabelHolder
+from vfl_flower.launch import engines as engines
 from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.losses import Loss, loss_gradient, loss_per_row, targets
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
-from vfl_flower.systems import resolve, sized
+from vfl_flower.protocol.batches import Window, draw_window
+from vfl_flower.protocol.estimators.base import Arrival
+from vfl_flower.protocol.estimators.directions import Directions
+from vfl_flower.protocol.estimators.zeroth_order import PairReading
+from vfl_flower.protocol.server_update import by_differences, by_gradient
+from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.tools.audit import audit
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, table

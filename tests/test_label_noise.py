@@ -18,15 +18,15 @@ import torch
 
 from tests.conftest import ALL_ROWS, FASTER, MANY, Start
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
-from vfl_flower.axes import estimators
-from vfl_flower.axes.privacy.labels import LabelLedger
-from vfl_flower.config import RunConfig
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.blocks import load_labels
 from vfl_flower.data.labels import Labels, encode_labels, kept_share
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.launch.engines import run_local
 from vfl_flower.models.losses import Loss, loss_of, loss_per_row, targets
-from vfl_flower.start import run_local
-from vfl_flower.systems import resolve, sized
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.privacy.labels import LabelLedger
+from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.tools.audit import audit
 
 NOISY = {**ALL_ROWS, "privacy": "labels", "epsilon": 1.0}
@@ -181,7 +181,7 @@ def test_processes_that_draw_at_once_have_one_draw_and_one_sum(tmp_path: Path) -
         "import sys, hashlib\n"
         "from tests.test_label_noise import drawn, NOISY\n"
         "from vfl_flower.data.blocks import load_labels\n"
-        "from vfl_flower.systems import resolve\n"
+        "from vfl_flower.protocol.systems import resolve\n"
         "keys = {**NOISY, 'epsilon': float(sys.argv[1])}\n"
         "noisy, _ = drawn(load_labels(resolve(keys)), keys)\n"
         "print(hashlib.sha256(noisy.train.tobytes()).hexdigest())\n"

@@ -18,24 +18,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.conftest import nightly
-from vfl_flower.axes.estimators.directions import step_means
-from vfl_flower.axes.fixed_point import to_fixed
-from vfl_flower.axes.privacy import noise
-from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise, grid_step, on_grid
-from vfl_flower.axes.secure_sum import Masks
-from vfl_flower.axes.server import by_gradient, noisy_means
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.data.blocks import ArrayBlock
-from vfl_flower.errors import VflError
-from vfl_flower.holder import results
-from vfl_flower.messages import Arrays, EvaluateOrder
+from vfl_flower.label_holder import results
+from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import FEWEST
-from vfl_flower.registry import SYSTEMS
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import predict_local, run_local
-from vfl_flower.systems import load_system, resolve, sized
+from vfl_flower.protocol.estimators.directions import step_means
+from vfl_flower.protocol.fixed_point import to_fixed
+from vfl_flower.protocol.privacy import noise
+from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise, grid_step, on_grid
+from vfl_flower.protocol.secure_sum import Masks
+from vfl_flower.protocol.server_update import by_gradient, noisy_means
+from vfl_flower.protocol.systems import load_system, resolve, sized
+from vfl_flower.transport.local import LocalGrid
+from vfl_flower.transport.messages import Arrays, EvaluateOrder
 
 ROWS = 48
 PERTURBED = {"privacy": "perturbed-embedding", "embedding-bound": 1.0, "embedding-noise": 4.0}

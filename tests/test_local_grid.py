@@ -12,13 +12,13 @@ from flwr.app import Context, Message, RecordDict
 from strategies.vertical import strategy_of
 from tests.conftest import ALL_ROWS, Start
 from vfl_flower import client_app
-from vfl_flower.config import RunConfig
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.messages import EvaluateOrder, TrainOrder
-from vfl_flower.runtimes.local import LocalGrid, delay_seconds
-from vfl_flower.systems import resolve
-from vfl_flower.wire import to_message
+from vfl_flower.label_holder.label_holder import LabelHolder
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.local import LocalGrid, delay_seconds
+from vfl_flower.transport.messages import EvaluateOrder, TrainOrder
+from vfl_flower.transport.wire import to_message
 
 FAST = {**ALL_ROWS, "dataset": "breast-cancer", "batch-size": 64}  # 8 steps an epoch
 

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.conftest import MANY
-from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.bottoms import BottomModel, build_bottom, embedding_size, has_gradient
 from vfl_flower.models.losses import loss_gradient, loss_per_row, penalty, penalty_gradient, targets
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer, choose_device, load_model, model_arrays
-from vfl_flower.systems import resolve, sized
+from vfl_flower.protocol.systems import resolve, sized
 
 
 def config_of(**keys: Any) -> RunConfig:

@@ -22,21 +22,21 @@ from tests.fleet import assert_equals, fleet
 from tests.party.nodes import asked
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower import client_app
-from vfl_flower.axes.batches import draw_window
-from vfl_flower.axes.estimators.directions import Directions, values_of_pairs
+from vfl_flower.config.errors import CodeError, ConfigError, PartyError, VflError
 from vfl_flower.data import augmentation, samples, source
 from vfl_flower.data.blocks import FeatureBlock, load_features, load_labels
-from vfl_flower.errors import CodeError, ConfigError, PartyError, VflError
-from vfl_flower.messages import DescribeOrder, Description, EvaluateOrder, TrainOrder
+from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import kept, load_model, model_arrays
 from vfl_flower.party import context as between
-from vfl_flower.party import rules
+from vfl_flower.party import policy
 from vfl_flower.party.party import Party
-from vfl_flower.start import predict_local, run_local
-from vfl_flower.systems import resolve, sized
+from vfl_flower.protocol.batches import draw_window
+from vfl_flower.protocol.estimators.directions import Directions, values_of_pairs
+from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.transport.messages import DescribeOrder, Description, EvaluateOrder, TrainOrder
 
 TOWERS = "tests.towers"
 CANCER: dict[str, Any] = {
@@ -654,10 +654,10 @@ def test_weights_may_lie_otherwise_in_memory() -> None:
 
 def test_arguments_for_installed_code_are_the_party_s_own_affair() -> None:
     for words in ({"model-args": "hidden=7"}, {"model": "another"}):
-        rules._check_arguments(node(words, {}), "hidden=7")
+        policy._check_arguments(node(words, {}), "hidden=7")
     for words in ({}, {"model-args": "hidden=9"}):
         with pytest.raises(ConfigError, match="Party 1 refuses model-args = 'hidden=7', which oth"):
-            rules._check_arguments(node(words, {}), "hidden=7")
+            policy._check_arguments(node(words, {}), "hidden=7")
 
 
 def test_an_evaluation_that_fails_leaves_the_model_as_it_was() -> None:

@@ -28,19 +28,19 @@ from tests.organisations import (
     write,
 )
 from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
-from vfl_flower.api import train
+from vfl_flower.api.model import train
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.labels import as_known, encode_labels
 from vfl_flower.data.split import divide, held_out_again, used_by
-from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.holder import checkpoint, results
-from vfl_flower.holder.contribution import contribution
+from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder.contribution import contribution
+from vfl_flower.launch.engines import Finished as Run
+from vfl_flower.launch.engines import run_local, run_supernodes
 from vfl_flower.models.tops import build_top, grow_top
 from vfl_flower.models.training import load_model, model_arrays
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_about
-from vfl_flower.start import Finished as Run
-from vfl_flower.start import run_local, run_supernodes
-from vfl_flower.systems import RATES, resolve
+from vfl_flower.protocol.systems import RATES, resolve
 
 HERE = str(Path(__file__).absolute())
 TOWERS = str(Path(__file__).with_name("towers.py"))

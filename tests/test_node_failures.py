@@ -19,8 +19,8 @@ from tests.fleet import (
     until,
 )
 from tests.relay import Relay
-from vfl_flower.runtimes import processes as flower_processes
-from vfl_flower.runtimes.processes import reserved_port
+from vfl_flower.launch import processes as flower_processes
+from vfl_flower.launch.processes import reserved_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 

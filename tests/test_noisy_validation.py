@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from sklearn.metrics import r2_score, roc_auc_score
 from torch import Tensor
 
-from strategies import alone
-from strategies.joined import Joined
+from strategies.baselines import local_only
+from strategies.baselines.centralised import Joined
 from tests.conftest import Start, nightly, trained
-from vfl_flower.axes import estimators
-from vfl_flower.axes.batches import Window
-from vfl_flower.axes.privacy import labels as noise_on_labels
-from vfl_flower.axes.privacy.ledger import ledger_of
-from vfl_flower.axes.privacy.noise import ScalarNoise
+from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.labels import LabelNoise, Labels
-from vfl_flower.errors import ConfigError
-from vfl_flower.figures import chosen_by
-from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.holder.metrics import Metrics, corrected, metrics
-from vfl_flower.systems import resolve, sized
+from vfl_flower.label_holder.figures import chosen_by
+from vfl_flower.label_holder.label_holder import LabelHolder
+from vfl_flower.label_holder.metrics import Metrics, corrected, metrics
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.privacy import labels as noise_on_labels
+from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.noise import ScalarNoise
+from vfl_flower.protocol.systems import resolve, sized
 
 Array = NDArray[Any]
 ROWS, PARTIES, SIZE = 60, 3, 4
@@ -255,7 +255,7 @@ def test_the_party_that_alone_publishes_follows_from_noisy_labels(
 
     one, other = published()
     assert one == other
-    monkeypatch.setattr(alone, "hides_labels", lambda config: False)  # the control
+    monkeypatch.setattr(local_only, "hides_labels", lambda config: False)  # the control
     assert published() == [0, 1]
 
 

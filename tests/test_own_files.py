@@ -33,15 +33,15 @@ from tests.organisations import (
     write,
 )
 from vfl_flower import client_app
+from vfl_flower.config.errors import ConfigError, PartyError
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.source import Preparation
 from vfl_flower.data.sources import source_of
-from vfl_flower.errors import ConfigError, PartyError
-from vfl_flower.holder import checkpoint, results
-from vfl_flower.messages import Aligned, Introduction, SetKept
+from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_arrays
-from vfl_flower.wire import read_reply, to_reply
+from vfl_flower.transport.messages import Aligned, Introduction, SetKept
+from vfl_flower.transport.wire import read_reply, to_reply
 
 Array = NDArray[Any]
 
@@ -653,7 +653,7 @@ def test_every_party_must_have_named_a_file(tmp_path: Path, number: int) -> None
 
 
 def party_run(organisations: Organisations, node_configs: list[dict[str, str]]) -> None:
-    from vfl_flower.start import run_local
+    from vfl_flower.launch.engines import run_local
 
     keys = {**organisations.keys, **SHORT, "out": str(organisations.folder / "run")}
     run_local(2, keys, node_configs=node_configs)

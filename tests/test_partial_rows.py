@@ -19,25 +19,25 @@ from torch.nn import functional
 from tests.conftest import MANY, Start, nightly
 from tests.organisations import ID, Organisations, cancer, cut, read
 from vfl_flower import client_app
-from vfl_flower.axes import subsets
-from vfl_flower.axes.batches import Window, among, draw_window, kept
-from vfl_flower.axes.server import by_gradient
-from vfl_flower.data import holder_alignment, recall
+from vfl_flower.alignment import at_label_holder, reuse
+from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.blocks import load_labels, load_part, with_presence
-from vfl_flower.data.presence import drawn
-from vfl_flower.errors import ConfigError
-from vfl_flower.flower_internals import set_message_id
-from vfl_flower.holder import checkpoint
-from vfl_flower.messages import AlignOrder, Introduction, Payload
+from vfl_flower.data.row_mask import drawn
+from vfl_flower.label_holder import checkpoint
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer, trained
-from vfl_flower.runtimes.carrier import There, ask_present
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.systems import resolve, sized
+from vfl_flower.protocol import subsets
+from vfl_flower.protocol.batches import Window, among, draw_window, kept
+from vfl_flower.protocol.server_update import by_gradient
+from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.tools.compare import compare, table
 from vfl_flower.tools.report import report
-from vfl_flower.wire import to_failure, to_message, to_reply
+from vfl_flower.transport.base import There, ask_present
+from vfl_flower.transport.flower_internals import set_message_id
+from vfl_flower.transport.local import LocalGrid
+from vfl_flower.transport.messages import AlignOrder, Introduction, Payload
+from vfl_flower.transport.wire import to_failure, to_message, to_reply
 
 SIZES, OUTPUTS, ROWS = [3, 3, 3], 4, 12
 HERE = str(Path(__file__).absolute())
@@ -493,13 +493,13 @@ def test_an_alignment_of_partial_rows_is_used_again(
     monkeypatch.setenv("VFL_HOME", str(tmp_path / "home"))
     organisations = cut(tmp_path, cancer(), parties=2, known=0.6)
     anew: list[str] = []
-    align = holder_alignment.align
+    align = at_label_holder.align
 
     def counted(*given: Any, **named: Any) -> Any:
         anew.append("anew")
         return align(*given, **named)
 
-    monkeypatch.setattr(recall, "align", counted)
+    monkeypatch.setattr(reuse, "align", counted)
     keys = {**FILES, "strategy": "split-nn", "epochs": 2}
     runs = [organisations.run(name, keys) for name in ("first", "second")]
     assert len(anew) == 1

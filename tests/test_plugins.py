@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from tests.conftest import Start
-from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.holder.results import results_folder
-from vfl_flower.registry import ENGINES, SYSTEMS, Registry
-from vfl_flower.start import prepare
-from vfl_flower.systems import resolve
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.config.plugins import ENGINES, SYSTEMS, Registry
+from vfl_flower.label_holder.results import results_folder
+from vfl_flower.launch.engines import prepare
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
 
 SMALL = {"dataset": "breast-cancer", "epochs": 2, "batch-size": 64, "bottom-hidden": 8}
@@ -24,8 +24,8 @@ SMALL = {"dataset": "breast-cancer", "epochs": 2, "batch-size": 64, "bottom-hidd
 PAPER = '''
 """A sixth paper: asynchronous, compressed zeroth order with error feedback, on two-sided pairs."""
 
-from vfl_flower.axes.schedule import HALF
-from vfl_flower.systems import System
+from vfl_flower.protocol.schedule import HALF
+from vfl_flower.protocol.systems import System
 
 SIXTH = System(
     name="sixth",
@@ -47,8 +47,8 @@ CODEC = '''
 
 import numpy as np
 
-from vfl_flower.errors import VflError
-from vfl_flower.messages import checked
+from vfl_flower.config.errors import VflError
+from vfl_flower.transport.messages import checked
 
 
 class Signs:
@@ -79,8 +79,8 @@ ESTIMATOR = '''
 
 import numpy as np
 
-from vfl_flower.axes.estimators.first_order import FirstOrder
-from vfl_flower.messages import checked
+from vfl_flower.protocol.estimators.first_order import FirstOrder
+from vfl_flower.transport.messages import checked
 
 
 class SignRows(FirstOrder):
@@ -105,9 +105,9 @@ from pathlib import Path
 from typing import Any
 
 from vfl_flower import client_app, server_app
-from vfl_flower.flower_internals import set_message_id
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import Finished, of_server, prepare
+from vfl_flower.transport.flower_internals import set_message_id
+from vfl_flower.transport.local import LocalGrid
+from vfl_flower.launch.engines import Finished, of_server, prepare
 
 
 class ThreadGrid(LocalGrid):
@@ -147,7 +147,7 @@ DATASET = '''
 
 import numpy as np
 
-from vfl_flower.data.divided import Divided
+from vfl_flower.data.partitioned import Divided
 
 
 def open_waves(data, place):
@@ -267,7 +267,7 @@ def test_a_model_of_ones_own_is_trained_by_every_estimator(run: Start, tmp_path:
 def test_a_source_of_ones_own_is_read_row_by_row(tmp_path: Path) -> None:
     import pandas as pd
 
-    from vfl_flower.start import run_local
+    from vfl_flower.launch.engines import run_local
 
     ids = np.arange(150, 350)
     frame = pd.DataFrame({"id": ids, "label": (np.sin(5 * ids) > 0).astype(int), "own": ids % 7})
@@ -343,10 +343,10 @@ def test_a_file_that_is_rewritten_is_loaded_anew(tmp_path: Path) -> None:
 def test_an_installed_package_declares_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint
 
-    from vfl_flower import registry
+    from vfl_flower.config import plugins
 
-    entry = EntryPoint("borrowed", "strategies.vafl:VAFL", "vfl_flower.systems")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    entry = EntryPoint("borrowed", "strategies.papers.vafl:VAFL", "vfl_flower.systems")
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry])
     assert "borrowed" in SYSTEMS.names
     assert SYSTEMS.load("borrowed") is SYSTEMS.load("vafl")
 
@@ -356,12 +356,12 @@ def test_a_data_set_of_an_installed_package_may_take_a_place_or_not(
 ) -> None:
     from importlib.metadata import EntryPoint
 
-    from vfl_flower import registry
+    from vfl_flower.config import plugins
 
     write(tmp_path, "packaged_waves.py", DATASET)
     monkeypatch.syspath_prepend(tmp_path)
     entry = EntryPoint("waves", "packaged_waves:open_waves", "vfl_flower.datasets")
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [entry])
     for name in ("waves", "waves:anything"):
         assert run(2, {"dataset": name, "epochs": 1}).summary["dataset"] == name
 
@@ -418,7 +418,7 @@ class Dropping(torch.nn.Sequential):
 
 def test_who_else_is_told_is_told_of_all(run: Start, tmp_path: Path) -> None:
     text = (
-        "from vfl_flower.holder.observers import Observer\n\n\n"
+        "from vfl_flower.label_holder.observers import Observer\n\n\n"
         "class Board(Observer):\n"
         "    def say(self, what):\n"
         f"        with open({str(tmp_path / 'said')!r}, 'a') as file:\n"
@@ -465,9 +465,9 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
 
 
 def test_every_name_of_ours_is_there() -> None:
-    from vfl_flower import registry
+    from vfl_flower.config import plugins
 
-    for each in vars(registry).values():
+    for each in vars(plugins).values():
         if isinstance(each, Registry):
             for name in each.known:
                 assert callable(each.load(name)) or each is SYSTEMS
@@ -478,7 +478,7 @@ def test_a_node_runs_no_code_that_a_run_configuration_names(key: str, tmp_path: 
     from flwr.app import Context, RecordDict
 
     from tests.party.nodes import DESCRIBE, asked
-    from vfl_flower.messages import Description
+    from vfl_flower.transport.messages import Description
 
     texts = {"strategy": PAPER, "codec": CODEC, "estimator": ESTIMATOR, "bottom-model": TOWER}
     names = {

@@ -26,16 +26,16 @@ from tests.organisations import (
     small,
     write,
 )
-from vfl_flower.config import KEYS
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.holder import checkpoint, results
-from vfl_flower.holder.results import Results
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.run_config import KEYS
+from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder.results import Results
+from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import load_model
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_about
-from vfl_flower.start import predict_local, run_local
 from vfl_flower.tools.cli import main
 
 SHORT = {"epochs": 3, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}

@@ -20,19 +20,19 @@ from torch import Tensor
 
 from benchmarks.memory import Texts
 from vfl_flower import client_app
+from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.data.blocks import FeatureBlock
 from vfl_flower.data.samples import Samples, each
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.flower_internals import begin_task, state_from_bytes, state_to_bytes
-from vfl_flower.messages import EvaluateOrder, TrainOrder, Upload
+from vfl_flower.launch.submission import from_anywhere
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.training import kept, load_model, model_arrays, trained
 from vfl_flower.party import context as between
 from vfl_flower.party import state
 from vfl_flower.party.party import Party
-from vfl_flower.runtimes.submission import from_anywhere
-from vfl_flower.systems import refuse_places, resolve
-from vfl_flower.wire import read_reply, to_message
+from vfl_flower.protocol.systems import refuse_places, resolve
+from vfl_flower.transport.flower_internals import begin_task, state_from_bytes, state_to_bytes
+from vfl_flower.transport.messages import EvaluateOrder, TrainOrder, Upload
+from vfl_flower.transport.wire import read_reply, to_message
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")

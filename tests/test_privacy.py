@@ -19,17 +19,22 @@ from strategies.vertical import strategy_of
 from tests.conftest import ALL_ROWS, MANY, Start, nightly, trained
 from tests.test_accountants import delta_of_gaussian
 from vfl_flower import client_app
-from vfl_flower.axes import estimators
-from vfl_flower.axes.batches import draw_window
-from vfl_flower.axes.estimators.first_order import descend
-from vfl_flower.axes.privacy.embeddings import EmbeddingLedger, epsilon
-from vfl_flower.axes.privacy.ledger import Ledger, ledger_of
-from vfl_flower.axes.privacy.noise import Perturbation
-from vfl_flower.axes.privacy.paper import epsilon_of_theorem_6
-from vfl_flower.config import RunConfig
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.messages import (
+from vfl_flower.models.bottoms import BottomModel, build_bottom
+from vfl_flower.models.training import build_optimizer
+from vfl_flower.party.party import Party
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.batches import draw_window
+from vfl_flower.protocol.estimators.first_order import descend
+from vfl_flower.protocol.privacy.embeddings import EmbeddingLedger, epsilon
+from vfl_flower.protocol.privacy.ledger import Ledger, ledger_of
+from vfl_flower.protocol.privacy.noise import Perturbation
+from vfl_flower.protocol.privacy.paper import epsilon_of_theorem_6
+from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.transport.local import LocalGrid
+from vfl_flower.transport.messages import (
     DescribeOrder,
     EmbedOrder,
     EvaluateOrder,
@@ -37,11 +42,6 @@ from vfl_flower.messages import (
     TrainOrder,
     Upload,
 )
-from vfl_flower.models.bottoms import BottomModel, build_bottom
-from vfl_flower.models.training import build_optimizer
-from vfl_flower.party.party import Party
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.systems import resolve, sized
 
 PRIVATE = {**ALL_ROWS, "privacy": "perturbed-embedding", "noise-seed": 3}
 SECRET = {**ALL_ROWS, "privacy": "perturbed-embedding"}

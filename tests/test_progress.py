@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import vfl_flower
-from vfl_flower.figures import validated
-from vfl_flower.holder import progress
-from vfl_flower.holder.progress import Progress, Standing, from_elsewhere, of_run, shown
-from vfl_flower.start import run_local
+from vfl_flower.label_holder import progress
+from vfl_flower.label_holder.figures import validated
+from vfl_flower.label_holder.progress import Progress, Standing, from_elsewhere, of_run, shown
+from vfl_flower.launch.engines import run_local
 from vfl_flower.tools.cli import main
 
 SMALL = "dataset='breast-cancer' epochs=3"
@@ -143,7 +143,7 @@ def strategy(per_epoch: int = 10, patience: float = 0.0, validation: int = 0) ->
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     clock = [0.0]
-    monkeypatch.setattr("vfl_flower.holder.progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("vfl_flower.label_holder.progress.time.monotonic", lambda: clock[0])
     return clock
 
 

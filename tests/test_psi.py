@@ -17,9 +17,10 @@ import rbcl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vfl_flower.data import psi
-from vfl_flower.data.psi import Blinding, Points, challenge, encode_ids, id_kind, match, shuffled
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.alignment import psi
+from vfl_flower.alignment.psi import Blinding, Points, challenge, match, shuffled
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.data.ids import encode_ids, id_kind
 
 # --- ids ----------------------------------------------------------------------------------------
 
@@ -197,7 +198,7 @@ def test_a_blinded_id_is_the_same_in_every_version() -> None:
 
 
 def test_libsodium_leaves_no_file_behind(tmp_path: Path) -> None:
-    script = "from vfl_flower.data.psi import Blinding; Blinding().of_ids([b'i:1'])"
+    script = "from vfl_flower.alignment.psi import Blinding; Blinding().of_ids([b'i:1'])"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
     assert not list(tmp_path.iterdir())

@@ -27,17 +27,17 @@ from tests.organisations import (
     write,
 )
 from vfl_flower import client_app
-from vfl_flower.data import alignment_file as files
-from vfl_flower.data import recall
-from vfl_flower.data.alignment_file import Kept
-from vfl_flower.errors import PartyError, VflError
-from vfl_flower.flower_internals import lasting_home
-from vfl_flower.holder import checkpoint, results
-from vfl_flower.messages import DescribeOrder, Description, Recalled, RecallOrder
+from vfl_flower.alignment import reuse
+from vfl_flower.alignment import store as files
+from vfl_flower.alignment.store import Kept
+from vfl_flower.config.errors import PartyError, VflError
+from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.launch.engines import Finished, run_local, run_supernodes
 from vfl_flower.party.state import load_arrays
-from vfl_flower.start import Finished, run_local, run_supernodes
 from vfl_flower.tools.cli import main
-from vfl_flower.wire import record_of
+from vfl_flower.transport.flower_internals import lasting_home
+from vfl_flower.transport.messages import DescribeOrder, Description, Recalled, RecallOrder
+from vfl_flower.transport.wire import record_of
 
 SHORT: dict[str, Any] = {
     **{"epochs": 1, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8, "noise-seed": 0},
@@ -79,7 +79,7 @@ def organisations(tmp_path: Path) -> Organisations:
 def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the label holder is told."""
     said: list[str] = []
-    monkeypatch.setattr(recall.notice, "info", lambda text, *words: said.append(text % words))
+    monkeypatch.setattr(reuse.notice, "info", lambda text, *words: said.append(text % words))
     return said
 
 
@@ -460,7 +460,7 @@ def test_who_knows_the_name_alone_is_given_nothing(node: Context) -> None:
 def test_an_order_of_another_run_is_worth_nothing(node: Context) -> None:
     holder = LabelHolder(node, IDS)
     holder.all()
-    sent = recall._code(holder.shown, NAME, str(node.run_id + 1))  # which all parties are sent
+    sent = reuse._code(holder.shown, NAME, str(node.run_id + 1))  # which all parties are sent
     order = RecallOrder(alignment=NAME, arrays={"proofs": np.frombuffer(sent, np.uint8)[None]})
     then = in_a_later_run(node)
     assert asked(then, order, Recalled).became == "kept"
@@ -471,7 +471,7 @@ def test_only_the_party_of_then_has_it(node: Context) -> None:
     holder = LabelHolder(node, IDS)
     holder.all()
     for words in ({"partition-id": 1, "num-partitions": 2}, {"num-partitions": 2}):
-        code = recall._code(holder.shown, NAME, str(node.run_id + 1))
+        code = reuse._code(holder.shown, NAME, str(node.run_id + 1))
         proofs = np.frombuffer(2 * code, np.uint8).reshape(2, 32)
         order = RecallOrder(alignment=NAME, arrays={"proofs": proofs})
         assert asked(in_a_later_run(node, **words), order, Recalled).became == "gone"
@@ -501,7 +501,7 @@ def test_proofs_that_are_none_tell_nothing_of_a_name(node: Context, proofs: Any,
 def test_another_number_of_proofs_is_of_another_alignment(node: Context, many: int) -> None:
     holder = LabelHolder(node, IDS)
     holder.all()
-    code = recall._code(holder.shown, NAME, str(node.run_id + 1))
+    code = reuse._code(holder.shown, NAME, str(node.run_id + 1))
     proofs = np.frombuffer(many * code, np.uint8).reshape(many, 32)
     order = RecallOrder(alignment=NAME, arrays={"proofs": proofs})
     assert asked(in_a_later_run(node), order, Recalled).became == "gone"

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from tests.conftest import ALL_ROWS, Start
 from vfl_flower import client_app
-from vfl_flower.errors import VflError
-from vfl_flower.messages import (
+from vfl_flower.config.errors import VflError
+from vfl_flower.party.state import load_arrays, load_large, load_scalars, save_state
+from vfl_flower.transport.messages import (
     DescribeOrder,
     Description,
     EmbedOrder,
@@ -37,8 +38,15 @@ from vfl_flower.messages import (
     Upload,
     checked,
 )
-from vfl_flower.party.state import load_arrays, load_large, load_scalars, save_state
-from vfl_flower.wire import pack, read_order, read_reply, to_failure, to_message, to_reply, unpack
+from vfl_flower.transport.wire import (
+    pack,
+    read_order,
+    read_reply,
+    to_failure,
+    to_message,
+    to_reply,
+    unpack,
+)
 
 AnyArray = NDArray[Any]
 ORDERS = [

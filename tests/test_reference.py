@@ -16,20 +16,20 @@ from torch.nn.utils import parameters_to_vector
 
 from strategies.reference import asyrevel, cascaded, dpzv, ef_vfl, split_nn, vafl
 from tests.conftest import ALL_ROWS, trained
-from vfl_flower.axes.codecs.top_k import TopK
-from vfl_flower.axes.estimators.base import Arrival, Estimator
-from vfl_flower.axes.estimators.directions import Directions
-from vfl_flower.axes.estimators.first_order import FirstOrder
-from vfl_flower.axes.estimators.shared_labels import SharedLabels
-from vfl_flower.axes.estimators.zeroth_order import ZerothOrder
-from vfl_flower.axes.privacy.noise import ScalarNoise
+from vfl_flower.config.options import CodecConfig
 from vfl_flower.data.blocks import load_features, load_labels
-from vfl_flower.holder.label_holder import LabelHolder
+from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import flat
-from vfl_flower.sections import CodecConfig
-from vfl_flower.systems import resolve
+from vfl_flower.protocol.codecs.top_k import TopK
+from vfl_flower.protocol.estimators.base import Arrival, Estimator
+from vfl_flower.protocol.estimators.directions import Directions
+from vfl_flower.protocol.estimators.first_order import FirstOrder
+from vfl_flower.protocol.estimators.shared_labels import SharedLabels
+from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
+from vfl_flower.protocol.privacy.noise import ScalarNoise
+from vfl_flower.protocol.systems import resolve
 
 PARTIES = 3
 SIZE = 4

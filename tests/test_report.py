@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import ALL_ROWS, Start
-from vfl_flower.charts import draw_curves, draw_frontier
-from vfl_flower.config import KEYS
-from vfl_flower.runtimes.local import delay_seconds
-from vfl_flower.systems import resolve
+from vfl_flower.config.run_config import KEYS
+from vfl_flower.label_holder.charts import draw_curves, draw_frontier
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.report import report
 from vfl_flower.tools.report.read import read
+from vfl_flower.transport.local import delay_seconds
 
 QUICK: dict[str, Any] = {**ALL_ROWS, "dataset": "breast-cancer", "window": 5, "epochs": 2}
 

@@ -19,27 +19,27 @@ from torch import Tensor
 from tests.conftest import Start, nightly, trained
 from tests.test_accountants import epsilon_of_scalars
 from vfl_flower import client_app
-from vfl_flower.axes import estimators
-from vfl_flower.axes.batches import Window, divisors
-from vfl_flower.axes.estimators.directions import Directions
-from vfl_flower.axes.privacy.accountants import calibrated, most_steps
-from vfl_flower.axes.privacy.embeddings import EmbeddingLedger
-from vfl_flower.axes.privacy.ledger import EVERYONE, Ledger, ledger_of
-from vfl_flower.axes.privacy.noise import ScalarNoise
-from vfl_flower.axes.privacy.paper import calibrated_by_theorem_vi5, epsilon_of_theorem_vi5
-from vfl_flower.axes.privacy.scalars import GUARANTEE, ScalarLedger
-from vfl_flower.axes.server import by_differences, by_gradient
-from vfl_flower.config import RunConfig
+from vfl_flower.config.errors import ConfigError, DivergedError
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
-from vfl_flower.errors import ConfigError, DivergedError
-from vfl_flower.figures import headline
-from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.messages import DescribeOrder, EvaluateOrder, TrainOrder
+from vfl_flower.label_holder.figures import headline
+from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.models.losses import Loss
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
-from vfl_flower.systems import resolve
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.batches import Window, divisors
+from vfl_flower.protocol.estimators.directions import Directions
+from vfl_flower.protocol.privacy.accountants import calibrated, most_steps
+from vfl_flower.protocol.privacy.embeddings import EmbeddingLedger
+from vfl_flower.protocol.privacy.ledger import EVERYONE, Ledger, ledger_of
+from vfl_flower.protocol.privacy.noise import ScalarNoise
+from vfl_flower.protocol.privacy.paper import calibrated_by_theorem_vi5, epsilon_of_theorem_vi5
+from vfl_flower.protocol.privacy.scalars import GUARANTEE, ScalarLedger
+from vfl_flower.protocol.server_update import by_differences, by_gradient
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.messages import DescribeOrder, EvaluateOrder, TrainOrder
 
 DPZV = {"strategy": "dpzv", "dataset": "breast-cancer", "batch-size": 64, "window": 8}
 SECRET = {"sampling": "poisson", "calibration": "secret"}

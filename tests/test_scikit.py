@@ -14,11 +14,11 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator, estimator_checks_generator
 from sklearn.utils.parallel import Parallel, delayed
 
-from strategies.vafl import VAFL
+from strategies.papers.vafl import VAFL
 from tests import towers
-from vfl_flower.errors import ConfigError
-from vfl_flower.own_code import KEYWORDS
-from vfl_flower.scikit import EXPECTED_FAILED_CHECKS, VerticalClassifier, VerticalRegressor
+from vfl_flower.api.own_code import KEYWORDS
+from vfl_flower.api.scikit import EXPECTED_FAILED_CHECKS, VerticalClassifier, VerticalRegressor
+from vfl_flower.config.errors import ConfigError
 
 TELLING = {  # of scikit-learn's checks; all run at night
     "check_estimator_cloneable",

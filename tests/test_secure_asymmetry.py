@@ -17,14 +17,18 @@ from tests.aligning import IDS, LabelHolder
 from tests.organisations import ID, small, write
 from tests.party.nodes import asked
 from tests.secure import Parties, Rows, gradient, total
-from vfl_flower.axes import fixed_point
-from vfl_flower.axes.secure_sum import Masks, check_tags
+from vfl_flower.config.errors import ConfigError, SumError, VflError
 from vfl_flower.data import blocks
-from vfl_flower.data.blocks import own_source, prepared
+from vfl_flower.data.blocks import prepared
 from vfl_flower.data.split import divide
-from vfl_flower.errors import ConfigError, SumError, VflError
-from vfl_flower.flower_internals import begin_task
-from vfl_flower.messages import (
+from vfl_flower.party import context as between
+from vfl_flower.party import masked_sums
+from vfl_flower.party.inputs import own_source
+from vfl_flower.party.party import Party
+from vfl_flower.protocol import fixed_point
+from vfl_flower.protocol.secure_sum import Masks, check_tags
+from vfl_flower.transport.flower_internals import begin_task
+from vfl_flower.transport.messages import (
     Arrays,
     CheckpointOrder,
     DescribeOrder,
@@ -38,9 +42,6 @@ from vfl_flower.messages import (
     ResumeOrder,
     TrainOrder,
 )
-from vfl_flower.party import context as between
-from vfl_flower.party import sums
-from vfl_flower.party.party import Party
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +95,7 @@ def test_who_refuses_feedback_that_another_learns_from_is_in_no_sum_any_more(
 ) -> None:
     """Parties 1 and 2 have a rule by which they refuse a message, and party 0 has none."""
     if not defended:
-        monkeypatch.setattr(sums, "part", sums.keep)
+        monkeypatch.setattr(masked_sums, "part", masked_sums.keep)
     parties = Parties(tmp_path, keys=[{"epochs": 1}] * 3)
     for node in parties.nodes[1:]:
         node.node_config[rule] = {"max-epochs": 1, "max-uploads": 2}[rule]
@@ -288,7 +289,7 @@ def test_whose_embeddings_are_too_large_is_not_told(
         raise VflError(f"of number {self.party} has embeddings that are too large.")
 
     monkeypatch.setattr(Masks, "part", refuse)
-    monkeypatch.setattr(sums, "part", sums.keep)
+    monkeypatch.setattr(masked_sums, "part", masked_sums.keep)
     least, most = 1.0, 1e6
     for _ in range(12):
         scale = (least * most) ** 0.5

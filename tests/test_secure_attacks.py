@@ -23,12 +23,16 @@ from tests.party.nodes import asked
 from tests.secure import CANCER, Parties, gradient, total
 from tests.test_checkpoint import assert_equal_runs, resumed
 from vfl_flower import client_app
-from vfl_flower.axes import fixed_point, secure_sum
-from vfl_flower.axes.secure_sum import Offer, check_tags, place_of
-from vfl_flower.errors import ConfigError, OutOfStepError, SumError, VflError
-from vfl_flower.flower_internals import begin_task, state_from_bytes, state_to_bytes
-from vfl_flower.holder import results
-from vfl_flower.messages import (
+from vfl_flower.config.errors import ConfigError, OutOfStepError, SumError, VflError
+from vfl_flower.config.options import DataConfig
+from vfl_flower.label_holder import results
+from vfl_flower.launch.engines import run_local
+from vfl_flower.party import context as between
+from vfl_flower.party import masked_sums, state_file
+from vfl_flower.protocol import fixed_point, secure_sum
+from vfl_flower.protocol.secure_sum import Offer, check_tags, place_of
+from vfl_flower.transport.flower_internals import begin_task, state_from_bytes, state_to_bytes
+from vfl_flower.transport.messages import (
     Agreed,
     AgreeOrder,
     Arrays,
@@ -50,11 +54,7 @@ from vfl_flower.messages import (
     TrainOrder,
     Upload,
 )
-from vfl_flower.party import context as between
-from vfl_flower.party import state_file, sums
-from vfl_flower.sections import DataConfig
-from vfl_flower.start import run_local
-from vfl_flower.wire import read_reply, to_reply
+from vfl_flower.transport.wire import read_reply, to_reply
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _keys_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parties make keys as often as they are asked: what else defends them is to do without."""
-    monkeypatch.setattr(sums, "refuse_second", lambda context: None)
+    monkeypatch.setattr(masked_sums, "refuse_second", lambda context: None)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def in_the_middle(parties: Parties, victim: int) -> Arrays:
 
 def public(parties: Parties, party: int) -> str:
     folder = Path(str(parties.nodes[party].node_config["states"]))
-    return sums.public_half(sums.lasting_key(folder))
+    return masked_sums.public_half(masked_sums.lasting_key(folder))
 
 
 @pytest.mark.usefixtures("_keys_anew")
@@ -412,7 +412,7 @@ def test_who_forgot_how_far_it_was_would_mask_twice_alike(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: where what is random in an upload has changed, its difference is bare."""
-    monkeypatch.setattr(sums, "_note", lambda context, offer, number: None)
+    monkeypatch.setattr(masked_sums, "_note", lambda context, offer, number: None)
     parties.moved()
     older = state_to_bytes(parties.nodes[0].state)
     uploads = []
@@ -636,7 +636,7 @@ def test_feedback_in_a_message_that_fails_parts_a_party_from_the_others(
     parties: Parties, moved: bool, defence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if defence in ("lineage", "none"):
-        no_defence(monkeypatch, "vfl_flower.party.sums.refuse_second")
+        no_defence(monkeypatch, "vfl_flower.party.masked_sums.refuse_second")
     if defence in ("keys", "none"):  # as if its model had come about as it was left before
         monkeypatch.setattr(between, "no_lineage", lambda: bytes(32))
     before, first = seen(parties)
@@ -679,7 +679,7 @@ def test_keys_of_a_prediction_serve_nothing_else(
     parties.exchange += 1
     parties.ask([EvaluateOrder(exchange=parties.exchange, arrays=each) for each in ONE_SIDED])
     if not defended:
-        no_defence(monkeypatch, "vfl_flower.party.sums.forget")
+        no_defence(monkeypatch, "vfl_flower.party.masked_sums.forget")
     predicted(parties, 1)
     assert told_apart(parties, before, first, agree=False) is not defended
 
@@ -702,7 +702,7 @@ def test_nor_after_parties_have_gone_on_from_different_checkpoints(
         for node, number in zip(later.nodes, (2, 1, 1), strict=True)
     ]
     if not defended:
-        no_defence(monkeypatch, "vfl_flower.party.sums.forget")
+        no_defence(monkeypatch, "vfl_flower.party.masked_sums.forget")
     predicted(later, 1)
     orders = [EvaluateOrder(exchange=each + 1) for each in at]
     try:

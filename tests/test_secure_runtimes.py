@@ -12,8 +12,8 @@ import pytest
 
 from tests.conftest import Start
 from tests.fleet import evaluations, fleet, until
-from vfl_flower.start import Finished as Run
-from vfl_flower.start import run_ray, run_supernodes
+from vfl_flower.launch.engines import Finished as Run
+from vfl_flower.launch.engines import run_ray, run_supernodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 

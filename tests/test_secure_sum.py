@@ -19,15 +19,15 @@ from tests.conftest import Start, nightly
 from tests.organisations import cancer, cut
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower import client_app
-from vfl_flower.api import train
-from vfl_flower.axes import fixed_point, secure_sum
-from vfl_flower.axes.fixed_point import BOUND, from_fixed, places, to_fixed
-from vfl_flower.axes.secure_sum import Sum
-from vfl_flower.errors import ConfigError, SumError, VflError
-from vfl_flower.holder import results
+from vfl_flower.api.model import train
+from vfl_flower.config.errors import ConfigError, SumError, VflError
+from vfl_flower.label_holder import results
+from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.party.state_file import KEYS_OF_SUMS
-from vfl_flower.start import Finished, run_local
-from vfl_flower.systems import resolve
+from vfl_flower.protocol import fixed_point, secure_sum
+from vfl_flower.protocol.fixed_point import BOUND, from_fixed, places, to_fixed
+from vfl_flower.protocol.secure_sum import Sum
+from vfl_flower.protocol.systems import resolve
 
 PARTIES = 3
 SHORT: dict[str, Any] = {

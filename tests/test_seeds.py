@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.test_report import Page, left
-from vfl_flower.figures import headline, spread
-from vfl_flower.start import Finished, run_local
+from vfl_flower.label_holder.figures import headline, spread
+from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, figures_of, table
 from vfl_flower.tools.report import report

@@ -19,21 +19,22 @@ from PIL import Image
 
 from tests.organisations import ID, Organisations, cancer, change, cut, read, small, write
 from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
-from vfl_flower.axes.batches import draw_window
-from vfl_flower.data import blocks, kept, sources
-from vfl_flower.data.alignment import Alignment
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.data import blocks, on_disk, sources
 from vfl_flower.data.augmentation import augmented, crop_flip
+from vfl_flower.data.common_rows import Alignment
 from vfl_flower.data.images import ImageColumn, ImageFolder, decoded
-from vfl_flower.data.kept import LargeTable
+from vfl_flower.data.on_disk import LargeTable
 from vfl_flower.data.row_file import RowFile
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.data.source import Preparation, Source
 from vfl_flower.data.text import TextColumn
-from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.holder import results
-from vfl_flower.messages import TrainOrder
+from vfl_flower.label_holder import results
+from vfl_flower.party import inputs
 from vfl_flower.party.party import Party
-from vfl_flower.systems import refuse_places, resolve
+from vfl_flower.protocol.batches import draw_window
+from vfl_flower.protocol.systems import refuse_places, resolve
+from vfl_flower.transport.messages import TrainOrder
 
 Array = NDArray[Any]
 
@@ -77,8 +78,8 @@ def pixels_of(content: bytes) -> Array:
 
 @pytest.fixture
 def all_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "_LARGE", 0)
-    monkeypatch.setattr(kept, "_AT_ONCE", 3 * 8 * 60)
+    monkeypatch.setattr(on_disk, "_LARGE", 0)
+    monkeypatch.setattr(on_disk, "_AT_ONCE", 3 * 8 * 60)
     monkeypatch.setattr(LargeTable, "piece", 7)
 
 
@@ -101,7 +102,7 @@ def test_a_large_table_gives_what_it_would_in_memory(
     path, words = tmp_path / f"table{suffix}", {"missing": "median", "text": "one-hot"}
     write(mixed(), path)
     large = source_of(path, **words)
-    monkeypatch.setattr(kept, "_LARGE", 2**29)
+    monkeypatch.setattr(on_disk, "_LARGE", 2**29)
     whole = source_of(path, **words)
     assert isinstance(large, LargeTable) and not whole.lazy
     places = np.random.default_rng(0).permutation(60)
@@ -121,7 +122,7 @@ def test_a_run_on_large_tables_is_that_on_small_ones(
     keys = {**SHORT, "noise-seed": 0, "party-lr": 0.05}
     large = organisations.run("large", keys)
     predicted = organisations.predict("large")
-    monkeypatch.setattr(kept, "_LARGE", 2**29)
+    monkeypatch.setattr(on_disk, "_LARGE", 2**29)
     whole = organisations.run("whole", keys)
     for name, parameters in whole.parameters("party-1").items():
         np.testing.assert_allclose(parameters, large.parameters("party-1")[name], atol=1e-5)
@@ -477,7 +478,7 @@ def node_of(words: dict[str, Any], keys: dict[str, Any]) -> Context:
 def test_augmentation_repeats_and_is_for_training_alone() -> None:
     config = resolve({"augment": "crop-flip", "embedding-size": 4, "batch-size": 32})
     plain = blocks.load_features(config, 0, 2)
-    party = Party(config, 0, 2, 10, blocks.load_block(node_of({}, {}), config))
+    party = Party(config, 0, 2, 10, inputs.load_block(node_of({}, {}), config))
     window = draw_window(config, party.rows, 0, 0, 0, 1)
 
     def seen(exchange: int) -> Array:
@@ -498,7 +499,7 @@ def test_augmentation_repeats_and_is_for_training_alone() -> None:
 def test_a_party_names_its_own_augmentation(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def zeroed(samples, generator):\n    return 0 * samples\n")
     mine, keys = f"{tmp_path}/mine.py:zeroed", {"augment": "crop-flip"}
-    block = blocks.load_block(node_of({"augment": mine}, {}), resolve(keys))
+    block = inputs.load_block(node_of({"augment": mine}, {}), resolve(keys))
     made = block.augment(torch.ones(3, 2, 2), torch.Generator())
     assert isinstance(made, torch.Tensor) and not made.any()
     with pytest.raises(ConfigError, match="augment names code, which a node does not take from"):

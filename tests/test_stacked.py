@@ -16,18 +16,18 @@ from sklearn.datasets import make_classification
 
 from tests.conftest import ALL_ROWS, Start, nightly
 from vfl_flower import client_app
-from vfl_flower.axes.batches import Window
-from vfl_flower.errors import PartyError, VflError
-from vfl_flower.messages import Arrays, DescribeOrder, Description, TrainOrder, Upload
+from vfl_flower.config.errors import PartyError, VflError
+from vfl_flower.config.plugins import SYSTEMS
+from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import context as between
 from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import FEWEST, Stack
 from vfl_flower.party.state import load_scalars
-from vfl_flower.registry import SYSTEMS
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import predict_local, run_local
-from vfl_flower.systems import load_system, resolve
-from vfl_flower.wire import read_reply, to_message
+from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.systems import load_system, resolve
+from vfl_flower.transport.local import LocalGrid
+from vfl_flower.transport.messages import Arrays, DescribeOrder, Description, TrainOrder, Upload
+from vfl_flower.transport.wire import read_reply, to_message
 
 PARTIES = FEWEST + 2
 ROUNDING: Any = {"rtol": 1e-4, "atol": 2e-6}

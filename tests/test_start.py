@@ -16,13 +16,13 @@ import pytest
 from flwr.app import Context, Message
 
 from tests.conftest import Start
-from vfl_flower import client_app, start
-from vfl_flower.errors import VflError
-from vfl_flower.holder import results
+from vfl_flower import client_app
+from vfl_flower.config.errors import VflError
+from vfl_flower.label_holder import results
+from vfl_flower.launch import engines, submission
+from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.launch.processes import SuperLink
 from vfl_flower.party import context as between
-from vfl_flower.runtimes import submission
-from vfl_flower.runtimes.processes import SuperLink
-from vfl_flower.start import predict_local, run_local
 
 # --- when Flower is asked twice -------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ def started(tmp_path: Path, *runs: tuple[str, Mapping[str, str]]) -> tuple[str, 
     """How it ended, and how many runs were not started."""
     flower: Any = _Flower(tmp_path / "home", *runs)
     try:
-        start._run_on(flower, 2, {"out": str(tmp_path / "out")})
+        engines._run_on(flower, 2, {"out": str(tmp_path / "out")})
     except VflError as error:
         return str(error), len(flower.runs)
     return "", len(flower.runs)

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from tests.test_checkpoint import CANCER, Cut, cut_after, resumed
-from vfl_flower import files
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import check_own
-from vfl_flower.flower_internals import state_to_bytes
-from vfl_flower.holder import checkpoint, results
+from vfl_flower.config import files
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import check_own
+from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import state_file
-from vfl_flower.start import predict_local, run_local
 from vfl_flower.tools.cli import main
+from vfl_flower.transport.flower_internals import state_to_bytes
 
 KEYS: dict[str, Any] = {**CANCER, "epochs": 3, "checkpoint-every": 12, "strategy": "vafl"}
 

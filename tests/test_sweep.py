@@ -21,10 +21,10 @@ import pytest
 from tests.conftest import ALL_ROWS
 from tests.organisations import cut, small
 from tests.test_report import HOSTILE, Page
-from vfl_flower.config import KEYS, pairs
-from vfl_flower.data import holder_alignment, recall
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.figures import chosen_by
+from vfl_flower.alignment import at_label_holder, reuse
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.run_config import KEYS, pairs
+from vfl_flower.label_holder.figures import chosen_by
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.report import report
 from vfl_flower.tools.sweep import results, sweep
@@ -518,13 +518,13 @@ def test_files_are_aligned_once_and_before_all_trials(
 ) -> None:
     organisations = cut(tmp_path / "files", small())
     times: list[str] = []
-    before = holder_alignment.align
+    before = at_label_holder.align
 
     def align(*words: Any, **named: Any) -> Any:
         times.append("aligned")
         return before(*words, **named)
 
-    monkeypatch.setattr(recall, "align", align)
+    monkeypatch.setattr(reuse, "align", align)
     keys = {"strategy": "split-nn", "epochs": 1, "validation-fraction": 0.2}
     keys |= {**organisations.keys, "out": str(tmp_path / "out")}
     nodes = organisations.node_configs

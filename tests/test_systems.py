@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ALL_ROWS, Start
-from vfl_flower.errors import ConfigError
+from vfl_flower.config.errors import ConfigError
 
 CHANCE = 0.1  # on digits
 MAJORITY = 0.68  # of the test rows of breast-cancer

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import Start
-from vfl_flower.errors import ConfigError
-from vfl_flower.holder.tensorboard import TensorBoard
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.label_holder.tensorboard import TensorBoard
 
 KEYS: dict[str, Any] = {"dataset": "breast-cancer", "epochs": 3, "window": 8}
 

@@ -13,14 +13,8 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from tests.conftest import MANY, Start, nightly
-from vfl_flower.axes.estimators import directions as zeroth_order
-from vfl_flower.axes.estimators.directions import Directions
-from vfl_flower.axes.estimators.first_order import descend
-from vfl_flower.axes.estimators.zeroth_order import ZerothOrder
-from vfl_flower.axes.privacy.scalars import ScalarLedger
-from vfl_flower.axes.server import by_gradient
-from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.bottoms import BottomModel, build_bottom
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.rates import Rates
@@ -34,7 +28,13 @@ from vfl_flower.models.training import (
     optimizer_arrays,
     step_along,
 )
-from vfl_flower.systems import resolve, sized
+from vfl_flower.protocol.estimators import directions as zeroth_order
+from vfl_flower.protocol.estimators.directions import Directions
+from vfl_flower.protocol.estimators.first_order import descend
+from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
+from vfl_flower.protocol.privacy.scalars import ScalarLedger
+from vfl_flower.protocol.server_update import by_gradient
+from vfl_flower.protocol.systems import resolve, sized
 
 LENGTHS = [4, 4, 3]
 ROWS = sum(LENGTHS)

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from strategies.history import History
-from strategies.seats import State
+from strategies.evaluation import History
+from strategies.party_record import State
 from strategies.vertical import Vertical, strategy_of
 from tests.conftest import ALL_ROWS, Start, nightly, trained
 from tests.fleet import assert_equals, evaluations, fleet, until
@@ -39,19 +39,19 @@ from tests.test_kills import kill
 from tests.test_label_noise import drawn
 from tests.test_sources import hugging_face, photographs
 from vfl_flower import client_app
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.blocks import load_features, load_labels
 from vfl_flower.data.split import divide, split
-from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.flower_internals import begin_task, state_to_bytes
-from vfl_flower.holder import checkpoint, results
-from vfl_flower.holder.contribution import contribution
-from vfl_flower.holder.metrics import Metrics
-from vfl_flower.messages import EvaluateOrder, RestoreOrder
+from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder.contribution import contribution
+from vfl_flower.label_holder.metrics import Metrics
+from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import context as between
 from vfl_flower.party.state import load_arrays, load_scalars
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import predict_local, run_local
-from vfl_flower.systems import resolve
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.flower_internals import begin_task, state_to_bytes
+from vfl_flower.transport.local import LocalGrid
+from vfl_flower.transport.messages import EvaluateOrder, RestoreOrder
 
 Array = NDArray[Any]
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.test_report import Page, left
-from vfl_flower.errors import VflError
+from vfl_flower.config.errors import VflError
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.watch import Server
 

@@ -13,26 +13,26 @@ from torch.func import functional_call
 
 from tests.conftest import MANY, Start
 from vfl_flower import client_app
-from vfl_flower.axes.batches import Window, join
-from vfl_flower.axes.estimators import directions as directions_module
-from vfl_flower.axes.estimators.base import Arrival
-from vfl_flower.axes.estimators.directions import Directions, values_of_pairs
-from vfl_flower.axes.estimators.zeroth_order import Pair, PairReading, ZerothOrder
-from vfl_flower.axes.privacy.noise import Perturbation, ScalarNoise
-from vfl_flower.axes.server import by_differences, by_gradient
-from vfl_flower.config import RunConfig
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.blocks import FeatureBlock
 from vfl_flower.data.labels import Labels
-from vfl_flower.errors import ConfigError
-from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.messages import TrainOrder
+from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
-from vfl_flower.systems import resolve, sized
+from vfl_flower.protocol.batches import Window, join
+from vfl_flower.protocol.estimators import directions as directions_module
+from vfl_flower.protocol.estimators.base import Arrival
+from vfl_flower.protocol.estimators.directions import Directions, values_of_pairs
+from vfl_flower.protocol.estimators.zeroth_order import Pair, PairReading, ZerothOrder
+from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
+from vfl_flower.protocol.server_update import by_differences, by_gradient
+from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.transport.messages import TrainOrder
 
 SECRET = b"secret"
 KEY = SECRET + b"|1"  # of a party's first message

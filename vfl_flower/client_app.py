@@ -17,11 +17,19 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.common import log
 
-from vfl_flower.data import alignment, recall
-from vfl_flower.data.blocks import own_source, seat
+from vfl_flower.alignment import at_party, reuse
+from vfl_flower.config.errors import CodeError, OutOfStepError, VflError
 from vfl_flower.data.source import Source
-from vfl_flower.errors import CodeError, OutOfStepError, VflError
-from vfl_flower.messages import (
+from vfl_flower.party import context as between
+from vfl_flower.party import masked_sums, stacked, state_file
+from vfl_flower.party.inputs import own_source
+from vfl_flower.party.party import Party
+from vfl_flower.party.predict import predict
+from vfl_flower.party.refusals import check_order
+from vfl_flower.party.stacked import Turn
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport import shared_actor
+from vfl_flower.transport.messages import (
     Agreed,
     AgreeOrder,
     AlignOrder,
@@ -47,17 +55,9 @@ from vfl_flower.messages import (
     TrainOrder,
     refuse_unused,
 )
-from vfl_flower.party import context as between
-from vfl_flower.party import stacked, state_file, sums
-from vfl_flower.party.party import Party
-from vfl_flower.party.predict import predict
-from vfl_flower.party.refusals import check_order
-from vfl_flower.party.rules import simulated
-from vfl_flower.party.stacked import Turn
-from vfl_flower.runtimes import hosts
-from vfl_flower.runtimes.stream import session as stream
-from vfl_flower.systems import resolve
-from vfl_flower.wire import read_order, to_failure, to_reply
+from vfl_flower.transport.node import seat, simulated
+from vfl_flower.transport.stream import session as stream
+from vfl_flower.transport.wire import read_order, to_failure, to_reply
 
 O = TypeVar("O", bound=Order)  # noqa: E741
 A = TypeVar("A", bound=Payload)
@@ -92,19 +92,19 @@ app = PartyApp()
 @app.query("set")
 def recall_set(message: Message, context: Context) -> Message:
     """Whether this party still has the blinded ids of an earlier alignment."""
-    return _serve(message, context, SetOrder, _aligning(alignment.recall_set))
+    return _serve(message, context, SetOrder, _aligning(at_party.recall_set))
 
 
 @app.query("align")
 def align(message: Message, context: Context) -> Message:
     """Which ids this party has, in a form that does not tell them."""
-    return _serve(message, context, AlignOrder, _aligning(alignment.blind))
+    return _serve(message, context, AlignOrder, _aligning(at_party.blind))
 
 
 @app.query("common")
 def common(message: Message, context: Context) -> Message:
     """Which of this party's rows all have."""
-    return _serve(message, context, CommonOrder, _aligning(alignment.take_common))
+    return _serve(message, context, CommonOrder, _aligning(at_party.take_common))
 
 
 @app.query("confirm")
@@ -113,8 +113,8 @@ def confirm(message: Message, context: Context) -> Message:
 
     def confirm(context: Context, order: ConfirmOrder) -> Payload:
         party, parties = seat(context)
-        answer = alignment.confirm(context, party, parties, order)
-        recall.keep(context, party, parties)
+        answer = at_party.confirm(context, party, parties, order)
+        reuse.keep(context, party, parties)
         return answer
 
     return _serve(message, context, ConfirmOrder, confirm)
@@ -123,7 +123,7 @@ def confirm(message: Message, context: Context) -> Message:
 @app.query("recall")
 def recall_rows(message: Message, context: Context) -> Message:
     """Rows that were confirmed in an earlier run are to be used."""
-    return _serve(message, context, RecallOrder, _aligning(recall.recall))
+    return _serve(message, context, RecallOrder, _aligning(reuse.recall))
 
 
 @app.query("describe")
@@ -154,7 +154,7 @@ def grow(message: Message, context: Context) -> Message:
 @app.query("key")
 def key(message: Message, context: Context) -> Message:
     """A fresh key for masked sums of this run, signed."""
-    return _serve(message, context, KeyOrder, sums.make_key)
+    return _serve(message, context, KeyOrder, masked_sums.make_key)
 
 
 @app.query("agree")
@@ -162,7 +162,7 @@ def agree(message: Message, context: Context) -> Message:
     """From now on uploads are masked by keys with all other parties."""
 
     def agree(party: Party, order: AgreeOrder) -> Payload:
-        party.masks, tags = sums.agree(context, order.arrays, party.alike)
+        party.masks, tags = masked_sums.agree(context, order.arrays, party.alike)
         return Agreed(party=party.index, parties=party.parties, arrays=tags)
 
     def agree_and_keep(context: Context, order: AgreeOrder) -> Payload:
@@ -241,7 +241,7 @@ def resume(message: Message, context: Context) -> Message:
         for name, record in loaded.items():
             context.state[name] = record
         between.rename(context, run)
-        sums.forget(context)
+        masked_sums.forget(context)
         describe: Callable[[Party, ResumeOrder], Description] = Party.describe
         payload = _by(describe)(context, order)
         state_file.save(context, order.number)  # this run's first, should it lose its state
@@ -283,7 +283,7 @@ def host(message: Message, context: Context) -> Message:
     def serve(context: Context, order: HostOrder) -> Payload:
         if not simulated(context):
             raise VflError("is one party, and no host of others.")
-        return hosts.serve(app, context, order)
+        return shared_actor.serve(app, context, order)
 
     return _serve(message, context, HostOrder, serve)
 
@@ -295,7 +295,7 @@ def _keep_first(context: Context) -> None:
     since the label holder could not tell it again.
     """
     every = resolve(context.run_config).running.exchanges_apart(simulated(context))
-    if every or alignment.is_aligned(context):
+    if every or at_party.is_aligned(context):
         state_file.save(context, 0)
 
 

@@ -15,32 +15,29 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from strategies.vertical import Vertical, strategy_of
-from vfl_flower.axes.privacy.ledger import hides_labels
-from vfl_flower.axes.privacy.signal import warn_if_lost
-from vfl_flower.config import RunConfig, parse
-from vfl_flower.data.alignment import Alignment, Order
-from vfl_flower.data.blocks import (
-    load_labels,
-    load_own_labels,
-    own_table,
-)
+from vfl_flower.alignment.at_party import Order
+from vfl_flower.alignment.reuse import aligned
+from vfl_flower.config.errors import ConfigError, VflError, why
+from vfl_flower.config.files import write_whole
+from vfl_flower.config.plugins import OBSERVERS
+from vfl_flower.config.provenance import code_digest, versions
+from vfl_flower.config.run_config import RunConfig, parse
+from vfl_flower.data.blocks import load_labels, load_own_labels, own_table
+from vfl_flower.data.common_rows import Alignment
 from vfl_flower.data.labels import Labels
-from vfl_flower.data.recall import aligned
 from vfl_flower.data.split import held_out_again, used_by
 from vfl_flower.data.tables import Table
-from vfl_flower.errors import ConfigError, VflError, why
-from vfl_flower.files import write_whole
-from vfl_flower.holder import checkpoint, progress
-from vfl_flower.holder.checkpoint import Checkpoint, Keeper
-from vfl_flower.holder.label_holder import of_group
-from vfl_flower.holder.predict import predict
-from vfl_flower.holder.results import Results, in_use, results_folder
-from vfl_flower.provenance import code_digest, versions
-from vfl_flower.registry import OBSERVERS
-from vfl_flower.runtimes.carrier import Carrier, carrier_of
-from vfl_flower.runtimes.hosts import Hosts
-from vfl_flower.runtimes.stream.grid import StreamGrid
-from vfl_flower.systems import sized
+from vfl_flower.label_holder import checkpoint, progress
+from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
+from vfl_flower.label_holder.label_holder import of_group
+from vfl_flower.label_holder.predict import predict
+from vfl_flower.label_holder.results import Results, in_use, results_folder
+from vfl_flower.protocol.privacy.ledger import hides_labels
+from vfl_flower.protocol.privacy.signal import warn_if_lost
+from vfl_flower.protocol.systems import sized
+from vfl_flower.transport.base import Carrier, carrier_of
+from vfl_flower.transport.shared_actor import Hosts
+from vfl_flower.transport.stream.grid import StreamGrid
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too

@@ -22,7 +22,7 @@ from benchmarks.papers import asyrevel, cascaded, dpzv, ef_vfl, vafl
 from benchmarks.papers.draw import draw
 from benchmarks.papers.rows import Column, Data, History, Job, Row
 from benchmarks.papers.training import Training
-from vfl_flower.errors import DivergedError, PartyError
+from vfl_flower.config.errors import DivergedError, PartyError
 
 ROWS: dict[str, Row] = {
     name: row

@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.axes.batches import Joint, Window
-from vfl_flower.axes.estimators.base import Arrival, HolderEnd, PartyEnd
-from vfl_flower.axes.estimators.first_order import FirstOrder
-from vfl_flower.messages import Arrays, TrainOrder, checked
 from vfl_flower.models.training import as_tensor
+from vfl_flower.protocol.batches import Joint, Window
+from vfl_flower.protocol.estimators.base import Arrival, HolderEnd, PartyEnd
+from vfl_flower.protocol.estimators.first_order import FirstOrder
+from vfl_flower.transport.messages import Arrays, TrainOrder, checked
 
 Q, MU = 20, 1e-2
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from strategies.vertical import Vertical
 from vfl_flower.data import samples
-from vfl_flower.holder.observers import Observer
+from vfl_flower.label_holder.observers import Observer
 from vfl_flower.models.training import trained
 from vfl_flower.party import context
 

@@ -16,7 +16,7 @@ import pandas as pd
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from vfl_flower.start import predict_local, run_local
+from vfl_flower.launch.engines import predict_local, run_local
 
 TOWER = f"{Path(__file__).absolute().parent}/towers.py:ResNet20"
 

@@ -17,7 +17,7 @@ import pandas as pd
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import DistilBertConfig, PreTrainedTokenizerFast
 
-from vfl_flower.start import run_local
+from vfl_flower.launch.engines import run_local
 
 PEOPLE = 600
 GOOD, BAD = ("walks well", "no pain", "eats well"), ("short of breath", "in pain", "fell twice")

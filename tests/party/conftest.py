@@ -12,9 +12,9 @@ from flwr.app import Context, RecordDict
 
 from tests.organisations import ID, small, write
 from tests.party.nodes import KEYS, ROWS, Node, align
-from vfl_flower.flower_internals import begin_task
-from vfl_flower.holder import results
+from vfl_flower.label_holder import results
 from vfl_flower.party import context as between
+from vfl_flower.transport.flower_internals import begin_task
 
 
 @pytest.fixture(autouse=True)

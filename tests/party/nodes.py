@@ -10,18 +10,12 @@ from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
 from vfl_flower import client_app
-from vfl_flower.data import alignment
-from vfl_flower.data.blocks import own_source
-from vfl_flower.flower_internals import state_from_bytes
-from vfl_flower.messages import (
-    DescribeOrder,
-    Order,
-    Payload,
-    TrainOrder,
-    Upload,
-)
+from vfl_flower.alignment import at_party
 from vfl_flower.party import context as between
-from vfl_flower.wire import pack, read_reply, to_message
+from vfl_flower.party.inputs import own_source
+from vfl_flower.transport.flower_internals import state_from_bytes
+from vfl_flower.transport.messages import DescribeOrder, Order, Payload, TrainOrder, Upload
+from vfl_flower.transport.wire import pack, read_reply, to_message
 
 Array = NDArray[Any]
 
@@ -39,10 +33,10 @@ Node = Callable[..., Context]
 def align(context: Context, rows: Array | None = None) -> None:
     """Tell a party which of its rows all have."""
     rows = np.arange(ROWS) if rows is None else rows
-    digest = alignment._digest(own_source(context), rows)
+    digest = at_party._digest(own_source(context), rows)
     name = np.full(32, ord("a"), np.uint8)
     context.state["aligned"] = pack(
-        {"rows": rows, "digest": digest, "name": name, "method": alignment._PSI}
+        {"rows": rows, "digest": digest, "name": name, "method": at_party._PSI}
     )
 
 

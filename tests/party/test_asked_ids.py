@@ -16,14 +16,13 @@ from flwr.app import Context
 
 from tests.aligning import IDS, ROWS, STRANGE, LabelHolder, asked, count_of, in_a_later_run, node_in
 from tests.organisations import change, cut, forget_alignments, small
-from vfl_flower.data import holder_alignment, id_sets, psi
-from vfl_flower.data.psi import Blinding, match
-from vfl_flower.errors import VflError
-from vfl_flower.flower_internals import lasting_home
-from vfl_flower.messages import Aligned, AlignOrder
-from vfl_flower.party import asked_ids
-from vfl_flower.party.rules import Rules
-from vfl_flower.start import run_local
+from vfl_flower.alignment import asked_ids, at_label_holder, blinded_ids, psi
+from vfl_flower.alignment.psi import Blinding, match
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.launch.engines import run_local
+from vfl_flower.transport.flower_internals import lasting_home
+from vfl_flower.transport.messages import Aligned, AlignOrder
 
 DAY = 86400
 MORE = "^failed: Party 0 refuses to be asked about {} more ids: its rule is max-ids = {}.$"
@@ -139,7 +138,7 @@ def test_a_point_tells_of_one_id(
     So each point would tell of two ids, with bare points of the party as the control.
     """
     if bare:
-        monkeypatch.setattr(id_sets, "outputs", lambda ids, points: points)
+        monkeypatch.setattr(blinded_ids, "outputs", lambda ids, points: points)
     one, two = Blinding(), Blinding()
     sent = {"ids": plus(one.of_ids(IDS[:5]), two.of_ids(IDS[5:10]))}
     order = AlignOrder(method="psi", id_kind="whole numbers", arrays=sent)
@@ -260,7 +259,7 @@ def test_ids_are_counted_before_they_are_blinded(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(id_sets, "fresh", killed)
+        patch.setattr(blinded_ids, "fresh", killed)
         with pytest.raises(KeyboardInterrupt):
             members(node, IDS)
     assert count_of(node)["asked"] == 60
@@ -300,7 +299,7 @@ def test_an_honest_label_holder_aligns_the_same_ids_again_and_again(
 
     assert rows(0) == 48
     if not lasting:
-        monkeypatch.setattr(holder_alignment, "_lasting_blinding", Blinding)
+        monkeypatch.setattr(at_label_holder, "_lasting_blinding", Blinding)
         with pytest.raises(VflError, match="60 more ids: its rule is max-ids = 61"):
             rows(1)
         return

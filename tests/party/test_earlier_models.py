@@ -12,11 +12,11 @@ from flwr.app import Context
 
 from tests.organisations import change
 from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, train
-from vfl_flower.errors import VflError
-from vfl_flower.messages import Description, GrowOrder, RejoinOrder
+from vfl_flower.config.errors import VflError
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_arrays, load_scalars
-from vfl_flower.systems import resolve
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.messages import Description, GrowOrder, RejoinOrder
 
 
 def order(run: str = "1", number: int = 1, parties: int = 1, **keys: Any) -> GrowOrder:

@@ -14,11 +14,14 @@ from flwr.app import Context
 
 from tests.organisations import small, write
 from tests.party.nodes import DESCRIBE, ROWS, Array, Node, align, asked, gradient, restarted, train
-from vfl_flower.axes.batches import steps_per_epoch
-from vfl_flower.errors import VflError
-from vfl_flower.files import unsealed
-from vfl_flower.flower_internals import state_to_bytes
-from vfl_flower.messages import (
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.files import unsealed
+from vfl_flower.party import context as between
+from vfl_flower.party import limits, state_file
+from vfl_flower.protocol.batches import steps_per_epoch
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.flower_internals import state_to_bytes
+from vfl_flower.transport.messages import (
     Description,
     EmbedOrder,
     EvaluateOrder,
@@ -27,9 +30,6 @@ from vfl_flower.messages import (
     RejoinOrder,
     ResumeOrder,
 )
-from vfl_flower.party import context as between
-from vfl_flower.party import limits, state_file
-from vfl_flower.systems import resolve
 
 # --- how often, how long ------------------------------------------------------------------------
 

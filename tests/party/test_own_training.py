@@ -10,15 +10,15 @@ import pytest
 from flwr.app import Context
 
 from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, train
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.flower_internals import state_to_bytes
-from vfl_flower.messages import Description, SetOrder
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.launch.engines import run_local
 from vfl_flower.models.training import flat
 from vfl_flower.party import context as between
+from vfl_flower.party.policy import with_own
 from vfl_flower.party.refusals import check_order
-from vfl_flower.party.rules import with_own
-from vfl_flower.start import run_local
-from vfl_flower.systems import RATES, resolve, sized
+from vfl_flower.protocol.systems import RATES, resolve, sized
+from vfl_flower.transport.flower_internals import state_to_bytes
+from vfl_flower.transport.messages import Description, SetOrder
 
 CANCER = {"dataset": "breast-cancer", "bottom-hidden": 8, "embedding-size": 4, "batch-size": 64}
 

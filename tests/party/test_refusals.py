@@ -16,10 +16,14 @@ from tests.aligning import IDS, NAME
 from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, train
 from tests.party.test_rules import BROKEN
 from vfl_flower import client_app
-from vfl_flower.data import alignment, psi
-from vfl_flower.data.psi import Blinding
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.messages import (
+from vfl_flower.alignment import at_party, psi
+from vfl_flower.alignment.psi import Blinding
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.party import context as between
+from vfl_flower.party import masked_sums, predict, state_file
+from vfl_flower.party.state import load_about
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.messages import (
     AgreeOrder,
     Aligned,
     AlignOrder,
@@ -44,10 +48,6 @@ from vfl_flower.messages import (
     SetOrder,
     Turn,
 )
-from vfl_flower.party import context as between
-from vfl_flower.party import predict, state_file, sums
-from vfl_flower.party.state import load_about
-from vfl_flower.systems import resolve
 
 MASKED = {"aggregation": "secure", "combine": "mean"}
 SEEN = {"aggregation": "secure", "sum-peers": "first-seen"}
@@ -113,9 +113,9 @@ def touching_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         (client_app, ["own_source"]),
         (between, ["load_block", "party_of"]),
         (predict, ["load_block", "own_source"]),
-        (sums, ["lasting_key"]),
+        (masked_sums, ["lasting_key"]),
         (psi, ["_libsodium"]),
-        (alignment, ["_keep"]),
+        (at_party, ["_keep"]),
     ):
         for name in names:
             monkeypatch.setattr(where, name, touched)

@@ -14,10 +14,12 @@ from flwr.app import Context
 
 from tests.organisations import cut, small
 from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, train
-from vfl_flower import start
-from vfl_flower.errors import ConfigError, OutOfStepError, PartyError, VflError
-from vfl_flower.flower_internals import state_to_bytes
-from vfl_flower.messages import (
+from vfl_flower.config.errors import ConfigError, OutOfStepError, PartyError, VflError
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.launch import engines
+from vfl_flower.party import policy, state_file
+from vfl_flower.transport.flower_internals import state_to_bytes
+from vfl_flower.transport.messages import (
     Description,
     EmbedOrder,
     EvaluateOrder,
@@ -29,8 +31,6 @@ from vfl_flower.messages import (
     SessionOrder,
     Upload,
 )
-from vfl_flower.party import rules, state_file
-from vfl_flower.party.rules import Rules
 
 # --- what is refused ----------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = 
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the party's own log says."""
     lines: list[str] = []
-    monkeypatch.setattr(rules.log, "warning", lambda text, *words: lines.append(text % words))
+    monkeypatch.setattr(policy.log, "warning", lambda text, *words: lines.append(text % words))
     return lines
 
 
@@ -263,16 +263,16 @@ def test_parties_that_a_run_starts_itself_permit_what_it_names(
         def __exit__(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr(start, "SuperLink", Started)
-    monkeypatch.setattr(start, "_run_on", lambda *_: None)
+    monkeypatch.setattr(engines, "SuperLink", Started)
+    monkeypatch.setattr(engines, "_run_on", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     np.savez("data.npz", X=np.eye(20), y=np.arange(20) % 2)
-    start.run_supernodes(2, {"dataset": "npz:data.npz", "noise-seed": 4, "out": "a"})
+    engines.run_supernodes(2, {"dataset": "npz:data.npz", "noise-seed": 4, "out": "a"})
     path = f"npz:{tmp_path}/data.npz"
     assert given == [{"noise-seed": 4, "dataset": path}] * 2
     given.clear()
-    start.run_supernodes(1, {"dataset": "digits", "out": "b"})
+    engines.run_supernodes(1, {"dataset": "digits", "out": "b"})
     own = {"file": f"{tmp_path}/f.csv", "noise-seed": 7}
     keys = {"dataset": "files:l.csv", "noise-seed": 4, "out": "c"}
-    start.run_supernodes(1, keys, [own])
+    engines.run_supernodes(1, keys, [own])
     assert given == [{}, {"align": "psi", **own}]  # what a party says itself stays

@@ -14,10 +14,15 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from tests.organisations import cut, kept_state, small
 from tests.party.nodes import DESCRIBE, KEYS, Array, Node, asked, gradient, restarted, train
-from vfl_flower.errors import VflError
-from vfl_flower.flower_internals import state_to_bytes
-from vfl_flower.holder import checkpoint
-from vfl_flower.messages import (
+from vfl_flower.config.errors import VflError
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.models.bottoms import build_bottom, seeded
+from vfl_flower.party import context as between
+from vfl_flower.party import state, state_file
+from vfl_flower.party.party import Party
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.flower_internals import state_to_bytes
+from vfl_flower.transport.messages import (
     Arrays,
     Description,
     EvaluateOrder,
@@ -27,12 +32,7 @@ from vfl_flower.messages import (
     SessionEnd,
     SessionOrder,
 )
-from vfl_flower.models.bottoms import build_bottom, seeded
-from vfl_flower.party import context as between
-from vfl_flower.party import state, state_file
-from vfl_flower.party.party import Party
-from vfl_flower.runtimes.stream import session
-from vfl_flower.systems import resolve
+from vfl_flower.transport.stream import session
 
 # --- the first upload ---------------------------------------------------------------------------
 

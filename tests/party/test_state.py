@@ -16,10 +16,16 @@ from numpy.typing import NDArray
 
 from tests.conftest import ALL_ROWS, FASTER
 from vfl_flower import client_app
-from vfl_flower.axes.estimators import directions as directions_module
-from vfl_flower.errors import VflError
-from vfl_flower.flower_internals import begin_task, state_from_bytes, state_to_bytes
-from vfl_flower.messages import (
+from vfl_flower.config.errors import VflError
+from vfl_flower.models import passes, training
+from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.party import context as between
+from vfl_flower.party import party as party_module
+from vfl_flower.party import state
+from vfl_flower.party.party import Party
+from vfl_flower.protocol.estimators import directions as directions_module
+from vfl_flower.transport.flower_internals import begin_task, state_from_bytes, state_to_bytes
+from vfl_flower.transport.messages import (
     DescribeOrder,
     Description,
     EvaluateOrder,
@@ -28,13 +34,7 @@ from vfl_flower.messages import (
     TrainOrder,
     Upload,
 )
-from vfl_flower.models import passes, training
-from vfl_flower.models.bottoms import BottomModel
-from vfl_flower.party import context as between
-from vfl_flower.party import party as party_module
-from vfl_flower.party import state
-from vfl_flower.party.party import Party
-from vfl_flower.wire import read_reply, to_message
+from vfl_flower.transport.wire import read_reply, to_message
 
 Arrays = dict[str, NDArray[Any]]
 KEYS: dict[str, Any] = {

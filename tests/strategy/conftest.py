@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from strategies import history, mailbox
+from strategies import evaluation, messenger
 from tests.strategy.parts import Warned
-from vfl_flower.flower_internals import begin_task
-from vfl_flower.runtimes import carrier
+from vfl_flower.transport import base
+from vfl_flower.transport.flower_internals import begin_task
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         now[0] += seconds
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep, perf_counter=lambda: now[0])
-    for module in (mailbox, history, carrier):
+    for module in (messenger, evaluation, base):
         monkeypatch.setattr(module, "time", clock)
     return now
 

@@ -11,20 +11,23 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from strategies.history import History
-from strategies.mailbox import Mailbox
-from strategies.plan import Plan
+from strategies.evaluation import History
+from strategies.messenger import Mailbox
+from strategies.party_record import Seat, State
 from strategies.recovery import Recovery
-from strategies.seats import Seat, State
-from vfl_flower.axes.estimators.first_order import FirstOrder
-from vfl_flower.axes.privacy.journal import Mark
-from vfl_flower.axes.privacy.ledger import Ledger
+from strategies.step_budget import Plan
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.labels import Labels
-from vfl_flower.errors import VflError
-from vfl_flower.flower_internals import set_message_id
-from vfl_flower.holder.metrics import Metrics
-from vfl_flower.holder.observers import Observer
-from vfl_flower.messages import (
+from vfl_flower.label_holder.metrics import Metrics
+from vfl_flower.label_holder.observers import Observer
+from vfl_flower.protocol.estimators.first_order import FirstOrder
+from vfl_flower.protocol.privacy.journal import Mark
+from vfl_flower.protocol.privacy.ledger import Ledger
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.base import Carrier
+from vfl_flower.transport.flower_internals import set_message_id
+from vfl_flower.transport.messages import (
     CheckpointOrder,
     Description,
     EmbedOrder,
@@ -36,10 +39,7 @@ from vfl_flower.messages import (
     Turn,
     Upload,
 )
-from vfl_flower.provenance import code_digest
-from vfl_flower.runtimes.carrier import Carrier
-from vfl_flower.systems import resolve
-from vfl_flower.wire import to_failure, to_reply
+from vfl_flower.transport.wire import to_failure, to_reply
 
 ROWS = np.zeros(3, np.float32)  # 12 bytes
 LABELS = Labels(

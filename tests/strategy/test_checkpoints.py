@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from strategies.checkpoints import Checkpoints
-from strategies.pace import Pace
-from strategies.plan import Plan
-from strategies.seats import Seat, State, Traffic
+from strategies.party_record import Seat, State, Traffic
+from strategies.step_budget import Plan
+from strategies.window import Pace
 from tests.strategy.parts import LABELS, METRICS, ROWS, SPENT, Parts, Post, Warned
-from vfl_flower.axes.schedule import Schedule
-from vfl_flower.holder import checkpoint
-from vfl_flower.holder.checkpoint import Checkpoint, Keeper
-from vfl_flower.messages import CheckpointOrder
-from vfl_flower.wire import read_order
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
+from vfl_flower.protocol.schedule import Schedule
+from vfl_flower.transport.messages import CheckpointOrder
+from vfl_flower.transport.wire import read_order
 
 
 class Paused:

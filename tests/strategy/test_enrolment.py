@@ -10,8 +10,8 @@ import pytest
 
 from strategies.enrolment import check
 from tests.strategy.parts import FITS, LABELS
-from vfl_flower.errors import ConfigError
-from vfl_flower.systems import resolve
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.protocol.systems import resolve
 
 
 def test_a_party_that_fits_takes_part() -> None:

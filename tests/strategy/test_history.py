@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from strategies import vertical
 from strategies.enrolment import enrol
-from strategies.history import History
-from strategies.plan import Plan
-from strategies.seats import FINAL, Seat, Traffic
+from strategies.evaluation import History
+from strategies.party_record import FINAL, Seat, Traffic
+from strategies.step_budget import Plan
 from tests.strategy.parts import METRICS, SPENT, Heard
 from vfl_flower import client_app
+from vfl_flower.config.errors import PartyError
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.errors import PartyError
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.systems import resolve
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.local import LocalGrid
 
 
 @pytest.mark.one_by_day

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from flwr.app import Context, Error, Message
 
-from strategies.seats import Spread, State, Traffic
+from strategies.party_record import Spread, State, Traffic
 from strategies.vertical import strategy_of
 from tests.strategy.parts import CHECKPOINT, EMBED, EVALUATE, REJOIN, ROWS, TRAIN, Parts
 from vfl_flower import client_app
+from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.errors import OutOfStepError, VflError
-from vfl_flower.messages import EvaluateOrder, RejoinOrder, TrainOrder, Turn, Upload
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.systems import resolve
-from vfl_flower.wire import read_order
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.local import LocalGrid
+from vfl_flower.transport.messages import EvaluateOrder, RejoinOrder, TrainOrder, Turn, Upload
+from vfl_flower.transport.wire import read_order
 
 
 def test_a_message_is_counted_and_told_before_it_leaves() -> None:

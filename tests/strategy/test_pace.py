@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from strategies.pace import Pace
-from strategies.plan import Plan
-from strategies.seats import Seat, State
-from vfl_flower.axes import estimators
-from vfl_flower.axes.schedule import ALL, ONE, Schedule
-from vfl_flower.errors import ConfigError
-from vfl_flower.systems import resolve
+from strategies.party_record import Seat, State
+from strategies.step_budget import Plan
+from strategies.window import Pace
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.schedule import ALL, ONE, Schedule
+from vfl_flower.protocol.systems import resolve
 
 PER_EPOCH, LONGEST = 1000, 32
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.plan import Plan
+from strategies.step_budget import Plan
 
 
 @given(

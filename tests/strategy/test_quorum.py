@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.plan import Plan
+from strategies.party_record import Seat, State
 from strategies.quorum import Waiting
-from strategies.seats import Seat, State
+from strategies.step_budget import Plan
 from tests.strategy.parts import EMBED, EVALUATE, TRAIN, seat_in
-from vfl_flower.axes.batches import Window
-from vfl_flower.axes.estimators.base import Arrival, Reading
-from vfl_flower.messages import Turn
+from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.estimators.base import Arrival, Reading
+from vfl_flower.transport.messages import Turn
 
 
 def arrival(party: int) -> Arrival:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from strategies.seats import FINAL, State
+from strategies.party_record import FINAL, State
 from tests.strategy.parts import (
     CHECKPOINT,
     EMBED,
@@ -20,9 +20,9 @@ from tests.strategy.parts import (
     Parts,
     Warned,
 )
-from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.messages import Description, RejoinOrder, TrainOrder, Turn, Upload
-from vfl_flower.wire import read_order
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.transport.messages import Description, RejoinOrder, TrainOrder, Turn, Upload
+from vfl_flower.transport.wire import read_order
 
 STOP, CONTINUE = {"on-party-failure": "stop"}, {"on-party-failure": "continue"}
 TIRED = PartyError("Party 1", "is tired.")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.seats import FINAL, Seat, Spread, State, Traffic
+from strategies.party_record import FINAL, Seat, Spread, State, Traffic
 from tests.strategy.parts import EMBED, EVALUATE, REJOIN, ROWS, TRAIN, seat_in
 
 

@@ -10,7 +10,7 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
 from tests.stream.nodes import RUN, SERVER, Streamed
-from vfl_flower.runtimes.stream import grid, session
+from vfl_flower.transport.stream import grid, session
 
 
 @pytest.fixture(autouse=True)

@@ -22,14 +22,19 @@ from strategies.vertical import Vertical, strategy_of
 from tests.conftest import ALL_ROWS, trained
 from vfl_flower import client_app
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.flower_internals import from_bytes, state_from_bytes, state_to_bytes, to_bytes
-from vfl_flower.messages import SessionOrder
+from vfl_flower.launch.processes import reserved_port
 from vfl_flower.party.state import load_arrays
-from vfl_flower.runtimes.carrier import carrier_of
-from vfl_flower.runtimes.processes import reserved_port
-from vfl_flower.runtimes.stream.grid import StreamGrid
-from vfl_flower.systems import resolve
-from vfl_flower.wire import read_order, to_message
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.base import carrier_of
+from vfl_flower.transport.flower_internals import (
+    from_bytes,
+    state_from_bytes,
+    state_to_bytes,
+    to_bytes,
+)
+from vfl_flower.transport.messages import SessionOrder
+from vfl_flower.transport.stream.grid import StreamGrid
+from vfl_flower.transport.wire import read_order, to_message
 
 RUN, SERVER, FIRST = 7, 1, 2  # ids of the run, of the ServerApp, and of the first party's node
 KEYS = {"dataset": "breast-cancer", "window": 5, "epochs": 4, "strategy": "split-nn"}

@@ -30,12 +30,12 @@ from tests.stream.nodes import (
     call,
     eventually,
 )
-from vfl_flower.errors import PartyError
-from vfl_flower.flower_internals import from_bytes, state_to_bytes, to_bytes
-from vfl_flower.messages import SMALL, SessionOrder
+from vfl_flower.config.errors import PartyError
 from vfl_flower.party import state_file
-from vfl_flower.runtimes.stream import grid, links, session
-from vfl_flower.wire import to_failure
+from vfl_flower.transport.flower_internals import from_bytes, state_to_bytes, to_bytes
+from vfl_flower.transport.messages import SMALL, SessionOrder
+from vfl_flower.transport.stream import grid, links, session
+from vfl_flower.transport.wire import to_failure
 
 # --- a party that is killed ---------------------------------------------------------------------
 

@@ -13,12 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stream.nodes import FIRST, RUN
-from vfl_flower.errors import VflError
-from vfl_flower.flower_internals import from_bytes, to_bytes
-from vfl_flower.messages import DescribeOrder, EvaluateOrder, SessionOrder, TrainOrder, Upload
-from vfl_flower.runtimes.stream import frames as framing
-from vfl_flower.runtimes.stream.frames import chunks, frames
-from vfl_flower.wire import read_order, read_reply, to_failure, to_message, to_reply
+from vfl_flower.config.errors import VflError
+from vfl_flower.transport.flower_internals import from_bytes, to_bytes
+from vfl_flower.transport.messages import (
+    DescribeOrder,
+    EvaluateOrder,
+    SessionOrder,
+    TrainOrder,
+    Upload,
+)
+from vfl_flower.transport.stream import frames as framing
+from vfl_flower.transport.stream.frames import chunks, frames
+from vfl_flower.transport.wire import read_order, read_reply, to_failure, to_message, to_reply
 
 
 def no_limit() -> int:

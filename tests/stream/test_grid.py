@@ -22,15 +22,15 @@ from tests.stream.nodes import (
     assert_equals_in_process,
     eventually,
 )
-from vfl_flower.errors import ConfigError, PartyError, VflError
-from vfl_flower.flower_internals import state_to_bytes
-from vfl_flower.messages import SessionOrder
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
-from vfl_flower.runtimes.carrier import carrier_of
-from vfl_flower.runtimes.stream import grid, session
-from vfl_flower.runtimes.stream.grid import StreamGrid
-from vfl_flower.systems import resolve
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.base import carrier_of
+from vfl_flower.transport.flower_internals import state_to_bytes
+from vfl_flower.transport.messages import SessionOrder
+from vfl_flower.transport.stream import grid, session
+from vfl_flower.transport.stream.grid import StreamGrid
 
 # --- the same run over streams ------------------------------------------------------------------
 

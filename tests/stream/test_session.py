@@ -16,13 +16,13 @@ from flwr.app import Context, Message, RecordDict
 from tests.relay import Relay
 from tests.stream.nodes import FIRST, HANGING, KEYS, METHOD, RUN, Streamed, assert_equals_in_process
 from vfl_flower import client_app
-from vfl_flower.flower_internals import from_bytes, state_to_bytes, to_bytes
-from vfl_flower.messages import SMALL, DescribeOrder, SessionEnd, SessionOrder
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
-from vfl_flower.runtimes.certificates import self_signed
-from vfl_flower.runtimes.stream import session
-from vfl_flower.wire import read_reply, to_message
+from vfl_flower.transport.flower_internals import from_bytes, state_to_bytes, to_bytes
+from vfl_flower.transport.messages import SMALL, DescribeOrder, SessionEnd, SessionOrder
+from vfl_flower.transport.nodes.certificates import self_signed
+from vfl_flower.transport.stream import session
+from vfl_flower.transport.wire import read_reply, to_message
 
 
 class Holder:

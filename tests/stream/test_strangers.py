@@ -18,9 +18,9 @@ import pytest
 
 from tests.relay import Relay
 from tests.stream.nodes import HANGING, KEYS, METHOD, Nodes, Streamed, assert_equals_in_process
-from vfl_flower.errors import VflError
-from vfl_flower.messages import SessionOrder
-from vfl_flower.runtimes.stream import links
+from vfl_flower.config.errors import VflError
+from vfl_flower.transport.messages import SessionOrder
+from vfl_flower.transport.stream import links
 
 # --- strangers ----------------------------------------------------------------------------------
 
@@ -144,9 +144,9 @@ def test_the_files_that_can_be_open_are_as_many_as_the_system_allows() -> None:
 CROWDED = """
 import resource, socket
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
-from vfl_flower.runtimes.stream import links
-from vfl_flower.runtimes.stream.frames import METHOD
-from vfl_flower.systems import resolve
+from vfl_flower.transport.stream import links
+from vfl_flower.transport.stream.frames import METHOD
+from vfl_flower.protocol.systems import resolve
 import grpc, os
 streams = links.Streams(7, resolve({"stream-ports": "9500-9999"}).running)
 streams.start()

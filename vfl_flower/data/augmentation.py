@@ -2,7 +2,7 @@
 
 A function of samples (`data.samples`) and a torch generator, which gives as many samples of the
 same shape. The generator follows from the party's secret and the message, so that when a pass is
-repeated it is of the same samples. `registry.AUGMENTATIONS` names ours.
+repeated it is of the same samples. `config.plugins.AUGMENTATIONS` names ours.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional
 
+from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
-from vfl_flower.errors import ConfigError, VflError
 
 Augment = Callable[[Samples, Generator], Samples]
 

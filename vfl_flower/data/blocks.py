@@ -17,30 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.config import RunConfig
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.options import DataConfig
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import augmentation, memory
-from vfl_flower.data.alignment import Alignment, common_rows
 from vfl_flower.data.augmentation import Augment
-from vfl_flower.data.divided import Divided, open_dataset
-from vfl_flower.data.labels import (
-    Labels,
-    as_known,
-    class_weights,
-    digest_of_labels,
-    encode_labels,
-)
+from vfl_flower.data.common_rows import Alignment
+from vfl_flower.data.labels import Labels, as_known, class_weights, digest_of_labels, encode_labels
 from vfl_flower.data.own_files import OwnFile
-from vfl_flower.data.presence import Known, drawn
+from vfl_flower.data.partitioned import Divided, open_dataset
+from vfl_flower.data.row_mask import Known, drawn
 from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
-from vfl_flower.data.sources import source_of
 from vfl_flower.data.split import digest_of_rows, divide, split
 from vfl_flower.data.tables import Table
-from vfl_flower.errors import ConfigError
-from vfl_flower.registry import AUGMENTATIONS
-from vfl_flower.sections import DataConfig
 
 Array = NDArray[Any]
 Places = NDArray[np.int64]
@@ -55,11 +46,12 @@ class FeatureBlock:
     Of those held out as ``test`` the first ``validation`` choose the model.
 
     ``ids_digest`` is of its rows' ids, and of own data known to the party alone; ``alignment`` is
-    what it says of its rows to the label holder (`messages.Description`). ``preparation`` is what
-    made the features of the party's own data, if it has some. ``train_rows`` and ``test_rows`` are
-    numbers by which the party knows the rows again, whatever their order; of own data none, where
-    it counts no uploads. ``augment`` is what it does to samples in training passes. ``known`` says
-    which of the run's training and test rows these are, where the party lacks some.
+    what it says of its rows to the label holder (`transport.messages.Description`).
+    ``preparation`` is what made the features of the party's own data, if it has some.
+    ``train_rows`` and ``test_rows`` are numbers by which the party knows the rows again, whatever
+    their order; of own data none, where it counts no uploads. ``augment`` is what it does to
+    samples in training passes. ``known`` says which of the run's training and test rows these are,
+    where the party lacks some.
     """
 
     train: Array | Rows | Compact
@@ -90,52 +82,11 @@ class ArrayBlock(FeatureBlock):
 # --- a party ------------------------------------------------------------------------------------
 
 
-def seat(context: Context) -> tuple[int, int]:
-    """The index of a node's party, and the number of parties."""
-    node = context.node_config
-    index, parties = node.get("partition-id"), node.get("num-partitions")
-    if not (isinstance(index, int) and isinstance(parties, int) and 0 <= index < parties):
-        raise ConfigError(
-            "A SuperNode does not know which party it is: start it with "
-            "--node-config 'partition-id=0 num-partitions=4', partition-id counting from 0."
-        )
-    return index, parties
-
-
-def own_source(context: Context) -> Source:
-    """The data that a party's node configuration names."""
-    index, _ = seat(context)
-    return source_of(context.node_config, index)
-
-
 def own_table(data: DataConfig) -> Table:
     """The label holder's own table: ids, labels, and perhaps features."""
     if data.dataset.startswith("memory:"):
         return memory.of_label_holder(data)
     return OwnFile.of_label_holder(data)
-
-
-def load_block(
-    context: Context, config: RunConfig, preparation: Preparation | None = None
-) -> FeatureBlock:
-    """The features of a node's party: its own, or its columns of the data set that is divided.
-
-    Own ones are prepared as the training rows say, or as they said to its model of then.
-    """
-    index, parties = seat(context)
-    own_words = context.node_config.get("augment")
-    augment = AUGMENTATIONS.load(str(own_words or config.data.augment))
-    if not config.data.own_data:
-        if context.node_config.keys() & {"file", "images", "source"}:
-            raise ConfigError(
-                f"Party {index} has a file of its own, and takes part in nothing else than runs "
-                "with dataset = 'files:PATH'."
-            )
-        return replace(load_part(config, index, parties), augment=augment)
-    own = own_source(context)
-    counted = "max-uploads" in context.node_config
-    block = load_own_features(config.data, own, common_rows(context, own), counted, preparation)
-    return replace(block, augment=augment)
 
 
 def load_own_features(

@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.data.kept import KeptFile, KeptSource
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.data.on_disk import KeptFile, KeptSource
 from vfl_flower.data.samples import Arrays
 from vfl_flower.data.source import Moments, Preparation, scaled
-from vfl_flower.errors import ConfigError
 
 log = logging.getLogger("flwr")
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.options import DataConfig, PrivacyConfig
 from vfl_flower.data.source import Preparation
-from vfl_flower.errors import ConfigError
-from vfl_flower.sections import DataConfig, PrivacyConfig
 
 Array = NDArray[Any]
 
@@ -119,7 +119,7 @@ class Labels:
         """Return the noise that the labels of training and validation rows have."""
         if privacy.mechanism != "labels" or privacy.epsilon is None or self.classes:
             return LabelNoise(kept_share(privacy, len(self.classes)))
-        assert self.bounds is not None  # `axes.privacy.ledger.check_range` sees to that
+        assert self.bounds is not None  # `protocol.privacy.ledger.check_range` sees to that
         scale = (self.bounds[1] - self.bounds[0]) / privacy.epsilon / self.deviation
         return LabelNoise(variance=2 * scale**2)
 

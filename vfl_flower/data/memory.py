@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.options import DataConfig
 from vfl_flower.data.source import Preparation, Source, scaled, scaling
 from vfl_flower.data.tables import Table
-from vfl_flower.errors import ConfigError
-from vfl_flower.sections import DataConfig
 
 Array = NDArray[Any]
 _NONE = "\0"  # where a column is named and there is none; no column is called so

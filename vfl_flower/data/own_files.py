@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.options import DataConfig
 from vfl_flower.data.tables import Table
-from vfl_flower.errors import ConfigError
-from vfl_flower.sections import DataConfig
 
 
 @dataclass(frozen=True)

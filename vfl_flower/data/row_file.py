@@ -16,9 +16,9 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.errors import VflError
-from vfl_flower.files import make_folder
-from vfl_flower.flower_internals import flower_home
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.files import make_folder
+from vfl_flower.transport.flower_internals import flower_home
 
 Array = NDArray[Any]
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.data.kept import KeptFile
+from vfl_flower.data.on_disk import KeptFile
 from vfl_flower.data.source import Moments, Preparation, scaled
 
 Array = NDArray[Any]

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.data.psi import encode_ids, id_kind
+from vfl_flower.data.ids import encode_ids, id_kind
 from vfl_flower.data.samples import Arrays
 
 Array = NDArray[Any]

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.plugins import SOURCES
 from vfl_flower.data.images import ImageColumn, ImageFolder
-from vfl_flower.data.kept import LargeTable, is_large
+from vfl_flower.data.on_disk import LargeTable, is_large
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.data.source import Source
 from vfl_flower.data.text import TextColumn
-from vfl_flower.errors import ConfigError
-from vfl_flower.registry import SOURCES
 
 
 def source_of(node_config: Mapping[str, Any], party: int) -> Source:

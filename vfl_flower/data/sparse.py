@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.data.divided import Columns, Divided
-from vfl_flower.errors import ConfigError
-from vfl_flower.sections import DataConfig
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.options import DataConfig
+from vfl_flower.data.partitioned import Columns, Divided
 
 Array = NDArray[Any]
 

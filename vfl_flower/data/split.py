@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.errors import ConfigError
-from vfl_flower.sections import DataConfig
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.options import DataConfig
 
 Array = NDArray[Any]
 Places = NDArray[np.int64]

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from vfl_flower.config.errors import ConfigError, asked
 from vfl_flower.data.source import Preparation, Source, scaled, scaling
-from vfl_flower.errors import ConfigError, asked
 
 log = logging.getLogger("flwr")
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.data.kept import KeptFile
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.data.on_disk import KeptFile
 from vfl_flower.data.samples import Arrays
 from vfl_flower.data.source import Preparation
-from vfl_flower.errors import ConfigError
 
 Array = NDArray[Any]
 

@@ -1,8 +1,8 @@
 """Bottom models: a party's, from features to embedding.
 
-`registry.BOTTOMS` names ours: layers, between which noise can be put. Anything else is a **model of
-one's own**: ``FILE.py:NAME`` or ``package.module:NAME``, a class of torch modules, or a function
-that gives one. The contract:
+`config.plugins.BOTTOMS` names ours: layers, between which noise can be put. Anything else is a
+**model of one's own**: ``FILE.py:NAME`` or ``package.module:NAME``, a class of torch modules, or a
+function that gives one. The contract:
 
 * It is built as ``NAME(sample, size, **arguments)``. ``sample`` is one row as the party's source
   gives it, a tensor [...] or tensors by name, without a dimension of rows: of it shapes and dtypes
@@ -35,16 +35,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from vfl_flower.config import RunConfig, pairs
+from vfl_flower.config.errors import CodeError, ConfigError, VflError
+from vfl_flower.config.options import ModelConfig
+from vfl_flower.config.plugins import BOTTOMS
+from vfl_flower.config.run_config import RunConfig, pairs
 from vfl_flower.data import samples
 from vfl_flower.data.augmentation import GENERATOR
 from vfl_flower.data.samples import Samples
-from vfl_flower.errors import CodeError, ConfigError, VflError
 from vfl_flower.models import passes
 from vfl_flower.models.layers import Builder, Shape
 from vfl_flower.models.training import autocast, check_size, in_float32, trained
-from vfl_flower.registry import BOTTOMS
-from vfl_flower.sections import ModelConfig
 
 log = logging.getLogger("flwr")
 

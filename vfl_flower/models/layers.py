@@ -1,4 +1,4 @@
-"""Layers of ours: the bottom models that a name chooses, as `registry.BOTTOMS` has them.
+"""Layers of ours: the bottom models that a name chooses, as `config.plugins.BOTTOMS` has them.
 
 Each is a builder, from the shape of a sample and the embedding size to layers, and the activation
 after each; that after the last is configured (`ModelConfig.embedding_activation`), and so is empty.
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vfl_flower.errors import ConfigError
-from vfl_flower.sections import ModelConfig
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.options import ModelConfig
 
 Shape = tuple[int, ...]
 Layers = Sequence[tuple[nn.Module, str]]

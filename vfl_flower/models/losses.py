@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from vfl_flower.config import RunConfig
+from vfl_flower.config.errors import CodeError, ConfigError
+from vfl_flower.config.options import TrainingConfig
+from vfl_flower.config.plugins import LOSSES
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import class_weights, kept_share
-from vfl_flower.errors import CodeError, ConfigError
-from vfl_flower.registry import LOSSES
-from vfl_flower.sections import TrainingConfig
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 

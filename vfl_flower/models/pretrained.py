@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vfl_flower.config.errors import VflError
 from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
-from vfl_flower.errors import VflError
 
 
 def pretrained(folder: str) -> Callable[..., Pretrained]:

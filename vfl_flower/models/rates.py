@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from vfl_flower.errors import ConfigError
-from vfl_flower.sections import TrainingConfig
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.options import TrainingConfig
 
 _LR_STEP, _LR_DECAY = 10, 0.1  # where they are not given
 _PEAK, _START, _END = 0.3, 25.0, 1e4  # of one cycle: share of steps, and divisors, as in torch

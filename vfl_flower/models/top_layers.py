@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from vfl_flower.config.options import ModelConfig
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.training import autocast, in_float32
-from vfl_flower.sections import ModelConfig
 
 
 class TopModel(nn.Module):

@@ -1,8 +1,8 @@
 """Top models: the label holder's, from embeddings to outputs.
 
-`registry.TOPS` names ours, linear layers whose gradients are written out. Anything else is a **top
-model of one's own**, ``FILE.py:NAME`` or ``package.module:NAME``, a class of torch modules, or a
-function that gives one. The contract:
+`config.plugins.TOPS` names ours, linear layers whose gradients are written out. Anything else is a
+**top model of one's own**, ``FILE.py:NAME`` or ``package.module:NAME``, a class of torch modules,
+or a function that gives one. The contract:
 
 * It is built as ``NAME(sizes, outputs, **arguments)``, with the embedding size of each party, and
   of the label holder's own columns if it has some; the arguments are those of ``top-args``.
@@ -28,20 +28,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from vfl_flower.config import RunConfig
-from vfl_flower.errors import CodeError, ConfigError, VflError
+from vfl_flower.config.errors import CodeError, ConfigError, VflError
+from vfl_flower.config.options import ModelConfig
+from vfl_flower.config.plugins import BOTTOMS, TOPS
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models import passes
-from vfl_flower.models.bottoms import (
-    BottomModel,
-    build_bottom,
-    built,
-    embedding_size,
-    seeded,
-)
+from vfl_flower.models.bottoms import BottomModel, build_bottom, built, embedding_size, seeded
 from vfl_flower.models.top_layers import PartialTop, SummedTop, TopModel, with_block
 from vfl_flower.models.training import check_size, in_float32, load_model, trained
-from vfl_flower.registry import BOTTOMS, TOPS
-from vfl_flower.sections import ModelConfig
 
 
 class OwnTop(TopModel):

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vfl_flower.config import RunConfig
-from vfl_flower.errors import ConfigError, VflError
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.provenance import free_memory
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.rates import Rates
-from vfl_flower.provenance import free_memory
 
 # Arrays of messages are read-only, and so are the tensors over them: nothing writes to those.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

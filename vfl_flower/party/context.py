@@ -19,14 +19,22 @@ from typing import Any
 import torch
 from flwr.app import Context
 
-from vfl_flower.axes.batches import steps_per_epoch
-from vfl_flower.axes.secure_sum import alike
-from vfl_flower.config import RunConfig, parse
-from vfl_flower.data.blocks import FeatureBlock, load_block, seat
+from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.config.run_config import RunConfig, parse
+from vfl_flower.data.blocks import FeatureBlock
 from vfl_flower.data.source import Preparation
-from vfl_flower.errors import ConfigError, OutOfStepError, VflError
-from vfl_flower.flower_internals import config_record
-from vfl_flower.messages import (
+from vfl_flower.models.training import load_model, load_optimizer, model_tensors, optimizer_tensors
+from vfl_flower.party import masked_sums, state, state_file
+from vfl_flower.party.inputs import load_block
+from vfl_flower.party.limits import Limits
+from vfl_flower.party.party import Party
+from vfl_flower.party.policy import check, own_config
+from vfl_flower.protocol.batches import steps_per_epoch
+from vfl_flower.protocol.secure_sum import alike
+from vfl_flower.protocol.systems import refuse_places, resolve
+from vfl_flower.transport.flower_internals import config_record
+from vfl_flower.transport.messages import (
     SMALL,
     Arrays,
     DescribeOrder,
@@ -35,17 +43,7 @@ from vfl_flower.messages import (
     RejoinOrder,
     TrainOrder,
 )
-from vfl_flower.models.training import (
-    load_model,
-    load_optimizer,
-    model_tensors,
-    optimizer_tensors,
-)
-from vfl_flower.party import state, state_file, sums
-from vfl_flower.party.limits import Limits
-from vfl_flower.party.party import Party
-from vfl_flower.party.rules import Rules, check, own_config, refused, simulated
-from vfl_flower.systems import refuse_places, resolve
+from vfl_flower.transport.node import refused, seat, simulated
 
 log = logging.getLogger("flwr")
 
@@ -79,7 +77,7 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
         party.limits.begin()
     else:  # it has served messages of this run, and remembers none
         party.limits.go_on()
-    sums.forget(context)  # not before: who is refused stays as it was
+    masked_sums.forget(context)  # not before: who is refused stays as it was
     forget_copies(context)
     _skeletons[index, parties] = context.run_id, party
     return party
@@ -225,7 +223,7 @@ def keep(party: Party, context: Context) -> None:
     }
     _save(party, context, scalars, {**surrogates, **party.arrays})
     if party.masks:
-        sums.keep(context, party.masks)
+        masked_sums.keep(context, party.masks)
     party.left = context.state["scalars"]
 
 
@@ -287,7 +285,7 @@ def break_off(party: Party, context: Context) -> None:
         changed = {"pending": [], "pending-secret": b""}
     if party.config.secure and scalars:
         if party.masks:
-            sums.part(context, party.masks)
+            masked_sums.part(context, party.masks)
         changed["lineage"] = no_lineage()
     if changed:
         _save(party, context, {**scalars, **changed}, {})
@@ -372,7 +370,7 @@ def resume(context: Context) -> Party:
 def _take_masks(party: Party, context: Context) -> None:
     """Take up what its uploads are masked by, and how its model came about, if that matters."""
     if party.config.secure:
-        party.masks = sums.load(context, party.masks)
+        party.masks = masked_sums.load(context, party.masks)
         party.lineage = state.load_scalars(context.state).get("lineage", b"")
 
 

@@ -16,10 +16,11 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import alone_in, make_folder, unsealed, write_sealed
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import alone_in, make_folder, unsealed, write_sealed
+from vfl_flower.config.node_rules import Rules
 from vfl_flower.party import state_file
-from vfl_flower.party.rules import Rules, refused
+from vfl_flower.transport.node import refused
 
 log = logging.getLogger("flwr")
 

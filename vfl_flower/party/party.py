@@ -19,8 +19,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.axes import estimators, secure_sum
-from vfl_flower.axes.batches import (
+from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
+from vfl_flower.config.node_rules import OWN_TRAINING
+from vfl_flower.config.provenance import code_digest, peak_memory_mb
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data import augmentation, samples
+from vfl_flower.data.augmentation import augmented
+from vfl_flower.data.blocks import FeatureBlock, load_part
+from vfl_flower.data.samples import Samples
+from vfl_flower.models.bottoms import OwnBottom, build_bottom, embedding_size
+from vfl_flower.models.training import (
+    as_tensor,
+    build_optimizer,
+    choose_device,
+    fixed,
+    is_large,
+    kind_of,
+    load_model,
+)
+from vfl_flower.party.limits import Limits
+from vfl_flower.protocol import estimators, secure_sum
+from vfl_flower.protocol.batches import (
     Window,
     check_order,
     draw_window,
@@ -29,17 +48,12 @@ from vfl_flower.axes.batches import (
     steps_per_epoch,
     take,
 )
-from vfl_flower.axes.codecs.channel import check_memory, digest
-from vfl_flower.axes.privacy.ledger import ledger_of
-from vfl_flower.axes.privacy.noise import Perturbation
-from vfl_flower.axes.secure_sum import Masks
-from vfl_flower.config import RunConfig
-from vfl_flower.data import augmentation, samples
-from vfl_flower.data.augmentation import augmented
-from vfl_flower.data.blocks import FeatureBlock, load_part
-from vfl_flower.data.samples import Samples
-from vfl_flower.errors import ConfigError, OutOfStepError, VflError
-from vfl_flower.messages import (
+from vfl_flower.protocol.codecs.channel import check_memory, digest
+from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.noise import Perturbation
+from vfl_flower.protocol.secure_sum import Masks
+from vfl_flower.protocol.systems import sized
+from vfl_flower.transport.messages import (
     SMALL,
     Arrays,
     CheckpointOrder,
@@ -56,20 +70,6 @@ from vfl_flower.messages import (
     bounded,
     checked,
 )
-from vfl_flower.models.bottoms import OwnBottom, build_bottom, embedding_size
-from vfl_flower.models.training import (
-    as_tensor,
-    build_optimizer,
-    choose_device,
-    fixed,
-    is_large,
-    kind_of,
-    load_model,
-)
-from vfl_flower.party.limits import Limits
-from vfl_flower.party.rules import OWN_TRAINING
-from vfl_flower.provenance import code_digest, peak_memory_mb
-from vfl_flower.systems import sized
 
 _AT_ONCE = 2**22
 """Numbers of samples that layers of ours evaluate at once.

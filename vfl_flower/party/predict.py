@@ -1,4 +1,4 @@
-"""A party's half of prediction (the label holder's is `vfl_flower.holder.predict`)."""
+"""A party's half of prediction (the label holder's is `vfl_flower.label_holder.predict`)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 import numpy as np
 from flwr.app import Context
 
-from vfl_flower.axes.secure_sum import alike
-from vfl_flower.data.alignment import common_rows
-from vfl_flower.data.blocks import FeatureBlock, load_block, own_source, prepared, seat
+from vfl_flower.alignment.at_party import common_rows
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.config.provenance import code_digest
+from vfl_flower.data.blocks import FeatureBlock, prepared
 from vfl_flower.data.source import Compact
-from vfl_flower.errors import ConfigError
-from vfl_flower.messages import Predicted, PredictOrder
 from vfl_flower.models.training import load_model
-from vfl_flower.party import state, sums
+from vfl_flower.party import masked_sums, state
 from vfl_flower.party.context import (
     check_model,
     check_number,
@@ -23,10 +23,12 @@ from vfl_flower.party.context import (
     party_of,
     read_about,
 )
+from vfl_flower.party.inputs import load_block, own_source
 from vfl_flower.party.limits import count_predictions
-from vfl_flower.party.rules import Rules
 from vfl_flower.party.state_file import Saved
-from vfl_flower.provenance import code_digest
+from vfl_flower.protocol.secure_sum import alike
+from vfl_flower.transport.messages import Predicted, PredictOrder
+from vfl_flower.transport.node import seat
 
 
 def predict(context: Context, kept: Saved, order: PredictOrder) -> Predicted:
@@ -68,14 +70,14 @@ def predict(context: Context, kept: Saved, order: PredictOrder) -> Predicted:
     load_model(party.model, state.load_arrays(saved, "model"))
     arrays = {"embedding": party.embeddings(block.test, rows).cpu().numpy()}
     if config.secure:
-        sums.refuse_second(context)
+        masked_sums.refuse_second(context)
         party.lineage = scalars["lineage"]
         model = alike("predict", party.alike, order.run, str(order.number), ids)
         try:
-            masks, tags = sums.agree(context, order.arrays, model)
+            masks, tags = masked_sums.agree(context, order.arrays, model)
             arrays = {**masks.hide(arrays), **tags}
         finally:  # they are of this model, and of no other that the state may have
-            sums.forget(context)
+            masked_sums.forget(context)
     return Predicted(
         party=index,
         parties=parties,

@@ -1,7 +1,7 @@
 """What a party refuses: `check_order` decides it, and is called first for every message.
 
 It finds each configuration that a message is about, and checks it by the party's own rules
-(`party.rules`). Before it returns, nothing of the party's data is read, and nothing is computed.
+(`party.policy`). Before it returns, nothing of the party's data is read, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from typing import Any
 
 from flwr.app import Context
 
-from vfl_flower.config import RunConfig, parse
-from vfl_flower.messages import (
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.config.run_config import RunConfig, parse
+from vfl_flower.party import state, state_file
+from vfl_flower.party.context import read_about, told
+from vfl_flower.party.policy import check, own_config
+from vfl_flower.protocol.systems import refuse_places, resolve
+from vfl_flower.transport.messages import (
     DescribeOrder,
     EarlyOrder,
     GrowOrder,
@@ -23,10 +28,7 @@ from vfl_flower.messages import (
     ResumeOrder,
     SessionOrder,
 )
-from vfl_flower.party import state, state_file
-from vfl_flower.party.context import read_about, told
-from vfl_flower.party.rules import Rules, check, own_config, refused, simulated
-from vfl_flower.systems import refuse_places, resolve
+from vfl_flower.transport.node import refused, simulated
 
 
 def check_order(context: Context, order: Order) -> None:

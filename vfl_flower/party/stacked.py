@@ -21,13 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from vfl_flower.axes.batches import Window
-from vfl_flower.axes.estimators.first_order import FirstOrder
-from vfl_flower.axes.privacy.ledger import ledger_of
+from vfl_flower.config.errors import VflError
 from vfl_flower.data import augmentation
 from vfl_flower.data.samples import Samples
-from vfl_flower.errors import VflError
-from vfl_flower.messages import Arrays, TrainOrder, Upload, bounded
 from vfl_flower.models.bottoms import BottomModel, Perturb
 from vfl_flower.models.training import (
     is_large,
@@ -38,6 +34,10 @@ from vfl_flower.models.training import (
     trained,
 )
 from vfl_flower.party.party import Party
+from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.estimators.first_order import FirstOrder
+from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.transport.messages import Arrays, TrainOrder, Upload, bounded
 
 FEWEST = 16
 """Parties that are worth it."""

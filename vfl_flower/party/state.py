@@ -14,9 +14,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.flower_internals import config_record
-from vfl_flower.messages import Arrays
-from vfl_flower.wire import NUMPY, record_of, to_numpy_format, unpack_one
+from vfl_flower.transport.flower_internals import config_record
+from vfl_flower.transport.messages import Arrays
+from vfl_flower.transport.wire import NUMPY, record_of, to_numpy_format, unpack_one
 
 _SCALARS, _LARGE, _ABOUT = "scalars", "large", "about"
 

@@ -27,11 +27,16 @@ from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from vfl_flower.errors import ConfigError, SharedError, VflError
-from vfl_flower.files import check_own, make_folder, told, unsealed, whole
-from vfl_flower.flower_internals import STATES, flower_home, state_from_bytes, state_to_bytes
+from vfl_flower.config.errors import ConfigError, SharedError, VflError
+from vfl_flower.config.files import check_own, make_folder, told, unsealed, whole
 from vfl_flower.party.state import load_scalars
-from vfl_flower.wire import record_of
+from vfl_flower.transport.flower_internals import (
+    STATES,
+    flower_home,
+    state_from_bytes,
+    state_to_bytes,
+)
+from vfl_flower.transport.wire import record_of
 
 log = logging.getLogger("flwr")
 

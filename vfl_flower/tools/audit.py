@@ -20,23 +20,23 @@ import numpy as np
 from tqdm import tqdm
 
 from strategies.vertical import strategy_of
-from vfl_flower.axes import estimators
-from vfl_flower.config import RunConfig
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.files import write_whole
+from vfl_flower.config.plugins import SYSTEMS
+from vfl_flower.config.provenance import code_digest, versions
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
 from vfl_flower.data.blocks import load_features, load_labels
-from vfl_flower.errors import ConfigError
-from vfl_flower.figures import aligned
-from vfl_flower.files import write_whole
-from vfl_flower.holder.results import results_folder
+from vfl_flower.label_holder.figures import aligned
+from vfl_flower.label_holder.results import results_folder
+from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom
-from vfl_flower.provenance import code_digest, versions
-from vfl_flower.registry import SYSTEMS
-from vfl_flower.runtimes.local import LocalGrid
-from vfl_flower.start import run_local
-from vfl_flower.systems import baselines, resolve
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.systems import baselines, resolve
 from vfl_flower.tools import audit_features as features
 from vfl_flower.tools.audit_canary import Canary, canary
 from vfl_flower.tools.audit_clients import Curious, Ids, Rows, Wiretap, summed
+from vfl_flower.transport.local import LocalGrid
 
 _DRAWS = 10  # of the labelled rows that an attacker knows; its success is the mean
 _SUMMING = {"top-model": "sum", "epochs": 1, "batch-size": 64}  # Cascaded, section VI-B

@@ -18,22 +18,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vfl_flower.axes import estimators
-from vfl_flower.axes.batches import Window, draw_window
-from vfl_flower.axes.estimators.base import Arrival, Reading
-from vfl_flower.axes.estimators.zeroth_order import PairReading
-from vfl_flower.axes.privacy.embeddings import epsilon
-from vfl_flower.axes.privacy.labels import randomised
-from vfl_flower.axes.privacy.ledger import Ledger, ledger_of
-from vfl_flower.axes.privacy.noise import ScalarNoise, grid_step
-from vfl_flower.axes.privacy.paper import delta_of
-from vfl_flower.config import RunConfig
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.blocks import ArrayBlock
 from vfl_flower.data.labels import Labels
-from vfl_flower.holder.label_holder import LabelHolder
-from vfl_flower.messages import EmbedOrder, RejoinOrder, TrainOrder
+from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.party.party import Party
-from vfl_flower.systems import sized
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.batches import Window, draw_window
+from vfl_flower.protocol.estimators.base import Arrival, Reading
+from vfl_flower.protocol.estimators.zeroth_order import PairReading
+from vfl_flower.protocol.privacy.embeddings import epsilon
+from vfl_flower.protocol.privacy.labels import randomised
+from vfl_flower.protocol.privacy.ledger import Ledger, ledger_of
+from vfl_flower.protocol.privacy.noise import ScalarNoise, grid_step
+from vfl_flower.protocol.privacy.paper import delta_of
+from vfl_flower.protocol.systems import sized
+from vfl_flower.transport.messages import EmbedOrder, RejoinOrder, TrainOrder
 
 Scores = NDArray[np.float64]
 

@@ -18,14 +18,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower import client_app
-from vfl_flower.axes import estimators
-from vfl_flower.axes.batches import Window, divisors, draw_window
-from vfl_flower.axes.estimators.base import Reading
-from vfl_flower.axes.estimators.zeroth_order import PairReading, ZerothOrder
-from vfl_flower.axes.fixed_point import Ints, from_fixed
-from vfl_flower.config import RunConfig
-from vfl_flower.errors import VflError
-from vfl_flower.messages import (
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.models.bottoms import embedding_size
+from vfl_flower.models.training import as_tensor
+from vfl_flower.party.context import read_about
+from vfl_flower.party.state import load_about, load_large
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.batches import Window, divisors, draw_window
+from vfl_flower.protocol.estimators.base import Reading
+from vfl_flower.protocol.estimators.zeroth_order import PairReading, ZerothOrder
+from vfl_flower.protocol.fixed_point import Ints, from_fixed
+from vfl_flower.protocol.systems import sized
+from vfl_flower.transport.messages import (
     Arrays,
     CheckpointOrder,
     DescribeOrder,
@@ -38,12 +43,7 @@ from vfl_flower.messages import (
     TrainOrder,
     Upload,
 )
-from vfl_flower.models.bottoms import embedding_size
-from vfl_flower.models.training import as_tensor
-from vfl_flower.party.context import read_about
-from vfl_flower.party.state import load_about, load_large
-from vfl_flower.systems import sized
-from vfl_flower.wire import read_order, read_reply, to_reply
+from vfl_flower.transport.wire import read_order, read_reply, to_reply
 
 Rows = NDArray[np.float32]
 Ids = NDArray[np.integer[Any]]

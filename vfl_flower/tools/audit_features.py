@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vfl_flower.config import RunConfig
-from vfl_flower.files import whole
+from vfl_flower.config.files import whole
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.tools.audit_clients import Ids, Rows
 

@@ -16,8 +16,8 @@ import click
 import typer
 from typer.core import TyperCommand
 
-from vfl_flower.config import pairs
-from vfl_flower.errors import ConfigError, Interrupted, Terminated, VflError, why
+from vfl_flower.config.errors import ConfigError, Interrupted, Terminated, VflError, why
+from vfl_flower.config.run_config import pairs
 from vfl_flower.tools import options
 
 app = typer.Typer(
@@ -81,12 +81,12 @@ def _run(
 
     Progress is one line on a terminal. Elsewhere it is one line per epoch.
     """
-    from vfl_flower.figures import headline
-    from vfl_flower.holder import checkpoint
-    from vfl_flower.holder.progress import shown
-    from vfl_flower.holder.results import results_folder
-    from vfl_flower.registry import ENGINES
-    from vfl_flower.start import Engine
+    from vfl_flower.config.plugins import ENGINES
+    from vfl_flower.label_holder import checkpoint
+    from vfl_flower.label_holder.figures import headline
+    from vfl_flower.label_holder.progress import shown
+    from vfl_flower.label_holder.results import results_folder
+    from vfl_flower.launch.engines import Engine
     from vfl_flower.tools.seeds import repeated
 
     start: Engine = ENGINES.load(engine)
@@ -129,8 +129,8 @@ def _align(
     Every run does so by itself, if it has not been done for the ids that the
     files have now. Options are those of `vfl run`.
     """
-    from vfl_flower.registry import ENGINES
-    from vfl_flower.start import Engine
+    from vfl_flower.config.plugins import ENGINES
+    from vfl_flower.launch.engines import Engine
 
     start: Engine = ENGINES.load(engine)
     node_configs = options.node_configs(node_config)
@@ -161,7 +161,7 @@ def _compare(
     All run in this process. Beside the systems stand the baselines frozen,
     alone and joined; their curves are drawn in one picture.
     """
-    from vfl_flower.holder.progress import shown
+    from vfl_flower.label_holder.progress import shown
     from vfl_flower.tools.compare import compare, table
 
     common, node_configs = options.keys(run_config, out), options.node_configs(node_config)
@@ -210,7 +210,7 @@ def _sweep(
     Trials run side by side, in process; those whose curves fall behind are
     stopped early. The same command goes on where it ended, whatever ended it.
     """
-    from vfl_flower.holder.progress import shown
+    from vfl_flower.label_holder.progress import shown
     from vfl_flower.tools.sweep import sweep
     from vfl_flower.tools.sweep.results import table
     from vfl_flower.tools.sweep.workers import workers_on
@@ -281,7 +281,7 @@ def _predict(
     it, as runs on this machine leave them. With files, -c names the label
     holder's new one, and what differs from training.
     """
-    from vfl_flower.start import predict_local
+    from vfl_flower.launch.engines import predict_local
 
     keys = {**options.keys(run_config, out), "model": model}
     keys |= {"without": without} if without else {}
@@ -310,7 +310,7 @@ def _report(
     replaced. With --watch it is served instead, at an address of this machine
     that is printed, and follows what the runs write until Ctrl-C.
     """
-    from vfl_flower.files import write_whole
+    from vfl_flower.config.files import write_whole
     from vfl_flower.tools.report import above, report
     from vfl_flower.tools.watch import watch as serve
 
@@ -346,7 +346,7 @@ def _contribution(
     asked for anything; the values are kept in RUN/contribution.json, for the
     report.
     """
-    from vfl_flower.holder.contribution import contribution, table
+    from vfl_flower.label_holder.contribution import contribution, table
 
     print(table(contribution(run.expanduser(), metric)))
 
@@ -385,8 +385,8 @@ def _ending_on_sigterm() -> Iterator[None]:
 
 def _compared(text: str) -> dict[str, Any]:
     """A RUN of `vfl compare`: perhaps a title, a system, and keys of its own."""
-    from vfl_flower.registry import SYSTEMS
-    from vfl_flower.renamed import accepted, notify
+    from vfl_flower.config.plugins import SYSTEMS
+    from vfl_flower.config.renamed import accepted, notify
 
     title, _, rest = text.partition(": ")
     first = accepted("strategy", rest.split()[0]) if rest.strip() else ""

@@ -14,17 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vfl_flower import renamed
-from vfl_flower.axes.privacy.together import Claim, in_words, of_several
-from vfl_flower.charts import draw_curves, draw_frontier
-from vfl_flower.errors import ConfigError
-from vfl_flower.figures import METRICS, aligned, guarantee, main_metric, spread
-from vfl_flower.files import write_whole
-from vfl_flower.holder.progress import titled
-from vfl_flower.holder.results import results_folder
+from vfl_flower.config import renamed
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.files import write_whole
+from vfl_flower.label_holder.charts import draw_curves, draw_frontier
+from vfl_flower.label_holder.figures import METRICS, aligned, guarantee, main_metric, spread
+from vfl_flower.label_holder.progress import titled
+from vfl_flower.label_holder.results import results_folder
+from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.models.bottoms import has_gradient
-from vfl_flower.start import Finished, run_local
-from vfl_flower.systems import baselines, resolve
+from vfl_flower.protocol.privacy.together import Claim, in_words, of_several
+from vfl_flower.protocol.systems import baselines, resolve
 from vfl_flower.tools.seeds import mean, repeated
 
 _COLUMNS = ("MB up", "MB down", "exchanges")

@@ -17,13 +17,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from vfl_flower import renamed
-from vfl_flower.config import GROUPS, KEYS, Key
-from vfl_flower.errors import ConfigError
-from vfl_flower.party.rules import RULES, Rule
-from vfl_flower.registry import SYSTEMS
-from vfl_flower.sections.option import sentences
-from vfl_flower.systems import BY_ROWS, System, load_system
+from vfl_flower.config import renamed
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.node_rules import RULES, Rule
+from vfl_flower.config.options.option import sentences
+from vfl_flower.config.plugins import SYSTEMS
+from vfl_flower.config.run_config import GROUPS, KEYS, Key
+from vfl_flower.protocol.systems import BY_ROWS, System, load_system
 
 WIDTH = 80
 _COLUMN = 28  # of names, in plain lines

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from vfl_flower.config import GROUPS, KEYS, pairs
+from vfl_flower.config.run_config import GROUPS, KEYS, pairs
 
 _PAIRS = '"KEY=VALUE ..."'
 

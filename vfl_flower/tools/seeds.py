@@ -13,13 +13,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from vfl_flower.axes.privacy.together import Claim, together
-from vfl_flower.charts import draw_curves
-from vfl_flower.errors import ConfigError
-from vfl_flower.files import write_whole
-from vfl_flower.holder.checkpoint import configured
-from vfl_flower.holder.progress import titled
-from vfl_flower.start import Engine, Finished
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.files import write_whole
+from vfl_flower.label_holder.charts import draw_curves
+from vfl_flower.label_holder.checkpoint import configured
+from vfl_flower.label_holder.progress import titled
+from vfl_flower.launch.engines import Engine, Finished
+from vfl_flower.protocol.privacy.together import Claim, together
 
 _NAMES = ("party", "best_party")  # numbers that name something
 _OF_ALL = {"epsilon", "delta", "gaussian_mu"}  # figures that are of all runs together

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 from urllib.parse import urlsplit
 
-from vfl_flower.errors import VflError
+from vfl_flower.config.errors import VflError
 from vfl_flower.tools.report import policy, report, waiting
 
 _ADDRESS = "127.0.0.1"

@@ -9,8 +9,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vfl_flower.charts import Line, look, svg
-from vfl_flower.figures import TRANSPORTS
+from vfl_flower.label_holder.charts import Line, look, svg
+from vfl_flower.label_holder.figures import TRANSPORTS
 from vfl_flower.tools.report.read import MEASURES, NOTHING, Shown, number, spent, text
 from vfl_flower.tools.report.sections import (
     Cell,

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from unicodedata import category
 
-from vfl_flower import renamed
-from vfl_flower.errors import VflError
-from vfl_flower.registry import SYSTEMS
-from vfl_flower.systems import System, load_system
+from vfl_flower.config import renamed
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.plugins import SYSTEMS
+from vfl_flower.protocol.systems import System, load_system
 from vfl_flower.tools.compare import folder_of
 
 MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from markupsafe import Markup
 
-from vfl_flower.axes.privacy.together import in_words, of_several
-from vfl_flower.config import KEYS
-from vfl_flower.figures import GUARANTEE
-from vfl_flower.systems import BY_ROWS
+from vfl_flower.config.run_config import KEYS
+from vfl_flower.label_holder.figures import GUARANTEE
+from vfl_flower.protocol.privacy.together import in_words, of_several
+from vfl_flower.protocol.systems import BY_ROWS
 from vfl_flower.tools.compare import megabytes
 from vfl_flower.tools.report.read import NOTHING, Shown, number, spent, text
 

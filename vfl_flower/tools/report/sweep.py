@@ -8,8 +8,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from vfl_flower.charts import Line, svg
-from vfl_flower.figures import SECOND, VALIDATED
+from vfl_flower.label_holder.charts import Line, svg
+from vfl_flower.label_holder.figures import SECOND, VALIDATED
 from vfl_flower.tools.report.page import Verdict
 from vfl_flower.tools.report.read import NOTHING, json_of, mapping, mappings, number, text
 from vfl_flower.tools.report.sections import (

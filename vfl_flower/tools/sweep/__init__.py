@@ -15,16 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.axes.privacy.ledger import ledger_of
-from vfl_flower.config import RunConfig
+from vfl_flower.config.errors import ConfigError, VflError, unknown
+from vfl_flower.config.files import make_folder, write_whole
+from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.blocks import load_labels
-from vfl_flower.errors import ConfigError, VflError, unknown
-from vfl_flower.figures import NO_VALIDATION, SECOND, VALIDATED
-from vfl_flower.files import make_folder, write_whole
-from vfl_flower.holder.progress import clock, say
-from vfl_flower.holder.results import in_use
-from vfl_flower.start import prepare, run_local
-from vfl_flower.systems import FEW, sized
+from vfl_flower.label_holder.figures import NO_VALIDATION, SECOND, VALIDATED
+from vfl_flower.label_holder.progress import clock, say
+from vfl_flower.label_holder.results import in_use
+from vfl_flower.launch.engines import prepare, run_local
+from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.systems import FEW, sized
 from vfl_flower.tools.sweep import results
 from vfl_flower.tools.sweep.search import Choice, Range, search_of
 from vfl_flower.tools.sweep.study import Study

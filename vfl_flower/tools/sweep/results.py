@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vfl_flower.axes.privacy.together import Claim, in_words
-from vfl_flower.charts import draw_lines, draw_shares
-from vfl_flower.figures import SECOND, VALIDATED, aligned
-from vfl_flower.files import write_whole
+from vfl_flower.config.files import write_whole
+from vfl_flower.label_holder.charts import draw_lines, draw_shares
+from vfl_flower.label_holder.figures import SECOND, VALIDATED, aligned
+from vfl_flower.protocol.privacy.together import Claim, in_words
 from vfl_flower.tools.report import report
 from vfl_flower.tools.report.sweep import front_lines
 from vfl_flower.tools.sweep.study import Study

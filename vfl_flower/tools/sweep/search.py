@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vfl_flower.config import KEYS, RunConfig, parse
-from vfl_flower.errors import ConfigError
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.run_config import KEYS, RunConfig, parse
 
 _RANGE = re.compile(r"(?P<low>[^:|]+?)\.\.(?P<high>[^:|]+)(?P<log>:log)?")
 _HOW = "write KEY=a..b, KEY=a..b:log or KEY=x|y|z, with spaces between keys"

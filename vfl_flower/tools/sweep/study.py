@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vfl_flower.axes.privacy.together import Claim, together
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import make_folder, told, write_whole
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import make_folder, told, write_whole
+from vfl_flower.protocol.privacy.together import Claim, together
 from vfl_flower.tools.sweep.search import Choice, Range
 
 if TYPE_CHECKING:

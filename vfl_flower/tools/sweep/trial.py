@@ -15,11 +15,11 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from vfl_flower.axes.privacy.together import Claim
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.figures import SECOND, chosen_by
-from vfl_flower.holder.observers import Observer
-from vfl_flower.start import Finished, run_local
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.label_holder.figures import SECOND, chosen_by
+from vfl_flower.label_holder.observers import Observer
+from vfl_flower.launch.engines import Finished, run_local
+from vfl_flower.protocol.privacy.together import Claim
 from vfl_flower.tools.seeds import repeated
 
 Event = dict[str, Any]

@@ -25,8 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from vfl_flower.errors import ConfigError, VflError
-from vfl_flower.files import opened_to_append
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import opened_to_append
 from vfl_flower.tools.sweep.trial import Event, Stepper
 
 _TERM_SECONDS = 30.0

@@ -1,0 +1,1 @@
+"""What a system is compared with."""

@@ -1,0 +1,198 @@
+"""Baseline `joined`: the same model, centralised on joined data; the ceiling.
+
+It needs every party's columns in one place, so it runs in simulations only. Where parties lack
+rows, what they lack is zero there. `common` is that with the rows alone that all parties have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from strategies.checkpoints import Checkpoints
+from strategies.vertical import Vertical
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data import samples
+from vfl_flower.data.augmentation import augmented
+from vfl_flower.data.blocks import FeatureBlock, load_part
+from vfl_flower.data.labels import Labels
+from vfl_flower.data.samples import Samples
+from vfl_flower.label_holder.checkpoint import Keeper
+from vfl_flower.label_holder.observers import Observer
+from vfl_flower.models import passes
+from vfl_flower.models.bottoms import build_bottom
+from vfl_flower.models.losses import penalty
+from vfl_flower.models.training import build_optimizer, model_arrays, step_along, trained
+from vfl_flower.party.inputs import load_block
+from vfl_flower.party.policy import own_config
+from vfl_flower.party.state import save_group
+from vfl_flower.protocol.batches import divisors, draw_window, steps_per_epoch
+from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.systems import sized
+
+
+class Joined(Vertical):
+    """Plain mini-batch training; the batches are those of a synchronous system."""
+
+    keeps_checkpoints = False  # to go on from; `_keep` keeps the model at the end
+    trains_parties = False
+    fills = True  # whether the zeros of who lacks a row are taken for its values
+
+    def __init__(
+        self,
+        config: RunConfig,
+        labels: Labels,
+        observers: Sequence[Observer] = (),
+        keeper: Keeper | None = None,
+    ) -> None:
+        super().__init__(config, labels, observers, keeper)
+        self._keeper = keeper
+
+    def train(self, checkpoints: Checkpoints | None = None) -> None:
+        """Train bottom models and top model together, without messages."""
+        if ledger_of(self.config).noise_on == "embeddings":
+            raise ConfigError(
+                f"strategy = {self.config.strategy!r} sends nothing that noise could protect: "
+                "leave `privacy` out."
+            )
+        run, holder, training = self.run, self.run.holder, self.config.training
+        holder.subsets = "off"  # which are not trained on here, and so not validated on
+        blocks, configs = self._blocks(), self._configs()
+        inputs = [self._whole(block, 0) for block in blocks]
+        sizes = [columns.stop - columns.start for columns in holder.columns.values()]
+        models = [
+            build_bottom(own, party, samples.first(block.train), size)
+            for party, own, block, size in zip(holder.columns, configs, blocks, sizes, strict=True)
+        ]
+        self.bottoms = bottoms = torch.nn.ModuleList(models).to(holder.device)
+        optimizers = [
+            build_optimizer(own, bottom, own.training.party_lr, run.plan.per_epoch)
+            for own, bottom in zip(configs, models, strict=True)
+        ]
+        optimizers += [holder.optimizer] if holder.optimizer else []
+        if self.fills and holder.partial:  # nobody lacks a row, then, and figures are of all
+            for table in (holder.table, holder.test_table):
+                table.rows[:, -len(run.seats) :] = 1
+            holder.partial = False
+        batches = self._batches(self._rows())
+        for epoch in range(training.epochs):
+            for ids, divisor in islice(batches, run.plan.per_epoch):
+                rows = ids.to(holder.device)
+                embeddings = []
+                for party, bottom, block, x in zip(
+                    holder.columns, bottoms, blocks, inputs, strict=True
+                ):
+                    key = holder.key + f"|{party}".encode()
+                    of_rows = augmented(block.augment, samples.rows(x, rows), key, holder.steps)
+                    embeddings.append(passes.one(bottom, of_rows, 0, key=key))
+                own = holder.table.rows[rows, holder.table.received :]
+                h = torch.cat([*embeddings, own], dim=1)
+                outputs = passes.one(holder.top, h, 0, key=holder.key)
+                losses = holder.loss.per_row(outputs, holder.labels[rows])
+                loss = losses.sum() / divisor
+                weights = loss.new_zeros(())
+                if training.regulariser_weight:
+                    terms = [penalty(training, p).sum() for p in trained(bottoms).values()]
+                    weights = torch.stack(terms)
+                total = loss + training.regulariser_weight * weights.sum()
+                parameters = [p for each in optimizers for p in each.param_groups[0]["params"]]
+                found = torch.autograd.grad(total, parameters, materialize_grads=True)
+                for optimizer in optimizers:
+                    learned = len(optimizer.param_groups[0]["params"])
+                    step_along(optimizer, found[:learned], holder.steps)
+                    found = found[learned:]
+                holder.count(loss.detach()[None])
+            run.plan.answered += run.plan.of_epoch
+            run.history.progressed(run.plan.answered, run.plan.planned)
+            if run.history.is_due(epoch + 1, training.epochs):
+                bottoms.eval()
+                with torch.no_grad():
+                    for party, bottom, block in zip(holder.columns, bottoms, blocks, strict=True):
+                        holder.test_table.of(party)[:] = bottom(self._whole(block, 1))
+                bottoms.train()
+                run.record()
+                if run.history.last_is_best:
+                    best = {k: each.clone() for k, each in bottoms.state_dict().items()}
+            if run.plan.stopped:
+                break
+        if run.history.best is not None:
+            bottoms.load_state_dict(best)
+            run.restore()
+        self._keep(models)
+
+    def _keep(self, bottoms: Sequence[torch.nn.Module]) -> None:
+        """Keep the model as any run does, so that the parties can predict by it.
+
+        They must be in this process, to be given their bottom models. A model that has read zeros
+        for the rows that a party lacks is not kept: predictions would leave such a party out.
+        """
+        contexts, keeper = self.run.carrier.contexts, self._keeper
+        filled = self.fills and self.config.partial
+        if not (keeper and contexts) or keeper.found or keeper.earlier or filled:
+            return
+        for context, bottom in zip(contexts.values(), bottoms, strict=True):
+            save_group(context.state, "model", model_arrays(bottom))
+        Checkpoints(keeper, self.run, self.given, self.drain, self.wait_for).keep(finished=True)
+
+    def _rows(self) -> NDArray[np.int64]:
+        """The training rows to use."""
+        return np.arange(len(self.labels.train))
+
+    def _batches(self, rows: NDArray[np.int64]) -> Iterator[tuple[Tensor, int]]:
+        """Mini-batches of these rows without end, and what each sum of losses is divided by."""
+        per_epoch = steps_per_epoch(self.config, len(rows))
+        for epoch in count() if len(rows) else ():  # of no rows nothing is learned
+            window = draw_window(self.config, len(rows), None, epoch, 0, per_epoch)
+            ids = torch.from_numpy(rows[window.ids]).split(window.lengths.tolist())
+            divided = divisors(self.config, len(rows), window.lengths).tolist()
+            yield from zip(ids, divided, strict=True)
+
+    def _whole(self, block: FeatureBlock, part: int) -> Samples:
+        """A party's training (0) or test samples (1), with zeros for rows that it lacks."""
+        device = self.run.holder.device
+        found = samples.tensors((block.train, block.test)[part][:], device)
+        if not block.known:
+            return found
+        known = block.known[part]
+        places = torch.from_numpy(known.ids).to(device)
+
+        def filled(x: Tensor) -> Tensor:
+            return x.new_zeros(known.rows, *x.shape[1:]).index_copy_(0, places.long(), x)
+
+        return samples.each(found, filled)
+
+    def _configs(self) -> list[RunConfig]:
+        """The configuration of every party's bottom model."""
+        contexts, rows = self.run.carrier.contexts.values(), len(self.labels.train)
+        own = [sized(own_config(context, self.given), rows) for context in contexts]
+        return own or [self.config] * len(self.run.seats)
+
+    def _blocks(self) -> list[FeatureBlock]:
+        """Every party's columns."""
+        carrier, seats = self.run.carrier, self.run.seats
+        if not carrier.simulated:
+            raise ConfigError(
+                "strategy = 'centralised' needs every party's columns in one place, and "
+                "those of real nodes never leave them: run it in process or in a simulation."
+            )
+        if carrier.contexts:
+            return [load_block(context, self.config) for context in carrier.contexts.values()]
+        return [load_part(self.config, seat.party, len(seats)) for seat in seats]
+
+
+class Common(Joined):
+    """Trained on the rows that all parties have, for as many steps; predicts whatever is there."""
+
+    fills = False
+
+    def _rows(self) -> NDArray[np.int64]:
+        rows = np.arange(len(self.labels.train))
+        if self.labels.present is not None:
+            rows = np.flatnonzero(self.labels.present[0].all(1))
+        return rows

@@ -1,0 +1,47 @@
+"""Baseline `frozen`: the same models, but the parties are never trained.
+
+Each party uploads every embedding once, and the label holder trains its top model on them. The
+result is that of `split-nn` with ``party-lr = 0``, for one exchange a party. What a system gains
+over it is what training the parties is worth.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from strategies.checkpoints import Checkpoints
+from strategies.vertical import Vertical
+from vfl_flower.protocol.batches import draw_window
+from vfl_flower.transport.messages import EmbedOrder, EvaluateOrder
+
+
+class Frozen(Vertical):
+    """Two messages a party, for training and test embeddings; then epochs without messages."""
+
+    can_resume = False
+
+    def train(self, checkpoints: Checkpoints | None = None) -> None:
+        """Take all embeddings, and train the top model on them."""
+        run, epochs = self.run, self.config.training.epochs
+        rows = np.arange(len(self.labels.train), dtype=np.int32)
+        present = run.holder.table.present
+        for seat in run.seats:
+            held = present[seat.party]
+            ids = rows if held is None else rows[held]
+            order = EmbedOrder(exchange=1, arrays={"ids": ids})
+            run.mailbox.post([run.mailbox.message(seat, order)])
+        self.wait_for(run.seats)
+        evaluate = EvaluateOrder(exchange=2)
+        run.mailbox.post(run.mailbox.message(seat, evaluate) for seat in run.seats)
+        self.wait_for(run.seats)
+        for epoch in range(epochs):
+            window = draw_window(self.config, len(rows), None, epoch, 0, run.plan.per_epoch)
+            run.holder.learn(window)
+            run.plan.answered += run.plan.of_epoch
+            run.history.progressed(run.plan.answered, run.plan.planned)
+            if run.history.is_due(epoch + 1, epochs):
+                run.record()
+            if run.plan.stopped:
+                break
+        if run.history.best is not None:
+            run.restore()

@@ -1,0 +1,109 @@
+"""Baseline `alone`: the best single party without the others.
+
+Each party in turn trains with the label holder as if there were no other, and so does the label
+holder without any, if it has columns of its own. The run with the least loss on the validation rows
+is reported. Without validation rows it is the run with the highest test accuracy, or for regression
+R2, which is in its own favour. Where noise hides labels, test labels, which have none, choose
+nothing: it is the run with the least training loss, by noisy labels. What a system gains over it is
+what federating is worth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strategies.baselines.frozen import Frozen
+from strategies.checkpoints import Checkpoints
+from strategies.enrolment import Member
+from strategies.run import Run
+from strategies.vertical import Vertical
+from vfl_flower.label_holder.figures import main_metric
+from vfl_flower.label_holder.observers import Observer
+from vfl_flower.protocol.privacy.ledger import hides_labels
+from vfl_flower.transport.messages import Arrays
+
+
+class _Share(Observer):
+    """Tells how far the whole baseline is while one of its runs goes on.
+
+    number, of : of the runs before this one, and of all.
+    """
+
+    def __init__(self, whole: Run, number: int, of: int) -> None:
+        self._whole, self._number, self._of = whole, number, of
+
+    def progressed(self, done: int, planned: int) -> None:
+        """Tell of it."""
+        steps = self._whole.plan.planned
+        share = (self._number + done / max(1, planned)) / self._of
+        self._whole.history.progressed(round(share * steps), steps)
+
+
+class Alone(Vertical):
+    """`split-nn` with one party at a time, or none; the best run becomes this one's."""
+
+    keeps_checkpoints = False
+
+    def train(self, checkpoints: Checkpoints | None = None) -> None:
+        """Run each, and tell of the best."""
+        alone = {"quorum": None, "max-delay": 0, "on-party-failure": "stop", "subsets": "off"}
+        config, carrier = self.config.with_values(alone), self.run.carrier
+        kinds: dict[int | str, type[Vertical]] = {seat.party: Vertical for seat in self.run.seats}
+        if self.labels.features is not None:
+            kinds["label holder"] = Frozen  # no messages where no party is
+        runs = {
+            who: kind(config, self.labels, [_Share(self.run, number, len(kinds))])
+            for number, (who, kind) in enumerate(kinds.items())
+        }
+        self._finished: dict[int | str, Vertical] = {}
+        for who, each in runs.items():
+            nodes = {
+                seat.party: Member(seat.node_id, self.run.holder.table.of(seat.party).shape[1])
+                for seat in self.run.seats
+                if seat.party == who
+            }
+            each.run = Run(carrier, nodes, config, self.labels, each.history)
+            each.train()
+            self._finished[who] = each
+        _, best = self._best()
+        for entry in best.run.history.entries:
+            self.run.history.tell(entry)
+
+    def figures(self) -> dict[str, Any]:
+        """Those of the best party, and the test accuracy or R2 of each."""
+        if not getattr(self, "_finished", None):
+            return super().figures()
+        who, best = self._best()
+        figures = best.figures()
+        metric = main_metric(figures)
+        each = {str(m): run.run.history.chosen[metric] for m, run in self._finished.items()}
+        figures |= {"best_party": who, f"{metric}_of_party": each}
+        figures.pop("test_by_parties", None)
+        if self.config.partial:  # of each by itself, on the rows that it has
+            runs = {party: run for party, run in self._finished.items() if party != "label holder"}
+            of_party = {
+                str(m): each.run.history.chosen["test_by_party"] for m, each in runs.items()
+            }
+            figures["test_by_party"] = {m: found["0"] for m, found in of_party.items() if found}
+        return figures
+
+    def top_arrays(self) -> Arrays:
+        """The top model that the best party has trained."""
+        if not getattr(self, "_finished", None):
+            return super().top_arrays()
+        return self._best()[1].top_arrays()
+
+    def _best(self) -> tuple[int | str, Vertical]:
+        """Whose run is the best so far."""
+
+        def reached(each: tuple[int | str, Vertical]) -> float:
+            chosen = each[1].run.history.chosen
+            if chosen["validation_loss"] is not None:
+                return -float(chosen["validation_loss"])
+            if hides_labels(self.config):
+                entries = reversed(each[1].run.history.entries)
+                losses = (entry["train_loss"] for entry in entries)
+                return -float(next(loss for loss in losses if loss is not None))
+            return float(chosen[main_metric(chosen)])
+
+        return max(self._finished.items(), key=reached)

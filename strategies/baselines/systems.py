@@ -1,0 +1,33 @@
+"""Baselines: they show what federating is worth, and what training the parties is worth."""
+
+from __future__ import annotations
+
+from vfl_flower.protocol.systems import System
+
+FROZEN = System(
+    name="frozen",
+    about="Baseline: parties upload untrained embeddings once, and only the top model learns.",
+    baseline="one upload · parties untrained · first-order server · identity · no privacy",
+    strategy="strategies.baselines.frozen:Frozen",
+    gradients=False,
+)
+ALONE = System(
+    name="local-only",
+    about="Baseline: the label holder and the best single party train without the other parties.",
+    baseline="sync · first-order · first-order server · identity · no privacy, one party at a time",
+    strategy="strategies.baselines.local_only:Alone",
+)
+JOINED = System(
+    name="centralised",
+    about="Baseline: the same model, trained on all columns in one place; simulations only.",
+    baseline="no messages · centralised mini-batch training of bottom and top models together",
+    strategy="strategies.baselines.centralised:Joined",
+    gradients=True,
+)
+COMMON = System(
+    name="intersection-only",
+    about="Baseline of partial rows: `centralised` on the rows that every party has.",
+    baseline="no messages · centralised training on the rows that all parties have",
+    strategy="strategies.baselines.centralised:Common",
+    gradients=True,
+)

@@ -1,0 +1,1 @@
+"""One file for each paper: its defaults, its citation and its quorum."""

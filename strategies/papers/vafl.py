@@ -1,0 +1,29 @@
+"""VAFL: a Method of Vertical Asynchronous Federated Learning (Chen, Jin, Sun and Yin, 2020).
+
+Algorithm 1: parties draw their own mini-batches and never wait for each other (lines 3-7); the
+label holder answers each upload by what its table holds of the others, stale as it may be (lines
+8-13, Eq. 2-3), and steps its model once (Eq. 4). Key ``max-delay`` is the bound D of section 2.3.
+
+Algorithm 2, t-synchronous: the label holder waits for t uploads; key ``quorum``.
+
+Section 4, perturbed local embedding: ``privacy = "perturbed-embedding"``.
+"""
+
+from __future__ import annotations
+
+from vfl_flower.protocol.schedule import HALF, ONE
+from vfl_flower.protocol.systems import System
+
+VAFL = System(
+    name="vafl",
+    about="VAFL, Algorithm 1: parties draw their own mini-batches and never wait.",
+    quorum=ONE,
+    # The top model steps once for each party's mini-batch, so often that it must do so with care.
+    defaults={"epochs": 40},
+    rates={"sgd": (0.05, 0.05)},
+)
+VAFL_T = System(
+    name="vafl-t",
+    about="VAFL, Algorithm 2: the label holder waits for `quorum` parties, by default half.",
+    quorum=HALF,
+)

@@ -1,0 +1,171 @@
+"""What the label holder keeps about each party between its messages."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from vfl_flower.transport.messages import Arrays, Turn, Upload
+
+FINAL = 1 << 30
+"""Number of the evaluation after the last step."""
+
+
+class State(Enum):
+    """Where a party is in its turns."""
+
+    IDLE = auto()  # it is its turn
+    IN_FLIGHT = auto()  # a message is on its way to it, or its answer back
+    AWAITS_QUORUM = auto()  # its window is in the table, and not answered yet
+    DONE = auto()  # it has answered its last message
+    FAILED = auto()
+    ASKED_BACK = auto()  # failed, and asked whether it is there again
+
+
+@dataclass
+class Traffic:
+    """Exchanges and array bytes of training, as sent; evaluations are counted apart."""
+
+    exchanges: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    evaluation_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        mine, others = asdict(self), asdict(other)
+        return Traffic(**{key: mine[key] + others[key] for key in mine})
+
+
+@dataclass
+class Spread:
+    """Mean and most of numbers that come one by one, none of them below zero."""
+
+    mean: float = 0.0
+    most: float = 0.0
+    count: int = 0
+
+    def add(self, number: float) -> None:
+        """Take one more into account."""
+        self.count += 1
+        self.mean += (number - self.mean) / self.count
+        self.most = max(self.most, number)
+
+    def figures(self) -> dict[str, float]:
+        """For a summary."""
+        return {"mean": round(self.mean, 6), "most": round(self.most, 6)}
+
+
+@dataclass
+class Seat:
+    """One party, as the strategy sees it."""
+
+    party: int
+    node_id: int
+    state: State = State.IDLE
+    rests: State = State.IDLE  # what its state was before the message in flight
+    order: Turn | None = None  # the message in flight
+    exchange: int = 0  # number of the last message sent
+    sent_at: float = 0.0
+    sent_at_clock: float = 0.0  # virtual seconds
+    ordered_at_step: int = 0  # of the label holder, when it ordered the last window
+    feedback: Arrays = field(default_factory=dict)  # for its last window, to go with its next turn
+    steps: int = 0  # ordered so far
+    evaluation_sent: int = 0  # number of the last evaluation that it was asked for
+    surrogates: str = ""  # digest of what it should have had then
+    evaluation: int = 0  # number of the last that it answered
+    best_evaluation: int = 0  # of those, the one at which the model did best
+    remembers: bool = True  # whether it has answered one since it last came back
+    checkpoint: int = 0  # number of the last that it has kept its state for
+    asked_back: int = 0  # number of the evaluation at which a failed party was last asked back
+    unserved: Turn | None = None  # what it could not serve for want of state: to be sent anew
+    out_of_step: int = 0  # how often, since it last served a message
+    traffic: Traffic = field(default_factory=Traffic)
+    reply_seconds: Spread = field(default_factory=Spread)  # from order to reply, evaluations apart
+    reply_virtual_seconds: Spread = field(default_factory=Spread)
+    staleness: Spread = field(default_factory=Spread)  # label-holder steps from order to answer
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not failed."""
+        return self.state not in (State.FAILED, State.ASKED_BACK)
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether it has not answered its last message."""
+        return self.state in (State.IN_FLIGHT, State.ASKED_BACK)
+
+    @property
+    def awaits_quorum(self) -> bool:
+        """Whether its window is in the table, and not answered; other messages may be in flight."""
+        return State.AWAITS_QUORUM in (
+            self.state,
+            self.rests if self.state is State.IN_FLIGHT else None,
+        )
+
+    def send(self, order: Turn) -> None:
+        """A message is in flight to it."""
+        self.exchange += 1
+        self.order = order
+        if self.state is State.FAILED:
+            self.state = State.ASKED_BACK
+        elif self.state is not State.IN_FLIGHT:
+            self.state, self.rests = State.IN_FLIGHT, self.state
+
+    def rest(self, state: State | None = None) -> None:
+        """It has answered; from now on it is in this state, or in that of before."""
+        self.order, self.state = None, state or self.rests
+
+    def take_feedback(self, feedback: Arrays) -> None:
+        """Its window has been answered; the answer goes with its next turn."""
+        self.feedback = feedback
+        if self.state is State.AWAITS_QUORUM:
+            self.state = State.IDLE
+
+    def evaluated(self) -> None:
+        """It has answered the evaluation that it was asked for."""
+        self.evaluation, self.remembers = self.evaluation_sent, True
+        if self.state is State.IDLE and self.evaluation == FINAL:
+            self.state = State.DONE
+
+    def has_kept(self, number: int, upload: Upload) -> None:
+        """It answers that it has kept its state for the checkpoint of this number."""
+        self.checkpoint = number
+
+    # Checkpoints are made when nothing is in flight.
+
+    def kept(self) -> dict[str, Any]:
+        """What is needed to go on, in JSON."""
+        counted = {name: asdict(getattr(self, name)) for name in _COUNTED}
+        return {name: getattr(self, name) for name in _KEPT} | {"alive": self.alive} | counted
+
+    def go_on_from(self, kept: dict[str, Any]) -> None:
+        """Take over what `kept` gave."""
+        for name in kept.keys() & set(_KEPT):
+            setattr(self, name, kept[name])
+        for name, kind in _COUNTED.items():
+            setattr(self, name, kind(**kept[name]))
+        self.state = State.DONE if self.evaluation == FINAL else State.IDLE
+        if not kept["alive"]:
+            self.state = State.FAILED
+
+    def figures(self) -> dict[str, Any]:
+        """What went to and from it, how long it took to reply, and how stale that was."""
+        spreads = ("reply_seconds", "reply_virtual_seconds", "staleness")
+        return {
+            "party": self.party,
+            **asdict(self.traffic),
+            **{name: getattr(self, name).figures() for name in spreads},
+        }
+
+
+_KEPT = (
+    *("party", "exchange", "steps", "evaluation_sent", "evaluation", "best_evaluation"),
+    *("remembers", "surrogates", "asked_back", "checkpoint"),
+)
+_COUNTED = {
+    "traffic": Traffic,
+    "reply_seconds": Spread,
+    "reply_virtual_seconds": Spread,
+    "staleness": Spread,
+}

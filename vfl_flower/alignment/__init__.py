@@ -1,0 +1,1 @@
+"""Which rows all participants have: private set intersection, and its reuse."""

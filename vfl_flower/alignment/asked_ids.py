@@ -1,0 +1,188 @@
+"""How many ids a party is asked about: a count on its disk, over all orders and runs.
+
+The party sees ids blinded. A label holder keeps its secret (`holder_alignment`), so that it sends
+the same point for the same id each time. The party counts points that it has not been sent before:
+to ask about an id again is free. It keeps no points, but 8 bytes of a keyed hash of each.
+
+A label holder can also guess ids by its proof that it knows the ids of rows (`ConfirmOrder`). A
+proof that fails counts as one id.
+
+The count is written, and forced to the disk, before the ids are blinded. It never goes down: only
+an owner who deletes the file begins anew. The first line of the file is JSON, and says what is left
+(``head -1 party-0.ids``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context
+from numpy.typing import NDArray
+
+from vfl_flower.alignment.psi import Points
+from vfl_flower.alignment.store import home
+from vfl_flower.config.errors import ConfigError, SharedError, VflError
+from vfl_flower.config.files import alone_in, make_own_folder, unsealed, write_sealed
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.transport.node import refused, simulated
+
+log = logging.getLogger("flwr")
+
+_DAY = 86400
+_FIRST = date(1970, 1, 1)
+_KEY = 32  # bytes
+
+
+@dataclass
+class _Count:
+    """What a party has been asked.
+
+    asked : ids, as points that differ, and proofs that failed.
+    wrong : proofs that failed.
+    day : days from 1970 to the day of the count, in UTC.
+    that_day : what was counted on that day.
+    key : of the hash.
+    points : its values, in order, uint64 [asked - wrong].
+    """
+
+    asked: int
+    wrong: int
+    day: int
+    that_day: int
+    key: bytes
+    points: NDArray[np.uint64]
+
+    def add(self, more: int) -> None:
+        """Count so many more."""
+        self.asked += more
+        self.that_day += more
+
+
+def count(context: Context, rules: Rules, points: Points) -> None:
+    """Count ids that a party is asked about, of which it is sent these points, [n, 32].
+
+    Raises
+    ------
+    ConfigError
+        If its rules allow no more ids, or no more today; then none is counted.
+    VflError
+        If the party cannot keep the count.
+    """
+    if not _counts(context):
+        return
+    with _opened(context, rules) as kept:
+        found = np.unique(_hashed(points, kept.key))
+        new = np.setdiff1d(found, kept.points, assume_unique=True)
+        kept.add(len(new))
+        _check(context, rules, kept, f"to be asked about {len(new)} more ids")
+        kept.points = np.union1d(kept.points, new)
+
+
+def judge(context: Context, rules: Rules, proves: Callable[[], bool]) -> bool:
+    """Return whether a label holder has proved that it knows ids; count a proof that fails.
+
+    Raises
+    ------
+    ConfigError, VflError
+        As `count`.
+    """
+    if not _counts(context):
+        return proves()
+    with _opened(context, rules) as kept:
+        _check(context, rules, kept, "a proof")
+        proved = proves()
+        if not proved:
+            kept.add(1)
+            kept.wrong += 1
+    return proved
+
+
+def _counts(context: Context) -> bool:
+    """Return whether ids are counted: of parties of one owner only where a rule is named."""
+    named = {"max-ids", "max-ids-per-day"} & context.node_config.keys()
+    return bool(named) or not simulated(context)
+
+
+def _check(context: Context, rules: Rules, kept: _Count, what: str) -> None:
+    for most, counted, key in (
+        (rules.max_ids, kept.asked, "max-ids"),
+        (rules.max_ids_per_day, kept.that_day, "max-ids-per-day"),
+    ):
+        if most is not None and counted > most:
+            raise refused(context, f"{what}: its rule is {key} = {most}")
+
+
+def _hashed(points: Points, key: bytes) -> NDArray[np.uint64]:
+    """The keyed hash of each point, of 64 bits, which nobody else can make collide."""
+    data, hashed = points.tobytes(), hashlib.blake2b
+    each = (data[at : at + 32] for at in range(0, len(data), 32))
+    return np.frombuffer(
+        b"".join([hashed(point, digest_size=8, key=key).digest() for point in each]), "<u8"
+    ).astype(np.uint64)
+
+
+# --- the file -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(context: Context, rules: Rules) -> Iterator[_Count]:
+    """The count on the disk, which is written when this ends, and held by nobody else meanwhile."""
+    party = context.node_config.get("partition-id")
+    path = home("", context) / f"party-{party}.ids"
+    try:
+        make_own_folder(path.parent)
+        with alone_in(path.parent):
+            kept = _read(path)
+            before = kept.asked
+            yield kept
+            if kept.asked > before:
+                write_sealed(path, _written(kept, rules))
+                log.info("Party %s has been asked about %d ids: %s", party, kept.asked, path)
+    except (OSError, ValueError, KeyError, TypeError, VflError) as error:
+        if isinstance(error, ConfigError) and not isinstance(error, SharedError):
+            raise  # a rule's refusal; the path of a shared folder is for this party's log alone
+        log.warning("The party's count of ids in %s cannot be kept: %s", path, error)
+        raise VflError(
+            "cannot count the ids that it is asked about: its own log says why."
+        ) from None
+
+
+def _read(path: Path) -> _Count:
+    """The count in a file; a new one if there is no file."""
+    today = int(time.time()) // _DAY
+    if not path.exists():
+        return _Count(0, 0, today, 0, secrets.token_bytes(_KEY), np.zeros(0, np.uint64))
+    head, _, rest = unsealed(path).partition(b"\n")
+    said = json.loads(head)
+    day = (date.fromisoformat(said["day"]) - _FIRST).days
+    points = np.frombuffer(rest[_KEY:], "<u8").astype(np.uint64)
+    kept = _Count(said["asked"], said["wrong"], day, said["that day"], rest[:_KEY], points)
+    if len(points) != kept.asked - kept.wrong:
+        raise ValueError("the count is not that of its points")
+    if today > day:  # a clock that goes back begins no day
+        kept.day, kept.that_day = today, 0
+    return kept
+
+
+def _written(kept: _Count, rules: Rules) -> bytes:
+    """The content of a file; its first line is for the owner of the party."""
+    per_day = rules.max_ids_per_day
+    said = {
+        "asked": kept.asked,
+        "wrong": kept.wrong,
+        "left": max(0, rules.max_ids - kept.asked),
+        "day": (_FIRST + timedelta(kept.day)).isoformat(),
+        "that day": kept.that_day,
+        "left that day": None if per_day is None else max(0, per_day - kept.that_day),
+    }
+    return json.dumps(said).encode() + b"\n" + kept.key + kept.points.astype("<u8").tobytes()

@@ -1,0 +1,1 @@
+"""Vertical federated learning from Python: `train`, `Model`, scikit-learn estimators."""

@@ -1,0 +1,112 @@
+"""Keyword arguments of `vfl_flower.train`; `vfl list` explains each.
+
+This file is generated from vfl_flower/sections.py: python -m tests.options
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypedDict
+
+from vfl_flower.label_holder.observers import Observer
+from vfl_flower.protocol.systems import System
+
+Code = str | type[Any] | Callable[..., Any]
+"""The name of a component, a class, or a function."""
+
+
+class Options(TypedDict, total=False):
+    """Options of a run. None stands for the default."""
+
+    strategy: str | System | None
+    dataset: str | None
+    label: str | None
+    target: Literal["classification", "regression"] | None
+    class_weights: str | None
+    label_range: str | None
+    columns: str | None
+    missing: Literal["refuse", "median"] | None
+    text: Literal["refuse", "one-hot"] | None
+    align: Literal["psi", "any", "ids"] | None
+    min_parties: int | None
+    presence: float | None
+    test_fraction: float | None
+    validation_fraction: float | None
+    image_split: Literal["quadrants", "rows", "columns", "flat"] | None
+    tokenizer: str | None
+    text_length: int | None
+    augment: Code | None
+    bottom_model: Code | None
+    model_args: str | None
+    bottom_hidden: int | None
+    embedding_size: int | None
+    embedding_activation: Literal["none", "relu", "sigmoid", "tanh"] | None
+    bottom_bias: bool | None
+    top_model: Code | None
+    top_args: str | None
+    top_hidden: int | None
+    combine: Literal["concat", "mean", "sum"] | None
+    aggregation: Literal["plain", "secure"] | None
+    loss: Code | None
+    metrics: Code | None
+    epochs: int | None
+    patience: float | None
+    batch_size: int | None
+    party_lr: float | None
+    server_lr: float | None
+    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adamw"] | None
+    weight_decay: float | None
+    lr_schedule: Literal["constant", "step", "cosine", "one-cycle"] | None
+    lr_step: int | None
+    lr_decay: float | None
+    warm_up: float | None
+    clip_gradient: float | None
+    precision: Literal["float32", "bfloat16"] | None
+    subsets: Literal["off", "sampled", "laser"] | None
+    freeze: bool | None
+    regulariser: Literal["l2", "nonconvex"] | None
+    regulariser_weight: float | None
+    seed: int | None
+    estimator: Code | None
+    server_update: Literal["first-order", "zeroth-order"] | None
+    differences: Literal["one-sided", "two-sided"] | None
+    directions: Literal["gaussian", "sphere", "scaled-sphere"] | None
+    mu: float | None
+    perturbs: Literal["each", "all"] | None
+    local_steps: int | None
+    quorum: int | None
+    window: int | None
+    sampling: Literal["shuffle", "poisson"] | None
+    max_delay: int | None
+    delay: Literal["none", "poisson", "exponential", "straggler"] | None
+    codec: Code | None
+    keep: float | None
+    bits: int | None
+    compression: Literal["direct", "error-feedback"] | None
+    downlink_codec: Code | None
+    downlink_keep: float | None
+    downlink_bits: int | None
+    downlink_compression: Literal["direct", "error-feedback"] | None
+    privacy: Code | None
+    embedding_noise: float | None
+    inner_noise: float | None
+    embedding_bound: float | None
+    clip: float | None
+    epsilon: float | None
+    delta: float | None
+    top_clip: float | None
+    noise_multiplier: float | None
+    calibration: Literal["known", "secret", "paper"] | None
+    noise_seed: int | None
+    transport: Literal["auto", "stream", "messages"] | None
+    stream_address: str | None
+    stream_ports: str | None
+    session_seconds: float | None
+    party_timeout: float | None
+    on_party_failure: Literal["stop", "continue"] | None
+    eval_every: float | None
+    checkpoint_every: int | None
+    observer: Code | Observer | None
+    resume: str | None
+    grow: str | None
+    device: str | None

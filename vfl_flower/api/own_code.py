@@ -1,0 +1,181 @@
+"""Turn classes and functions that Python code passes as options into names, as a run keeps them.
+
+A run keeps texts only. A class or function with an import path is kept as ``package.module:NAME``.
+One without an import path, such as a class of a notebook, is held in this process and gets a name
+of this module: `config.plugins.load_place` finds it here as long as the process lasts.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import Any
+
+import numpy as np
+from torch.nn import Module
+
+from vfl_flower.config.errors import IN_PROCESS, ConfigError
+from vfl_flower.config.plugins import PLUGIN_MODULES, Registry
+from vfl_flower.config.run_config import KEYS, parse
+from vfl_flower.label_holder.observers import Observer
+from vfl_flower.protocol.systems import System
+
+_PLACE = f"{__name__}:"
+_held: dict[str, Any] = {}
+NOT_KEYWORDS = ("task", "model", "without", "id", "out", "parties", "labels")
+"""Options that are no keyword options: those of predictions, and arguments of `train` itself."""
+KEYWORDS = [name.replace("-", "_") for name in KEYS if name not in NOT_KEYWORDS]
+"""Names of the keyword options of `train`."""
+_CODE = {name: each.registry for name, each in KEYS.items() if each.registry}
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class or function that is held under a name."""
+    try:
+        return _held[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def values_of(
+    config: Mapping[str, Any] | None, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options by their names, and further arguments for the engine.
+
+    Parameters
+    ----------
+    config : options under the names that `vfl list` prints.
+    options : options in snake_case; None stands for the default.
+
+    Raises
+    ------
+    ConfigError
+        If an option is unknown, is given twice, or has a wrong value.
+    """
+    if not isinstance(config, Mapping | None):
+        raise ConfigError(
+            f"config = {config!r} must be a mapping of keys, such as {{'strategy': 'vafl'}}."
+        )
+    values = {**(config or {})}
+    values["out"] = str(values.get("out", ""))
+    for option, value in options.items():
+        name = option.replace("_", "-")
+        if option not in KEYWORDS:
+            close = get_close_matches(name.replace("-", "_"), KEYWORDS, 1)
+            hint = f"Did you mean {close[0]}? " if close else ""
+            raise ConfigError(f"{option} is not an option of train. {hint}See `vfl list`.")
+        if value is None:
+            continue
+        if name in values:
+            raise ConfigError(
+                f"{option} is given twice: {values[name]!r} in config, and {value!r} as a keyword "
+                "argument. Leave one of them out."
+            )
+        values[name] = value.item() if isinstance(value, np.generic) else value
+    more: dict[str, Any] = {}
+    observer = values.get("observer")
+    if isinstance(observer, Observer):
+        more["observers"] = [values.pop("observer")]
+    for name, registry in _CODE.items():
+        if not isinstance(values.get(name), str | None):
+            values[name] = _checked_name(name, values[name], registry)
+    return parse(values), more
+
+
+def _checked_name(option: str, value: Any, registry: Registry) -> str:
+    """Return the name of a value that names code.
+
+    Raises
+    ------
+    ConfigError
+        If the option cannot have such a value.
+    """
+    kind = type(value).__name__
+    if option == "strategy" and not isinstance(value, System):
+        raise ConfigError(
+            f"strategy = {value!r} is not a strategy: give a name of `vfl list`, or a System."
+        )
+    if option in ("bottom-model", "top-model") and isinstance(value, Module):
+        raise ConfigError(
+            f"{option} = {kind}(...) is a module, and training makes its own: give the class "
+            f"{kind}, or a function that returns a module."
+        )
+    if option != "strategy" and not callable(value):
+        raise ConfigError(f"{option} = {value!r} must be a name, a class or a function.")
+    return name_of(value, registry)
+
+
+def name_of(value: Any, registry: Registry) -> str:
+    """Return the name by which a run keeps a class, a function or another object.
+
+    The name is, in this order: ours, that of an installed package's entry point, the import path,
+    or a name that is valid in this process only.
+    """
+    for known, place in registry.known.items():
+        module, _, name = place.partition(":")
+        if module in sys.modules and _same(getattr(sys.modules[module], name, None), value):
+            return known
+    place = _import_path(value)
+    for entry in entry_points(group=registry.group):
+        if entry.value == place:
+            return entry.name
+    return place or _hold(value)
+
+
+def without_path(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options whose values have no import path, with the names of classes in code."""
+    found = {option: IN_PROCESS.fullmatch(str(value)) for option, value in values.items()}
+    return {option: name[1] for option, name in found.items() if name}
+
+
+def check_there(values: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if a value is a class or function that another process held."""
+    for option, name in without_path(values).items():
+        if values[option].removeprefix(_PLACE) not in _held:
+            raise ConfigError(
+                f"{option} = {name} has no import path and was defined in another process: define "
+                f"{name} in a module (a .py file) that can be imported, and train again."
+            )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two objects are one, or equal, as copies of a `System` are."""
+    return one is other or (type(one) is type(other) and bool(one == other))
+
+
+def _import_path(value: Any) -> str:
+    """Return ``package.module:NAME`` or ``FILE.py:NAME``, or an empty text if there is none."""
+    name = getattr(value, "__qualname__", "")
+    if name:
+        return _path_in(getattr(value, "__module__", None) or "", name, value)
+    for module, content in list(sys.modules.items()):  # an object, such as a `System`
+        for name, each in list(getattr(content, "__dict__", {}).items()):
+            if _same(each, value) and (place := _path_in(module, name, each)):
+                return place
+    return ""
+
+
+def _path_in(module: str, name: str, value: Any) -> str:
+    content = sys.modules.get(module)
+    file = getattr(content, "__file__", None)
+    if module in ("__main__", __name__) or not file or not name.isidentifier():
+        return ""
+    if getattr(content, name, None) is not value:
+        return ""
+    return f"{file if module.startswith(PLUGIN_MODULES) else module}:{name}"
+
+
+def _hold(value: Any) -> str:
+    """Hold an object, and return its name; the same one if it is held already."""
+    for name, each in _held.items():
+        if _same(each, value):
+            return _PLACE + name
+    called = getattr(value, "__name__", "") or type(value).__name__
+    called = re.sub(r"\W", "", called) or "code"
+    name = f"{called}__in_process_{secrets.token_hex(8)}"
+    _held[name] = value
+    return _PLACE + name

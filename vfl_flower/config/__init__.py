@@ -1,0 +1,1 @@
+"""The run configuration, the party rules, plugins, files and errors."""

@@ -1,0 +1,207 @@
+"""Rules of a party, in its own node configuration, which nobody else can set.
+
+`vfl_flower.party.policy` checks runs by them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from vfl_flower.config.errors import ConfigError
+
+_OTHERS = (  # keys of a node configuration that are no rules
+    *("partition-id", "num-partitions", "simulated", "states"),
+    *("file", "source", "held", "id", "columns", "missing", "text"),
+    *("model", "model-args", "embedding-size"),
+    *("images", "image-size", "tokenizer", "text-length", "sequence-length", "augment"),
+)
+
+OWN_TRAINING = (  # keys of training that a party may have otherwise for its own model
+    *("party-lr", "optimizer", "weight-decay", "lr-schedule", "lr-step", "lr-decay", "warm-up"),
+    "clip-gradient",
+)
+
+_DUE = {
+    "str": "a text in quotes",
+    "int": "a whole number, at least 0,",
+    "float": "a number, at least 0,",
+}
+
+
+def rule(default: Any, help: str, example: str, basic: bool = False) -> Any:
+    """Return the dataclass field of one rule.
+
+    Parameters
+    ----------
+    default : the default; ``None`` sets no rule.
+    help : sentences. The first one is the summary that lists show.
+    example : pairs for --node-config.
+    basic : whether a new user needs the rule. `vfl list` shows only these rules.
+    """
+    return field(default=default, metadata={"help": help, "example": example, "basic": basic})
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules in a node configuration, by their names with hyphens. None sets no rule."""
+
+    align: str = rule(
+        "psi",
+        "Sets the method by which ids may be compared. `ids` permits that method, and no other.",
+        "align='ids'",
+    )
+    min_rows: int = rule(
+        50,
+        "Refuses a run whose participants have fewer common rows. In a simulation, the rule "
+        "applies only if it is set.",
+        "min-rows=100",
+        basic=True,
+    )
+    max_ids: int = rule(
+        10_000_000,
+        "Limits the ids that label holders may ask about. The limit counts all label holders and "
+        "all runs. It counts each id once.",
+        "max-ids=100000",
+    )
+    max_ids_per_day: int | None = rule(
+        None,
+        "Limits the new ids that label holders may ask about in one day of UTC.",
+        "max-ids-per-day=10000",
+    )
+    alignment_days: int = rule(
+        30,
+        "Sets the days for which the party keeps an alignment and uses it again. 0 keeps none.",
+        "alignment-days=7",
+    )
+    systems: str = rule(
+        "",
+        "Names the systems that the party takes part in, separated by commas. The empty text "
+        "permits all.",
+        "systems='ef-vfl,vafl'",
+        basic=True,
+    )
+    min_embedding_noise: float = rule(
+        0.0,
+        "Requires noise on all embeddings that the party uploads. The value is the least "
+        "`embedding-noise`, divided by `embedding-bound`.",
+        "min-embedding-noise=1.5",
+    )
+    max_epochs: int | None = rule(
+        None,
+        "Limits the passes over the party's rows that train one model. The limit counts all runs "
+        "of that model.",
+        "max-epochs=100",
+        basic=True,
+    )
+    max_uploads: int | None = rule(
+        None,
+        "Limits how often the party uploads an embedding of the same row. The limit counts a run "
+        "and all runs that resume it, grow from it or predict with it.",
+        "max-uploads=200",
+    )
+    max_predictions: int | None = rule(
+        None,
+        "Limits the rows that the party embeds for predictions. The limit counts all models that "
+        "the party keeps.",
+        "max-predictions=1000",
+    )
+    aggregation: str = rule(
+        "",
+        "Sets the aggregation that the party insists on. With `secure`, it refuses a run in which "
+        "the label holder gets its embeddings unmasked.",
+        "aggregation='secure' sum-peers='first-seen'",
+    )
+    sum_peers: str = rule(
+        "",
+        "Gives the public keys of the other parties for masked sums, as in '1:HEX 2:HEX'. "
+        "`first-seen` trusts the first keys that the party sees. The empty text does so too, "
+        "unless the party has the rule aggregation='secure'.",
+        "sum-peers='first-seen'",
+    )
+    embedding_activation: str = rule(
+        "",
+        "Permits one `embedding-activation` besides `none` in runs with masked sums.",
+        "embedding-activation='tanh'",
+    )
+    noise_seed: int | None = rule(
+        None,
+        "Permits one `noise-seed` for runs on the party's data. Others then know its noise.",
+        "noise-seed=0",
+    )
+    dataset: str = rule(
+        "",
+        "Permits one `dataset` that contains a path, which the party then reads for others.",
+        "dataset='csv:shared.csv'",
+    )
+    stream_address: str = rule(
+        "",
+        "Names the hosts that the party may connect to, separated by commas. Each host may have "
+        ":PORT. The empty text permits this machine only.",
+        "stream-address='vfl.example.org:9500'",
+    )
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any]) -> Rules:
+        """The rules in a node configuration.
+
+        Raises
+        ------
+        ConfigError
+            If a value is of another type than its rule, or a key is none that is known.
+        """
+        return _rules_of(tuple((key, type(value), value) for key, value in node_config.items()))
+
+
+@lru_cache(maxsize=4096)  # each message asks
+def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
+    values = {key: value for key, _, value in node_config}
+    whose = f"Party {values.get('partition-id')}'s node configuration"
+    given: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in _TYPES:
+            due = _TYPES[key]
+            name = "float" if due == "float" and type(value) is int else type(value).__name__
+            if name != due or (due != "str" and not 0 <= value < math.inf):
+                raise ConfigError(f"{whose} gives {key} = {value!r}, where {_DUE[due]} is due.")
+            given[key.replace("-", "_")] = value
+        elif key not in (*_OTHERS, *OWN_TRAINING):
+            _check_own_key(key, whose, "source" in values)
+    return Rules(**given)
+
+
+_TYPES = {
+    spec.name.replace("_", "-"): str(spec.type).removesuffix(" | None") for spec in fields(Rules)
+}
+
+
+class Rule(NamedTuple):
+    """A rule as `vfl list` describes it."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+    example: str
+    basic: bool
+
+
+RULES: dict[str, Rule] = {
+    name: Rule(name, _TYPES[name], spec.default, **spec.metadata)
+    for spec in fields(Rules)
+    for name in (spec.name.replace("_", "-"),)
+}
+"""Every rule, by its name."""
+
+
+def _check_own_key(key: str, whose: str, has_source: bool) -> None:
+    """Refuse a key that nobody reads: a source has keys of its own, unless they are like a rule."""
+    known = [*_TYPES, *_OTHERS, *OWN_TRAINING]
+    close = get_close_matches(key, known, 1, 0.85 if has_source else 0.6)
+    if close or not has_source:
+        hint = f"did you mean {close[0]}?" if close else f"rules are {', '.join(_TYPES)}."
+        raise ConfigError(f"{whose} has a key {key!r} that there is not: {hint}")

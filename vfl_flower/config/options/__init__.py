@@ -1,0 +1,25 @@
+"""Sections of the run configuration: each option, its default and its meaning.
+
+An option has the name of its field in kebab case, unless the field says otherwise. ``None`` stands
+for "auto". `vfl_flower.config.run_config` reads the sections.
+"""
+
+from vfl_flower.config.options.data import DataConfig
+from vfl_flower.config.options.messages import CodecConfig, ScheduleConfig
+from vfl_flower.config.options.models import ModelConfig
+from vfl_flower.config.options.option import key
+from vfl_flower.config.options.privacy import PrivacyConfig
+from vfl_flower.config.options.running import RunningConfig
+from vfl_flower.config.options.training import EstimatorConfig, TrainingConfig
+
+__all__ = [
+    "CodecConfig",
+    "DataConfig",
+    "EstimatorConfig",
+    "ModelConfig",
+    "PrivacyConfig",
+    "RunningConfig",
+    "ScheduleConfig",
+    "TrainingConfig",
+    "key",
+]

@@ -1,0 +1,186 @@
+"""Options of rows, columns and labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vfl_flower.config import plugins
+from vfl_flower.config.options.option import key
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Rows, columns and labels."""
+
+    dataset: str = key(
+        "digits",
+        "Names the data set. The built-in sets, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH "
+        "and hf:NAME_OR_DIR are divided among the parties. With files:PATH, PATH is the label "
+        "holder's own csv or parquet file. Each party then names its own file in its "
+        "--node-config.",
+        example="dataset='breast-cancer'",
+        basic=True,
+        values="digits, breast-cancer, npz:PATH, csv:PATH, parquet:PATH, svmlight:PATH, "
+        "hf:NAME_OR_DIR, files:PATH, or FILE.py:NAME",
+        related=("label", "id", "align", "target"),
+    )
+    label: str = key(
+        "label",
+        "Names the label column. It applies to csv:, parquet:, hf: and files: data sets.",
+        example="dataset='files:labels.csv' label='default'",
+        basic=True,
+        related=("dataset", "target"),
+    )
+    target: str = key(
+        "classification",
+        "Says what the labels are: classes or numbers. Numbers are fitted by squared error.",
+        example="dataset='csv:houses.csv' label='price' target='regression'",
+        basic=True,
+        choices=("classification", "regression"),
+        related=("label", "loss", "label-range"),
+    )
+    class_weights: str = key(
+        "",
+        "Weights the classes in the loss. Give one number for each class, in the order of the "
+        "classes. `balanced` uses the inverse class frequency. The empty text weights all classes "
+        "equally.",
+        example="dataset='breast-cancer' class-weights='balanced'",
+        related=("loss", "target"),
+    )
+    label_range: str = key(
+        "",
+        "Clips regression labels to a lowest and a highest value. Noise on labels or on scalars "
+        "needs this range.",
+        example="dataset='csv:people.csv' label='age' target='regression' label-range='0,120'",
+        related=("target", "privacy"),
+    )
+    id: str = key(
+        "id",
+        "Names the id column of the label holder's file. It applies to files: data sets.",
+        example="dataset='files:labels.csv' id='customer'",
+        basic=True,
+        related=("dataset", "align"),
+    )
+    columns: str = key(
+        "",
+        "Names the feature columns of the label holder's file, separated by commas. The empty "
+        "text uses all other columns. `none` uses no column.",
+        example="dataset='files:labels.csv' columns='age,income'",
+        related=("dataset", "missing", "text"),
+    )
+    missing: str = key(
+        "refuse",
+        "Says how to handle missing numbers in the label holder's columns. `median` fills in the "
+        "column's median.",
+        example="dataset='files:labels.csv' missing='median'",
+        choices=("refuse", "median"),
+        related=("columns", "text"),
+    )
+    text: str = key(
+        "refuse",
+        "Says how to handle text in the label holder's columns. `one-hot` makes a 0/1 column for "
+        "each value.",
+        example="dataset='files:labels.csv' text='one-hot'",
+        choices=("refuse", "one-hot"),
+        related=("columns", "missing"),
+    )
+    align: str = key(
+        "psi",
+        "Chooses how the rows of files: data sets are matched by id. `psi` finds the rows of all "
+        "participants by private set intersection. `any` also keeps rows that at least "
+        "`min-parties` parties have. `ids` requires equal ids at all parties. Each party must "
+        "allow `ids` in its node configuration.",
+        example="dataset='files:labels.csv' align='any'",
+        basic=True,
+        choices=("psi", "any", "ids"),
+        related=("id", "min-parties", "presence"),
+    )
+    min_parties: int = key(
+        1,
+        "Sets how many parties must have a row for the row to be used. It applies to align='any'. "
+        "0 requires no party, if the label holder has feature columns.",
+        example="dataset='files:labels.csv' align='any' min-parties=2",
+        least=0,
+        related=("align",),
+    )
+    presence: float = key(
+        1.0,
+        "Sets the share of rows that each party has, to try out partial rows. It applies to "
+        "divided data sets. The seed draws these rows. Every row stays with at least one party.",
+        example="dataset='breast-cancer' presence=0.7",
+        basic=True,
+        above=0,
+        related=("align", "combine", "subsets"),
+    )
+    test_fraction: float = key(
+        0.2,
+        "Sets the share of rows held out for testing. It applies to data without a test part. "
+        "With 0, all figures describe the training rows.",
+        example="test-fraction=0.3",
+        least=0,
+        below=1,
+        related=("validation-fraction",),
+    )
+    validation_fraction: float | None = key(
+        None,
+        "Sets the share of training rows held out for validation. The run restores the model with "
+        "the lowest validation loss. With 0, the run keeps the model of the last epoch.",
+        example="validation-fraction=0.1",
+        basic=True,
+        auto="0.15, at most 20000 rows. 0 with fewer than 200 training rows. 0 with "
+        "privacy='scalar', which would not protect the labels of these rows.",
+        least=0,
+        below=1,
+        related=("patience", "test-fraction"),
+    )
+    image_split: str = key(
+        "quadrants",
+        "Chooses how images are divided among parties. `quadrants` makes a near-square grid of "
+        "blocks. `rows` and `columns` make bands of pixels. `flat` cuts the flattened image into "
+        "equal parts.",
+        example="image-split='rows'",
+        choices=("quadrants", "rows", "columns", "flat"),
+        related=("dataset", "augment"),
+    )
+    tokenizer: str = key(
+        "",
+        "Names the folder of the tokenizer for a divided data set of texts. The folder has the "
+        "format of the transformers library. Each party gets its part of each text's words.",
+        example="dataset='hf:reviews' tokenizer='tokenizer'",
+        related=("dataset", "text-length"),
+    )
+    text_length: int = key(
+        64,
+        "Limits the tokens in one party's part of a text.",
+        example="dataset='hf:reviews' tokenizer='tokenizer' text-length=32",
+        least=1,
+        related=("tokenizer",),
+    )
+    augment: str = key(
+        "none",
+        "Chooses how parties augment samples during training. A party's node configuration can "
+        "override it. `crop-flip` crops and mirrors images.",
+        example="augment='crop-flip' bottom-model='cnn'",
+        registry=plugins.AUGMENTATIONS,
+        related=("image-split",),
+    )
+
+    @property
+    def called(self) -> str:
+        """Return the name of the data in sentences."""
+        return "the data" if self.dataset.startswith("memory:") else self.dataset
+
+    @property
+    def apart(self) -> bool:
+        """Return whether each participant has a file, instead of a part of one data set."""
+        return self.dataset.startswith("files:")
+
+    @property
+    def partial(self) -> bool:
+        """Return whether parties may lack rows."""
+        return self.align == "any" or self.presence < 1
+
+    @property
+    def own_data(self) -> bool:
+        """Return whether each participant brings data, so that rows must be aligned."""
+        return self.dataset.startswith(("files:", "memory:"))

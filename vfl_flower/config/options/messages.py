@@ -1,0 +1,110 @@
+"""Options of the schedule and of compressed messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vfl_flower.config import plugins
+from vfl_flower.config.options.option import key
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Who waits for whom, and which rows a step uses."""
+
+    quorum: int | None = key(
+        None,
+        "Sets how many uploads the label holder waits for. All parties is synchronous, 1 is "
+        "asynchronous.",
+        example="strategy='vafl-t' quorum=2",
+        basic=True,
+        auto="the system's own.",
+        least=1,
+        symbol="t, in VAFL",
+        related=("strategy", "max-delay", "on-party-failure"),
+    )
+    window: int | None = key(
+        None,
+        "Sets how many steps of a party one message exchange carries. Large windows save round "
+        "trips and make embeddings staler.",
+        example="window=8",
+        basic=True,
+        auto="1 in process, 8 under Ray, else 16. Zeroth order: 16, 64 and 64. Streams between "
+        "nodes choose 1 to 32 from measured times.",
+        least=1,
+        related=("max-delay", "transport"),
+    )
+    sampling: str = key(
+        "shuffle",
+        "Chooses how mini-batches are drawn. `shuffle` slices a shuffled epoch. `poisson` takes "
+        "each row with probability batch-size / rows.",
+        example="sampling='poisson'",
+        choices=("shuffle", "poisson"),
+        related=("batch-size", "calibration"),
+    )
+    max_delay: int = key(
+        0,
+        "Limits the age of an embedding that the label holder uses, in label-holder steps. 0 sets "
+        "no limit.",
+        example="strategy='vafl' max-delay=20",
+        least=0,
+        symbol="D, in VAFL",
+        related=("window", "quorum"),
+    )
+    delay: str = key(
+        "none",
+        "Simulates delays on the virtual clock of the in-process engine. `poisson` and "
+        "`exponential` follow VAFL's appendix G. `straggler` makes one party 20 to 60 % slower "
+        "(AsyREVEL).",
+        example="strategy='vafl' delay='exponential'",
+        choices=("none", "poisson", "exponential", "straggler"),
+        related=("max-delay",),
+    )
+
+
+@dataclass(frozen=True)
+class CodecConfig:
+    """How one direction of a party's link is compressed.
+
+    Options of the downlink have the prefix ``downlink-``.
+    """
+
+    codec: str = key(
+        "identity",
+        "Chooses how parties compress the embeddings that they upload. `top-k` keeps the largest "
+        "entries. `qsgd` rounds entries at random. `float16` and `bfloat16` use 2 bytes.",
+        example="codec='top-k'",
+        basic=True,
+        registry=plugins.CODECS,
+        related=("keep", "bits", "compression"),
+    )
+    keep: float | None = key(
+        None,
+        "Sets the share of a mini-batch's entries that top-k keeps.",
+        example="codec='top-k' keep=0.05",
+        auto="0.1",
+        related=("codec",),
+    )
+    bits: int | None = key(
+        None,
+        "Sets the bits of qsgd, which has 2^bits levels.",
+        example="codec='qsgd' bits=3",
+        auto="4",
+        related=("codec",),
+    )
+    compression: str = key(
+        "direct",
+        "Chooses what the codec compresses. `direct` compresses the embedding (CVFL). "
+        "`error-feedback` compresses its difference from an estimate that both ends keep (EF-VFL).",
+        example="codec='top-k' compression='error-feedback'",
+        choices=("direct", "error-feedback"),
+        related=("codec",),
+    )
+
+    @property
+    def surrogates(self) -> bool:
+        """Return whether both ends keep an estimate of the message.
+
+        The identity codec needs none, because it changes no number.
+        """
+        return self.compression == "error-feedback" and self.codec != "identity"

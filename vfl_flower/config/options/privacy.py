@@ -1,0 +1,114 @@
+"""Options of noise and of its privacy budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vfl_flower.config import plugins
+from vfl_flower.config.options.option import key
+
+_EMBEDDINGS = "strategy='vafl' privacy='perturbed-embedding'"
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    """Noise, and the budget that it must keep."""
+
+    mechanism: str = key(
+        "none",
+        "Chooses the privacy mechanism. `labels` randomises the labels once, before training. "
+        "`scalar` clips loss differences and adds noise to them and to the top model (DPZV). "
+        "`perturbed-embedding` adds noise to everything that leaves a party (VAFL, section 4).",
+        example="privacy='labels' epsilon=2.0",
+        basic=True,
+        name="privacy",
+        registry=plugins.LEDGERS,
+        related=("epsilon", "delta", "embedding-noise"),
+    )
+    embedding_noise: float = key(
+        1.0,
+        "Sets the standard deviation of the Gaussian noise on the last layer.",
+        example=f"{_EMBEDDINGS} embedding-noise=2.0",
+        least=1e-6,
+        symbol="c, in VAFL",
+        related=("privacy", "embedding-bound", "inner-noise"),
+    )
+    inner_noise: float = key(
+        0.0,
+        "Sets the standard deviation of the uniform noise on the inner layers.",
+        example=f"{_EMBEDDINGS} inner-noise=0.1",
+        least=0,
+        related=("privacy", "embedding-noise"),
+    )
+    embedding_bound: float = key(
+        1.0,
+        "Clips the output of the last layer to this norm, before noise is added.",
+        example=f"{_EMBEDDINGS} embedding-bound=2.0",
+        least=1e-6,  # far from where numbers of 32 bits, and noise with them, become zero
+        symbol="R",
+        related=("privacy", "embedding-noise"),
+    )
+    clip: float = key(
+        1.0,
+        "Clips a row's loss difference to [-C, C].",
+        example="strategy='dpzv' clip=0.5",
+        above=0,
+        symbol="C, in DPZV",
+        related=("privacy", "top-clip", "clip-gradient"),
+    )
+    epsilon: float | None = key(
+        None,
+        "Sets the privacy budget of a run with noise on labels or on scalars. Noise on scalars "
+        "keeps the budget at `delta`.",
+        example="privacy='labels' epsilon=2.0",
+        basic=True,
+        auto="the system's, or none.",
+        above=0,
+        symbol="epsilon",
+        related=("privacy", "delta", "noise-multiplier"),
+    )
+    delta: float | None = key(
+        None,
+        "Sets the delta of the budget (epsilon, delta).",
+        example="strategy='dpzv' epsilon=1.0 delta=0.0001",
+        auto="1e-5, or 0.1 over the training rows if that is less.",
+        above=0,
+        below=1,
+        symbol="delta",
+        related=("epsilon",),
+    )
+    top_clip: float = key(
+        0.5,
+        "Clips a row's gradient of the top model to this norm, with noise on scalars.",
+        example="strategy='dpzv' top-clip=1.0",
+        above=0,
+        related=("privacy", "clip"),
+    )
+    noise_multiplier: float | None = key(
+        None,
+        "Sets the noise on the mean scalar of U rows, as a multiple of C / U.",
+        example="strategy='dpzv' noise-multiplier=2.0",
+        auto="calibrated to epsilon, delta and the length of the run.",
+        least=0,
+        related=("epsilon", "clip"),
+    )
+    calibration: str = key(
+        "known",
+        "Chooses how noise is calibrated to the budget. `known` assumes that parties know the "
+        "mini-batches, which is true here. `secret` assumes secret mini-batches, by "
+        "dp-accounting's PLD accountant. `paper` uses DPZV's formula and adds no noise to the top "
+        "model. `secret` and `paper` need sampling='poisson'. The results state the guarantee "
+        "that holds.",
+        example="strategy='dpzv' calibration='secret' sampling='poisson'",
+        choices=("known", "secret", "paper"),
+        related=("epsilon", "sampling"),
+    )
+    noise_seed: int = key(
+        -1,
+        "Chooses secret or repeatable randomness: -1 keeps it secret. It covers noise, "
+        "directions, Poisson mini-batches and, with files:, the first models. It also covers the "
+        "order of partial rows. Use 0 or more in experiments only.",
+        example="strategy='cascaded' noise-seed=0",
+        least=-1,
+        related=("seed", "privacy"),
+    )

@@ -1,0 +1,135 @@
+"""Options of the runtime: where a run takes place, what it keeps, and whom it tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vfl_flower.config import plugins
+from vfl_flower.config.options.option import key
+
+_EXCHANGES_APART = 1000  # checkpoints, on SuperNodes
+_NODES = "supernodes"
+
+
+@dataclass(frozen=True)
+class RunningConfig:
+    """Where and how a run takes place."""
+
+    transport: str = key(
+        "auto",
+        "Chooses how messages travel on SuperNodes. `stream` connects each party to the label "
+        "holder. `messages` uses Flower's messages. `auto` streams if every party can connect.",
+        example="transport='messages'",
+        engine=_NODES,
+        choices=("auto", "stream", "messages"),
+        related=("stream-address", "stream-ports", "window"),
+    )
+    stream_address: str = key(
+        "127.0.0.1",
+        "Names the host by which parties reach the label holder. Add :PORT if a router or relay "
+        "forwards that port.",
+        example="stream-address='localhost'",
+        engine=_NODES,
+        related=("transport", "stream-ports"),
+    )
+    stream_ports: str = key(
+        "9500-9599",
+        "Sets the port that the label holder listens on, or a range of ports to choose from.",
+        example="stream-ports='9600-9699'",
+        engine=_NODES,
+        related=("transport", "stream-address"),
+    )
+    session_seconds: float = key(
+        600.0,
+        "Sets the length of a streaming session in seconds. After each session, parties save "
+        "their state and reconnect.",
+        example="session-seconds=300",
+        engine=_NODES,
+        above=0,
+        related=("transport", "checkpoint-every"),
+    )
+    parties: int = key(
+        0,
+        "Sets the number of parties to wait for. 0 waits for all connected nodes.",
+        example="parties=4",
+        engine="ray",
+        least=0,
+        related=("party-timeout",),
+    )
+    party_timeout: float = key(
+        600.0,
+        "Limits the seconds that a party may stay silent. The limit also covers start-up and "
+        "alignment.",
+        example="party-timeout=60",
+        above=0,
+        related=("on-party-failure",),
+    )
+    on_party_failure: str = key(
+        "stop",
+        "Chooses what happens when a party fails. `continue` uses the party's last embeddings. It "
+        "needs a quorum below all parties.",
+        example="strategy='vafl' on-party-failure='continue'",
+        choices=("stop", "continue"),
+        related=("quorum", "party-timeout"),
+    )
+    eval_every: float = key(
+        1.0,
+        "Sets the epochs, or parts of an epoch, between two evaluations.",
+        example="eval-every=0.5",
+        above=0,
+        related=("epochs", "patience"),
+    )
+    checkpoint_every: int | None = key(
+        None,
+        "Sets the exchanges between two checkpoints, at the label holder and at the parties. 0 "
+        "saves one checkpoint at the end.",
+        example="checkpoint-every=100",
+        auto="1000 on SuperNodes, else 0.",
+        least=0,
+        related=("resume", "session-seconds"),
+    )
+    observer: str = key(
+        "none",
+        "Names an observer of the run. It is told of evaluations, progress, failures and the end. "
+        "`tensorboard` writes scalars to RUN/tensorboard. FILE.py:NAME names your own Observer.",
+        example="observer='tensorboard'",
+        registry=plugins.OBSERVERS,
+        related=("eval-every", "metrics"),
+    )
+    resume: str = key(
+        "",
+        "Names the results folder of an interrupted run to resume.",
+        example="resume='runs/a'",
+        before="runs/a was interrupted",
+        basic=True,
+        related=("out", "checkpoint-every"),
+    )
+    grow: str = key(
+        "",
+        "Starts from the models of a finished run, perhaps with more parties. The value is that "
+        "run's results folder. Options that you leave out keep the values of that run.",
+        example="grow='runs/a'",
+        before="runs/a has finished",
+        related=("freeze", "resume"),
+    )
+    device: str = key(
+        "auto",
+        "Chooses where models run: cpu, cuda, or auto. `auto` uses a GPU if there is one.",
+        example="device='cpu'",
+        basic=True,
+        values="'auto', 'cpu' or 'cuda'",
+        related=("precision",),
+    )
+    out: str = key(
+        "",
+        "Names the results folder. The empty text stands for runs/STRATEGY-DATASET-TIME.",
+        example="out='runs/a'",
+        basic=True,
+        related=("resume",),
+    )
+
+    def exchanges_apart(self, simulated: bool) -> int:
+        """Exchanges between two checkpoints; 0 where there is one at the end only."""
+        if self.checkpoint_every is not None:
+            return self.checkpoint_every
+        return 0 if simulated else _EXCHANGES_APART

@@ -1,0 +1,247 @@
+"""Options of training: epochs, rates, and how parties and the top model learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vfl_flower.config import plugins
+from vfl_flower.config.options.option import key
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long and how fast all learn.
+
+    Epochs, patience, mini-batches and rates that a user leaves out are None until the training rows
+    are known (`protocol.systems.sized`). Defaults are those for many rows.
+    """
+
+    epochs: int = key(
+        20,
+        "Sets the number of passes over the training rows, averaged over parties.",
+        example="epochs=10",
+        basic=True,
+        auto="20. 60 with fewer than 1000 training rows, or if parties may lack rows. Noise on "
+        "embeddings or scalars keeps 20.",
+        least=1,
+        related=("patience", "eval-every"),
+    )
+    patience: float = key(
+        10.0,
+        "Stops the run after this many epochs without a better validation loss. 0 never stops "
+        "early.",
+        example="patience=5",
+        auto="10, or 20 if epochs is 60.",
+        least=0,
+        related=("epochs", "validation-fraction"),
+    )
+    batch_size: int = key(
+        32,
+        "Sets the rows of a mini-batch. A size of at least all rows means full-batch training.",
+        example="batch-size=64",
+        basic=True,
+        auto="32. With noise on labels, about a hundredth of the training rows, from 32 to 512.",
+        least=1,
+        related=("sampling", "party-lr", "epochs"),
+    )
+    party_lr: float = key(
+        0.2,
+        "Sets the learning rate of the parties.",
+        example="party-lr=0.05",
+        basic=True,
+        auto="the system's rate for this optimizer. Else 0.2 for sgd, 0.02 for momentum and "
+        "nesterov, 0.002 for adam and adamw. With fewer than 1000 training rows, sgd gets 0.1. "
+        "With noise on labels, adam gets 0.0005.",
+        least=0,
+        related=("server-lr", "optimizer", "lr-schedule"),
+    )
+    server_lr: float = key(
+        0.2,
+        "Sets the learning rate of the top model.",
+        example="server-lr=0.05",
+        basic=True,
+        auto="as `party-lr`, or the system's rate for this optimizer.",
+        least=0,
+        related=("party-lr", "optimizer"),
+    )
+    optimizer: str = key(
+        "sgd",
+        "Chooses the optimizer of the parties and of the top model. `momentum` and `nesterov` "
+        "use a coefficient of 0.9.",
+        example="optimizer='adam'",
+        basic=True,
+        auto="the system's, or sgd. First-order systems use adamw with weight-decay=0.05 if "
+        "parties may lack rows, and adam with noise on labels.",
+        choices=("sgd", "momentum", "nesterov", "adam", "adamw"),
+        related=("party-lr", "server-lr", "weight-decay"),
+    )
+    weight_decay: float = key(
+        0.0,
+        "Sets the weight decay of the parties and of the top model. `adamw` decouples it from "
+        "the gradient. Other optimizers add it to the gradient.",
+        example="optimizer='adamw' weight-decay=0.01",
+        least=0,
+        related=("optimizer", "regulariser-weight"),
+    )
+    lr_schedule: str = key(
+        "constant",
+        "Chooses how learning rates change during the run. `step` multiplies the rates by "
+        "`lr-decay`. `cosine` lowers them to 0. `one-cycle` raises them first, then lowers them.",
+        example="lr-schedule='cosine'",
+        choices=("constant", "step", "cosine", "one-cycle"),
+        related=("lr-step", "lr-decay", "warm-up"),
+    )
+    lr_step: int | None = key(
+        None,
+        "Sets the epochs between two decays of lr-schedule='step'.",
+        example="lr-schedule='step' lr-step=5",
+        auto="10",
+        least=1,
+        related=("lr-schedule", "lr-decay"),
+    )
+    lr_decay: float | None = key(
+        None,
+        "Sets the factor by which lr-schedule='step' multiplies the rates.",
+        example="lr-schedule='step' lr-decay=0.5",
+        auto="0.1",
+        above=0,
+        related=("lr-schedule", "lr-step"),
+    )
+    warm_up: float = key(
+        0.0,
+        "Raises the rates linearly from 0 during this many epochs.",
+        example="warm-up=0.5",
+        least=0,
+        related=("lr-schedule",),
+    )
+    clip_gradient: float = key(
+        0.0,
+        "Clips the gradient of each mini-batch to this norm. Each party's model and the top model "
+        "are clipped separately. 0 clips nothing.",
+        example="clip-gradient=1.0",
+        least=0,
+        related=("clip", "top-clip"),
+    )
+    precision: str = key(
+        "float32",
+        "Chooses the floating-point precision of forward and backward passes. `bfloat16` applies "
+        "to matrix products and convolutions, by torch's autocast.",
+        example="precision='bfloat16'",
+        choices=("float32", "bfloat16"),
+        related=("device",),
+    )
+    subsets: str | None = key(
+        None,
+        "Chooses the party subsets that the top model also trains on. `sampled` draws one random "
+        "subset, of uniform size. `laser` takes one subset of each size, weighted as in "
+        "LASER-VFL.",
+        example="subsets='sampled' combine='mean'",
+        auto="sampled if parties may lack rows, else off.",
+        choices=("off", "sampled", "laser"),
+        related=("presence", "align", "without"),
+    )
+    freeze: bool = key(
+        False,
+        "Freezes the bottom models of the earlier run that `grow` names. Only new parties and the "
+        "top model learn.",
+        example="grow='runs/a' freeze=true",
+        related=("grow",),
+    )
+    regulariser: str = key(
+        "l2",
+        "Chooses the regulariser g of each party. `l2` is ||w||^2 / 2. `nonconvex` is equation 22 "
+        "of the AsyREVEL paper.",
+        example="regulariser='nonconvex' regulariser-weight=0.001",
+        choices=("l2", "nonconvex"),
+        symbol="g",
+        related=("regulariser-weight",),
+    )
+    regulariser_weight: float = key(
+        0.0,
+        "Sets the weight of each party's regulariser.",
+        example="regulariser-weight=0.001",
+        least=0,
+        symbol="lambda",
+        related=("regulariser", "weight-decay"),
+    )
+    seed: int = key(
+        0,
+        "Sets the seed of models, mini-batches and simulated delays.",
+        example="seed=1",
+        basic=True,
+        least=0,
+        related=("noise-seed",),
+    )
+
+
+@dataclass(frozen=True)
+class EstimatorConfig:
+    """How parties and the top model learn from a mini-batch."""
+
+    kind: str = key(
+        "first-order",
+        "Chooses how parties learn: from gradient rows, or from scalar loss differences.",
+        example="estimator='zeroth-order' party-lr=0.002",
+        name="estimator",
+        registry=plugins.ESTIMATORS,
+        related=("server-update", "mu", "directions"),
+    )
+    server_update: str = key(
+        "first-order",
+        "Chooses how the top model learns: from its gradient, or from loss differences.",
+        example="strategy='syn-zoo' server-update='first-order'",
+        choices=("first-order", "zeroth-order"),
+        related=("estimator",),
+    )
+    differences: str = key(
+        "one-sided",
+        "Chooses the two points of a zeroth-order difference. `one-sided` uses w + mu u and w. "
+        "`two-sided` uses w + mu u and w - mu u.",
+        example="strategy='cascaded' differences='two-sided'",
+        choices=("one-sided", "two-sided"),
+        related=("mu", "directions"),
+    )
+    directions: str = key(
+        "gaussian",
+        "Chooses the distribution of the directions u. They are standard normal, or uniform on "
+        "the unit sphere, or uniform on the sphere of radius sqrt(d).",
+        example="strategy='cascaded' directions='sphere'",
+        choices=("gaussian", "sphere", "scaled-sphere"),
+        symbol="u",
+        related=("mu", "differences"),
+    )
+    mu: float = key(
+        1e-3,
+        "Sets the smoothing parameter of zeroth-order differences.",
+        example="strategy='cascaded' mu=0.0001",
+        above=0,
+        symbol="mu",
+        related=("directions", "differences"),
+    )
+    perturbs: str = key(
+        "each",
+        "Chooses which parties one zeroth-order difference perturbs. `each` gives every party a "
+        "scalar for its direction. `all` perturbs all parties at once and yields one scalar "
+        "(SPSA). `all` needs a synchronous system.",
+        example="strategy='syn-zoo' perturbs='all'",
+        choices=("each", "all"),
+        related=("directions", "quorum"),
+    )
+    labels: str = key(
+        "private",
+        "Chooses who knows the labels. With `private`, the label holder sends gradient rows "
+        "(EF-VFL, Algorithm 2). With `shared`, parties get the labels, all embeddings and the top "
+        "model (EF-VFL, Algorithm 1).",
+        example="strategy='ef-vfl' labels='shared'",
+        choices=("private", "shared"),
+        related=("local-steps", "estimator"),
+    )
+    local_steps: int = key(
+        1,
+        "Sets the steps that all participants take on one mini-batch. It needs shared labels "
+        "(EF-VFL, section 5.3).",
+        example="strategy='ef-vfl' labels='shared' local-steps=4",
+        least=1,
+        symbol="Q",
+        related=("labels",),
+    )

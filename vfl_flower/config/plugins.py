@@ -1,0 +1,277 @@
+"""What can be replaced, by name: the plug board of the house.
+
+A name is one of ours, one that an installed package declares (an entry point of the group that is
+named below), or in simulations the place of your own: ``file.py:NAME`` or ``package.module:NAME``.
+Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from vfl_flower.config import renamed
+from vfl_flower.config.errors import IN_PROCESS, CodeError, ConfigError, unknown
+
+PLUGIN_MODULES = "vfl_flower_plugin_"
+"""How the names of modules begin that `load_place` reads from files."""
+
+
+class Registry:
+    """Things of one kind, by name.
+
+    Parameters
+    ----------
+    key : the configuration key, or option of `vfl`, that names one.
+    group : the entry points by which installed packages declare theirs.
+    known : name -> ``package.module:NAME`` of ours.
+    parts : attributes that each has; without any, each can be called.
+    of : prefix -> ``package.module:NAME`` of ours that makes one of what follows ``prefix:``.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        group: str,
+        known: Mapping[str, str],
+        parts: Sequence[str] = (),
+        of: Mapping[str, str] | None = None,
+    ) -> None:
+        self.key = key
+        self.group = f"vfl_flower.{group}"
+        self.known = dict(known)
+        self.parts = parts or ("__call__",)
+        self.of = dict(of or {})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, ours first."""
+        return (*self.known, *(each.name for each in entry_points(group=self.group)))
+
+    def is_place(self, name: str) -> bool:
+        """Whether a name is the place of code: ``file.py:NAME`` or ``package.module:NAME``.
+
+        Or of files from which something of this kind is made.
+        """
+        if name.partition(":")[0] in self.of:
+            return True
+        module, _, attribute = name.rpartition(":")
+        parts = module.split(".")
+        is_module = module.endswith(".py") or all(part.isidentifier() for part in parts)
+        return is_module and attribute.isidentifier()
+
+    def check(self, name: str, key: str = "") -> None:
+        """Raise `ConfigError` unless there is such a name, or it is a place."""
+        name = renamed.accepted(self.key, name)
+        if name not in self.known and name not in self.names and not self.is_place(name):
+            raise unknown(key or self.key, name, self.names)
+
+    def load(self, name: str, key: str = "") -> Any:
+        """What has this name; sentences say that ``key`` has it, or that of the configuration.
+
+        Raises
+        ------
+        ConfigError
+            If there is none, its place does not have it, or it is something else.
+        """
+        own, key, name = bool(key), key or self.key, renamed.accepted(self.key, name)
+        self.check(name, key)
+        if name in self.known:
+            return load_place(self.known[name])
+        prefix, _, rest = name.partition(":")
+        if prefix in self.of:
+            return load_place(self.of[prefix])(rest)
+        place = name
+        if ":" not in name:
+            (entry, *_) = (each for each in entry_points(group=self.group) if each.name == name)
+            place = entry.value
+        # What a party names lies in a folder of its own, which is nobody else's affair.
+        called = f"{key} = {(name.rpartition('/')[2] if own else name)!r}"
+        called = IN_PROCESS.sub(r"\1", called)
+        found = load_place(place, called)
+        missing = [part for part in self.parts if not hasattr(found, part)]
+        if missing:
+            what = "cannot be called" if missing == ["__call__"] else f"has no {missing[0]!r}"
+            raise ConfigError(f"{called} is none: it {what}. See CONTRIBUTING.md.")
+        return found
+
+
+def load_place(place: str, said: str = "") -> Any:
+    """What a place ``file.py:NAME`` or ``package.module:NAME`` names.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be loaded, with what was ``said`` of it.
+    """
+    module, _, name = place.rpartition(":")
+    try:
+        return getattr(_of_file(module) if module.endswith(".py") else import_module(module), name)
+    except Exception as error:  # the code of others may raise any
+        what = f"{said or repr(place)} cannot be loaded: write FILE.py:NAME or PACKAGE.MODULE:NAME"
+        raise CodeError(f"{what}, of something that is there", error) from error
+
+
+def _of_file(place: str) -> Any:
+    """The module in a file, once a process and content."""
+    path = Path(place).expanduser().absolute()
+    digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]
+    name = f"{PLUGIN_MODULES}{path.stem}_{digest}"
+    if name not in sys.modules:
+        spec = spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path} is no Python file")
+        module = module_from_spec(spec)
+        sys.modules[name] = module  # as dataclasses in it need
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+SYSTEMS = Registry(
+    "strategy",
+    "systems",
+    {
+        "split-nn": "strategies.papers.split_nn:SPLIT_NN",
+        "vafl": "strategies.papers.vafl:VAFL",
+        "vafl-t": "strategies.papers.vafl:VAFL_T",
+        "asyrevel": "strategies.papers.asyrevel:ASYREVEL",
+        "synrevel": "strategies.papers.asyrevel:SYNREVEL",
+        "cascaded": "strategies.papers.cascaded:CASCADED",
+        "syn-zoo": "strategies.papers.cascaded:SYN_ZOO",
+        "ef-vfl": "strategies.papers.ef_vfl:EF_VFL",
+        "cvfl": "strategies.papers.ef_vfl:CVFL",
+        "dpzv": "strategies.papers.dpzv:DPZV",
+        "frozen": "strategies.baselines.systems:FROZEN",
+        "local-only": "strategies.baselines.systems:ALONE",
+        "centralised": "strategies.baselines.systems:JOINED",
+        "intersection-only": "strategies.baselines.systems:COMMON",
+    },
+    parts=("name", "about", "quorum", "defaults", "strategy"),
+)
+"""Published systems and baselines, `protocol.systems.System`, in the order of `vfl list`."""
+
+ESTIMATORS = Registry(
+    "estimator",
+    "estimators",
+    {
+        "first-order": "vfl_flower.protocol.estimators.first_order:FirstOrder",
+        "zeroth-order": "vfl_flower.protocol.estimators.zeroth_order:ZerothOrder",
+    },
+    parts=("check", "embed", "update", "read", "answer", "windows"),
+)
+"""How parties learn from the label holder's answers: `protocol.estimators.base.Estimator`."""
+
+CODECS = Registry(
+    "codec",
+    "codecs",
+    {
+        "identity": "vfl_flower.protocol.codecs.identity:Identity",
+        "top-k": "vfl_flower.protocol.codecs.top_k:TopK",
+        "qsgd": "vfl_flower.protocol.codecs.qsgd:QSGD",
+        "float16": "vfl_flower.protocol.codecs.halves:Float16",
+        "bfloat16": "vfl_flower.protocol.codecs.halves:BFloat16",
+    },
+    parts=("uses", "names", "encode", "decode"),
+)
+"""How a block of rows becomes arrays in a message: `protocol.codecs.channel.Codec`."""
+
+BOTTOMS = Registry(
+    "bottom-model",
+    "bottoms",
+    {
+        name: f"vfl_flower.models.layers:{name}"
+        for name in ("linear", "mlp", "cnn", "lstm", "binarised", "scorecard")
+    },
+    of={"hf": "vfl_flower.models.pretrained:pretrained"},
+)
+"""Bottom models: builders of layers of ours, or what makes torch modules (`models.bottoms`)."""
+
+TOPS = Registry(
+    "top-model",
+    "tops",
+    {
+        "sum": "vfl_flower.models.top_layers:no_layers",
+        "linear": "vfl_flower.models.top_layers:one_layer",
+        "mlp": "vfl_flower.models.top_layers:two_layers",
+    },
+)
+"""Top models: widths of layers of ours, or what makes torch modules (`models.tops`)."""
+
+LOSSES = Registry("loss", "losses", {"standard": "vfl_flower.models.losses:loss_per_row"})
+"""What training minimises: the loss of each row, from outputs and labels (`models.losses`)."""
+
+METRICS = Registry("metrics", "metrics", {"none": "vfl_flower.label_holder.metrics:no_more"})
+"""Figures by name, from outputs and labels, beside ours (`label_holder.metrics`)."""
+
+DATASETS = Registry(
+    "dataset",
+    "datasets",
+    {
+        "digits": "vfl_flower.data.partitioned:shipped",
+        "breast-cancer": "vfl_flower.data.partitioned:shipped",
+        "npz": "vfl_flower.data.partitioned:npz",
+        "csv": "vfl_flower.data.partitioned:table",
+        "parquet": "vfl_flower.data.partitioned:table",
+        "svmlight": "vfl_flower.data.sparse:svmlight",
+        "hf": "vfl_flower.data.partitioned:hugging_face",
+    },
+)
+"""Data sets divided among parties, `data.partitioned.Divided`, by what precedes a colon."""
+
+SOURCES = Registry("source", "sources", {"memory": "vfl_flower.data.memory:of_party"})
+"""Own data of a party, `data.source.Source`, as its node configuration names it."""
+
+AUGMENTATIONS = Registry(
+    "augment",
+    "augmentations",
+    {
+        "none": "vfl_flower.data.augmentation:none",
+        "crop-flip": "vfl_flower.data.augmentation:crop_flip",
+    },
+)
+"""What a party does to samples in training passes: `data.augmentation.Augment`."""
+
+LEDGERS = Registry(
+    "privacy",
+    "ledgers",
+    {
+        "none": "vfl_flower.protocol.privacy.ledger:Ledger",
+        "labels": "vfl_flower.protocol.privacy.labels:LabelLedger",
+        "perturbed-embedding": "vfl_flower.protocol.privacy.embeddings:EmbeddingLedger",
+        "scalar": "vfl_flower.protocol.privacy.scalars:ScalarLedger",
+    },
+    parts=("check", "figures", "steps_allowed"),
+)
+"""Privacy mechanisms, by what counts what they release: `protocol.privacy.ledger.Ledger`."""
+
+OBSERVERS = Registry(
+    "observer",
+    "observers",
+    {
+        "none": "vfl_flower.label_holder.observers:Observer",
+        "tensorboard": "vfl_flower.label_holder.tensorboard:TensorBoard",
+    },
+    parts=("evaluated", "progressed", "failed", "ended", "began"),
+)
+"""Who is told what happens in a run, at the label holder: `label_holder.observers.Observer`."""
+
+ENGINES = Registry(
+    "--engine",
+    "engines",
+    {
+        "local": "vfl_flower.launch.engines:run_local",
+        "ray": "vfl_flower.launch.engines:run_ray",
+        "supernodes": "vfl_flower.launch.engines:run_supernodes",
+    },
+)
+"""What starts a whole run, and on what its parties are: `launch.engines.Engine`."""

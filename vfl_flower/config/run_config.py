@@ -1,0 +1,322 @@
+"""The run configuration, which is read in this one place.
+
+Flower's is a flat table of kebab-case keys, which users know. Inside, it is a `RunConfig` of
+`sections`, each for the part of the code that it rules. What a key may be by itself is checked
+here; what keys must agree about stands beside what it rules, and `protocol.systems.resolve` checks
+that too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from vfl_flower.config import plugins, renamed
+from vfl_flower.config.errors import ConfigError, unknown
+from vfl_flower.config.options import (
+    CodecConfig,
+    DataConfig,
+    EstimatorConfig,
+    ModelConfig,
+    PrivacyConfig,
+    RunningConfig,
+    ScheduleConfig,
+    TrainingConfig,
+    key,
+)
+from vfl_flower.config.options.option import sentences
+
+_FLOWER = "flower"  # the engine of examples that `flwr run` starts
+_PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # key=value, as Flower reads it
+
+AUTO = "auto"
+"""Value of a key that the chosen system, the data or the runtime decides."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run. Field ``training.party_lr`` is key ``party-lr``; ``None`` stands for "auto"."""
+
+    task: str = key(
+        "train",
+        "Chooses what the run does. `predict` applies the model of an earlier run, `model`, to new "
+        "rows. `align` only finds the common rows and keeps the alignment for later runs.",
+        example="task='predict' model='runs/a'",
+        engine=_FLOWER,
+        choices=("train", "predict", "align"),
+        related=("model", "without", "dataset"),
+    )
+    model: str = key(
+        "",
+        "Names the results folder of the run whose model predicts.",
+        example="task='predict' model='runs/a'",
+        engine=_FLOWER,
+        related=("task", "without"),
+    )
+    without: str = key(
+        "",
+        "Names parties to leave out of a prediction, as in '0,3'. The model must be trained on "
+        "subsets of the parties.",
+        example="task='predict' model='runs/a' without='0,3'",
+        engine=_FLOWER,
+        related=("task", "subsets"),
+    )
+    strategy: str = key(
+        "split-nn",
+        "Chooses the system or baseline to run. `vfl list` describes each.",
+        example="strategy='vafl'",
+        basic=True,
+        registry=plugins.SYSTEMS,
+        related=("estimator", "quorum", "privacy"),
+    )
+    data: DataConfig = field(default_factory=DataConfig)
+    models: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    estimator: EstimatorConfig = field(default_factory=EstimatorConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    uplink: CodecConfig = field(default_factory=CodecConfig)
+    downlink: CodecConfig = field(default_factory=CodecConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    running: RunningConfig = field(default_factory=RunningConfig)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> RunConfig:
+        """The configuration of these keys' values, `None` for "auto"; the rest are defaults.
+
+        Raises
+        ------
+        ConfigError
+            If a value is none that its key can have.
+        """
+        sections: dict[str, dict[str, Any]] = {each.section: {} for each in KEYS.values()}
+        for name, value in values.items():
+            KEYS[name].check(value)
+            sections[KEYS[name].section][KEYS[name].field] = value
+        own = sections.pop("")
+        return cls(**own, **{name: _SECTIONS[name](**sections[name]) for name in sections})
+
+    def __hash__(self) -> int:
+        """Of all values, once: windows are kept by it."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, spec.name) for spec in fields(self)))
+
+    @property
+    def subsets(self) -> str:
+        """What the top model learns from besides each row's parties."""
+        return self.training.subsets or ("sampled" if self.data.partial else "off")
+
+    @property
+    def partial(self) -> bool:
+        """Whether the top model reads any subset of the parties' embeddings."""
+        return self.data.partial or self.subsets != "off"
+
+    @property
+    def secure(self) -> bool:
+        """Whether the label holder learns sums of embeddings alone."""
+        return self.models.aggregation == "secure"
+
+    def values(self) -> dict[str, Any]:
+        """Key -> value: what `of` makes this configuration of again."""
+        return {name: each.of(self) for name, each in KEYS.items()}
+
+    def with_values(self, values: Mapping[str, Any]) -> RunConfig:
+        """This configuration with other values of some keys."""
+        return RunConfig.of({**self.values(), **values})
+
+
+GROUPS = {
+    "": "task and system",
+    "data": "data",
+    "models": "models",
+    "training": "training",
+    "estimator": "how parties learn",
+    "schedule": "schedule",
+    "uplink": "compression of uploads",
+    "downlink": "compression of answers",
+    "privacy": "privacy",
+    "running": "runtime and results",
+}
+"""Section of a `RunConfig` -> title of its options."""
+
+_SECTIONS: dict[str, Any] = {
+    spec.name: spec.default_factory for spec in fields(RunConfig) if callable(spec.default_factory)
+}
+
+
+class Key(NamedTuple):
+    """An option of the run configuration, and where its value stands in a `RunConfig`.
+
+    help : sentences; the first is the summary.
+    example : pairs that `protocol.systems.resolve` accepts.
+    auto : what decides the value if there is no default.
+    basic : whether a new user needs it.
+    related : names of other options.
+    symbol : the paper's.
+    engine : which one the example needs, if not the default; "flower" for `flwr run`.
+    before : what must be true before the example can run.
+    values : what it can be, in words, if nothing below says it.
+    """
+
+    name: str
+    section: str  # empty for `RunConfig` itself
+    field: str
+    type: type
+    default: Any
+    help: str
+    example: str
+    auto: str = ""
+    basic: bool = False
+    related: tuple[str, ...] = ()
+    symbol: str = ""
+    engine: str = ""
+    before: str = ""
+    values: str = ""
+    choices: tuple[str, ...] = ()
+    registry: plugins.Registry | None = None
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the values that have names, if the option is of that kind."""
+        return self.registry.names if self.registry else self.choices
+
+    @property
+    def summary(self) -> str:
+        """Return the first sentence of the help text."""
+        return sentences(self.help)[0]
+
+    def of(self, config: RunConfig) -> Any:
+        """Its value in a configuration."""
+        return getattr(getattr(config, self.section) if self.section else config, self.field)
+
+    def check(self, value: Any) -> None:
+        """Raise `ConfigError` unless it can have this value, of the right type."""
+        if value is None:
+            return
+        if self.registry:
+            self.registry.check(value, self.name)
+        if self.choices and value not in self.choices:
+            raise unknown(self.name, value, self.choices)
+        if self.below is not None and value >= self.below:
+            raise ConfigError(f"{self.name} = {value} must be below {self.below}.")
+        if self.above is not None and value <= self.above:
+            raise ConfigError(f"{self.name} = {value} must be above {self.above}.")
+        if self.least is not None and value < self.least:
+            raise ConfigError(f"{self.name} = {value} must be at least {self.least}.")
+
+
+def _keys_of(section: str, kind: Any, prefix: str = "") -> list[Key]:
+    types = {"int": int, "float": float, "str": str, "bool": bool}
+    keys = []
+    for spec in fields(kind):
+        if "help" not in spec.metadata:
+            continue
+        about = dict(spec.metadata)
+        name = about.pop("name", spec.name.replace("_", "-"))
+        if prefix:
+            about["help"] = (
+                f"Works like `{name}`, for messages to the parties. They carry gradient rows, or "
+                "the shared top model."
+            )
+            about["example"] = re.sub(r"([a-z]+)=", rf"{prefix}\1=", about["example"])
+            about["related"] = (name, *(prefix + other for other in about["related"]))
+            about["basic"] = False
+        type_of = types[str(spec.type).split(" |")[0]]
+        keys.append(Key(prefix + name, section, spec.name, type_of, spec.default, **about))
+    return keys
+
+
+KEYS: dict[str, Key] = {
+    each.name: each
+    for each in (
+        *_keys_of("", RunConfig),
+        *(
+            each
+            for section, kind in _SECTIONS.items()
+            for each in _keys_of(section, kind, "downlink-" if section == "downlink" else "")
+        ),
+    )
+}
+"""Every option, in the order in which `vfl list` prints them."""
+
+
+def flower_defaults() -> dict[str, Any]:
+    """The table ``[tool.flwr.app.config]`` of pyproject.toml, since Flower accepts no other keys.
+
+    Flower hands these on where a user gives nothing, so that they must not look like a user's.
+    """
+    return dict.fromkeys(KEYS, AUTO)
+
+
+def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The given keys and their values, checked for their types; those that are "auto" left out.
+
+    Raises
+    ------
+    ConfigError
+        If a key is unknown, or a value has the wrong type.
+    """
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        if name not in KEYS:
+            close = get_close_matches(str(name), KEYS, 1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"There is no option {name!r}.{hint} See `vfl list --all`.")
+        if value != AUTO:
+            typed = _typed(name, value, KEYS[name].type)
+            values[name] = renamed.accepted(name, typed)
+    return values
+
+
+def pairs(texts: Sequence[str], said: str) -> dict[str, Any]:
+    """Key-value pairs in Flower's own syntax, ``KEY='text' OTHER=5``; or one TOML file of them.
+
+    Raises
+    ------
+    ConfigError
+        If they cannot be read, with what is ``said`` of them.
+    """
+    from click import ClickException
+    from flwr.common.config import parse_config_args
+
+    try:
+        left = [] if texts[:1] and texts[0].endswith(".toml") else texts
+        if any(_PAIR.sub("", text).strip() for text in left):
+            raise ValueError  # Flower would pass over what it does not recognise
+        found = dict(parse_config_args(list(texts)))
+    except (ClickException, OSError, ValueError) as error:
+        raise ConfigError(
+            f"{said} {' '.join(texts)!r} cannot be read: write key=value pairs with spaces "
+            "between them, and texts in quotes, as in \"KEY='text' OTHER=5\"."
+        ) from error
+    renamed.notify(found)
+    return found
+
+
+def _typed(key: str, value: Any, wanted: type) -> Any:
+    """``value`` as the key's type; an int passes for a float, nothing else is converted."""
+    if wanted is int and isinstance(value, int) and abs(value) >= 2**31:
+        raise ConfigError(f"{key} is out of range: give a number below {2**31}.")
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value) if abs(value) < 10**300 else math.inf
+    if wanted is float and isinstance(value, float) and 1e38 <= abs(value) < math.inf:
+        raise ConfigError(f"{key} is out of range: give a number below 1e38.")  # of 32 bits
+    if (
+        not isinstance(value, wanted)
+        or isinstance(value, bool) != (wanted is bool)
+        or (isinstance(value, float) and not math.isfinite(value))
+    ):
+        kinds = {int: "a whole number", float: "a number", str: "a text in quotes"}
+        kind = kinds.get(wanted, "true or false")
+        raise ConfigError(f"{key} = {value!r} must be {kind}.")
+    return value

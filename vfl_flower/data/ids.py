@@ -1,0 +1,61 @@
+"""Ids of rows: their kind, and their form as bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.config.errors import ConfigError
+
+
+def id_kind(column: Any) -> str:
+    """``whole numbers`` or ``texts``; else pandas' word for what `encode_ids` refuses."""
+    from pandas.api.types import infer_dtype  # here, since worker processes need none
+
+    kind: str = infer_dtype(np.asarray(column), skipna=True)
+    return {"integer": "whole numbers", "string": "texts"}.get(kind, kind)
+
+
+def encode_ids(column: Any, whose: str) -> list[bytes]:
+    """Ids of a NumPy or pandas column [n] as bytes: ``i:`` and decimals, or ``t:`` and UTF-8.
+
+    Whole numbers of any width agree; texts agree if they are the same to the letter.
+
+    Parameters
+    ----------
+    whose : what errors say of the column: "The label holder's file".
+
+    Raises
+    ------
+    ConfigError
+        If there are none, or some are missing, neither whole numbers nor texts, or there twice;
+        it says how many, and never which.
+    """
+    from pandas import isna
+
+    values, kind = np.asarray(column), id_kind(column)
+    if len(values) == 0:
+        raise ConfigError(f"{whose} has no rows: name one that has some.")
+    missing = int(isna(values).sum())
+    if missing:
+        raise ConfigError(
+            f"{whose} has {missing} missing ids in {len(values)} rows: drop those rows."
+        )
+    if kind == "whole numbers":
+        pieces = (values[at : at + 65536].tolist() for at in range(0, len(values), 65536))
+        encoded = [b"i:%d" % number for piece in pieces for number in piece]
+    elif kind == "texts":
+        encoded = [b"t:" + text.encode("utf-8", "surrogatepass") for text in values.tolist()]
+    else:
+        raise ConfigError(
+            f"{whose} has ids that are neither whole numbers nor texts but {kind}: "
+            "store them as one of the two, the same in every file."
+        )
+    repeated = len(encoded) - len(set(encoded))
+    if repeated:
+        raise ConfigError(
+            f"{whose} has {repeated} rows whose id is already that of an earlier row: "
+            "keep one row of each id."
+        )
+    return encoded

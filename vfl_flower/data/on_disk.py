@@ -1,0 +1,217 @@
+"""Sources that read all they need once, in pieces, and keep it on the disk row by row.
+
+So a party's memory is bounded whatever its data are, a mini-batch costs as many small reads as it
+has rows, and what is wrong with any row is found before training begins. `LargeTable` is a table
+of numbers and texts; `images`, `text` and `sequences` have others.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config.provenance import free_memory
+from vfl_flower.data.own_files import OwnFile, as_frame
+from vfl_flower.data.row_file import RowFile, unnamed
+from vfl_flower.data.samples import Arrays
+from vfl_flower.data.source import Preparation, Source
+
+Array = NDArray[Any]
+
+_LARGE = 2**29  # bytes of a table in double precision, beyond which it is not held in memory
+_AT_ONCE = 2**24  # bytes of columns that are looked at together
+
+
+class KeptSource(Source):
+    """A lazy source that keeps its rows as arrays of one shape, once they are encoded."""
+
+    lazy = True
+
+    def load(self, places: Array, preparation: Preparation) -> None:
+        """Read, check and keep the rows that are not kept yet."""
+        wanted = np.zeros(len(self._numbers), bool)
+        wanted[places] = True
+        wanted &= self._numbers < 0
+        if not wanted.any():
+            return
+        for found, piece in self._pieces(wanted, preparation):
+            encoded = self._encode(piece, preparation)
+            if not self._files:
+                self._files.append(RowFile(encoded.dtype, encoded.shape[1:]))
+            self._numbers[found] = self._files[0].append(encoded)
+
+    def rows(self, places: Array, preparation: Preparation) -> Arrays:
+        """These rows."""
+        if (self._numbers[places] < 0).any():
+            self.load(places, preparation)
+        return self._decode(self._files[0].read(self._numbers[places]), preparation)
+
+    @cached_property
+    def count(self) -> int:
+        """How many rows there are."""
+        return len(self.id_column)
+
+    def forget_ids(self) -> None:
+        """As of any source, but for their number."""
+        _ = self.count
+        super().forget_ids()
+
+    @cached_property
+    def _numbers(self) -> Array:
+        """Where in the file the row at each place is; -1 if it is not there."""
+        return np.full(self.count, -1, np.int32)
+
+    @cached_property
+    def _files(self) -> list[RowFile]:
+        """The file, once there is one."""
+        return []
+
+    @abstractmethod
+    def _pieces(self, wanted: Array, preparation: Preparation) -> Iterator[tuple[Array, Any]]:
+        """Of the rows that are wanted some after others: their places, and what they hold."""
+
+    @abstractmethod
+    def _encode(self, piece: Any, preparation: Preparation) -> Array:
+        """What is kept of such a piece: [n, ...], of one type and shape."""
+
+    def _decode(self, rows: Array, preparation: Preparation) -> Arrays:
+        """Samples, of what was kept."""
+        return rows
+
+
+@dataclass(frozen=True)
+class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be one array
+    """A csv or parquet file that is read in pieces."""
+
+    piece: ClassVar[int] = 4096  # rows that are read together
+
+    def _pieces(self, wanted: Array, preparation: Preparation) -> Iterator[tuple[Array, Any]]:
+        start = 0
+        for frame in self._frames(self._needed(preparation)):
+            frame.index += start
+            found = np.flatnonzero(wanted[start : start + len(frame)])
+            if len(found):
+                yield start + found, frame.iloc[found]
+            start += len(frame)
+
+    def _needed(self, preparation: Preparation) -> list[str]:
+        """The columns that samples are made of."""
+        return self.feature_names
+
+    def _frames(self, names: list[str]) -> Iterator[Any]:
+        """Frames of these columns, of some rows after others."""
+        import pyarrow.parquet as pq
+
+        try:
+            with pq.ParquetFile(self._parquet, buffer_size=2**16, pre_buffer=False) as file:
+                for batch in file.iter_batches(self.piece, columns=names, use_threads=False):
+                    yield as_frame(batch)[names]
+        except (ValueError, OSError, NotImplementedError) as error:
+            raise self._unreadable(error) from None
+
+    def _read(self, names: list[str]) -> Any:
+        if names == [self.id]:
+            return super()._read(names)
+        import pyarrow.parquet as pq
+
+        try:
+            return as_frame(pq.read_table(self._parquet, columns=names, use_threads=False))
+        except (ValueError, OSError, NotImplementedError) as error:
+            raise self._unreadable(error) from None
+
+    @property
+    def _parquet(self) -> Any:
+        """Where columns can be read one by one: the file itself, or what was made of a csv file."""
+        if not self._is_csv:
+            return Path(self.path).expanduser()
+        self._converted.seek(0)
+        return self._converted
+
+    @cached_property
+    def _converted(self) -> BinaryIO:
+        """The columns of a csv file as parquet; what is not numeric in any piece is text."""
+        import pandas as pd
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = Path(self.path).expanduser()
+        names = [name for name in self._names if name != self.id]
+
+        def pieces(dtypes: Mapping[str, Any]) -> Iterator[Any]:
+            with pd.read_csv(path, usecols=names, dtype=dtypes, chunksize=self.piece) as reader:
+                for frame in reader:
+                    yield frame[names]
+
+        file, kinds = unnamed(), dict.fromkeys(names, "")
+        try:
+            for frame in pieces({}):
+                kinds = {name: kinds[name] + frame[name].dtype.kind for name in names}
+            types = {name: _type_of(set(found)) for name, found in kinds.items()}
+            schema = pa.schema(list(types.items()))
+            texts = {name: str for name, each in types.items() if each == pa.string()}
+            with pq.ParquetWriter(file, schema) as writer:
+                for frame in pieces(texts):
+                    writer.write_table(pa.Table.from_pandas(frame, schema, preserve_index=False))
+        except (ValueError, OSError) as error:
+            raise self._unreadable(error) from None
+        return file
+
+
+def _type_of(kinds: set[str]) -> Any:
+    """The Arrow type of a column of which pieces are of these NumPy kinds."""
+    import pyarrow as pa
+
+    if len(kinds) == 1:
+        return {"b": pa.bool_(), "i": pa.int64(), "f": pa.float64()}.get(min(kinds), pa.string())
+    return pa.float64() if kinds == {"i", "f"} else pa.string()
+
+
+@dataclass(frozen=True)
+class LargeTable(KeptFile):
+    """A table that would not fit into memory; what a model reads of it is what `OwnFile` gives."""
+
+    def learn(self, train: Array) -> Preparation:
+        """What `Table.learn` finds, from a few columns at a time."""
+        self.check_features()
+        names, few = self.feature_names, max(1, _AT_ONCE // (8 * self.count))
+        parts = [
+            self._learn(self._read(group)[group].iloc[train])
+            for group in (names[at : at + few] for at in range(0, len(names), few))
+        ]
+
+        def in_order(values: str) -> list[float]:  # numbers first, as `Table` has them
+            firsts = [getattr(each, values)[: len(each.numbers)] for each in parts]
+            others = [getattr(each, values)[len(each.numbers) :] for each in parts]
+            return [value for part in (*firsts, *others) for value in part]
+
+        return Preparation(
+            {name: median for each in parts for name, median in each.numbers.items()},
+            {name: values for each in parts for name, values in each.texts.items()},
+            in_order("mean"),
+            in_order("deviation"),
+        )
+
+    def _needed(self, preparation: Preparation) -> list[str]:
+        return self._check_columns(preparation)
+
+    def _encode(self, piece: Any, preparation: Preparation) -> Array:
+        return self._prepare(piece, preparation)
+
+
+def is_large(own: OwnFile) -> bool:
+    """Whether a table is better read in pieces, by what it would take in double precision."""
+    import pyarrow.parquet as pq
+
+    path = Path(own.path).expanduser()
+    most = min(_LARGE, free_memory() / 8)
+    if path.suffix.lower() == ".csv":
+        return path.stat().st_size > most  # about as many bytes in text
+    rows: int = pq.read_metadata(path).num_rows
+    return 8 * rows * len(own.feature_names) > most

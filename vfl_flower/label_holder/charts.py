@@ -1,0 +1,306 @@
+"""Charts: what runs reached against what they spent, as PNG files and as SVG for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from math import inf
+from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from vfl_flower.config.files import whole
+from vfl_flower.label_holder.figures import METRICS, main_metric
+
+if TYPE_CHECKING:  # matplotlib takes long to import, and most processes of a run draw nothing
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+COLOURS = ("#0b62c4", "#d1480a", "#0a8a5f", "#8d3fa8", "#a87400", "#00809c", "#c2185b", "#5f6b76")
+_DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (4, 1.5, 1, 1.5)))  # when all were used
+_TEXT, _GRID = "#58626e", "#d9dfe5"
+_VARIABLES = {_TEXT: "var(--soft)", _GRID: "var(--rule)"}  # of the style sheet, light or dark
+_VARIABLES |= {colour: f"var(--s{number})" for number, colour in enumerate(COLOURS)}
+_WIDTH, _HEIGHT = 4.0, 2.6  # of a chart, in inches
+_DOT = 3.5  # the size of a dot
+_DOTS = 30  # a line of more points has no dots
+_BAND: dict[str, Any] = {"alpha": 0.15, "linewidth": 0}
+_SVG = "{http://www.w3.org/2000/svg}"
+_CURVES = (
+    ("exchanges", "exchanges", 1.0),
+    ("bytes", "megabytes, up and down", 1e-6),
+    ("seconds", "seconds", 1.0),
+    ("virtual_seconds", "virtual seconds", 1.0),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The points of a run, one or more; its number among the runs gives its colour.
+
+    ``aside`` is a second measure of the run: dotted, without dots. ``band`` has of each point how
+    far the seeds of the run deviate from it, if there are several. ``joined`` is whether a line
+    joins the points, in order of x.
+    """
+
+    name: str
+    number: int
+    points: Sequence[tuple[float, float]]
+    aside: bool = False
+    band: Sequence[float] = ()
+    joined: bool = True
+
+    @property
+    def moves(self) -> bool:
+        """Whether it has a course: baselines send nothing, or all of it before they train."""
+        (first, _), (last, _) = self.points[0], self.points[-1]
+        return last > 0 and (first < last or len(self.points) == 1)
+
+    @property
+    def dots(self) -> bool:
+        """Whether each of its points is to be seen."""
+        many = self.joined and len(self.points) > _DOTS
+        return self.moves and not self.aside and not many
+
+
+def look(number: int) -> tuple[int, int]:
+    """Which colour and which dashes the line of a run has."""
+    return number % len(COLOURS), number // len(COLOURS) % len(_DASHES)
+
+
+def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") -> list[Line2D]:
+    """Draw lines, and a level for each that has no course.
+
+    The x axis is logarithmic if some lines go much further than others.
+    """
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+    drawn = []
+    for line in lines:
+        colour, _ = look(line.number)
+        if line.moves:
+            if any(line.band):
+                axes.fill(*zip(*_outline(line), strict=True), color=COLOURS[colour], **_BAND)
+            drawn += axes.plot(
+                *zip(*line.points, strict=True),
+                color=COLOURS[colour],
+                linestyle=_dashes(line) if line.joined else "none",
+                linewidth=1.5,
+                marker="o" if line.dots else "",
+                markersize=_DOT,
+            )
+        else:
+            level = line.points[-1][1]
+            drawn.append(
+                axes.axhline(level, color=COLOURS[colour], linestyle=(0, (8, 4)), linewidth=1)
+            )
+    xs = [x for line in lines if line.moves for x, _ in line.points]
+    ends = [line.points[-1][0] for line in lines if line.moves]
+    logarithmic = bool(ends) and max(ends) > 4 * min(ends)
+    if logarithmic:
+        times = max(xs) / min(x for x in xs if x > 0)
+        subs = next(s for t, s in ((30, (1, 2, 5)), (1000, (1, 3)), (inf, (1,))) if times <= t)
+        axes.set_xscale("log", nonpositive="mask")
+        axes.xaxis.set_major_locator(LogLocator(subs=subs))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_xlim(left=min(0.0, *xs, 0.0))
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,.7g}")
+    axes.set_xlabel(x_label + (", logarithmic" if logarithmic else ""), color=_TEXT)
+    axes.set_ylabel(y_label, color=_TEXT)
+    axes.tick_params(which="both", bottom=False, left=False, labelcolor=_TEXT)
+    axes.grid(color=_GRID, linewidth=0.8)
+    axes.set_frame_on(False)
+    return drawn
+
+
+def _dashes(line: Line) -> Any:
+    """As matplotlib takes them."""
+    return (0, (1, 2)) if line.aside else _DASHES[look(line.number)[1]]
+
+
+def _outline(line: Line) -> list[tuple[float, float]]:
+    """The outline of a band: above the points to the right, and below them back."""
+    points = list(zip(line.points, line.band, strict=True))
+    return [*((x, y + by) for (x, y), by in points), *((x, y - by) for (x, y), by in points[::-1])]
+
+
+# --- PNG ----------------------------------------------------------------------------------------
+
+
+def draw_curves(
+    histories: Mapping[str, list[dict[str, Any]]],
+    path: Path,
+    levels: Mapping[str, float] | None = None,
+) -> None:
+    """The main metric against exchanges, bytes and time: a line for each run, a level for others.
+
+    All runs have the same main metric.
+    """
+
+    def value(entry: dict[str, Any], key: str) -> float:
+        return float(entry["bytes_up"] + entry["bytes_down"] if key == "bytes" else entry[key])
+
+    used = [
+        curve
+        for curve in _CURVES
+        if all(any(value(entry, curve[0]) for entry in each) for each in histories.values())
+    ]
+    metric = main_metric(next((history[-1] for history in histories.values() if history), {}))
+    figure = _figure(max(1, len(used)))
+    drawn: dict[str, Line2D] = {}
+    for number, (key, label, unit) in enumerate(used):
+        points = {
+            name: [(unit * value(entry, key), entry[metric]) for entry in history]
+            for name, history in histories.items()
+        }
+        points |= {name: [(0.0, level)] for name, level in (levels or {}).items()}
+        bands = {
+            name: [entry.get("deviation", {}).get(metric, 0.0) for entry in history]
+            for name, history in histories.items()
+        }
+        lines = [
+            Line(name, of_run, points[name], band=bands.get(name, ()))
+            for of_run, name in enumerate(points)
+        ]
+        axes = figure.add_subplot(1, len(used), number + 1)
+        artists = chart(axes, lines, label, "" if number else METRICS[metric])
+        drawn |= dict(zip(points, artists, strict=True))
+    _save(figure, drawn, path)
+
+
+def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, target: float) -> None:
+    """The best main metric so far against all bytes so far; runs that send nothing as levels.
+
+    The broad line is the frontier: the most that any of the runs had reached by so many bytes.
+    """
+    metric = main_metric(next((history[-1] for history in histories.values() if history), {}))
+    lines: list[Line] = []
+    for name, history in histories.items():
+        megabytes = [1e-6 * (entry["bytes_up"] + entry["bytes_down"]) for entry in history]
+        best = np.maximum.accumulate([entry[metric] for entry in history]).tolist()
+        points = dict(zip(megabytes, best, strict=True))  # the last of those by so many bytes
+        if points:
+            lines.append(Line(name, len(lines), list(points.items())))
+    figure = _figure(2, high=1.8)
+    axes = figure.add_subplot()
+    label = f"best {METRICS[metric]} so far"
+    artists = chart(axes, lines, "megabytes, up and down", label)
+    drawn = {line.name: artist for line, artist in zip(lines, artists, strict=True)}
+    sent = sorted(point for line in lines if line.moves for point in line.points)
+    if sent:
+        x, y = [x for x, _ in sent], np.maximum.accumulate([y for _, y in sent])
+        (drawn["frontier"],) = axes.step(x, y, where="post", color="black", linewidth=5, alpha=0.15)
+    axes.axhline(target, color="black", linestyle="--", linewidth=0.6)
+    _save(figure, drawn, path)
+
+
+def draw_lines(lines: Sequence[Line], x_label: str, y_label: str, path: Path) -> None:
+    """One chart of lines, or of points that are not joined, by their names."""
+    figure = _figure(2, high=1.4)
+    artists = chart(figure.add_subplot(), lines, x_label, y_label)
+    drawn = {line.name: artist for line, artist in zip(lines, artists, strict=True)}
+    _save(figure, drawn, path)
+
+
+def draw_shares(shares: Mapping[str, float], label: str, path: Path) -> None:
+    """A bar for each share of 1, in their order from above."""
+    figure = _figure(1.6, high=0.4 + 0.13 * len(shares))
+    axes = figure.add_subplot()
+    bars = axes.barh(list(shares), list(shares.values()), color=COLOURS[0], height=0.6)
+    axes.bar_label(bars, fmt="{:.2f}", padding=4, color=_TEXT)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.1)
+    axes.set_xlabel(label, color=_TEXT)
+    axes.tick_params(bottom=False, left=False)
+    axes.set_frame_on(False)
+    _save(figure, {}, path)
+
+
+def _figure(wide: float, high: float = 1) -> Figure:
+    """A figure for so many charts; without pyplot, it needs no display and works in any thread."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(wide * _WIDTH, high * _HEIGHT), dpi=72, layout="constrained")
+
+
+def _save(figure: Figure, drawn: Mapping[str, Line2D], path: Path) -> None:
+    """Write a PNG file, with a legend in which no name is read as a formula."""
+    legend = figure.legend(
+        list(drawn.values()),
+        [""] * len(drawn),
+        loc="outside right upper",
+        fontsize=8,
+        frameon=False,
+    )
+    for text, name in zip(legend.get_texts(), drawn, strict=True):
+        text.set_parse_math(False)
+        text.set_text(fill(name.encode(errors="replace").decode(), 30))
+    with whole(path) as file:
+        figure.savefig(file, format="png", dpi=120)
+
+
+# --- SVG ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A chart as SVG: its size, the elements in it, and where in it each line's points are.
+
+    The elements refer to nothing and hold no names: numbers, and the label of the x axis.
+    """
+
+    width: float
+    height: float
+    elements: str
+    places: list[list[tuple[float, float]]]
+
+
+def svg(lines: Sequence[Line], x_label: str) -> Drawing:
+    """Draw a chart for a page whose style sheet has the colours."""
+    from matplotlib import rc_context
+
+    figure = _figure(1)
+    figure.patch.set_visible(False)
+    axes = figure.add_subplot()
+    chart(axes, lines, x_label)
+    file = BytesIO()
+    with rc_context({"svg.fonttype": "none"}):  # texts as texts
+        figure.savefig(file, format="svg")
+    width, height = 72 * _WIDTH, 72 * _HEIGHT
+    places = []
+    for line in lines:
+        at = axes.transData.transform(line.points)
+        if not line.moves:  # the right end of the level
+            at = axes.get_yaxis_transform().transform([(1, line.points[-1][1])])
+        places.append([(float(x), height - float(y)) for x, y in at])
+    return Drawing(width, height, _elements(file.getvalue()), places)
+
+
+def _elements(drawn: bytes) -> str:
+    """The lines, dots and texts of matplotlib's SVG, one beside the other, with CSS colours."""
+    elements = []
+    for each in ElementTree.fromstring(drawn).iter():
+        x, y, text = each.get("x", ""), each.get("y", ""), None
+        if each.tag == f"{_SVG}use":  # of a dot
+            tag, place = "circle", {"cx": x, "cy": y, "r": str(_DOT / 2)}
+        elif each.tag == f"{_SVG}path" and each.get("id") is None:  # or it is the shape of uses
+            tag, place = "path", {"d": " ".join(each.get("d", "").split())}
+        elif each.tag == f"{_SVG}text":
+            tag, place, text = "text", {"x": x, "y": y}, each.text
+        else:
+            continue
+        rules = (rule.split(":") for rule in each.get("style", "").split(";") if ":" in rule)
+        style = {key.strip(): _VARIABLES.get(value.strip(), value.strip()) for key, value in rules}
+        style = {key: value for key, value in style.items() if not key.startswith("font")}
+        element = ElementTree.Element(tag, place | style)
+        element.text = text
+        elements.append(ElementTree.tostring(element, encoding="unicode"))
+    return "\n".join(elements)

@@ -1,0 +1,336 @@
+"""The label holder's checkpoint: all that it needs to go on with a run, or to use its model.
+
+One file in the results folder, ``checkpoint.npz``: arrays, and a text in JSON; nothing is pickled.
+A checksum follows them. It is replaced whole, and only its owner can read it, since it holds the
+embedding table of all rows. Each party keeps its own half (`vfl_flower.party.state_file`), under
+the Flower run and the number that are named here.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import check_own, unsealed, whole
+from vfl_flower.config.run_config import KEYS, RunConfig, parse
+from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.systems import optimizer_kind, resolve
+from vfl_flower.transport.messages import Arrays
+
+FILE = "checkpoint.npz"
+JOURNAL = "releases.journal"
+
+_TEXT = "text"
+_USED = "learnt", "chose"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What is in the file.
+
+    run, number : under which the parties have kept their states (`Keeper.name`).
+    finished : whether the run was.
+    rows : with own files, the common rows of the label holder's, in common order.
+    present : which party has which of them, [N, M], where any may lack some.
+    used : rows of that file that the models by which this one begins learnt from, and those that
+        they were chosen by.
+    about_labels : what is needed to tell a model's outputs as labels (`Labels.about`).
+    strategy : scalars of the strategy and the label holder, as their ``state`` gives them.
+    arrays : their arrays.
+    """
+
+    config: RunConfig
+    run: str
+    number: int
+    finished: bool
+    rows: NDArray[np.int64]
+    present: NDArray[np.bool_] | None
+    about_labels: dict[str, Any]
+    strategy: dict[str, Any]
+    arrays: Arrays
+    used: tuple[NDArray[np.int64], NDArray[np.int64]]
+
+    def save(self, folder: Path) -> None:
+        """Write it into a results folder, in place of the last.
+
+        Raises
+        ------
+        VflError
+            If the disk refuses.
+        """
+        text = {
+            "config": self.config.values(),
+            "run": self.run,
+            "number": self.number,
+            "finished": self.finished,
+            "about_labels": self.about_labels,
+            "strategy": self.strategy,
+        }
+        encoded = np.frombuffer(json.dumps(text).encode(), np.uint8)
+        arrays: dict[str, Any] = {f"array.{name}": array for name, array in self.arrays.items()}
+        arrays |= {_TEXT: encoded, "rows": self.rows}
+        arrays |= dict(zip(_USED, self.used, strict=True))
+        arrays |= {} if self.present is None else {"present": self.present}
+        with whole(folder / FILE, sealed=True) as file:
+            np.savez(file, **arrays)
+
+
+class Keeper:
+    """Where a run keeps its checkpoints, and the one that it goes on from, if any.
+
+    Parameters
+    ----------
+    folder : the results folder.
+    run : number of the Flower run.
+    earlier : the last of the run by whose models this one begins, if it does.
+
+    nonce : drawn for this run. Flower may give its number again, to a run of other parties or data.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        run: str,
+        found: Checkpoint | None = None,
+        earlier: Checkpoint | None = None,
+    ) -> None:
+        self.folder = folder
+        self.run = run
+        self.nonce = secrets.token_hex(8)
+        self.found = found
+        self.earlier = earlier
+        self.rows: NDArray[np.int64] = found.rows if found else np.zeros(0, np.int64)
+        self.present = found.present if found else None
+        none = np.zeros(0, np.int64)
+        self.used = found.used if found else (none, none)
+        self.number = found.number if found else 0
+        self.journal = folder / JOURNAL
+
+    @property
+    def name(self) -> str:
+        """The name of the run, under which parties keep their states."""
+        return f"{self.run}-{self.nonce}"
+
+
+def load(folder: str | Path) -> Checkpoint:
+    """The checkpoint of a results folder.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or it cannot be read, or another user can change it.
+    """
+    path = Path(folder).expanduser() / FILE
+    if not path.parent.is_dir():
+        raise ConfigError(f"{folder} is not there: name the results folder of a run.")
+    check_own(path.parent)
+    if not path.is_file():
+        raise ConfigError(
+            f"{folder} has no {FILE}: name the results folder of a run that has kept one."
+        )
+    try:
+        with np.load(BytesIO(unsealed(path)), allow_pickle=False) as file:
+            text = json.loads(file[_TEXT].tobytes())
+            arrays = {name[6:]: file[name] for name in file.files if name.startswith("array.")}
+            config = RunConfig.of(text.pop("config"))
+            present = file["present"] if "present" in file.files else None
+            none = np.zeros(0, np.int64)  # as older versions have it
+            learnt, chose = (file[name] if name in file.files else none for name in _USED)
+            return Checkpoint(
+                config=config,
+                rows=file["rows"],
+                present=present,
+                arrays=arrays,
+                used=(learnt, chose),
+                **text,
+            )
+    except (KeyError, TypeError, ValueError, OSError, VflError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as a checkpoint of this version: it is damaged, or another's."
+        ) from error
+
+
+def to_go_on_from(folder: str | Path) -> Checkpoint:
+    """The checkpoint of a run that was cut short; perhaps just before it wrote what it reached.
+
+    Raises
+    ------
+    ConfigError
+        As `load`; or if that run has finished.
+    """
+    found = load(folder)
+    if found.finished and _has_results(Path(folder).expanduser()):
+        raise ConfigError(f"The run in {folder} has finished: there is nothing to resume.")
+    return found
+
+
+def _has_results(folder: Path) -> bool:
+    try:
+        failure = json.loads((folder / "summary.json").read_text())["failure"]
+        return failure is None
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+_MAY_DIFFER = (  # where given, from the run that is gone on with: not what it computes, but how
+    *("transport", "stream-address", "stream-ports", "session-seconds", "parties"),
+    *("party-timeout", "on-party-failure", "checkpoint-every", "resume"),
+)
+
+
+def configured(raw: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a run: `resolve`, or with ``resume`` that of the run to go on with.
+
+    With ``grow`` keys that are not given are those of the run by whose models it begins.
+
+    Raises
+    ------
+    ConfigError
+        As `resolve`; or if that run has finished, or with ``grow`` has not; or if it had another
+        value for a key that is given.
+    """
+    given = parse(raw)
+    folder = given.get("resume")
+    if not folder:
+        return _grown(given) if given.get("grow") else resolve(raw)
+    found = to_go_on_from(folder)
+    anew = {}
+    for name, now in given.items():
+        then = KEYS[name].of(found.config)
+        if now == then or name == "out":
+            continue
+        if name not in _MAY_DIFFER:
+            was = "auto" if then is None else repr(then)
+            raise ConfigError(
+                f"{folder} holds a run with {name} = {was}, not {now!r}: leave the key out to "
+                "go on with that run, or `resume` to begin another."
+            )
+        anew[name] = now
+    return found.config.with_values(anew)
+
+
+_OF_ONE_RUN = (  # keys that a run never has from the one that it grows from
+    *("task", "model", "without", "resume", "grow", "freeze", "out", "parties"),
+)
+_OF_MODEL = (  # keys that it cannot have otherwise
+    *("target", "label-range", "columns", "missing", "text"),
+    *(each.name for each in KEYS.values() if each.section == "models" and each.name != "metrics"),
+)
+
+
+def _grown(given: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a run that begins by the models of another.
+
+    What is not given is as then; with another strategy only what is of data and models.
+    """
+    folder: str = given["grow"]
+    found = load(folder)
+    if not found.finished:
+        raise ConfigError(f"The run in {folder} was cut short: go on with it first, by resume.")
+    then = found.config
+    if ledger_of(then).noise_on != "nothing":
+        raise ConfigError(
+            f"The run in {folder} has privacy = {then.privacy.mechanism!r}, whose epsilon is of "
+            "that run alone: it cannot be grown from."
+        )
+    alike = given.get("strategy", then.strategy) == then.strategy
+    inherited = {
+        each.name: each.of(then)
+        for each in KEYS.values()
+        if (alike or each.section in ("data", "models")) and each.name not in _OF_ONE_RUN
+    }
+    before = then.training.optimizer
+    if optimizer_kind(given.get("optimizer", before)) != optimizer_kind(before):
+        inherited |= {"party-lr": None, "server-lr": None}
+    known = {name: value for name, value in inherited.items() if value is not None}
+    config = resolve({"strategy": then.strategy, **known, **given})
+    divided = () if then.data.own_data else (k.name for k in KEYS.values() if k.section == "data")
+    kind = () if then.data.own_data == config.data.own_data else ("dataset",)
+    for name in (*_OF_MODEL, *divided, *kind):
+        was, now = KEYS[name].of(then), KEYS[name].of(config)
+        if was != now:
+            raise ConfigError(
+                f"{folder} holds a model with {name} = {'auto' if was is None else repr(was)}, not "
+                f"{now!r}: leave the key out to begin by that model, or leave grow out."
+            )
+    if then.partial and not config.partial:
+        raise ConfigError(
+            f"{folder} holds a model of any subset of its parties: leave align and subsets out to "
+            "begin by that model, or leave grow out."
+        )
+    return config
+
+
+def check_number(folder: str, found: Checkpoint, config: RunConfig, parties: int) -> None:
+    """Refuse, by `ConfigError`, so many parties in a run that begins by the models of ``found``."""
+    then = len(found.strategy["seats"])
+    if parties < then:
+        raise ConfigError(
+            f"The run in {folder} is of {then} parties, and {parties} are here: start all of them, "
+            "the new ones with the highest numbers."
+        )
+    if parties > then and not config.data.own_data:
+        raise ConfigError(
+            f"{config.data.dataset} is divided, so that {parties} parties would have other columns "
+            f"than the {then} of the run in {folder}: new parties need data of their own."
+        )
+    if parties > then and not config.partial:
+        raise ConfigError(
+            f"The model in {folder} predicts only with all its parties, and cannot get new ones: "
+            "add subsets = 'sampled' to this run. Then it learns to predict by any subset."
+        )
+
+
+class PartyState(NamedTuple):
+    """What a party's state is of: the messages that it had served, and a checkpoint's number."""
+
+    party: int
+    exchange: int
+    checkpoint: int
+
+
+class _OfCheckpoint(Protocol):
+    @property
+    def party(self) -> int: ...
+
+    @property
+    def exchange(self) -> int: ...
+    @property
+    def checkpoint(self) -> int: ...
+
+
+def check_states(found: Checkpoint, states: Collection[_OfCheckpoint], whole: bool = True) -> None:
+    """Refuse parties that are not those of a checkpoint, or have an older state than it.
+
+    Where they need not be ``whole``, some may be missing.
+
+    A party that was away at the checkpoint may have an older state, but none that is older than the
+    last that it has told of.
+
+    Raises
+    ------
+    ConfigError
+        Which party it is.
+    """
+    marked = not found.run.isdecimal()  # else it is an older version's
+    seats = {seat["party"]: seat for seat in found.strategy["seats"]}
+    if len(states) != len(seats) and (whole or not {each.party for each in states} <= seats.keys()):
+        raise ConfigError(f"That run is of {len(seats)} parties, and {len(states)} are here.")
+    for state in states:
+        seat, number = seats[state.party], state.checkpoint
+        least = found.number if seat["alive"] else seat.get("checkpoint", 0)
+        is_older = marked and not least <= number <= found.number
+        if is_older or (seat["alive"] and state.exchange != seat["exchange"]):
+            raise ConfigError(
+                f"Party {state.party} has not the state that checkpoint {found.number} is of, but "
+                f"that of checkpoint {number}: put back its file of checkpoint {found.number}."
+            )

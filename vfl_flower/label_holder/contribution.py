@@ -1,0 +1,255 @@
+"""What each party is worth: Shapley values of how a model does on held-out rows.
+
+A model that predicts by any subset of the parties answers it without further training: v(S) is how
+it does by the parties S alone, on all test rows of the run, from the embeddings that the last
+evaluation has left in the checkpoint. No party is asked. The value of a party is the mean, over
+all orders of the parties, of what it adds to those before it (Shapley, 1953); the values add up to
+v(all) - v(none). With nobody, a model says what the training labels alone do, or the label holder's
+own columns.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.files import write_whole
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.blocks import load_labels, load_own_labels, own_table, with_presence
+from vfl_flower.data.common_rows import Alignment
+from vfl_flower.data.labels import Labels
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.label_holder.figures import aligned
+from vfl_flower.label_holder.label_holder import of_group
+from vfl_flower.models.losses import loss_per_row
+from vfl_flower.models.tops import build_top, load_top
+from vfl_flower.protocol.privacy.ledger import hides_labels
+
+FILE = "contribution.json"
+EXACT = 10
+"""Parties up to which all subsets are evaluated; of more, random orders."""
+_ORDERS = 200
+_SURE = 1.96  # deviations of a 95 % interval
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Worth:
+    """A sum of values, and what each row adds: rows of a group count alike, groups by their means.
+
+    Of accuracy, log loss and R2 there is one group, all rows. An AUC is the mean over positives of
+    the share of negatives below, and over negatives of the share of positives above: two groups,
+    whose means are equal, and by which its variance is found (DeLong et al., 1988).
+    """
+
+    groups: list[Array] = field(default_factory=list)
+
+    def add(self, factor: float, groups: Sequence[Array]) -> None:
+        """Add a multiple of what each row adds to a value."""
+        if not self.groups:
+            self.groups = [np.zeros(len(each)) for each in groups]
+        for mine, each in zip(self.groups, groups, strict=True):
+            mine += factor * each
+
+    @property
+    def value(self) -> float:
+        """The sum."""
+        return float(self.groups[0].mean())
+
+    @property
+    def variance(self) -> float:
+        """Of the value, over samples of rows."""
+        return float(sum(each.var() / len(each) for each in self.groups))
+
+
+def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str, Any]:
+    """Shapley values of a run's parties, which are written beside it too, as `FILE`.
+
+    Parameters
+    ----------
+    metric : accuracy, auc, log-loss (its fall) or r2; without it, AUC of two classes, accuracy of
+        more, R2 of numbers.
+
+    Raises
+    ------
+    ConfigError
+        If the model does not predict by any subset, or its data are not there any more.
+    """
+    found = checkpoint.load(folder)
+    if not found.config.partial:
+        raise ConfigError(
+            f"The model in {folder} needs all its parties: train one that predicts by any subset, "
+            "with subsets = 'sampled', to see what each is worth."
+        )
+    if not found.strategy["history"]["recorded"]:
+        raise ConfigError(f"The run in {folder} was not evaluated yet: wait for it.")
+    labels = _labels(found)
+    if labels.about(hides_labels(found.config)) != found.about_labels:
+        raise ConfigError(
+            f"{found.config.data.dataset} has other rows, classes or values than when the run in "
+            f"{folder} began: put back the data of then."
+        )
+    labels = labels.tested
+    metric = _metric(metric, labels)
+    outputs = _outputs(found, labels)
+    parties = len(found.strategy["holder"]["sizes"])
+
+    @lru_cache(maxsize=2**10)
+    def value(used: tuple[bool, ...]) -> list[Array]:
+        return _by_row(metric, outputs(used), labels)
+
+    worths = [Worth() for _ in range(parties)]
+    chance = np.zeros(parties)  # variance of the mean over orders
+    if parties <= exact:
+        for used in product((False, True), repeat=parties):
+            of_used = value(used)
+            for worth, in_it in zip(worths, used, strict=True):
+                worth.add(_share(sum(used) - in_it, parties) * (1 if in_it else -1), of_used)
+    else:
+        each = np.zeros((_ORDERS, parties))
+        for number, order in enumerate(_orders(parties)):
+            used = (False,) * parties
+            for party in order:
+                more = tuple(have or other == party for other, have in enumerate(used))
+                worths[party].add(1 / _ORDERS, value(more))
+                worths[party].add(-1 / _ORDERS, value(used))
+                each[number, party] = value(more)[0].mean() - value(used)[0].mean()
+                used = more
+        chance = each.var(0) / _ORDERS
+    ends = [float(value((which,) * parties)[0].mean()) for which in (False, True)]
+    figures = {
+        "metric": metric,
+        "rows": len(labels.test),
+        "nobody": ends[0],
+        "all": ends[1],
+        "orders": None if parties <= exact else _ORDERS,
+        "parties": [
+            {
+                "party": party,
+                "value": worth.value,
+                "margin": _SURE * math.sqrt(worth.variance + chance[party]),
+            }
+            for party, worth in enumerate(worths)
+        ],
+    }
+    write_whole(folder / FILE, (json.dumps(figures, indent=2) + "\n").encode())
+    return figures
+
+
+def table(figures: dict[str, Any]) -> str:
+    """The values as aligned columns; below them whose cannot be told from zero."""
+    rows = [("party", f"value ({figures['metric']})", "95 % interval")]
+    for each in figures["parties"]:
+        low, high = (each["value"] + sign * each["margin"] for sign in (-1, 1))
+        rows.append((str(each["party"]), f"{each['value']:.4f}", f"{low:.4f} to {high:.4f}"))
+    whole, none = figures["all"], figures["nobody"]
+    total = sum(each["value"] for each in figures["parties"])
+    said = [f"all parties {whole:.4f}, nobody {none:.4f}: the values add up to {total:.4f}"]
+    idle = [str(e["party"]) for e in figures["parties"] if e["value"] <= e["margin"]]
+    if idle:
+        said.append(f"not above zero: party {', '.join(idle)}")
+    return "\n".join([aligned(rows, texts=0), *said])
+
+
+def _share(before: int, parties: int) -> float:
+    """The share of orders in which just these so many come before a party."""
+    return 1 / (parties * math.comb(parties - 1, before))
+
+
+def _orders(parties: int) -> Iterator[NDArray[np.int64]]:
+    """Random orders, each followed by its reverse, by which means vary less."""
+    generator = np.random.default_rng(0)
+    for _ in range(_ORDERS // 2):
+        order = generator.permutation(parties)
+        yield order
+        yield order[::-1]
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+def _metric(metric: str, labels: Labels) -> str:
+    fit = ["accuracy", "log-loss"] if labels.classes else ["r2"]
+    if len(labels.classes) == 2:
+        fit.insert(0, "auc")
+    if metric and metric not in fit:
+        raise ConfigError(
+            f"metric = {metric!r} does not fit these labels: choose {' or '.join(fit)}."
+        )
+    return metric or fit[0]
+
+
+def _by_row(metric: str, outputs: Tensor, labels: Labels) -> list[Array]:
+    """What each row adds to a value, by groups: see `Worth`."""
+    y = torch.from_numpy(labels.test)
+    if metric == "r2":
+        of_rows = 1 - (outputs[:, 0] - y).double().square() / y.double().var(correction=0)
+        return [of_rows.numpy()]
+    if metric == "log-loss":
+        return [-loss_per_row(outputs, y).double().numpy()]
+    if metric == "accuracy":
+        one = outputs.shape[1] == 1
+        said = (outputs[:, 0] > 0).long() if one else outputs.argmax(1)
+        return [(said == y).double().numpy()]
+    scores = outputs[:, 0].double().numpy()
+    positive, negative = np.sort(scores[labels.test == 1]), np.sort(scores[labels.test == 0])
+    groups = []
+    for mine, others, sign in (
+        (scores[labels.test == 1], negative, 1),
+        (scores[labels.test == 0], positive, -1),
+    ):
+        below = np.searchsorted(others, mine, "left") + np.searchsorted(others, mine, "right")
+        share = below / (2 * len(others))
+        groups.append(share if sign > 0 else 1 - share)
+    return groups
+
+
+def _labels(found: Checkpoint) -> Labels:
+    """Those of the rows that the run was of."""
+    config: RunConfig = found.config
+    if not config.data.own_data:
+        labels = load_labels(config)
+        return with_presence(labels, config, len(found.strategy["holder"]["sizes"]))
+    own = own_table(config.data)
+    if len(own.ids) <= found.rows.max():
+        raise ConfigError(f"{own.path} has lost rows since the run began.")
+    common = Alignment(found.about_labels["alignment"], found.rows, found.present)
+    about = found.about_labels if config.running.grow else None
+    return load_own_labels(config.data, own, common, about)
+
+
+@torch.no_grad()
+def _outputs(found: Checkpoint, labels: Labels) -> Callable[[tuple[bool, ...]], Tensor]:
+    """Outputs for the test rows [R, C], by those parties alone that are to be used."""
+    sizes: list[int] = found.strategy["holder"]["sizes"]
+    own = labels.features[1] if labels.features else np.zeros((len(labels.test), 0), np.float32)
+    top = build_top(found.config, sizes, labels.outputs, own.shape[1]).eval()
+    load_top(found.config, top, of_group("top", found.arrays))
+    has = labels.present[1] if labels.present else np.ones((len(own), len(sizes)), bool)
+    table = found.arrays["test_table.rows"]  # with validation rows, which come first
+    known = [torch.from_numpy(table[len(table) - len(own) :]), torch.from_numpy(own)]
+    prior: list[float] | None = found.strategy["holder"]["prior"]
+
+    @torch.no_grad()
+    def outputs(used: tuple[bool, ...]) -> Tensor:
+        present = torch.from_numpy((has & np.array(used)).astype(np.float32))
+        said: Tensor = top(torch.cat([*known, present], dim=1))
+        if own.shape[1] or not prior:
+            return said
+        return torch.where(present.any(1)[:, None], said, torch.tensor(prior))
+
+    return outputs

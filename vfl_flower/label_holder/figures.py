@@ -1,0 +1,154 @@
+"""The figures of runs in words: what they are judged by, and how that is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vfl_flower.config.errors import ConfigError
+
+METRICS = {"test_accuracy": "test accuracy", "test_r2": "test R2"}
+"""Main metric -> what tables and pictures call it."""
+
+VALIDATED = {
+    "validation_auc": "validation AUC",
+    "validation_accuracy": "validation accuracy",
+    "validation_r2": "validation R2",
+}
+"""What configurations are chosen by, the first that a run has -> what it is called."""
+
+NO_VALIDATION = (
+    "There are no validation rows to choose by, and test rows must not choose: set "
+    'validation-fraction, as in -c "validation-fraction=0.2".'
+)
+
+SECOND: dict[str, tuple[tuple[str, ...], str, float]] = {
+    "bytes": (("bytes_up", "bytes_down"), "megabytes, up and down", 1e-6),
+    "exchanges": (("exchanges",), "exchanges", 1),
+    "epsilon": (("epsilon",), "epsilon", 1),
+    "virtual-seconds": (("virtual_seconds",), "virtual seconds", 1),
+}
+"""What a sweep can keep small besides -> the figures of a summary whose sum it is; what that is
+called, and in which unit it is shown."""
+
+GUARANTEE = {
+    "protects": "epsilon_protects",
+    "relation": "epsilon_relation",
+    "adversary": "epsilon_adversary",
+}
+"""What is said of an epsilon wherever it is shown -> its key in a summary."""
+
+TRANSPORTS = {"none": "", "stream": " over streams", "messages": " over Flower's messages"}
+"""Transport -> what is said of it behind a time."""
+
+
+def main_metric(figures: Mapping[str, Any]) -> str:
+    """The key of what a history entry or a summary is judged by: accuracy, or for regression R2."""
+    return "test_accuracy" if figures.get("test_r2") is None else "test_r2"
+
+
+def chosen_by(figures: Mapping[str, Any]) -> str:
+    """The key of what configurations are chosen by: AUC if there is one, else accuracy, or R2.
+
+    Raises
+    ------
+    ConfigError
+        If nothing was validated.
+    """
+    for key in VALIDATED:
+        if figures.get(key) is not None:
+            return key
+    raise ConfigError(NO_VALIDATION)
+
+
+def spread(figures: Mapping[str, Any], key: str, form: str, unit: float = 1) -> str:
+    """A figure as text, times ``unit``; of several seeds, the mean and the standard deviation."""
+    deviation = figures.get("deviation", {}).get(key)
+    text = format(figures[key] * unit if unit != 1 else figures[key], form)
+    return text if deviation is None else f"{text} ± {deviation * unit:{form}}"
+
+
+def reached(figures: Mapping[str, Any]) -> str:
+    """How a history entry or a summary does on the test rows, in words."""
+    if main_metric(figures) == "test_r2":
+        rmse, r2 = spread(figures, "test_rmse", ".4g"), spread(figures, "test_r2", ".4f")
+        return f"test RMSE {rmse}, R2 {r2}"
+    return f"test accuracy {spread(figures, 'test_accuracy', '.4f')}"
+
+
+def validated(entry: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+    """The loss by which a run stops, in words: the last and the least; empty without validation.
+
+    Parameters
+    ----------
+    entry, best : the history entries of the last evaluation and of the best one, or an empty one.
+    """
+    if entry.get("validation_loss") is None:
+        return ""
+    least = " (best)" if best else ""
+    if best and best["epoch"] < entry["epoch"]:
+        least = f" (best {best['validation_loss']:.4f} at epoch {best['epoch']:g})"
+    return f"validation loss {entry['validation_loss']:.4f}{least}"
+
+
+def in_brief(entry: Mapping[str, Any], best: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The last loss, the least validation loss, and the test figure, as short as can be."""
+    loss = entry.get("validation_loss")
+    of_test = f"test {entry[main_metric(entry)]:.3f}"
+    if loss is None:
+        loss = entry.get("train_loss")
+        return "" if loss is None else f"train loss {loss:.3f}", "", of_test
+    least = "best" if best else ""
+    if best and best["epoch"] < entry["epoch"]:
+        least = f"best {best['validation_loss']:.3f} @{best['epoch']:g}"
+    return f"val loss {loss:.3f}", least, of_test
+
+
+def headline(summary: dict[str, Any]) -> str:
+    """What a run reached and took, in one line, and in another what its epsilon is of."""
+    parts = []
+    if summary[main_metric(summary)] is not None:
+        parts.append(reached(summary))
+    if summary["test_auc"] is not None:
+        parts.append(f"AUC {spread(summary, 'test_auc', '.4f')}")
+    if summary.get("best_epoch") is not None:
+        best, last = (spread(summary, key, ".3g") for key in ("best_epoch", "epochs"))
+        parts.append(f"the model of epoch {best} of {last}")
+    if summary["epsilon"] is not None:
+        epsilon, delta = spread(summary, "epsilon", ".3g"), spread(summary, "delta", "g")
+        of = f" of all {len(summary['seeds'])} runs" if summary.get("seeds") else ""
+        parts.append(f"epsilon {epsilon} at delta {delta}{of}")
+    up, down = (spread(summary, key, ".2f", 1e-6) for key in ("bytes_up", "bytes_down"))
+    parts += [
+        f"{spread(summary, 'exchanges', '.0f')} exchanges",
+        f"{up} MB up, {down} MB down",
+        f"{spread(summary, 'seconds', '.1f')} s{TRANSPORTS[summary['transport']]}",
+    ]
+    if summary.get("seeds"):
+        parts.append(f"{len(summary['seeds'])} seeds, mean ± standard deviation")
+    lines = [f"{summary['strategy']}: {', '.join(parts)}", guarantee(summary)]
+    return "\n".join(filter(None, lines))
+
+
+def guarantee(summary: Mapping[str, Any]) -> str:
+    """What a summary's epsilon is of, in one line; empty where there is no epsilon."""
+    if summary["epsilon"] is None:
+        return ""
+    said = [
+        f"{name}: {summary[key]}"
+        for name, key in GUARANTEE.items()
+        if key in summary  # which those of older runs have not
+    ]
+    return f"epsilon {'. '.join(said)}." if said else ""
+
+
+def aligned(rows: Sequence[Sequence[str]], texts: int) -> str:
+    """A table: so many columns of texts to the left, then figures to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < texts else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )

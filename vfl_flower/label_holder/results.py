@@ -1,0 +1,123 @@
+"""The results folder of a run: history.jsonl, summary.json, curves.png and top.npz."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.files import append, locked, make_own_folder, told, whole, write_whole
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.charts import draw_curves
+from vfl_flower.label_holder.figures import headline
+from vfl_flower.label_holder.observers import Observer
+from vfl_flower.transport.messages import Arrays
+
+log = logging.getLogger("flwr")
+
+
+class Results(Observer):
+    """A folder that is `in_use`; an earlier run's is never written over, unless it is gone on with.
+
+    Parameters
+    ----------
+    history : of a run that is resumed, up to its last checkpoint; what came later comes again.
+    """
+
+    def __init__(self, folder: Path, history: Sequence[dict[str, Any]] | None = None) -> None:
+        self.folder = folder
+        self.history: list[dict[str, Any]] = list(history or ())
+        self._outdated = history is not None  # the file is to be written anew
+        if history is None and any((folder / name).exists() for name in _OF_A_RUN):
+            raise ConfigError(
+                f"{folder} already holds a run: name another folder, or move it away."
+            )
+        with told(self._file):
+            self._file.touch(0o600)  # which says that it has begun
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "history.jsonl"
+
+    def evaluated(self, entry: dict[str, Any]) -> None:
+        """Append a history entry, at once, so that a run that ends early has left it."""
+        self.history.append(entry)
+        if self._outdated:
+            self._write_anew()
+        else:
+            append(self._file, _lines([entry]))
+
+    def finish(self, summary: dict[str, Any], top: Arrays) -> None:
+        """Write the summary, the curves, and the top model's parameters."""
+        if self._outdated:
+            self._write_anew()
+        if top:
+            parameters: dict[str, Any] = top
+            with whole(self.folder / "top.npz") as file:
+                np.savez(file, **parameters)
+        text = (json.dumps(summary, indent=2) + "\n").encode()
+        if summary["failure"] is not None:  # who ends a run may leave little time
+            write_whole(self.folder / "summary.json", text)
+        if len(self.history) > 1:
+            draw_curves({summary["strategy"]: self.history}, self.folder / "curves.png")
+        if summary["failure"] is None:
+            write_whole(self.folder / "summary.json", text)
+        if summary["failure"] is None:
+            log.info("%s", headline(summary))
+        log.info("Results are in %s", self.folder)
+
+    def _write_anew(self) -> None:
+        write_whole(self._file, _lines(self.history))
+        self._outdated = False
+
+
+_OF_A_RUN = ("summary.json", "history.jsonl", checkpoint.FILE, checkpoint.JOURNAL)
+
+
+def _lines(entries: Sequence[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(each) + "\n" for each in entries).encode()
+
+
+@contextmanager
+def in_use(folder: Path, lock: str = "run.lock") -> Iterator[None]:
+    """Make a results folder, and have it for one run alone.
+
+    Parameters
+    ----------
+    lock : the file that is locked: that of the run, which its ServerApp writes, unless another is
+        named.
+
+    Raises
+    ------
+    ConfigError
+        If a run is going on there.
+    VflError
+        If the folder cannot be written.
+    """
+    with told(folder):
+        make_own_folder(folder)
+    sentence = f"A run is going on in {folder}: let it end, or name another folder."
+    with locked(folder / lock, sentence):
+        yield
+
+
+def results_folder(config: RunConfig) -> Path:
+    """The configured folder, or a new one under ``runs``, as an absolute path."""
+    if config.running.resume:
+        return Path(config.running.resume).expanduser().absolute()
+    if config.running.out:
+        return Path(config.running.out).expanduser().absolute()
+    what = (config.strategy, config.data.dataset)  # which may be places
+    strategy, dataset = (each.rsplit("/", 1)[-1].replace(":", "-") for each in what)
+    name = f"{strategy}-{dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(folder for each in names if not (folder := Path("runs", each).absolute()).exists())

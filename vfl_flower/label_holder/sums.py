@@ -1,0 +1,96 @@
+"""Masked sums at the label holder: it passes the parties' keys on, and adds what they upload."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vfl_flower.config.errors import PartyError, VflError
+from vfl_flower.config.options import RunningConfig
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.protocol.estimators.base import Arrival
+from vfl_flower.protocol.secure_sum import OFFERS, MaskedReading, Sum, check_tags, read_offers
+from vfl_flower.transport.base import Carrier, ask_all
+from vfl_flower.transport.messages import (
+    Agreed,
+    AgreeOrder,
+    Arrays,
+    Introduction,
+    KeyMade,
+    KeyOrder,
+)
+
+if TYPE_CHECKING:
+    from vfl_flower.label_holder.label_holder import LabelHolder
+
+
+def offered(carrier: Carrier, running: RunningConfig, about: RunConfig) -> Arrays:
+    """Return the fresh keys of all parties, in order, as orders bring them.
+
+    Parameters
+    ----------
+    about : configuration of the model whose sums are masked.
+
+    Raises
+    ------
+    PartyError, ConfigError
+        If a party makes none, or not all are there.
+    """
+    order = KeyOrder(config=json.dumps(about.values()))
+    made = sorted(ask_all(carrier, order, KeyMade, running).values(), key=lambda each: each.party)
+    for each in made:
+        try:
+            read_offers(each.arrays, 1)
+        except VflError as error:
+            raise PartyError(f"Party {each.party}", f"sent no key: {error}") from None
+    return {name: np.concatenate([each.arrays[name] for each in made]) for name in OFFERS}
+
+
+def agree(carrier: Carrier, config: RunConfig) -> None:
+    """Have all parties agree on keys; their uploads are masked from then on.
+
+    Raises
+    ------
+    PartyError, ConfigError
+        If a party does not take another's key, or they are not of one mind about the rest.
+    """
+    order = AgreeOrder(arrays=offered(carrier, config.running, config))
+    check(ask_all(carrier, order, Agreed, config.running).values())
+
+
+def check(answers: Iterable[Introduction]) -> None:
+    """Raise an error, as `check_tags`, if two of these parties have not agreed."""
+    by_party = sorted(answers, key=lambda each: each.party)
+    try:
+        check_tags([each.arrays for each in by_party])
+    except VflError as error:
+        if type(error) is not VflError:
+            raise
+        raise PartyError("A party", f"sent no tags of its keys: {error}") from None
+
+
+def summed(holder: LabelHolder, arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """Uploads of all parties, each read as what can be read of them: their sum, now in the table.
+
+    Raises
+    ------
+    SumError, VflError
+        If there is none: some are missing, or of other rows, or masks do not vanish.
+    """
+    party, window = arrivals[0].party, arrivals[0].window
+    of_all, total = Sum(holder.parties), None
+    width = holder.table.received
+    for arrival in arrivals:
+        assert isinstance(arrival.reading, MaskedReading)
+        if not np.array_equal(arrival.window.ids, window.ids):
+            raise VflError(f"Party {arrival.party} was asked for other rows than the others.")
+        total = of_all.add(arrival.party, arrival.reading.blocks, (len(window.ids), width))
+    if total is None:
+        raise VflError("Not all parties are there, without whom their sum is not known.")
+    reading = holder.estimator.read(holder.links[party], total, window, width)
+    holder.table.write(party, window, reading.fresh.to(holder.device))
+    return [replace(arrival, reading=reading) for arrival in arrivals]

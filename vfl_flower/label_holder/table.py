@@ -1,0 +1,204 @@
+"""The embedding table: the latest embedding that is known of every (row, party), stale or not.
+
+[N, E_1 + ... + E_M], side by side; zero until the first upload. With error feedback it is the label
+holder's copy of the parties' surrogates. To their right stand the features of the label holder's
+own, if it has any, [N, F]: it is as a party whose embedding, never sent, is always fresh. Last,
+where parties may lack rows, is 1 for each that has the row and 0 for one that has not, [N, M].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.plugins import BOTTOMS
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.labels import Labels
+from vfl_flower.models.bottoms import has_gradient
+from vfl_flower.models.training import as_tensor
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.batches import Window, put, take
+from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.transport.messages import Arrays
+
+Ids = NDArray[np.int32]
+
+USUAL = 1e3
+"""What embeddings of models that learn hardly reach: one beyond it may ruin the top model."""
+_GROWTH = 10
+"""How many times larger than all before, if beyond that, an upload may be."""
+
+
+class Table:
+    """Embeddings by row and party, and since when they are there.
+
+    Parameters
+    ----------
+    sizes : party -> embedding size.
+    own : features of the label holder's own, [N, F].
+    max_delay : bound D on the age of an embedding that is used, in label-holder steps; 0: none.
+    present : who has which rows, [N, M], where any may lack some.
+    summed : whether there is one block alone, the sum of all parties' embeddings.
+    """
+
+    def __init__(
+        self,
+        sizes: Mapping[int, int],
+        own: NDArray[Any],
+        device: torch.device,
+        max_delay: int = 0,
+        present: NDArray[np.bool_] | None = None,
+        summed: bool = False,
+    ) -> None:
+        ends = np.cumsum(list(sizes.values())).tolist()
+        self.columns = {
+            party: slice(end - size, end)
+            for (party, size), end in zip(sizes.items(), ends, strict=True)
+        }
+        self.received = sum(sizes.values())  # columns of parties
+        if summed:
+            self.received //= len(sizes)  # their sizes are alike
+            self.columns = dict.fromkeys(sizes, slice(0, self.received))
+        self.present = dict.fromkeys(sizes)  # masks [N]; none of who has all rows
+        if present is not None:
+            self.present = dict(zip(sizes, present.T, strict=True))
+            own = np.concatenate([own, present.astype(np.float32)], axis=1)
+        self.rows = torch.zeros(len(own), self.received + own.shape[1], device=device)
+        self.rows[:, self.received :] = torch.from_numpy(own)
+        self._of = {party: self.rows[:, mine] for party, mine in self.columns.items()}
+        self.peaks: dict[int, float] = {}  # by party, the largest of all embeddings that it sent
+        self.max_delay = max_delay
+        # The step at which each row's entry was written, -1 for never.
+        self.written = (
+            {party: np.full(len(own), -1, np.int64) for party in sizes} if max_delay else {}
+        )
+
+    def of(self, party: int) -> Tensor:
+        """A party's columns, [N, E]."""
+        return self._of[party]
+
+    def take(self, window: Window) -> Tensor:
+        """The window's rows; for a full batch, the table itself."""
+        return take(self.rows, window)
+
+    def write(self, party: int, window: Window, embeddings: Tensor) -> None:
+        """Write a party's embeddings of a window, [R, E]."""
+        put(self.of(party), window, embeddings)
+
+    def refuse_unusual(self, party: int, sent: Sequence[Tensor]) -> None:
+        """Raise `VflError` if embeddings exceed all that a party has sent before, by far.
+
+        One upload could else end the learning of all others, and nobody would know whose it was.
+        """
+        peak, known = _peak(sent), self.peaks.get(party)
+        if known is not None and peak > max(USUAL, _GROWTH * known):
+            self.forget(party)  # they may be here already, as its surrogates
+            raise VflError(
+                f"sent embeddings of up to {peak:,.0f}, when its largest were {known:,.4g}: lower "
+                "the learning rates, or see to that party."
+            )
+        self.peaks[party] = max(known or 0.0, peak)
+
+    def largest(self, sent: Mapping[int, Sequence[Tensor]]) -> tuple[int, float]:
+        """The party with the largest embeddings, here or in what is ``sent``, and how large."""
+        peaks = {m: _peak([self.of(m), *sent.get(m, ())]) for m in self.columns}
+        return max(peaks.items(), key=lambda each: each[1], default=(0, 0.0))
+
+    def forget(self, party: int) -> None:
+        """Hold nothing of a party, as before its first upload."""
+        self.of(party).zero_()
+        if self.max_delay:
+            self.written[party][:] = -1
+
+    def date(self, party: int, ids: Ids, step: int) -> None:
+        """Note when a party's entries of these rows were written."""
+        if self.max_delay:
+            self.written[party][ids] = step
+
+    def too_old(
+        self, uploads: Sequence[tuple[int, Window]], parties: Sequence[int], step: int
+    ) -> dict[int, Ids]:
+        """Of the rows that uploads would be answered by now, those too old: other party -> ids."""
+        late: dict[int, list[Ids]] = {}
+        for uploader, window in uploads if self.max_delay else ():
+            used_at = step + np.repeat(np.arange(len(window.lengths)), window.lengths)
+            for party in set(parties) - {uploader}:
+                written = self.written[party][window.ids]
+                old = (written < 0) | (used_at - written > self.max_delay)
+                if (held := self.present[party]) is not None:
+                    old &= held[window.ids]
+                if old.any():
+                    late.setdefault(party, []).append(window.ids[old])
+        return {party: np.unique(np.concatenate(ids)) for party, ids in late.items()}
+
+    def state(self) -> Arrays:
+        """What parties have taught it."""
+        written = {f"written.{party}": steps for party, steps in self.written.items()}
+        return {"rows": self.rows[:, : self.received].cpu().numpy(), **written}
+
+    def go_on_from(self, arrays: Arrays) -> None:
+        """Take over what `state` gave."""
+        self.rows[:, : self.received] = as_tensor(arrays["rows"]).to(self.rows.device)
+        for party, steps in self.written.items():
+            steps[:] = arrays[f"written.{party}"]
+
+
+def _peak(blocks: Sequence[Tensor]) -> float:
+    """The largest number of all, up or down."""
+    ends = (each for h in blocks if h.numel() for each in h.aminmax())
+    return max((abs(float(each)) for each in ends), default=0.0)
+
+
+def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The label holder's own columns, of training and test rows; none are [rows, 0].
+
+    Raises
+    ------
+    ConfigError
+        If it has some, and the configuration has no place for them.
+    """
+    if labels.features is None:
+        nothing = (np.zeros((len(part), 0), np.float32) for part in (labels.train, labels.test))
+        return next(nothing), next(nothing)
+    if estimators.choose(config).broadcasts:
+        raise ConfigError(
+            "labels = 'shared' sends the top model to the parties, and with it what the label "
+            "holder's own columns have taught: set columns = 'none', or leave labels out."
+        )
+    first_order = config.estimator.server_update == "first-order"
+    if (
+        first_order
+        and config.models.bottom in BOTTOMS.known
+        and not has_gradient(config.models.bottom)
+    ):
+        raise ConfigError(
+            f"bottom-model = {config.models.bottom!r} has no gradient, which server-update = "
+            "'first-order' needs of the label holder's own columns: set server-update = "
+            "'zeroth-order', or columns = 'none'."
+        )
+    noisy = ledger_of(config).noise_on == "scalars"
+    if noisy and config.estimator.server_update == "first-order":
+        raise ConfigError(
+            "privacy = 'scalar' clips gradients of the top model's layers alone: set server-update "
+            "= 'zeroth-order' for the label holder's own columns, or columns = 'none'."
+        )
+    return labels.features
+
+
+def present_of(
+    config: RunConfig, labels: Labels, parties: Sequence[int]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
+    """Who of these parties has which training and test rows; none where no row is looked at so."""
+    if not config.partial:
+        return None
+    if labels.present is None:
+        every = (np.ones((len(part), len(parties)), bool) for part in (labels.train, labels.test))
+        return next(every), next(every)
+    train, test = (part[:, list(parties)] for part in labels.present)
+    return train, test

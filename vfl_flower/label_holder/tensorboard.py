@@ -1,0 +1,79 @@
+"""`observer='tensorboard'`: the figures of each evaluation, for TensorBoard to show.
+
+What is written are the numbers of history.jsonl, and nothing else of the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.files import make_folder, opened_to_append, told
+from vfl_flower.label_holder.observers import Observer
+
+_ROWS = ("train", "validation", "test")
+
+
+class TensorBoard(Observer):
+    """Writes ``RUN/tensorboard``, a file for each time that the run begins or goes on.
+
+    Its steps are those of the top model. Where a run that is resumed goes over some again, they
+    take the place of the earlier ones.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError:
+            raise ConfigError(
+                "observer = 'tensorboard' needs TensorBoard, which is not installed: pip install "
+                "'vfl-flower[tensorboard]'."
+            ) from None
+        self._events, self._summaries, self._records = event_pb2, summary_pb2, RecordWriter
+        self._file: BinaryIO | None = None
+
+    def began(self, folder: Path) -> None:
+        """Open a file; of this process alone, readable by its owner alone."""
+        make_folder(folder / "tensorboard")
+        name = f"events.out.tfevents.{time.time_ns()}"
+        self._path = folder / "tensorboard" / name
+        self._file = opened_to_append(self._path)
+        self._write(file_version="brain.Event:2")
+        self._first = True
+
+    def evaluated(self, entry: dict[str, Any]) -> None:
+        """Write the numbers of a history entry."""
+        step = int(entry["steps"])
+        if self._first:  # no later step of an earlier file is to be shown
+            log = self._events.SessionLog
+            self._write(step=step, session_log=log(status=log.START))
+            self._first = False
+        value = self._summaries.Summary.Value
+        values = [value(tag=tag, simple_value=figure) for tag, figure in _scalars(entry)]
+        self._write(step=step, summary=self._summaries.Summary(value=values))
+
+    def ended(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+            self._file = None
+
+    def _write(self, **what: Any) -> None:
+        """Append an event, which is in the file when this returns."""
+        assert self._file
+        event = self._events.Event(wall_time=time.time(), **what)
+        with told(self._path):
+            self._records(self._file).write(event.SerializeToString())
+            self._file.flush()
+
+
+def _scalars(entry: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Names as TensorBoard groups them, and numbers; mappings are left out."""
+    for key, figure in entry.items():
+        if isinstance(figure, int | float) and key != "steps":
+            rows, _, name = key.partition("_")
+            yield (f"{rows}/{name}" if rows in _ROWS else f"spent/{key}"), float(figure)

@@ -1,0 +1,1 @@
+"""How whole runs start: in this process, on Ray, or on SuperNodes."""

@@ -1,0 +1,306 @@
+"""Start a whole run from Python: in this process, on Flower's Ray simulation, or on SuperNodes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+
+from strategies.vertical import strategy_of
+from vfl_flower import client_app, server_app
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import make_own_folder, told, whole
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.blocks import load_labels
+from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.checkpoint import Checkpoint, PartyState
+from vfl_flower.label_holder.observers import Observer
+from vfl_flower.label_holder.predict import predictions_file, who_is_there
+from vfl_flower.label_holder.results import in_use, results_folder
+from vfl_flower.launch.processes import SuperLink, ray_cluster, ray_cpus
+from vfl_flower.launch.submission import from_anywhere, of_node_from_anywhere, run_on
+from vfl_flower.party import context as between
+from vfl_flower.party import state, state_file
+from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.transport.local import LocalGrid
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a finished run left in its results folder."""
+
+    folder: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of ``summary.json``."""
+        summary: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return summary
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The entries of ``history.jsonl``, one for each evaluation."""
+        lines = (self.folder / "history.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def parameters(self, name: str) -> dict[str, Any]:
+        """The parameters of a saved model: "top", or "party-0" and so on (in-process runs)."""
+        with np.load(self.folder / f"{name}.npz", allow_pickle=False) as file:
+            return dict(file)
+
+
+Engine = Callable[..., Finished]
+"""From the number of parties, the run configuration and the parties' node configurations to a run
+that has finished; `config.plugins.ENGINES` names them."""
+
+
+def run_local(
+    parties: int,
+    run_config: Mapping[str, Any],
+    client: ClientApp = client_app.app,
+    node_configs: Sequence[Mapping[str, Any]] = (),
+    observers: Sequence[Observer] = (),
+) -> Finished:
+    """Run the application in this process, on a `LocalGrid` with so many parties.
+
+    Besides what every run leaves, the parties' bottom models and states are saved, which on real
+    nodes nobody but the party sees.
+
+    Parameters
+    ----------
+    node_configs : of each party, such as the file that it has; none where data is divided.
+    observers : who is told of the run, besides the one that key ``observer`` names.
+
+    Raises
+    ------
+    ConfigError, PartyError
+        As the strategy's ``start``; what was trained so far is saved.
+    """
+    config, run_config = prepare(parties, run_config, node_configs)
+    finished = Finished(Path(run_config["out"]))
+    bring_states(config, finished.folder)
+    grid = _in_process(parties, run_config, config, client, node_configs, finished.folder)
+    grid.observers = observers
+    found = checkpoint.load(finished.folder) if config.running.resume else None
+    if found and found.finished:  # only to be saved
+        _load_states(grid, found)
+    try:
+        server_app.app(grid, of_server(run_config, grid.run_id))
+    except BaseException:
+        with suppress(VflError):  # of a full disk; what ended the run is told
+            _save_models(grid, config, finished.folder)
+        raise
+    finally:
+        between.forget(grid.run_id)
+        grid.forget()
+    _save_models(grid, config, finished.folder)
+    return finished
+
+
+def _load_states(grid: LocalGrid, found: Checkpoint) -> None:
+    """Have the parties the states of a checkpoint; refuse those that are not, by `ConfigError`."""
+    kept = []
+    for party, node in enumerate(grid.contexts.values()):
+        node.state, number = state_file.load(node, found.run, found.number)
+        exchange = int(state.load_scalars(node.state)["exchange"])
+        kept.append(PartyState(party, exchange, number))
+    checkpoint.check_states(found, kept)
+
+
+def bring_states(config: RunConfig, folder: Path) -> None:
+    """Copy what parties kept beside an earlier run to where they keep it beside this one."""
+    if not config.running.grow or config.running.resume:
+        return
+    earlier = Path(config.running.grow).expanduser().absolute()
+    states = f"run-{checkpoint.load(earlier).run}-party-*.state"
+    with told(folder):
+        make_own_folder(folder)
+        for path in (*earlier.glob(states), *earlier.glob("*.uploads")):
+            if not (folder / path.name).exists():
+                shutil.copy2(path, folder)
+
+
+def _save_models(grid: LocalGrid, config: RunConfig, folder: Path) -> None:
+    """Write the bottom models that parties have."""
+    for party, node in enumerate(grid.contexts.values()):
+        if strategy_of(config).trains_parties and "model" in node.state:
+            model: dict[str, Any] = state.load_arrays(node.state, "model")
+            with whole(folder / f"party-{party}.npz") as file:
+                np.savez(file, **model)
+
+
+def run_ray(
+    parties: int,
+    run_config: Mapping[str, Any],
+    node_configs: Sequence[Mapping[str, Any]] = (),
+    actors: int = 0,
+) -> Finished:
+    """Run the application on Flower's Ray simulation, by `flwr run` and a SuperLink of its own.
+
+    Parties share so many ``actors``; without a number each has its own if there are two parties or
+    fewer for each CPU, and else there is one for each CPU. Of a cluster that RAY_ADDRESS names
+    there is one for each of its CPUs, or for each party if these are fewer.
+    """
+    if node_configs:
+        raise ConfigError(
+            "Flower gives the parties of a Ray simulation no node configuration: run parties with "
+            "files of their own in process, or by --engine supernodes."
+        )
+    config, run_config = prepare(parties, from_anywhere(run_config), ())
+    cpus = ray_cpus()
+    several = 1 if ray_cluster() else 2  # actors of a CPU, at most
+    nodes = min(parties, actors or (parties if parties <= several * cpus else cpus))
+    if nodes < parties:
+        run_config["parties"] = parties
+    with _submitting(run_config), SuperLink(True, Path(run_config["out"])) as superlink:
+        bring_states(config, Path(run_config["out"]))
+        return _run_on(superlink, nodes, run_config)
+
+
+def run_supernodes(
+    parties: int,
+    run_config: Mapping[str, Any],
+    node_configs: Sequence[Mapping[str, Any]] = (),
+) -> Finished:
+    """Run the application on real SuperNodes, which like their SuperLink end with the run."""
+    node_configs = [of_node_from_anywhere(each) for each in node_configs]
+    config, run_config = prepare(parties, from_anywhere(run_config), node_configs)
+    permitted: dict[str, Any] = {}  # by the parties, which are all whose run this is
+    if config.privacy.noise_seed >= 0:
+        permitted["noise-seed"] = config.privacy.noise_seed
+    if config.secure and config.models.embedding_activation not in (None, "none"):
+        permitted["embedding-activation"] = config.models.embedding_activation
+    if ":" in config.data.dataset and not config.data.own_data:
+        permitted["dataset"] = config.data.dataset
+        if config.data.tokenizer:
+            permitted["tokenizer"] = config.data.tokenizer
+    if config.data.own_data:  # one owner starts all, and so may fix the method for all
+        permitted["align"] = "ids" if config.data.align == "ids" else "psi"
+    with ExitStack() as stack:
+        stack.enter_context(_submitting(run_config))
+        bring_states(config, Path(run_config["out"]))
+        superlink = stack.enter_context(SuperLink(simulation=False))
+        for party in range(parties):
+            node_config = {**permitted, **(node_configs[party] if node_configs else {})}
+            stack.enter_context(superlink.supernode(party, parties, node_config))
+        return _run_on(superlink, parties, run_config)
+
+
+def predict_local(
+    run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
+) -> Path:
+    """Predict in this process, by the model of a run whose parties kept their states beside it.
+
+    Returns the file of predictions.
+
+    Raises
+    ------
+    ConfigError
+        If the run, its parties' states or their files do not fit.
+    """
+    run_config = {**run_config, "task": "predict"}
+    config = resolve(run_config)
+    found = checkpoint.load(config.model)
+    parties = len(found.strategy["seats"])
+    folder = Path(config.model).expanduser().absolute()
+    there = who_is_there(config, found)
+    left = there.without if there else frozenset()
+    if len(node_configs) == parties - len(left):  # of who is there
+        given = iter(node_configs)
+        node_configs = [{} if party in left else next(given) for party in range(parties)]
+    _check_files(found.config, parties, node_configs)
+    run_config["out"] = str(predictions_file(config))
+    grid = _in_process(parties, run_config, config, client_app.app, node_configs, folder)
+    server_app.app(grid, of_server(run_config, grid.run_id))
+    return Path(run_config["out"])
+
+
+def _in_process(
+    parties: int,
+    run_config: Mapping[str, Any],
+    config: RunConfig,
+    client: ClientApp,
+    node_configs: Sequence[Mapping[str, Any]],
+    states: Path,
+) -> LocalGrid:
+    """A `LocalGrid` whose parties keep their states in this folder."""
+    each = node_configs or [{}] * parties
+    own = [{"states": str(states), **node_config} for node_config in each]
+    return LocalGrid(client, parties, run_config, config, own)
+
+
+def of_server(run_config: Mapping[str, Any], run_id: int) -> Context:
+    """The ServerApp's Context."""
+    return Context(
+        run_id=run_id, node_id=1, node_config={}, state=RecordDict(), run_config=dict(run_config)
+    )
+
+
+def prepare(
+    parties: int, run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
+) -> tuple[RunConfig, dict[str, Any]]:
+    """Find what is wrong before anything starts; name the results folder."""
+    if parties < 1:
+        raise ConfigError(f"{parties} parties cannot train: name at least one.")
+    config = checkpoint.configured(run_config)
+    if config.running.resume:
+        then = len(checkpoint.load(config.running.resume).strategy["seats"])
+        if parties != then:
+            raise ConfigError(
+                f"The run in {config.running.resume} is of {then} parties, not {parties}."
+            )
+    if config.running.grow and not config.running.resume:
+        earlier = checkpoint.load(config.running.grow)
+        checkpoint.check_number(config.running.grow, earlier, config, parties)
+    _check_files(config, parties, node_configs)
+    if config.running.parties not in (0, parties):
+        raise ConfigError(
+            f"parties = {config.running.parties} in the run configuration contradicts the "
+            f"{parties} that are to run: leave it out."
+        )
+    if not config.data.own_data:
+        sized(config, len(load_labels(config).train))
+    return config, {**run_config, "out": str(results_folder(config))}
+
+
+def _check_files(
+    config: RunConfig, parties: int, node_configs: Sequence[Mapping[str, Any]]
+) -> None:
+    """Whether every party has named a file, where each is to have its own."""
+    if config.data.own_data and len(node_configs) != parties:
+        raise ConfigError(
+            f"dataset = {config.data.dataset!r} needs a file of each of the {parties} parties: "
+            "name them by --node-config \"file='...' id='...'\", once for each party (in process, "
+            "or --engine supernodes)."
+        )
+    if node_configs and len(node_configs) != parties:
+        raise ConfigError(
+            f"{len(node_configs)} node configurations are given for {parties} parties: give one "
+            "for each, or none."
+        )
+
+
+@contextmanager
+def _submitting(run_config: Mapping[str, Any]) -> Iterator[None]:
+    """Have the results folder of a run to oneself, while another process is its ServerApp."""
+    folder = Path(run_config["out"])
+    with in_use(folder, "flower.lock"):
+        with in_use(folder):  # for once, to say early if a run is going on that was not submitted
+            pass
+        yield
+
+
+def _run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) -> Finished:
+    run_on(superlink, parties, run_config)
+    finished = Finished(Path(run_config["out"]))
+    if finished.summary["failure"]:
+        raise VflError(finished.summary["failure"])
+    return finished

@@ -1,0 +1,268 @@
+"""Flower's own processes on this machine: a SuperLink, SuperNodes, and `flwr run`.
+
+They live on loopback and free ports, in a temporary folder that is their FLWR_HOME and from which
+they start, so that they neither read nor write the user's Flower. They are closed to other users of
+this machine: the folder is its owner's, and who has no secret of those in it starts no run, takes
+no task and is no SuperNode (`transport.nodes.superlink`), nor a client of Ray. All use the
+installed packages as they are, and each ends with its ``with`` block.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import tomli_w
+
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import opened_to_append
+from vfl_flower.transport.flower_internals import STATES, app_of_this_package, lasting_home
+from vfl_flower.transport.nodes.certificates import self_signed, supernode_keys
+
+_CLOSED = [sys.executable, "-P", "-m", "vfl_flower.transport.nodes.superlink"]
+_STARTING_SECONDS = 60.0
+
+
+class SuperLink:
+    """A SuperLink, for Ray simulations or for SuperNodes.
+
+    Parameters
+    ----------
+    simulation : whether runs are Ray simulations.
+    states : where parties keep states, if simulations are on a Ray cluster.
+    """
+
+    def __init__(self, simulation: bool, states: Path | None = None) -> None:
+        self.simulation = simulation
+        self.states = states
+
+    def __enter__(self) -> SuperLink:
+        with ExitStack() as stack:  # which closes all that was opened, unless this returns
+            temporary = tempfile.TemporaryDirectory(prefix="vfl-flower-")
+            self.home = Path(stack.enter_context(temporary))
+            self.port = stack.enter_context(reserved_port())
+            stack.callback(self._end_the_rest)
+            self._serve(stack)
+            self._until_end = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._until_end.close()
+
+    def _serve(self, stack: ExitStack) -> None:
+        """Start the SuperLink's process, and wait until it answers."""
+        key, certificate = self_signed("127.0.0.1")
+        (self.home / "superlink.key").write_bytes(key)
+        (self.home / "superlink.crt").write_bytes(certificate)
+        (self.home / "ray.token").write_text(secrets.token_hex(32))
+        command = [*_CLOSED, "superlink", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--ssl-keyfile", f"{self.home}/superlink.key"]
+        command += ["--ssl-certfile", f"{self.home}/superlink.crt"]
+        command += ["--ssl-ca-certfile", f"{self.home}/superlink.crt"]
+        command += ["--simulation" if self.simulation else "--enable-supernode-auth"]
+        certificates = {"root-certificates": f"{self.home}/superlink.crt"}
+        own = {"address": f"127.0.0.1:{self.port}", **certificates}
+        _write_toml(self.home / "config.toml", {"superlink": {"default": "own", "own": own}})
+        self._process = self.start(command, self.home / "superlink.log")
+        stack.callback(stop, self._process)
+        deadline = time.monotonic() + _STARTING_SECONDS
+        while not self._healthy():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                text = (self.home / "superlink.log").read_text(errors="replace")[-500:]
+                raise VflError(f"Flower's SuperLink did not start; it said: {text}")
+            time.sleep(0.1)
+
+    def _end_the_rest(self) -> None:
+        for process in psutil.process_iter():  # what lost its parent, and was missed so
+            with suppress(psutil.Error):
+                if process.environ().get("FLWR_HOME") == str(self.home):
+                    process.kill()
+
+    @contextmanager
+    def supernode(
+        self, party: int, parties: int, node_config: Mapping[str, Any] | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A SuperNode of this SuperLink, for one party; started again, it has the same key."""
+        key = self.home / f"supernode-{party}"
+        if not key.exists():
+            private, public = supernode_keys()
+            key.write_bytes(private)
+            key.with_suffix(".pub").write_bytes(public)
+            register = ["flwr", "supernode", "register", f"{key}.pub", "own"]
+            log = self.home / f"register-{party}.log"
+            if self.start(register, log).wait():
+                raise VflError(f"Flower did not register a SuperNode; it said: {log.read_text()}")
+        command = [*_CLOSED, "supernode", "--superlink", f"127.0.0.1:{self.port}"]
+        command += ["--root-certificates", str(self.home / "superlink.crt")]
+        command += ["--auth-supernode-private-key", str(key)]
+        words = {**(node_config or {}), "partition-id": party, "num-partitions": parties}
+        _write_toml(self.home / f"node-{party}.toml", words)
+        command += ["--node-config", f"{self.home}/node-{party}.toml"]
+        with reserved_port() as port:
+            command += ["--host", "127.0.0.1", "--port", str(port)]
+            process = self.start(command, self.home / f"supernode-{party}.log")
+            try:
+                yield process
+            finally:
+                stop(process)
+
+    def submit(
+        self, run_config: Mapping[str, Any], nodes: int, log: Path
+    ) -> subprocess.Popen[bytes]:
+        """`flwr run` with this configuration; the process ends with the run."""
+        _write_toml(self.home / "run.toml", run_config)
+        app = self.home / "vfl-app"
+        app.mkdir(exist_ok=True)
+        (app / "pyproject.toml").write_text(app_of_this_package(), encoding="utf-8")
+        command = ["flwr", "run", str(app), "own", "--stream"]
+        command += ["--run-config", str(self.home / "run.toml")]
+        if self.simulation:
+            # As many actors as nodes: so they can stream. A cluster has as many CPUs as it has.
+            resources = "client-resources-num-cpus=1"
+            if not ray_cluster():
+                resources += f" init-args-num-cpus={nodes}"
+            command += ["--federation-config", f"num-supernodes={nodes} {resources}"]
+        return self.start(command, log)
+
+    def start(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+        """Start a Flower command, for `stop` to end with all that it starts."""
+        scripts = str(Path(sys.executable).parent)
+        environment = {
+            **os.environ,
+            "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}",
+            "FLWR_HOME": str(self.home),
+            # What outlives these processes stays with the user's own.
+            "VFL_HOME": str(lasting_home()),
+            **self._of_ray(),
+            # Else Flower builds an environment of its own for each run, and downloads torch.
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+        with opened_to_append(log) as output:
+            return subprocess.Popen(
+                [str(Path(scripts, command[0])), *command[1:]],
+                cwd=self.home,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _of_ray(self) -> dict[str, str]:
+        """What closes a Ray of our own to others on this machine; or tells a cluster's our folder.
+
+        A cluster's actors are started by its own processes, which know nothing of FLWR_HOME.
+        """
+        if not ray_cluster():
+            return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{self.home}/ray.token"}
+        if not self.states:
+            return {}
+        job = {"runtime_env": {"env_vars": {STATES: str(self.states)}}}
+        return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
+
+    def _healthy(self) -> bool:
+        trust = ssl.create_default_context(cafile=str(self.home / "superlink.crt"))
+        url = f"https://127.0.0.1:{self.port}/health"
+        try:
+            with urllib.request.urlopen(url, timeout=2, context=trust) as reply:
+                return bool(reply.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started: asked first, made to after some seconds.
+
+    Flower's processes start others in sessions of their own, which would outlive them for a while.
+    """
+    try:
+        root = psutil.Process(process.pid)
+        family = [*root.children(recursive=True), root]
+    except psutil.NoSuchProcess:
+        family = []
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.terminate()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    for member in alive:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(alive, timeout=10)
+    process.wait()
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A loopback port that nobody else is given while this lasts, for a server to listen on.
+
+    It stays bound here, and not listened on, which servers that reuse addresses may bind beside.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
+
+
+def ray_cluster() -> str:
+    """The address of the Ray cluster that RAY_ADDRESS names; empty if a run starts its own Ray."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
+
+
+def ray_cpus() -> int:
+    """CPUs that Ray's actors may have: of that cluster, or without one of this machine.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such cluster, or this machine is no part of it.
+    """
+    address = ray_cluster()
+    if not address:
+        return os.cpu_count() or 1
+    import ray
+
+    if ray.is_initialized():  # as in a notebook that uses it, too
+        return max(1, int(ray.cluster_resources().get("CPU", 0)))
+    host, _, port = address.rpartition(":")
+    try:
+        if host and port.isdecimal():  # Ray itself would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray raises many kinds
+        raise ConfigError(
+            f"RAY_ADDRESS = {address!r} is no Ray cluster that this machine is part of "
+            f"({type(error).__name__}): start Ray there and here, with the token that "
+            "RAY_AUTH_TOKEN_PATH names, or unset it."
+        ) from None
+    try:
+        return max(1, int(ray.cluster_resources().get("CPU", 0)))
+    finally:
+        ray.shutdown()
+
+
+def _write_toml(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(tomli_w.dumps(values), encoding="utf-8")

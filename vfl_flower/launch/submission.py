@@ -1,0 +1,153 @@
+"""A run that Flower's processes do: what they are given, how it is watched, and what ended it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.files import make_folder
+from vfl_flower.config.plugins import BOTTOMS
+from vfl_flower.config.run_config import KEYS
+from vfl_flower.label_holder.progress import from_elsewhere
+from vfl_flower.launch.processes import SuperLink
+
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+
+_STARTS = 2  # times that a run is, where it never began: Ray or Flower may start too slowly
+_TELLING = re.compile(
+    r"error|exception|timed out|refused|denied|no space|killed|unavailable", re.IGNORECASE
+)
+_BOILERPLATE = re.compile(
+    r"\s|(ERROR *: *)?("  # what is indented is code in a traceback
+    r"Exit Code|An unhandled exception occurred|For more information|Traceback|The above exception|"
+    r"During handling|An exception occurred !!|(Simulation|ServerApp) raised an exception|"
+    r"RuntimeError: (Simulation Runtime crashed|An error was encountered)|.*FutureWarning|Error$)"
+)
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_RECORD = re.compile(r"^(DEBUG|INFO|WARNING|ERROR) *: +", re.MULTILINE)
+_ENDED = re.compile(r"Exit Code: (201|700)\b")  # by an exception in ServerApp or simulation
+_NO_RAY = "RuntimeError: Simulation Runtime crashed."  # before any party was sent anything
+
+
+def from_anywhere(run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """A run configuration for Flower's processes, which run in other folders than the caller."""
+    values = dict(run_config)
+    for name, value in run_config.items():
+        key = KEYS.get(name)
+        if key is None or not isinstance(value, str):
+            continue
+        kind, _, path = value.partition(":")
+        if name in ("resume", "grow", "tokenizer") and value:
+            values[name] = _absolute(value)
+        elif (name == "dataset" or key.registry) and kind.endswith(".py"):
+            values[name] = f"{_absolute(kind)}:{path}"
+        elif path and _is_path(name, kind, path):
+            values[name] = f"{kind}:{_absolute(path)}"
+    return values
+
+
+def _is_path(name: str, kind: str, path: str) -> bool:
+    """Whether what follows the kind of a model, or of a data set, is a path.
+
+    A data set of kind hf may have a hub's name.
+    """
+    if name == "bottom-model":
+        return kind in BOTTOMS.of
+    if name != "dataset":
+        return False
+    return Path(path).exists() if kind == "hf" else kind in ("files", "npz", "csv", "parquet")
+
+
+def of_node_from_anywhere(node_config: Mapping[str, Any]) -> dict[str, Any]:
+    """As `from_anywhere`, for a party's node configuration."""
+    values = dict(node_config)
+    for name in ("file", "images", "states", "tokenizer"):
+        if isinstance(values.get(name), str) and values[name]:
+            values[name] = _absolute(values[name])
+    for key in ("augment", "source", "model"):
+        module, _, name = str(values.get(key, "")).partition(":")
+        if module.endswith(".py"):
+            values[key] = f"{_absolute(module)}:{name}"
+    kind, _, folder = str(values.get("model", "")).partition(":")
+    if folder and kind in BOTTOMS.of:
+        values["model"] = f"{kind}:{_absolute(folder)}"
+    return values
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) -> None:
+    """Submit a run and wait for its end; once more, if its ServerApp never ran.
+
+    Raises
+    ------
+    VflError
+        If there is no summary of it: by our own sentence, or what Flower's log gives as the cause.
+    """
+    folder = Path(run_config["out"])
+    make_folder(folder)
+    # Parties keep their states beside the results, since their FLWR_HOME ends with the run.
+    (superlink.home / "vfl-flower").symlink_to(folder)
+    log, summary = folder / "flower.log", folder / "summary.json"
+    history = folder / "history.jsonl"
+    before = _touched(history), _touched(summary)  # a run that is resumed has both
+    with from_elsewhere(folder) as look:
+        for _ in range(_STARTS):
+            read = log.stat().st_size if log.exists() else 0
+            process = superlink.submit(run_config, parties, log)
+            while process.poll() is None:
+                time.sleep(0.2)
+                look()
+            said = _COLOURS.sub("", log.read_bytes()[read:].decode(errors="replace"))
+            if sentence := _sentence(said):
+                raise VflError(sentence)
+            if _touched(summary) != before[1]:
+                break
+            # The ServerApp touches it before it sends anything, beside a Ray that still starts.
+            if _touched(history) != before[0]:
+                if _NO_RAY not in said:
+                    raise VflError(
+                        f"Flower ended the run after it had begun: {_cause(said)} "
+                        f"Its log {log} says more."
+                    )
+                if before[0] is None:
+                    history.unlink()  # else the next start finds a run here
+                before = _touched(history), before[1]
+            notice.warning("Flower ended the run before it began: %s", _cause(said))
+        else:
+            raise VflError(
+                f"Flower ended the run before it began, {_STARTS} times: {_cause(said)} "
+                f"Its log {log} says more."
+            )
+
+
+def _touched(path: Path) -> int | None:
+    """When a file was last written, if it is there."""
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def _sentence(said: str) -> str | None:
+    """The error of ours that ended the ServerApp: logged without a traceback, then an exit code."""
+    _, *records = _RECORD.split(said)
+    levels, texts = records[::2], records[1::2]
+    for level, text, following in zip(levels, texts, texts[1:], strict=False):
+        if level == "ERROR" and _ENDED.match(following) and "Traceback (most" not in text:
+            return " ".join(text.split())
+    return None
+
+
+def _cause(said: str) -> str:
+    """The last line of Flower's own log that says what went wrong, as a sentence."""
+    lines = [
+        line.rstrip().strip("─│╭╮╰╯ ") if line[:1] in "│╭╰" else line for line in said.splitlines()
+    ]
+    telling = [line for line in lines if _TELLING.search(line) and not _BOILERPLATE.match(line)]
+    found = " ".join(_RECORD.sub("", telling[-1]).split()) if telling else "it does not say why"
+    return f"{found[:300].rstrip('.')}."

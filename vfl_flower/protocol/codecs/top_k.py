@@ -1,0 +1,83 @@
+"""The largest entries of a vector, and where they are."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.options import CodecConfig
+from vfl_flower.protocol.codecs.bits import BitReader, Places, place_bits, read_places
+from vfl_flower.protocol.codecs.channel import Names, Rows, Sizes, flat_if_finite, padded
+from vfl_flower.protocol.codecs.halves import of_halves, to_halves
+from vfl_flower.transport.messages import Arrays
+
+_KEEP = 0.1  # where it is not given
+
+
+class TopK:
+    """top_k: the k = ceil(keep * d) entries of largest magnitude of a vector of d entries.
+
+    Contractive with alpha = k / d. Sent are float16 values over a power of two for each vector,
+    and where they are.
+    """
+
+    uses: ClassVar[tuple[str, ...]] = ("keep",)
+
+    def __init__(self, config: CodecConfig) -> None:
+        self.keep = config.keep or _KEEP
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Values, their exponents, and their places."""
+        return f"{name}.values", f"{name}.exponents", f"{name}.bits"
+
+    def encode(
+        self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
+    ) -> Arrays:
+        """Values, their exponents, and their places."""
+        v = flat_if_finite(name, rows)
+        kept = self._kept(sizes)
+        magnitudes = np.abs(v)
+        places = _largest(magnitudes, sizes, kept)
+        values, exponents = to_halves(v[places], kept)
+        return {
+            f"{name}.values": values,
+            f"{name}.exponents": exponents,
+            f"{name}.bits": np.packbits(place_bits(places, len(v))),
+        }
+
+    def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
+        """The rows, zero where nothing was kept."""
+        kept = self._kept(sizes)
+        total, ends = int(sizes.sum()), np.cumsum(sizes)
+        values = of_halves(name, arrays, kept)
+        reader = BitReader(f"{name}.bits", arrays)
+        places = read_places(reader, len(values), total)
+        reader.finish()
+        if (np.searchsorted(places, ends) != np.cumsum(kept)).any():
+            raise VflError(f"{name!r} keeps another number of entries than it should.")
+        v = np.zeros(total, np.float32)
+        v[places] = values
+        return v.reshape(shape)
+
+    def _kept(self, sizes: Sizes) -> Sizes:
+        """k of each vector; rounding must not add an entry."""
+        kept: Sizes = np.ceil(self.keep * sizes * (1 - 1e-12)).astype(np.int64)
+        return kept
+
+
+def _largest(magnitudes: NDArray[np.float32], sizes: Sizes, kept: Sizes) -> Places:
+    """Where the largest entries are, so many of each vector, in order; of equals the first."""
+    vectors, held = padded(magnitudes, sizes, -1.0)
+    longest = vectors.shape[1]
+    nth = np.minimum(longest - kept, longest - 1)  # in increasing order
+    least = np.partition(vectors, np.unique(nth), axis=1)[np.arange(len(vectors)), nth]
+    chosen = vectors > least[:, None]
+    equal = vectors == least[:, None]
+    missing = kept - chosen.sum(1)
+    if (equal.sum(1) != missing).any():
+        equal &= np.cumsum(equal, axis=1) <= missing[:, None]
+    chosen |= equal
+    return np.flatnonzero(chosen if held is None else chosen[held])

@@ -1,0 +1,291 @@
+"""Random directions, values at parameters shifted along them, and steps along them.
+
+A difference estimates the derivative along u: [f(w + mu u) - f(w)] / mu one-sided, or
+[f(w + mu u) - f(w - mu u)] / (2 mu) two-sided. Times phi(d) u it estimates the gradient, phi(d)
+being 1 for Gaussian directions and those on the sphere of radius sqrt(d), and d on the unit sphere.
+
+All differences of a window are taken at the parameters that the window met. They need no order, so
+S steps are one batched evaluation at S perturbed models. Where that many models are too large, and
+for models that cannot be stacked, steps are evaluated one after the other in the model's own
+memory, as MeZO does: perturbed in place, restored, and the direction drawn anew from its seed. What
+is restored is off by rounding, at random, after 5,000 steps by about 3e-6 of a parameter. A copy
+would be exact, and as large as the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from vfl_flower.config.options import EstimatorConfig
+from vfl_flower.data import samples
+from vfl_flower.data.samples import Samples
+from vfl_flower.models import passes
+from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.top_layers import TopModel
+from vfl_flower.models.training import (
+    factors_of,
+    is_large,
+    is_plain_sgd,
+    step_along,
+    step_as_one,
+    trained,
+)
+from vfl_flower.protocol.batches import secret_generator
+from vfl_flower.protocol.privacy.noise import Perturbation
+
+_STACK = 2**24  # numbers in the perturbed models that are evaluated at once: 64 MB
+_ANY_SEED = np.random.SeedSequence(0)
+_BLOCK = 2**18  # numbers of a direction that are drawn at once, in place
+
+
+class Directions:
+    """The directions u_1 ... u_S of a window, in order, as its key gives them again and again.
+
+    Parameters
+    ----------
+    key : who draws, for which window; with a secret in it that nobody else knows, since who knows
+        the directions can solve pairs of embeddings for the features.
+    model : whose d parameters the directions are for.
+    """
+
+    def __init__(self, config: EstimatorConfig, key: bytes, model: nn.Module) -> None:
+        self.config = config
+        self.key = key
+        self.parameters = [p.detach() for p in trained(model).values()]
+        self.size = sum(p.numel() for p in self.parameters)  # d
+        self.large = is_large(model)
+        self.phi = self.size if config.directions == "sphere" else 1
+        self._radius = self.size**0.5 if config.directions == "scaled-sphere" else 1.0
+        self._seeds = secret_generator(b"direction|" + key)
+        self._states = np.zeros((0, 4), np.uint64)  # by step, of the generator that draws it
+
+    def can_be_stacked(self, steps: int) -> bool:
+        """Whether so many are worth it, and fit into memory."""
+        return 1 < steps <= _STACK // max(self.size, 1) and not self.large
+
+    def stack(self, steps: int) -> Tensor:
+        """The directions of all steps, [S, d]."""
+        drawn = np.empty((steps, self.size), np.float32)
+        states = self._states_of(steps)
+
+        def fill(share: range) -> None:
+            bits = np.random.SFC64(_ANY_SEED)
+            for step in share:
+                _at(bits, states[step]).standard_normal(out=drawn[step], dtype=np.float32)
+
+        threads = torch.get_num_threads() if drawn.size > _BLOCK else 1
+        if threads > 1:
+            with ThreadPoolExecutor(threads) as pool:  # NumPy draws without Python's lock
+                list(pool.map(fill, [range(first, steps, threads) for first in range(threads)]))
+        else:
+            fill(range(steps))
+        u = torch.from_numpy(drawn).to(self.parameters[0].device)
+        if self.config.directions != "gaussian":
+            u *= self._radius / u.norm(dim=1, keepdim=True)
+        return u
+
+    def add(self, step: int, tensors: Sequence[Tensor], factor: float) -> None:
+        """Add a step's direction times a factor to tensors shaped as the parameters are."""
+        if self.config.directions != "gaussian":
+            squares = sum(float(drawn.square().sum()) for _, drawn in self._draw(step, tensors))
+            factor *= self._radius / squares**0.5
+        with np.errstate(over="ignore"):  # what diverges becomes infinite, and is refused then
+            factor = float(np.float32(factor))
+        added = 0
+        try:
+            for part, drawn in self._draw(step, tensors):
+                part.add_(drawn.to(part.device), alpha=factor)
+                added += 1
+        except BaseException:  # of which the tensors are to show nothing
+            for part, drawn in islice(self._draw(step, tensors), added):
+                part.sub_(drawn.to(part.device), alpha=factor)
+            raise
+
+    def _draw(self, step: int, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Slices of the tensors, each with as many normal draws."""
+        generator = _at(np.random.SFC64(_ANY_SEED), self._states_of(step + 1)[step])
+        for part in blocks(tensors):
+            yield part, torch.from_numpy(generator.standard_normal(len(part), np.float32))
+
+    def _states_of(self, steps: int) -> NDArray[np.uint64]:
+        """States from which the first steps' directions are drawn; seeding would take longer."""
+        missing = steps - len(self._states)
+        if missing > 0:
+            more = self._seeds.integers(0, 2**64, (missing, 4), np.uint64)
+            self._states = np.concatenate([self._states, more])
+        return self._states
+
+
+def blocks(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Slices [at most `_BLOCK`] of tensors, in order, so that nothing of their size is made."""
+    for tensor in tensors:
+        yield from tensor.view(-1).split(_BLOCK)
+
+
+def _at(bits: np.random.SFC64, state: NDArray[np.uint64]) -> np.random.Generator:
+    bits.state = {
+        "bit_generator": "SFC64",
+        "state": {"state": state},
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return np.random.Generator(bits)
+
+
+@torch.no_grad()
+def values_of_pairs(
+    model: BottomModel | TopModel,
+    x: Samples,
+    lengths: Sequence[int],
+    directions: Directions,
+    perturb: Perturbation | None = None,
+    second: Samples | None = None,
+) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+    """Outputs [R, ...] of rows at w + mu u and at w, or if two-sided at w - mu u.
+
+    Step s has rows of its own, ``lengths[s]`` of them, and a direction of its own. Returns the
+    pair, and the directions [S, d] where they were stacked. What is random is the same at both
+    points, and buffers learn at the second.
+
+    Parameters
+    ----------
+    second : the rows for the other of the pair, where they are not ``x`` too.
+    """
+    mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
+    second = x if second is None else second
+    at_w: Tensor | None = None
+    if not two_sided and (model.by_step or not directions.large):
+        at_w = passes.joined(passes.window(model, second, lengths, perturb, directions.key))
+    # Rows that fill a shorter step up would have a part in those of a model that mixes them.
+    stacked = directions.can_be_stacked(len(lengths)) and perturb is None
+    if stacked and model.stackable and (not model.by_step or len(set(lengths)) == 1):
+        u = directions.stack(len(lengths))
+        plus = _at_many(model, x, lengths, u, mu)
+        return (plus, _at_many(model, second, lengths, u, -mu) if at_w is None else at_w), u
+    by_step = samples.split(second, lengths), samples.split(x, lengths)
+
+    def evaluate(step: int, first: bool) -> Tensor:
+        noise = perturb.of_step(step) if perturb else None
+        noise = noise.of_pair() if noise and first else noise
+        return passes.one(model, by_step[first][step], step, noise, directions.key, not first)
+
+    if not two_sided and at_w is None:  # a large model's activations, of one mini-batch at once
+        at_w = torch.cat([evaluate(step, False) for step in range(len(lengths))])
+    firsts, seconds = in_place(directions, len(lengths), evaluate)
+    return (torch.cat(firsts), torch.cat(seconds) if at_w is None else at_w), None
+
+
+def in_place(
+    directions: Directions, steps: int, evaluate: Callable[[int, bool], Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What ``evaluate(step, first)`` gives at w + mu u, and if two-sided at w - mu u.
+
+    The parameters themselves are perturbed and restored, to rounding, whatever becomes of it.
+    """
+    mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
+    firsts, seconds = [], []
+    for step in range(steps):
+        directions.add(step, directions.parameters, mu)
+        at = mu
+        try:
+            firsts.append(evaluate(step, True))
+            if two_sided:
+                directions.add(step, directions.parameters, -2 * mu)
+                at = -mu
+                seconds.append(evaluate(step, False))
+        finally:
+            directions.add(step, directions.parameters, -at)
+    return firsts, seconds
+
+
+def _at_many(
+    model: BottomModel | TopModel, x: Samples, lengths: Sequence[int], u: Tensor, mu: float
+) -> Tensor:
+    """Outputs [R, ...] where the rows of step s meet the model at w + mu u_s."""
+    named = trained(model)
+    parts = u.split([p.numel() for p in named.values()], dim=1)
+    shifted = {
+        name: torch.add(p, part.view(-1, *p.shape), alpha=mu)
+        for (name, p), part in zip(named.items(), parts, strict=True)
+    }
+    held: Tensor | None = None
+
+    def pad(tensor: Tensor) -> Tensor:
+        nonlocal held
+        padded, held = padded_steps(tensor, lengths)
+        return padded
+
+    padded = samples.each(x, pad)
+    evaluate = vmap(lambda of_step, rows: functional_call(model, of_step, (rows,)))
+    outputs: Tensor = evaluate(shifted, padded)
+    return outputs.flatten(0, 1) if held is None else outputs[held]
+
+
+def padded_steps(rows: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Rows [R, ...] by step, [S, longest, ...], and which are real unless all are."""
+    steps, longest = len(lengths), max(1, *lengths)
+    if steps * longest == len(rows):
+        return rows.view(steps, longest, *rows.shape[1:]), None
+    counts = torch.tensor(lengths, device=rows.device)
+    held = torch.arange(longest, device=rows.device) < counts[:, None]
+    padded = rows.new_zeros(steps, longest, *rows.shape[1:])
+    padded[held] = rows
+    return padded, held
+
+
+def differences(config: EstimatorConfig, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Differences of the function values at a pair, over their distance; and values at w."""
+    if config.differences == "two-sided":
+        return (values[0] - values[1]) / (2 * config.mu), (values[0] + values[1]) / 2
+    return (values[0] - values[1]) / config.mu, values[1]
+
+
+def step_means(values: Tensor, lengths: Sequence[int], divisors: Sequence[int]) -> Tensor:
+    """Sums over the rows of each step, over its divisor: [R] to [S]."""
+    sums = padded_steps(values, lengths)[0].sum(1)
+    return sums / torch.tensor(divisors, dtype=sums.dtype, device=sums.device)
+
+
+def descend(
+    optimizer: torch.optim.Optimizer,
+    directions: Directions,
+    u: Tensor | None,
+    differences: Tensor,
+    first: int = 0,
+) -> None:
+    """Optimizer steps by the estimates phi(d) Delta_s u_s; plain SGD takes stacked ones as one.
+
+    ``first`` is the number of the first step, as in `step_along`.
+    """
+    parameters = optimizer.param_groups[0]["params"]
+    scalars, plain = directions.phi * differences, is_plain_sgd(optimizer)
+    factors = factors_of(optimizer, first, len(scalars)) if plain else None
+    if factors is not None:
+        scalars = scalars * factors.to(scalars)
+
+    def shaped(estimate: Tensor) -> list[Tensor]:
+        parts = estimate.split([p.numel() for p in parameters])
+        return [part.view_as(p) for p, part in zip(parameters, parts, strict=True)]
+
+    if plain and u is not None:
+        step_as_one(optimizer, shaped(scalars @ u))
+    elif plain:
+        lr = optimizer.param_groups[0]["rates"].lr
+        for step, scalar in enumerate(scalars.tolist()):
+            directions.add(step, directions.parameters, -lr * scalar)
+    elif u is not None:
+        for step, estimate in enumerate(scalars[:, None] * u):
+            step_along(optimizer, shaped(estimate), first + step)
+    else:
+        for step, scalar in enumerate(scalars.tolist()):
+            gradients = [torch.zeros_like(p) for p in parameters]
+            directions.add(step, gradients, scalar)
+            step_along(optimizer, gradients, first + step)

@@ -1,0 +1,186 @@
+"""First-order estimator: embeddings go up, gradient rows with respect to them come down.
+
+Read from top to bottom as data meets it: the party embeds (VAFL Alg. 1 line 5), the label holder
+evaluates, steps its top model and answers (lines 9, 10 and 12), the party steps (line 7, Eq. 4a).
+Every gradient of a window is taken at the party parameters that made the upload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl_flower.config.options import TrainingConfig
+from vfl_flower.data import samples
+from vfl_flower.data.samples import Samples
+from vfl_flower.models import passes
+from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.losses import penalty_gradient
+from vfl_flower.models.training import factors_of, is_plain_sgd, step_along, step_as_one, trained
+from vfl_flower.protocol.batches import Joint, Window, divisors, first_step
+from vfl_flower.protocol.codecs.channel import Channel, zeros
+from vfl_flower.protocol.estimators.base import (
+    Arrival,
+    Estimator,
+    HolderEnd,
+    Links,
+    PartyEnd,
+    Reading,
+)
+from vfl_flower.protocol.privacy.noise import Perturbation
+from vfl_flower.transport.messages import Arrays, TrainOrder
+
+
+class FirstOrder(Estimator):
+    """Gradient rows, with the labels at the label holder alone (EF-VFL Alg. 2)."""
+
+    def party_links(self, end: PartyEnd) -> Links:
+        """Embeddings up, gradient rows down."""
+        gradient = self.downlink(zeros((end.rows, end.size)))
+        return {**super().party_links(end), "gradient": gradient}
+
+    def holder_links(self, table: Tensor) -> Links:
+        """Embeddings up, gradient rows down."""
+        rows, size = table.shape
+        return {**super().holder_links(table), "gradient": self.downlink(zeros((rows, size)))}
+
+    def party_tables(self, parties: int) -> int:
+        """One for each direction with error feedback."""
+        return super().party_tables(parties) + self.holder_tables()
+
+    def holder_tables(self) -> int:
+        """One for the gradient rows, with error feedback."""
+        return int(self.config.downlink.surrogates)
+
+    # --- the party ------------------------------------------------------------------------------
+
+    def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Arrays:
+        """The embeddings of the window's rows."""
+        x, noise = end.features(window), end.noise(order.exchange, window)
+        lengths, key = window.lengths.tolist(), _key(end, order)
+        hs = passes.window(end.model, x, lengths, noise, key, learns=not end.frozen)
+        in_one = is_plain_sgd(end.optimizer) or len(window.lengths) == 1
+        end.trace = x, hs if in_one else None
+        return end.send("embedding", passes.joined(hs), window)
+
+    # --- the label holder -----------------------------------------------------------------------
+
+    def read(self, links: Links, arrays: Arrays, window: Window, size: int) -> Reading:
+        """The embeddings."""
+        return Reading(links["uplink"].receive("embedding", arrays, window, size))
+
+    def answer(
+        self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
+    ) -> dict[int, Arrays]:
+        """Gradient rows of each party's own mean loss, each step's at the top model it met."""
+        h, labels = end.gather(joint.window)
+        lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
+        rows, losses = end.step(h, labels, lengths, divided, gradients=True)
+        assert rows is not None
+        end.count(losses)
+        feedback: dict[int, Arrays] = {}
+        for number, arrival in enumerate(arrivals):
+            if arrival.party in end.frozen:
+                feedback[arrival.party] = {}
+                continue
+            mine = rows[:, end.columns[arrival.party]]
+            if joint.places:
+                mine = self._of_own_batches(mine, joint, number, arrival, len(end.labels))
+            # With respect to a sum they are alike, and must be so to the last bit.
+            whose = "all" if self.config.secure else arrival.party
+            key = f"{self.config.training.seed}|down|{whose}|{end.steps}"
+            link: Channel = end.links[arrival.party]["gradient"]
+            feedback[arrival.party] = link.send("gradient", mine, arrival.window, key)
+        return feedback
+
+    def _of_own_batches(
+        self, rows: Tensor, joint: Joint, number: int, arrival: Arrival, of: int
+    ) -> Tensor:
+        """Of rows of joint steps those of one window, in its order, over its own divisors."""
+        own, lengths = divisors(self.config, of, arrival.batches.lengths), arrival.window.lengths
+        scale = np.repeat(joint.divisors[: len(own)] / own, lengths).astype(np.float32)
+        mine = rows[torch.from_numpy(joint.places[number]).to(rows.device)]
+        return mine * torch.from_numpy(scale).to(rows.device)[:, None]
+
+    # --- the party again ------------------------------------------------------------------------
+
+    def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
+        """Optimizer steps along the gradient rows."""
+        rows = end.links["gradient"].receive("gradient", arrays, window, end.size)
+        x, hs = end.trace or (end.features(window), None)
+        noise, training = end.noise(order.exchange, window), self.config.training
+        rows, lengths = rows.to(end.device), window.lengths.tolist()
+        key, first = _key(end, order), first_step(self.config, end.rows, order)
+        descend(end.model, end.optimizer, x, hs, rows, lengths, training, noise, key, first)
+
+
+def _key(end: PartyEnd, order: TrainOrder) -> bytes:
+    """What is random in the passes over a window follows from it."""
+    return end.secret + f"|{order.exchange}".encode()
+
+
+def descend(
+    model: BottomModel,
+    optimizer: torch.optim.Optimizer,
+    x: Samples,
+    hs: Sequence[Tensor] | None,
+    gradient_rows: Tensor,
+    lengths: Sequence[int],
+    training: TrainingConfig,
+    noise: Perturbation | None = None,
+    key: bytes = b"",
+    first: int = 0,
+) -> None:
+    """S optimizer steps, from the gradient rows [R, E] that answer the upload of ``x``.
+
+    Plain SGD is linear in the gradient, so one backward pass and one step do the work of S.
+    ``hs`` are the embeddings uploaded (`passes.window`), if their graph is still at hand; else the
+    forward pass is repeated, which gives the same, since the parameters have not changed since.
+    Of other optimizers, the steps of a window need a copy of the parameters that made the upload;
+    that of a single step does not. ``first`` is the number of the first step, as in `step_along`.
+    """
+    weight, parameters = training.regulariser_weight, optimizer.param_groups[0]["params"]
+    if is_plain_sgd(optimizer) or len(lengths) == 1:
+        if hs is None:
+            hs = passes.window(model, x, lengths, noise, key, learns=False)
+        plain, steps = is_plain_sgd(optimizer), float(len(lengths))
+        factors = factors_of(optimizer, first, len(lengths)) if plain else None
+        if factors is not None:
+            steps = float(factors.sum())
+            of_rows = factors.repeat_interleave(torch.tensor(lengths))
+            shape = len(of_rows), *[1] * (gradient_rows.dim() - 1)
+            gradient_rows = gradient_rows * of_rows.to(gradient_rows).view(shape)
+        gradients = _gradients(hs, parameters, gradient_rows)
+        if weight:
+            gradients = tuple(
+                gradient + steps * weight * penalty_gradient(training, p.detach())
+                for p, gradient in zip(parameters, gradients, strict=True)
+            )
+        if plain:
+            step_as_one(optimizer, gradients)
+        else:
+            step_along(optimizer, gradients, first)
+        return
+    named = trained(model).items()
+    uploaded_with = {name: p.detach().clone().requires_grad_() for name, p in named}
+    of_steps = samples.split(x, lengths), gradient_rows.split(list(lengths))
+    for step, (rows, gradient_of) in enumerate(zip(*of_steps, strict=True)):
+        of_step = noise.of_step(step) if noise else None
+        h = passes.one(model, rows, step, of_step, key, False, uploaded_with)
+        gradients = _gradients([h], uploaded_with.values(), gradient_of)
+        whole = [
+            gradient + weight * penalty_gradient(training, at.detach())
+            for at, gradient in zip(uploaded_with.values(), gradients, strict=True)
+        ]
+        step_along(optimizer, whole, first + step)
+
+
+def _gradients(
+    hs: Sequence[Tensor], parameters: Iterable[Tensor], rows: Tensor
+) -> tuple[Tensor, ...]:
+    """Gradients of parameters, from the gradient rows of embeddings; zero where one has no part."""
+    parts = [rows] if len(hs) == 1 else rows.split([len(h) for h in hs])
+    return torch.autograd.grad(hs, list(parameters), parts, materialize_grads=True)

@@ -1,0 +1,307 @@
+"""Zeroth-order estimator: pairs of embeddings go up, scalar loss differences come down.
+
+Read from top to bottom as data meets it: the party draws a direction u for each step and embeds at
+perturbed parameters (AsyREVEL Alg. 1 line 4; DPZV Eq. 6), the label holder evaluates both
+embeddings of a pair and answers one scalar a step (line 9; DPZV Eq. 7-8), the party steps along u
+(lines 6-7; Cascaded Eq. 2-3). Of a two-sided pair, the centre goes into the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl_flower.config.errors import ConfigError, DivergedError
+from vfl_flower.config.options import EstimatorConfig, TrainingConfig
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.models import passes
+from vfl_flower.models.losses import penalty
+from vfl_flower.models.training import as_tensor
+from vfl_flower.protocol.batches import Joint, Window, divisors, first_step
+from vfl_flower.protocol.codecs.channel import Channel
+from vfl_flower.protocol.estimators.base import (
+    Arrival,
+    Estimator,
+    HolderEnd,
+    Links,
+    PartyEnd,
+    Reading,
+)
+from vfl_flower.protocol.estimators.directions import (
+    Directions,
+    blocks,
+    descend,
+    differences,
+    in_place,
+    step_means,
+    values_of_pairs,
+)
+from vfl_flower.protocol.server_update import noisy_means
+from vfl_flower.protocol.subsets import row_losses
+from vfl_flower.transport.messages import LARGEST, Arrays, TrainOrder, bounded, checked
+
+Pair = tuple[Tensor, Tensor]
+"""Embeddings [R, E] at w + mu u, and at w or w - mu u."""
+
+
+@dataclass(frozen=True)
+class PairReading(Reading):
+    """A pair, of which the fresh embedding is f(w), or the centre if it is two-sided."""
+
+    pair: Pair
+
+    @property
+    def embeddings(self) -> Sequence[Tensor]:
+        """Those of the pair."""
+        return self.pair
+
+
+class ZerothOrder(Estimator):
+    """A scalar a step for each party, which may be a black box."""
+
+    windows: ClassVar = {"free": 16, "cheap": 64, "dear": 64}
+    uploads_per_row = 2
+    gradients = False
+    answers_by_scalars = True
+
+    @property
+    def word(self) -> str:
+        """What it is, in few words."""
+        return f"{super().word}, {self.config.estimator.differences}"
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Raise `ConfigError` if it cannot work as configured."""
+        super().check(config)
+        if config.downlink.codec != "identity":
+            raise ConfigError(
+                "downlink-codec has nothing to compress under zeroth order, whose feedback is one "
+                "number a step: leave it out."
+            )
+
+    # --- links: both ends -----------------------------------------------------------------------
+
+    def party_links(self, end: PartyEnd) -> Links:
+        """Embeddings up, and what tells the two of a pair apart."""
+        return {**super().party_links(end), "changes": self._changes()}
+
+    def holder_links(self, table: Tensor) -> Links:
+        """Embeddings up, and what tells the two of a pair apart."""
+        return {**super().holder_links(table), "changes": self._changes()}
+
+    def answer_bytes(self, end: PartyEnd, rows: int, steps: int) -> int:
+        """A number a step; and what else an order may bring, as under any estimator."""
+        return super().answer_bytes(end, rows, steps) + 4 * steps
+
+    def _changes(self) -> Channel:
+        """Differences of pairs are new each time, and so have no surrogates."""
+        return Channel(self.config.uplink, None, self._by_row)
+
+    def block_names(self) -> tuple[str, str]:
+        """Names of the two blocks of a pair, in messages: see `blocks`."""
+        if self._apart:
+            return "change", "embedding"
+        two_sided = self.config.estimator.differences == "two-sided"
+        return ("plus", "minus") if two_sided else ("perturbed", "embedding")
+
+    def blocks(self, pair: Pair) -> Pair:
+        """What is sent: both embeddings; where bits are lost, their difference and the fresh one.
+
+        Compressed apart, two embeddings that are nearly equal would lose what tells them apart. In
+        fixed point the difference is that over mu, which is of the embeddings' size.
+        """
+        if not self._apart:
+            return pair
+        return (pair[0] - pair[1]) / self._unit, self._fresh(pair)
+
+    def _pair_of(self, first: Tensor, second: Tensor) -> Pair:
+        """The pair of which these `blocks` were sent."""
+        if not self._apart:
+            return first, second
+        first = first * self._unit
+        if self.config.estimator.differences == "two-sided":
+            return second + first / 2, second - first / 2
+        return second + first, second
+
+    @property
+    def _apart(self) -> bool:
+        """Whether bits are lost on the way."""
+        return self.config.uplink.codec != "identity" or self.config.secure
+
+    @property
+    def _unit(self) -> float:
+        """What a difference is a multiple of, as it is sent."""
+        return self.config.estimator.mu if self.config.secure else 1.0
+
+    def _fresh(self, pair: Pair) -> Tensor:
+        two_sided = self.config.estimator.differences == "two-sided"
+        return (pair[0] + pair[1]) / 2 if two_sided else pair[1]
+
+    # --- the party ------------------------------------------------------------------------------
+
+    def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Arrays:
+        """Both embeddings of the window's rows, in the order of `block_names`."""
+        x, noise = end.features(window), end.noise(order.exchange, window)
+        lengths, directions = window.lengths.tolist(), self._directions(end, order)
+        if end.frozen:
+            hs = passes.window(end.model, x, lengths, noise, directions.key, learns=False)
+            pair = passes.joined(hs), passes.joined(hs)
+        else:
+            pair, end.trace = values_of_pairs(end.model, x, lengths, directions, noise)
+        arrays: Arrays = {}
+        for name, rows in zip(self.block_names(), self.blocks(pair), strict=True):
+            arrays.update(end.send(name, rows, window))
+        return arrays
+
+    def _directions(self, end: PartyEnd, order: TrainOrder) -> Directions:
+        key = end.secret + f"|{order.exchange}".encode()
+        return Directions(self.config.estimator, key, end.model)
+
+    # --- the label holder -----------------------------------------------------------------------
+
+    def read(self, links: Links, arrays: Arrays, window: Window, size: int) -> Reading:
+        """The pair."""
+        first, second = (
+            links["uplink" if name == "embedding" else "changes"].receive(
+                name, arrays, window, size
+            )
+            for name in self.block_names()
+        )
+        pair = self._pair_of(first, second)
+        return PairReading(self._fresh(pair), pair)
+
+    def answer(
+        self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
+    ) -> dict[int, Arrays]:
+        """Scalar differences, at the top model that the windows met."""
+        if self.config.estimator.perturbs == "all":
+            return self._joint_answer(end, arrivals, joint)
+        feedback: dict[int, Arrays] = {}
+        for arrival in arrivals:
+            if arrival.party in end.frozen:
+                feedback[arrival.party] = {}
+                continue
+            scalars = self._scalars(end, arrival).cpu().numpy()
+            feedback[arrival.party] = {"difference": scalars}
+        h, labels = end.gather(joint.window)
+        lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
+        end.count(end.step(h, labels, lengths, divided, gradients=False)[1])
+        return feedback
+
+    @torch.no_grad()
+    def _scalars(self, end: HolderEnd, arrival: Arrival) -> Tensor:
+        """One difference for each step of a party's window, [S].
+
+        Every row's difference is taken before rows are averaged.
+        """
+        assert isinstance(arrival.reading, PairReading)
+        first, second = (each.to(end.device) for each in arrival.reading.pair)
+        window, columns, top = arrival.window, end.columns[arrival.party], end.top
+        h, labels = end.gather(window)
+        lengths = of_steps = window.lengths.tolist()
+        copies = end.copies(h, lengths)
+        if copies:
+            h, labels, of_steps = copies.h, labels[copies.rows], copies.lengths
+            first, second = first[copies.rows], second[copies.rows]
+        pair = top.pair(h, columns, first, second, of_steps, end.key)
+        values = [end.loss.per_row(each, labels) for each in pair]
+        of_rows, _ = differences(self.config.estimator, values)
+        of_rows = copies.mean(of_rows) if copies else of_rows
+        divided = divisors(self.config, len(end.labels), arrival.batches.lengths).tolist()
+        return self._means(end, of_rows, lengths, divided)
+
+    @torch.no_grad()
+    def _joint_answer(
+        self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
+    ) -> dict[int, Arrays]:
+        """One difference for each step along the directions of all (Spall, 1992).
+
+        The top model is of them, where it learns by differences too: it then steps by this scalar.
+        """
+        h, labels = end.gather(joint.window)
+        first, second = h.clone(), h.clone()
+        for number, arrival in enumerate(arrivals):
+            assert isinstance(arrival.reading, PairReading)
+            for rows, sent in zip((first, second), arrival.reading.pair, strict=True):
+                mine = rows[:, end.columns[arrival.party]]
+                if joint.places:
+                    mine[torch.from_numpy(joint.places[number]).to(end.device)] = sent.to(
+                        end.device
+                    )
+                else:
+                    mine[:] = sent.to(end.device)
+        lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
+        of_steps, copies = lengths, end.copies(first, lengths)
+        if copies:
+            of_steps, first = copies.lengths, copies.h
+            second = torch.cat(
+                [second[copies.rows][:, : -end.parties], first[:, -end.parties :]], 1
+            )
+        own = end.optimizer if self.config.estimator.server_update == "zeroth-order" else None
+        if own:
+            directions = end.directions()
+            outputs, u = values_of_pairs(end.top, first, of_steps, directions, second=second)
+        else:
+            outputs = passes.pair(end.top, first, second, of_steps, end.key)
+        values = [row_losses(end.loss, each, labels, copies) for each in outputs]
+        of_rows, at_centre = differences(self.config.estimator, values)
+        scalars = self._means(end, of_rows, lengths, divided)
+        if own:
+            descend(own, directions, u, scalars, end.steps)
+            end.count(step_means(at_centre, lengths, divided))
+        else:
+            end.count(end.step(h, labels, lengths, divided, gradients=False)[1])
+        answer = {"difference": scalars.cpu().numpy()}
+        return {each.party: {} if each.party in end.frozen else answer for each in arrivals}
+
+    def _means(
+        self, end: HolderEnd, of_rows: Tensor, lengths: Sequence[int], divided: Sequence[int]
+    ) -> Tensor:
+        if end.noise is None and not (of_rows.abs() <= LARGEST).all():
+            raise DivergedError
+        return noisy_means(of_rows, lengths, divided, end.noise)
+
+    def silence(self, arrival: Arrival) -> Arrays:
+        """Differences of zero."""
+        return {"difference": np.zeros(len(arrival.window.lengths), np.float32)}
+
+    # --- the party again ------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
+        """S optimizer steps; the party adds its regulariser's differences (AsyREVEL Eq. 16)."""
+        steps = len(window.lengths)
+        sent = bounded("difference", checked(arrays, "difference", "float32", (steps,)))
+        scalars, directions = as_tensor(sent).to(end.device), self._directions(end, order)
+        u: Tensor | None = end.trace
+        if u is None and directions.can_be_stacked(steps):
+            u = directions.stack(steps)
+        weight = self.config.training.regulariser_weight
+        if weight:
+            scalars = scalars + weight * penalties(self.config.training, directions, u, steps)
+        descend(end.optimizer, directions, u, scalars, first_step(self.config, end.rows, order))
+
+
+def penalties(
+    training: TrainingConfig, directions: Directions, u: Tensor | None, steps: int
+) -> Tensor:
+    """Differences [S] of the regulariser g along the directions."""
+    config: EstimatorConfig = directions.config
+    two_sided = config.differences == "two-sided"
+    if u is not None:
+        w = torch.cat([p.view(-1) for p in directions.parameters])
+        ends = [w + config.mu * u, w - config.mu * u if two_sided else w]
+        return differences(config, [penalty(training, end) for end in ends])[0].sum(-1)
+
+    def g() -> Tensor:
+        terms = [penalty(training, part).sum() for part in blocks(directions.parameters)]
+        return torch.stack(terms).sum()
+
+    firsts, seconds = in_place(directions, steps, lambda step, first: g())
+    ends = [torch.stack(firsts), torch.stack(seconds) if two_sided else g()]
+    return differences(config, ends)[0]

@@ -1,0 +1,264 @@
+"""The record of all draws of label noise: ``labels.draws``, and a second count in another folder.
+
+Noise on labels follows from a secret, so a label that was drawn gets the same noise again. This
+file holds the secret and one entry for each draw. The epsilon of a run is a sum over entries.
+
+- Rows with ids are people. An entry names a person and a draw by keyed hashes. A person's sum is
+  over all draws of that person.
+- Rows without ids could be anybody. An entry is a draw of all labels of a data set, in their order.
+  It counts for every row with or without an id, except for rows of scikit-learn's data sets.
+
+A file that was deleted, or put back from a backup, knows less than was spent. The second count
+tells: it has the number of the last entry and the largest sum. That sum then counts for everybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config.files import alone_in, make_own_folder, told, unsealed, write_sealed
+from vfl_flower.transport.flower_internals import lasting_home
+
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+
+Tags = NDArray[np.uint64]
+
+SHIPPED = ("digits", "breast-cancer")
+"""Data sets of scikit-learn, whose rows are nobody else's."""
+
+
+class Spent(NamedTuple):
+    """The parts of a sum of epsilons.
+
+    own : by draws of one person's label; of rows without ids, by draws of them or others like them.
+    unknown : by draws of rows without ids, for rows with ids; the other way round for the others.
+    lost : by draws whose record was lost.
+    """
+
+    own: float
+    unknown: float
+    lost: float
+
+    @property
+    def epsilon(self) -> float:
+        """The sum."""
+        return self.own + self.unknown + self.lost
+
+
+class Draws:
+    """All draws that were made with one secret.
+
+    Attributes
+    ----------
+    secret : 32 bytes, from which all noise follows.
+    added : whether a draw was added that was not known.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self.secret = secret
+        self.added = False
+        self._number = 0  # how often the file was written
+        self._lost = 0.0
+        # (digest of labels in their order, data set of `SHIPPED`, mechanism) -> epsilon
+        self._wholes: dict[tuple[str, str, str], float] = {}
+        self._people: Tags = np.zeros(0, np.uint64)
+        self._draws: Tags = np.zeros(0, np.uint64)
+        self._epsilons = np.zeros(0)
+        self._lost_some = False
+        self._counted = False  # whether the second count is up to date
+
+    def add_whole(self, whole: str, named: str, mechanism: str, epsilon: float) -> Spent:
+        """Count a draw of all labels of a data set without ids, if it is new.
+
+        Parameters
+        ----------
+        whole : digest of the labels in their order.
+        named : the data set, if it is one of `SHIPPED`; else empty.
+
+        Returns
+        -------
+        What these rows have spent.
+        """
+        if (whole, named, mechanism) not in self._wholes:
+            self._wholes[whole, named, mechanism] = epsilon
+            self.added = True
+        if named:
+            return Spent(self._unknown(named), 0.0, self._lost)
+        return Spent(self._unknown(), self._largest(self._people), self._lost)
+
+    def add_people(self, people: Tags, draws: Tags, epsilon: float) -> Spent:
+        """Count draws of these people's labels, those that are new; people may repeat.
+
+        Parameters
+        ----------
+        people, draws : keyed hashes [rows], of a person, and of a draw of that person's label.
+
+        Returns
+        -------
+        The largest sum of one of these people.
+        """
+        draws, first = np.unique(draws, return_index=True)
+        people = people[first]
+        new = ~_among(draws, np.sort(self._draws))
+        if new.any():
+            self._people = np.concatenate([self._people, people[new]])
+            self._draws = np.concatenate([self._draws, draws[new]])
+            spent = np.full(int(new.sum()), epsilon)
+            self._epsilons = np.concatenate([self._epsilons, spent])
+            self.added = True
+        return Spent(self._largest(people), self._unknown(), self._lost)
+
+    def _largest(self, people: Tags) -> float:
+        """The largest sum over draws of one of these people."""
+        of_these = _among(self._people, np.sort(people))
+        if not of_these.any():
+            return 0.0
+        found = self._people[of_these]
+        order = np.argsort(found)
+        first = np.flatnonzero(np.diff(found[order], prepend=~found[order[:1]]))
+        return float(np.add.reduceat(self._epsilons[of_these][order], first).max())
+
+    def _unknown(self, named: str = "") -> float:
+        """The sum over draws of rows without ids; or of one data set of scikit-learn."""
+        kept = {
+            (whole, mechanism, epsilon)
+            for (whole, of, mechanism), epsilon in self._wholes.items()
+            if (of == named if named else of not in SHIPPED)
+        }
+        return sum(sorted(epsilon for *_, epsilon in kept))
+
+    def _most(self) -> float:
+        """The most that anybody has spent."""
+        others = self._unknown() + self._largest(self._people)
+        return self._lost + max(others, *map(self._unknown, SHIPPED))
+
+    # --- on the disk ----------------------------------------------------------------------------
+
+    @classmethod
+    def _read(cls, path: Path) -> Draws:
+        content = unsealed(path)
+        if content.startswith(b"{"):  # of a version that had no entries by person
+            kept = json.loads(content)
+            found = cls(bytes.fromhex(kept["secret"]))
+            found._take(kept["draws"])
+            return found
+        with np.load(BytesIO(content), allow_pickle=False) as file:
+            kept = json.loads(file["text"].tobytes())
+            found = cls(bytes.fromhex(kept["secret"]))
+            found._number, found._lost = kept["number"], kept["lost"]
+            found._take(kept["wholes"])
+            found._people, found._draws = file["people"], file["draws"]
+            found._epsilons = file["epsilons"]
+        return found
+
+    def _take(self, wholes: Sequence[tuple[str, str, str, float]]) -> None:
+        self._wholes = {(whole, of, how): epsilon for whole, of, how, epsilon in wholes}
+
+    def _write(self, path: Path) -> None:
+        self._number += 1
+        text = {
+            "secret": self.secret.hex(),
+            "number": self._number,
+            "lost": self._lost,
+            "wholes": [(*each, epsilon) for each, epsilon in self._wholes.items()],
+        }
+        content = BytesIO()
+        np.savez(
+            content,
+            text=np.frombuffer(json.dumps(text).encode(), np.uint8),
+            people=self._people,
+            draws=self._draws,
+            epsilons=self._epsilons,
+        )
+        write_sealed(path, content.getvalue())
+
+    def _write_second(self, second: Path) -> None:
+        counted = {"of": self._name, "number": self._number, "spent": self._most()}
+        with told(second):
+            make_own_folder(second.parent)
+        write_sealed(second, json.dumps(counted).encode())
+
+    @property
+    def _name(self) -> str:
+        """What the second count calls these draws; the secret does not follow from it."""
+        return hashlib.blake2b(self.secret, digest_size=16, person=b"labels.draws").hexdigest()
+
+    def _heed(self, second: Path, path: Path) -> None:
+        """Take over what the second count knows of draws that are not here."""
+        if not second.exists():
+            return
+        counted: dict[str, Any] = json.loads(unsealed(second))
+        same, number = counted["of"] == self._name, int(counted["number"])
+        self._counted = same and number == self._number
+        if same and number <= self._number:
+            return
+        if same:  # what is here is part of what was spent by then
+            self._wholes = dict.fromkeys(self._wholes, 0.0)
+            self._epsilons = np.zeros_like(self._epsilons)
+            self._lost, self._number = counted["spent"], number
+        else:
+            self._lost += counted["spent"]
+        self._lost_some = True
+        notice.warning(
+            "%s does not have all draws that %s counted: it was deleted, replaced or put back from "
+            "a backup. The largest sum of then, epsilon = %g, now counts for every label.",
+            *(path, second, counted["spent"]),
+        )
+
+
+def _among(tags: Tags, known: Tags) -> NDArray[np.bool_]:
+    """Which tags are among known ones, which are sorted; `np.isin` takes ten times as long."""
+    if not len(known):
+        return np.zeros(len(tags), bool)
+    found: NDArray[np.bool_] = known[np.searchsorted(known[:-1], tags)] == tags
+    return found
+
+
+@contextmanager
+def opened() -> Iterator[Draws]:
+    """The record of draws, for this process alone; what was added is on the disk at the end.
+
+    Raises
+    ------
+    VflError
+        If a file is damaged or cannot be written, or another user can change its folder.
+    """
+    path = path_of_draws()
+    second = _path_of_second_count(path)
+    with told(path):
+        make_own_folder(path.parent)
+        with alone_in(path.parent):
+            draws = Draws._read(path) if path.exists() else Draws(secrets.token_bytes(32))
+            with told(second):
+                draws._heed(second, path)
+            yield draws
+            changed = draws.added or draws._lost_some
+            if changed:
+                draws._write(path)
+            if changed or not draws._counted:
+                draws._write_second(second)  # after the file, which so never knows less
+
+
+def path_of_draws() -> Path:
+    """The file of the secret and all draws."""
+    return lasting_home() / "labels.draws"
+
+
+def _path_of_second_count(path: Path) -> Path:
+    """The file of the second count, outside of the folder that may be deleted with the first."""
+    named = os.environ.get("XDG_STATE_HOME")
+    folder = Path(named) if named else Path.home() / ".local" / "state"
+    which = hashlib.sha256(os.fsencode(path.parent.resolve())).hexdigest()[:16]
+    return folder / "vfl-flower" / f"labels-{which}.count"

@@ -1,0 +1,168 @@
+"""The noise itself: in a bottom model (VAFL section 4), or on scalars (DPZV section IV)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.options import PrivacyConfig
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.protocol.batches import secret_generator
+
+_FINE = 2.0**-12
+"""Steps of the grid on which noise is added, over the bound of what it hides."""
+
+
+def grid_step(bound: float, width: int = 1) -> float:
+    """Return the step of the grid for vectors of this width, whose norm has this bound."""
+    return 2.0 ** math.floor(math.log2(_FINE * bound / math.sqrt(width)))
+
+
+def on_grid(value: Tensor, noise: NDArray[np.float64], bound: float) -> Tensor:
+    """Add noise to a value on a grid, so that the last bits of the sum tell nothing of the value.
+
+    Floating-point addition rounds a sum by the size of its parts. Some sums then occur for some
+    values only (Mironov, 2012). On multiples of a power of two, shifting and rounding commute. So
+    the result is Gaussian noise about the value, rounded. Rounding adds at most `_FINE` of the
+    bound to what a row can change, and the noise is larger by as much.
+
+    The result is a function of the sum of two integers, and of nothing else: neither its last bits
+    nor the sign of a zero depend on the value. Gradients pass through it unchanged.
+
+    Parameters
+    ----------
+    value : [S], or [R, E] with a bound for each row.
+    noise : as large as the value, in the value's units.
+    bound : of what the noise hides: of one number, or of the norm over the last dimension.
+
+    Returns
+    -------
+    The noisy value, in the value's dtype and on its device.
+    """
+    step = grid_step(bound, value.shape[-1] if value.ndim > 1 else 1)
+    # Adding 0 turns -0 into 0. Else a sum of -0 would say that the value is negative.
+    drawn = torch.from_numpy(np.rint((1 + _FINE) * noise / step) + 0.0).to(value.device)
+    with torch.no_grad():
+        total = (((value.double() / step).round() + drawn) * step).to(value.dtype)
+    # Exactly zero is added, which has the gradient. Any other order of these sums rounds.
+    return total + (value - value.detach()) if value.requires_grad else total
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """Noise in a bottom model, Eq. (10)-(11): uniform in inner layers, Gaussian in the last.
+
+    The noise of a step depends on (secret, exchange, step, layer) alone, so the pass that answers
+    the feedback repeats that of the upload. The last layer's output is first clipped to norm R,
+    which bounds what one record can change; what the activation does after it is post-processing.
+    """
+
+    config: PrivacyConfig
+    secret: bytes
+    exchange: int
+    lengths: tuple[int, ...]
+    last: int
+    first_step: int = 0
+    other_of_pair: bool = False  # zeroth order: each of a pair has noise of its own
+
+    def __call__(self, layer: int, z: Tensor) -> Tensor:
+        """``z``, a layer's output before its activation for all rows of a window, with noise."""
+        if layer == self.last:
+            norms = z.norm(dim=1, keepdim=True).clamp_min(1e-12)
+            z = z * (self.config.embedding_bound / norms).clamp_max(1.0)
+            # What is not a number would stay so under any noise, and tell of its row.
+            z = z.nan_to_num(nan=0.0)
+            return on_grid(z, self._drawn(layer, z), self.config.embedding_bound)
+        if self.config.inner_noise == 0:
+            return z
+        return z + torch.from_numpy(self._drawn(layer, z)).to(z)
+
+    def _drawn(self, layer: int, z: Tensor) -> NDArray[np.float64]:
+        """The noise of a layer, as large as its output."""
+        return np.concatenate(
+            [
+                self._draw(step, layer, (length, *z.shape[1:]))
+                for step, length in enumerate(self.lengths, start=self.first_step)
+            ]
+        )
+
+    def of_step(self, step: int) -> Perturbation:
+        """The same noise, for a pass over the rows of one step of the window."""
+        return replace(self, lengths=(self.lengths[step],), first_step=step)
+
+    def of_pair(self) -> Perturbation:
+        """Noise for the other embedding of a zeroth-order pair."""
+        return replace(self, other_of_pair=True)
+
+    def _draw(self, step: int, layer: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        # Torch's generator would use 32 bits of the seed, which the label holder could try out.
+        place = f"|{self.exchange}|{step}|{layer}" + "|other" * self.other_of_pair
+        seed = hashlib.sha256(self.secret + place.encode()).digest()
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
+        if layer == self.last:
+            return self.config.embedding_noise * generator.standard_normal(shape)
+        half_width = math.sqrt(3) * self.config.inner_noise
+        return half_width * (2 * generator.random(shape) - 1)
+
+
+class ScalarNoise:
+    """The label holder's half of scalar privacy: clipping, and noise on what labels have a part in.
+
+    That is on each scalar (DPZV Eq. 8), and on each step of the top model, by its gradient (DP-SGD,
+    Abadi et al., 2016) or by a scalar of its own; but with ``calibration='paper'``, as DPZV has it.
+
+    Parameters
+    ----------
+    multiplier : deviation of the noise on a mean over U rows, over C / U; C is the bound of a row's
+        difference, or of its gradient's norm.
+    """
+
+    def __init__(self, config: RunConfig, multiplier: float) -> None:
+        self.clip = config.privacy.clip
+        self.top_clip = config.privacy.top_clip
+        self.of_top = config.privacy.calibration != "paper"
+        self.multiplier = multiplier
+        self._secret = secrets.token_bytes(16)
+        if config.privacy.noise_seed >= 0:
+            self._secret = f"{config.privacy.noise_seed} label holder".encode()
+        self.drawn = 0  # how often, so far
+
+    def added_to(self, scalars: Tensor, divisors: Sequence[int]) -> Tensor:
+        """Means of clipped differences [S], each with noise of its own.
+
+        Parameters
+        ----------
+        divisors : what each is a mean over.
+        """
+        if not self.multiplier:
+            return scalars
+        sent = []
+        for scalar, divisor in zip(scalars.double().split(1), divisors, strict=True):
+            bound = self.clip / divisor
+            sent.append(on_grid(scalar, self.multiplier * bound * self._normal(1), bound))
+        return torch.cat(sent).to(scalars)
+
+    def added_to_gradients(self, gradients: Sequence[Tensor], divisor: int) -> list[Tensor]:
+        """Means over so many rows of gradients of clipped norm, all with noise; in 32 bits."""
+        if not self.multiplier:
+            return list(gradients)
+        bound = self.top_clip / divisor
+        flat = torch.cat([each.reshape(1, -1) for each in gradients], dim=1)
+        noise = self.multiplier * bound * self._normal(flat.shape[1])
+        added = on_grid(flat, noise, bound)[0].float()
+        parts = added.split([each.numel() for each in gradients])
+        return [part.view_as(each) for each, part in zip(gradients, parts, strict=True)]
+
+    def _normal(self, numbers: int) -> NDArray[np.float64]:
+        """Standard normal draws, from which those before and after do not follow."""
+        self.drawn += 1
+        generator = secret_generator(f"scalar|{self.drawn}|".encode() + self._secret)
+        return generator.standard_normal(numbers)

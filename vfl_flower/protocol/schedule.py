@@ -1,0 +1,115 @@
+"""Schedule axis: how many uploads the label holder waits for, and how many steps a message carries.
+
+All parties as quorum is synchronous VFL, with mini-batches that are coordinated; one is VAFL's
+Algorithm 1; t is its Algorithm 2. Which rows a step uses is `vfl_flower.protocol.batches`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.protocol import secure_sum
+from vfl_flower.protocol.estimators.base import Estimator
+
+_LONGEST = 32  # steps of a window that is chosen by what exchanges take: larger ones are too stale
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """A rule of how many uploads to wait for, and the word for systems that have it."""
+
+    word: str
+    of: Callable[[int], int]  # parties -> uploads
+
+
+ALL = Quorum("sync", lambda parties: parties)
+ONE = Quorum("async", lambda parties: 1)
+HALF = Quorum("t-sync", lambda parties: -(-parties // 2))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a run's is.
+
+    quorum : uploads that are waited for.
+    coordinated : whether all parties use one mini-batch, which both ends know.
+    window : steps of a party that a message carries.
+    longest : steps that it may carry, where that is chosen by what exchanges take (`Pace`).
+    """
+
+    quorum: int
+    coordinated: bool
+    window: int
+    longest: int
+
+    @property
+    def word(self) -> str:
+        """What the quorum makes it: sync, t-sync or async."""
+        return "sync" if self.coordinated else "async" if self.quorum == 1 else "t-sync"
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        rule: Quorum,
+        parties: int,
+        estimator: Estimator,
+        secret_batches: bool,
+        cost: str,
+        measures: bool = False,
+    ) -> Schedule:
+        """The schedule of a run of so many parties, over a carrier of this ``cost``.
+
+        ``measures`` : whether windows that are not configured go by what exchanges take.
+
+        Raises
+        ------
+        ConfigError
+            If the quorum, the window or the estimator do not go together.
+        """
+        quorum = config.schedule.quorum or rule.of(parties)
+        if quorum > parties:
+            raise ConfigError(f"quorum = {quorum} can never be met by {parties} parties: lower it.")
+        coordinated = quorum == parties
+        if secret_batches:
+            if coordinated and parties > 1:
+                raise ConfigError(
+                    "privacy = 'scalar' needs mini-batches that are secret, and those of a "
+                    f"synchronous system are known to all {parties} parties: lower the quorum."
+                )
+            coordinated = False
+        if estimator.broadcasts and not coordinated:
+            raise ConfigError(
+                "labels = 'shared' sends every upload on to all parties, which then step together: "
+                f"it needs a synchronous system, with a quorum of all {parties}."
+            )
+        if config.estimator.perturbs == "all" and not coordinated:
+            raise ConfigError(
+                "perturbs = 'all' has one difference for the directions of all parties, which then "
+                f"step together: it needs a synchronous system, with a quorum of all {parties}."
+            )
+        secure_sum.check_schedule(config, parties, coordinated)
+        if coordinated and config.running.on_party_failure == "continue":
+            raise ConfigError(
+                "on-party-failure = 'continue' needs a quorum below the number of parties, "
+                f"{parties}: a synchronous system waits for every one of them."
+            )
+        window = _window(config, estimator.windows[cost])
+        longest = window
+        if measures and not config.schedule.window:
+            longest = max(window, _window(config, _LONGEST))
+        return cls(quorum, coordinated, window, longest)
+
+
+def _window(config: RunConfig, default: int) -> int:
+    """The window, which must not let an embedding grow older than the delay bound D."""
+    window, bound = config.schedule.window, config.schedule.max_delay
+    if window and bound and window > bound:
+        raise ConfigError(
+            f"window = {window} lets an embedding grow older than max-delay = {bound}: make the "
+            "window smaller, or the delay larger."
+        )
+    return window or (min(default, bound) if bound else default)

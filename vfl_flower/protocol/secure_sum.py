@@ -1,0 +1,371 @@
+"""Secure sum: parties mask their embeddings so that the label holder learns their sum alone.
+
+Read from top to bottom as data meets it.
+
+1. **Agree.** For a run each party makes a fresh key (X25519), which its lasting one (Ed25519) signs
+   with the run and its number (`Offer`). The label holder passes these on. Each two parties derive
+   a key of their own from both (HKDF), from the first of the transcripts below, and so from all
+   keys and all that is to be alike at all parties: configuration, ids of the rows in their order,
+   how their models came about. By tags of these keys the label holder finds who does not agree.
+2. **Bind.** A party's transcript is a hash over all orders that it has served since, with what they
+   brought, but for their numbers. Honest parties of a synchronous system are sent the same.
+3. **Mask.** Embeddings in fixed point, 32-bit integers, and four zeros after them, get the stream
+   of each pair (AES-CTR, from the transcript's hash with the block's name): of the two parties, one
+   adds it and the other subtracts it, modulo 2^32. To who lacks one of a party's pair keys, its
+   upload is random.
+4. **Add.** In the sum over all parties the streams vanish, as the zeros show.
+
+So a stream never serves twice, for each order makes another transcript. And a label holder that
+tells parties different things, other feedback, other rows, models of another time, so that the
+difference of two sums would be one party's, gets sums in which the streams do not vanish.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.errors import ConfigError, SumError, VflError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.protocol.estimators.base import Reading
+from vfl_flower.protocol.fixed_point import Ints, from_fixed, to_fixed
+from vfl_flower.transport.messages import Arrays, Order, checked
+
+log = logging.getLogger("flwr")
+
+_NAME = b"vfl-flower secure sum|"
+_KEY, _TAG, _SIGNATURE = 32, 16, 64  # bytes
+_ZEROS = 4  # numbers at the end of a block, by which masks that have not vanished are noticed
+
+
+# --- what goes with it --------------------------------------------------------------------------
+
+
+def check(config: RunConfig, answers_by_scalars: bool, baseline: bool) -> None:
+    """Raise `ConfigError` if more than sums is needed of the embeddings.
+
+    Parameters
+    ----------
+    answers_by_scalars, baseline : whether the estimator does, and the strategy is one.
+    """
+    if not config.secure:
+        return
+    models = config.models
+    if baseline:
+        raise _refusal(
+            f"strategy = {config.strategy!r} is a baseline, which sums nothing", "aggregation"
+        )
+    if models.top != "sum" and models.combine == "concat":
+        raise _refusal(
+            f"top-model = {models.top!r} reads the parties' embeddings side by side",
+            "aggregation, or set combine = 'mean' or 'sum' for a linear or mlp top model",
+        )
+    if config.estimator.labels == "shared":
+        raise _refusal("labels = 'shared' sends every party's embeddings to all", "labels")
+    if answers_by_scalars and config.estimator.perturbs != "all":
+        raise _refusal(
+            "a difference for each party is of that party's embeddings alone",
+            "estimator, or set perturbs = 'all'",
+        )
+    if config.uplink.codec != "identity":
+        raise _refusal(
+            f"codec = {config.uplink.codec!r} has nothing to compress in numbers that look random",
+            "codec",
+        )
+    if config.data.partial:
+        raise _refusal(
+            "of a row that one party alone has, the sum is its embedding", "partial rows"
+        )
+    if config.partial:
+        raise _refusal("the top model would read single parties' embeddings", "subsets")
+    if config.running.grow:
+        raise _refusal(
+            "a sum with a new party's embeddings less one without them would be that party's",
+            "grow",
+        )
+
+
+def check_schedule(config: RunConfig, parties: int, coordinated: bool) -> None:
+    """Raise `ConfigError` unless so many parties, all of them together, make a sum."""
+    if not config.secure:
+        return
+    if parties < 2:
+        raise _refusal("a sum of one party's embeddings hides nothing", "it, or add parties")
+    if not coordinated:
+        raise _refusal(
+            "parties that do not step together upload other rows at other times",
+            f"the system, or set quorum = {parties}",
+        )
+
+
+def _refusal(why: str, leave: str) -> ConfigError:
+    return ConfigError(f"aggregation = 'secure' cannot be, since {why}: leave out {leave}.")
+
+
+# --- 1. the parties agree -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A party's fresh key for one run, and the lasting one that has signed it; 32, 32, 64 bytes."""
+
+    key: bytes
+    identity: bytes
+    signature: bytes
+
+    @classmethod
+    def of(cls, private: X25519PrivateKey, lasting: Ed25519PrivateKey, place: bytes) -> Offer:
+        """Its own, for a ``place``, as `place_of` has it."""
+        key = private.public_key().public_bytes_raw()
+        identity = lasting.public_key().public_bytes_raw()
+        return cls(key, identity, lasting.sign(_NAME + place + key))
+
+    def check(self, place: bytes) -> None:
+        """Raise `VflError`, as the end of a sentence, unless that key signed this, for that place.
+
+        Whose that key is, its receiver must know.
+        """
+        try:
+            lasting = Ed25519PublicKey.from_public_bytes(self.identity)
+            lasting.verify(self.signature, _NAME + place + self.key)
+        except (InvalidSignature, ValueError):
+            raise VflError(
+                "was sent a key of another party that this party has not signed for this run."
+            ) from None
+
+    def arrays(self) -> Arrays:
+        """As a message has it."""
+        parts = {"keys": self.key, "identities": self.identity, "signatures": self.signature}
+        return {name: np.frombuffer(part, np.uint8)[None] for name, part in parts.items()}
+
+
+OFFERS = ("keys", "identities", "signatures")
+"""Names of arrays of `Offer`s."""
+
+
+def place_of(run: object, party: int, parties: int) -> bytes:
+    """What a key is for: one party of so many, in one Flower run."""
+    return f"{run}|{party}|{parties}|".encode()
+
+
+def read_offers(arrays: Mapping[str, NDArray[Any]], count: int) -> list[Offer]:
+    """So many `Offer`s in the arrays of a message; `VflError`, as the end of a sentence, if not."""
+    widths = _KEY, _KEY, _SIGNATURE
+    parts = [
+        checked(arrays, name, "uint8", (count, width))
+        for name, width in zip(OFFERS, widths, strict=True)
+    ]
+    return [Offer(*(part[each].tobytes() for part in parts)) for each in range(count)]
+
+
+def agreed(
+    private: X25519PrivateKey, party: int, offers: Sequence[Offer], alike: Sequence[bytes]
+) -> tuple[bytes, bytes, Arrays]:
+    """A party's transcript, its keys with each other, in order, and tags of these.
+
+    Parameters
+    ----------
+    offers : of all parties, checked.
+    alike : all else that must be the same at all parties.
+
+    Raises
+    ------
+    VflError
+        If a key of another is none, as the end of a sentence.
+    """
+    transcript = _hash(_NAME, *(o.key + o.identity for o in offers), *alike)
+    keys, tags = b"", b""
+    for other, offer in enumerate(offers):
+        if other == party:
+            tags += bytes(_TAG)
+            continue
+        try:
+            shared = private.exchange(X25519PublicKey.from_public_bytes(offer.key))
+        except ValueError:
+            raise VflError("was sent a key of another party that is none.") from None
+        pair = f"{min(party, other)}|{max(party, other)}".encode()
+        derived = HKDF(hashes.SHA256(), _KEY + _TAG, transcript, _NAME + pair).derive(shared)
+        keys, tags = keys + derived[:_KEY], tags + derived[_KEY:]
+    return transcript, keys, {"tags": np.frombuffer(tags, np.uint8).reshape(-1, _TAG)}
+
+
+def check_tags(tags: Sequence[Mapping[str, NDArray[Any]]]) -> None:
+    """Label holder: raise `ConfigError` if two parties do not have the same key, by their tags.
+
+    Raises
+    ------
+    VflError
+        If a party has sent none, as the end of a sentence.
+    """
+    count = len(tags)
+    sent = [checked(each, "tags", "uint8", (count, _TAG)) for each in tags]
+    for one, other in combinations(range(count), 2):
+        if (sent[one][other] != sent[other][one]).any():
+            raise ConfigError(
+                f"Parties {one} and {other} have no key for masked sums in common: their rows' ids "
+                "or the order of these, their configurations or the past of their models differ, "
+                "or keys were exchanged on the way."
+            )
+
+
+# --- 2. and 3. a party binds its orders, and masks its uploads ----------------------------------
+
+
+class Masks:
+    """What a party masks uploads by.
+
+    Parameters
+    ----------
+    keys : with each other party, in order, 32 bytes each.
+    transcript : until now.
+    """
+
+    def __init__(self, party: int, keys: bytes, transcript: bytes) -> None:
+        self.party = party
+        self.keys = [keys[at : at + _KEY] for at in range(0, len(keys), _KEY)]
+        self.parties = len(self.keys) + 1
+        self.transcript = transcript
+        self._used: set[str] = set()  # names of blocks, since the last order
+        self.record: Any = None  # where its keeper keeps it
+
+    def bind(self, order: Order) -> None:
+        """Go on to the next order."""
+        self.transcript = _hash(self.transcript, told(order))
+        self._used = set()
+
+    def part(self) -> None:
+        """Vanish in no sum any more."""
+        self.transcript = secrets.token_bytes(32)
+
+    def hide(self, arrays: Arrays) -> Arrays:
+        """Blocks of float32 numbers, in fixed point with zeros at the end, masked; int32 [n + 4].
+
+        Of numbers that have no fixed point there is no sum, now and ever after, and nobody else
+        learns whose they were: by refusals to orders of its choice a label holder could measure a
+        party's embeddings.
+
+        Raises
+        ------
+        VflError
+            If this order's stream of that name has served, as the end of a sentence.
+        """
+        return {name: self._masked(name, rows) for name, rows in arrays.items()}
+
+    def _masked(self, name: str, rows: NDArray[np.float32]) -> Ints:
+        if name in self._used:
+            raise VflError(f"was to mask two blocks {name!r} alike.")
+        self._used.add(name)
+        masked = np.zeros(rows.size + _ZEROS, np.int32)
+        try:
+            masked[: rows.size] = to_fixed(rows, self.parties).reshape(-1)
+        except VflError as error:
+            log.warning("Party %d %s", self.party, error)
+            self.part()
+        start, nothing = _hash(self.transcript, name.encode())[:16], bytes(masked.nbytes)
+        stream = bytearray(masked.nbytes)
+        for place, key in enumerate(self.keys):
+            Cipher(algorithms.AES(key), modes.CTR(start)).encryptor().update_into(nothing, stream)
+            add = np.subtract if place < self.party else np.add
+            add(masked, np.frombuffer(stream, "<i4"), out=masked)
+        return masked
+
+
+def told(order: Order) -> bytes:
+    """A hash of all that an order says but for its number, which failures of others may shift."""
+    names = [spec.name for spec in fields(order) if spec.name not in ("arrays", "exchange")]
+    parts = [f"{order.kind}|{ {name: getattr(order, name) for name in names} }".encode()]
+    for name, array in sorted(order.arrays.items()):
+        parts += [f"{name}|{array.dtype.str}|{array.shape}".encode(), array.tobytes()]
+    return _hash(*parts)
+
+
+def _hash(*parts: bytes) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def alike(*parts: str | bytes) -> bytes:
+    """A hash of what is to be the same at all parties."""
+    return _hash(*(part.encode() if isinstance(part, str) else part for part in parts))
+
+
+# --- 4. the label holder adds -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MaskedReading(Reading):
+    """A party's upload, of which nothing can be read before all are added."""
+
+    blocks: Arrays
+
+    @classmethod
+    def of(cls, blocks: Arrays) -> MaskedReading:
+        """What is kept of these."""
+        return cls(torch.empty(0), blocks)
+
+    @property
+    def embeddings(self) -> Sequence[Tensor]:
+        """None."""
+        return ()
+
+
+def read(
+    arrays: Mapping[str, NDArray[Any]], names: Sequence[str], shape: tuple[int, int]
+) -> Arrays:
+    """A party's masked blocks of these names, of rows [R, E]; `VflError` if there are no such."""
+    size = shape[0] * shape[1] + _ZEROS
+    return {name: checked(arrays, name, "int32", (size,)) for name in names}
+
+
+class Sum:
+    """Masked blocks of all parties, as they come, added."""
+
+    def __init__(self, parties: int) -> None:
+        self.parties = parties
+        self._missing = set(range(parties))
+        self._total: Arrays = {}
+
+    def add(self, party: int, blocks: Arrays, shape: tuple[int, int]) -> Arrays | None:
+        """Take a party's blocks of rows [R, E]; with the last of them the sums, in float32.
+
+        Raises
+        ------
+        SumError, VflError
+            As `from_fixed`, or if masks have not vanished; or if a party's come twice, as the end
+            of a sentence.
+        """
+        if party not in self._missing:
+            raise VflError("sent a second block for one sum.")
+        if len(self._missing) == self.parties:
+            self._total = {name: block.copy() for name, block in blocks.items()}
+        else:
+            for name, block in blocks.items():
+                np.add(self._total[name], block, out=self._total[name])
+        self._missing.discard(party)
+        if self._missing:
+            return None
+        total, self._total = self._total, {}
+        self._missing = set(range(self.parties))
+        if any(block[-_ZEROS:].any() for block in total.values()):
+            raise SumError
+        of_rows = {name: from_fixed(block[:-_ZEROS], self.parties) for name, block in total.items()}
+        return {name: rows.reshape(shape) for name, rows in of_rows.items()}

@@ -1,0 +1,144 @@
+"""Random subsets of each row's parties, from which the top model learns to predict by any subset.
+
+``sampled``: a row's loss is the mean of that by all parties that have it, and that by a random
+subset of them, whose size is uniform. ``laser``: it is the mean over all subsets, estimated by one
+of each size, weighted by how many of that size there are (LASER-VFL; Valdeira, Wang and Chi, 2025,
+section 3.2). Either way a row stands several times in a mini-batch, and all are one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.models.losses import Loss
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Rows of a window, each once or more, with fewer parties.
+
+    ``rows`` : where in the window each is of, [R'], in order of steps; ``h`` : as `TopModel` reads
+    it, [R', ...]; ``weights`` : what its loss counts, [R'], which add up to 1 for each row of the
+    window; ``lengths`` : of the steps.
+    """
+
+    rows: Tensor
+    h: Tensor
+    weights: Tensor
+    lengths: list[int]
+    of: int
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Weighted means of what each copy has, [R', ...], by row of the window, [R, ...]."""
+        weights = self.weights.view(-1, *[1] * (values.dim() - 1))
+        return self.total(values * weights)
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sums of what the copies of each row have."""
+        return values.new_zeros(self.of, *values.shape[1:]).index_add_(0, self.rows, values)
+
+
+def row_losses(loss: Loss, outputs: Tensor, labels: Tensor, copies: Copies | None) -> Tensor:
+    """Return the loss of each row of a window, [R], as training minimises it.
+
+    Training and validation both call this function, so that both measure the same.
+
+    Parameters
+    ----------
+    outputs : [R, C]; with copies, those of the copies, [R', C].
+    labels : of the rows, [R], with noise if the labels have noise.
+    copies : of the rows, by whose weighted mean loss each row counts; else a row counts as it is.
+    """
+    if copies is None:
+        return loss.per_row(outputs, labels)
+    return copies.mean(loss.per_row(outputs, labels[copies.rows]))
+
+
+def copies(
+    kind: str, h: Tensor, lengths: Sequence[int], parties: int, least: int, key: Sequence[int]
+) -> Copies:
+    """The rows of a window as they are, and with random subsets of their parties.
+
+    Parameters
+    ----------
+    h : rows whose last ``parties`` columns say by 1 and 0 who has them.
+    least : parties of a subset, at least: none where the label holder has columns of its own.
+    key : what is drawn follows from it.
+    """
+    columns = slice(h.shape[1] - parties, None)
+    present = h[:, columns].cpu().numpy() > 0
+    generator = np.random.default_rng(key)
+    order = np.where(present, generator.random(present.shape), 2.0).argsort(1).argsort(1)
+    counts = present.sum(1)
+    if kind == "sampled":
+        drawn = generator.integers(np.minimum(least, counts), counts + 1)
+        sizes, weights = np.stack([counts, drawn], 1), np.full((len(h), 2), 0.5, np.float32)
+    else:
+        each = np.arange(least, parties + 1)
+        sizes = np.broadcast_to(each, (len(h), len(each)))
+        weights = _laser_weights(parties, least)[counts]
+    row, copy = np.nonzero(weights)  # by rows, so that steps stay in order
+    subset = order[row] < sizes[row, copy][:, None]
+    step = np.repeat(np.arange(len(lengths)), lengths)[row]
+    rows = torch.from_numpy(row).to(h.device)
+    chosen = h[rows]
+    chosen[:, columns] = torch.from_numpy(subset).to(h)
+    return Copies(
+        rows,
+        chosen,
+        torch.from_numpy(weights[row, copy]).to(h),
+        np.bincount(step, minlength=len(lengths)).tolist(),
+        len(h),
+    )
+
+
+def check(config: RunConfig) -> None:
+    """Raise `ConfigError` if keys of partial rows contradict each other, or the rest."""
+    data = config.data
+    if config.without and config.task != "predict":
+        raise ConfigError("without is for task = 'predict', vfl predict --without: leave it out.")
+    if data.presence > 1:
+        raise ConfigError(f"presence = {data.presence} is no share: give one of at most 1.")
+    if data.presence < 1 and data.own_data:
+        raise ConfigError(
+            "presence is for data sets that are divided, and here each party has what it has: "
+            "leave it out, and set align = 'any'."
+        )
+    if data.align == "any" and not data.own_data:
+        raise ConfigError(
+            "align = 'any' is for parties with files of their own: try partial rows of a divided "
+            "data set by presence."
+        )
+    if data.min_parties != 1 and data.align != "any":
+        raise ConfigError("min-parties is for align = 'any': add it, or leave min-parties out.")
+    if config.partial and config.estimator.labels == "shared":
+        raise ConfigError(
+            "labels = 'shared' has parties use the top model, for which they would have to know "
+            "who has which rows: leave it out, or partial rows and subsets."
+        )
+    if config.subsets == "laser" and config.privacy.mechanism == "scalar":
+        raise ConfigError(
+            "subsets = 'laser' weighs copies of a row, which privacy = 'scalar' cannot bound one "
+            "by one: set subsets = 'sampled'."
+        )
+
+
+@lru_cache(maxsize=4)
+def _laser_weights(parties: int, least: int) -> NDArray[np.float32]:
+    """Share of the subsets of n parties that have k, [n, k], for n from 0 and k from ``least``."""
+    from scipy.special import comb
+
+    n, k = np.ogrid[: parties + 1, least : parties + 1]
+    many = comb(n, k)
+    many[0, 0] = 1  # of no party there is this one subset, also where it is not to be drawn
+    shares: NDArray[np.float32] = (many / many.sum(1, keepdims=True)).astype(np.float32)
+    return shares

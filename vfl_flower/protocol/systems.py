@@ -1,0 +1,314 @@
+"""A system is a point of the design space, and so is data: its choices on the five axes.
+
+`resolve` makes the configuration of a run from the keys that a user gives, the defaults of the
+system that ``strategy`` names, and the defaults of all; `sized` adds what the rows decide, once
+they are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.plugins import SYSTEMS
+from vfl_flower.config.run_config import KEYS, RunConfig, parse
+from vfl_flower.data import labels
+from vfl_flower.data.partitioned import is_code
+from vfl_flower.models import bottoms, losses, rates, tops
+from vfl_flower.models.bottoms import has_gradient
+from vfl_flower.protocol import estimators, secure_sum, subsets
+from vfl_flower.protocol.codecs import channel as codecs
+from vfl_flower.protocol.estimators.base import Estimator
+from vfl_flower.protocol.privacy.ledger import check_validation, ledger_of
+from vfl_flower.protocol.schedule import ALL, Quorum
+from vfl_flower.transport.stream import listen as streams
+
+
+def optimizer_kind(optimizer: str) -> str:
+    """Return the kind of optimizer that has the same learning rates: a key of `RATES`."""
+    return {"nesterov": "momentum", "adamw": "adam"}.get(optimizer, optimizer)
+
+
+@dataclass(frozen=True)
+class System:
+    """A published system, or a baseline.
+
+    name : the value of key ``strategy``.
+    about : one line that says what it is.
+    quorum : how many uploads the label holder waits for, unless key ``quorum`` says.
+    defaults : values of its own for keys that are "auto" otherwise.
+    strategy : place of the Flower Strategy that runs it.
+    baseline : what it is, instead of its axes, if it is no system but a baseline.
+    gradients : whether its bottom models need a gradient; if not said, as the estimator does.
+    rates : learning rates of the parties and of the top model, by kind of optimizer, for kinds
+        whose rates differ from `RATES`. A rate in ``defaults`` holds for every optimizer.
+    """
+
+    name: str
+    about: str
+    quorum: Quorum = ALL
+    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    strategy: str = "strategies.vertical:Vertical"
+    baseline: str = ""
+    gradients: bool | None = None
+    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+
+    def default(self, key: str, optimizer: str) -> Any:
+        """Return its own default of a key with this optimizer, or None if it has none."""
+        rates = self.rates.get(optimizer_kind(optimizer), ())
+        return self.defaults.get(key, dict(zip(_RATE_KEYS, rates, strict=False)).get(key))
+
+    @property
+    def axes(self) -> str:
+        """Its choices on the five axes, in words."""
+        if self.baseline:
+            return self.baseline
+        config = RunConfig.of(self.defaults)
+        codec = config.uplink.codec
+        if config.uplink.surrogates:
+            codec += ", error feedback"
+        privacy = config.privacy.mechanism
+        return " · ".join(
+            (
+                self.quorum.word,
+                estimators.choose(config)(config).word,
+                f"{config.estimator.server_update} server",
+                codec,
+                "no privacy" if privacy == "none" else privacy,
+            )
+        )
+
+
+def load_system(name: str) -> System:
+    """The system or baseline of that name.
+
+    Raises
+    ------
+    ConfigError
+        If there is none.
+    """
+    found: System = SYSTEMS.load(name)
+    return found
+
+
+def baselines() -> tuple[str, ...]:
+    """Names of ours that are no systems."""
+    return tuple(name for name in SYSTEMS.known if load_system(name).baseline)
+
+
+def resolve(raw: Mapping[str, Any]) -> RunConfig:
+    """The run configuration that a user's keys give, validated.
+
+    Raises
+    ------
+    ConfigError
+        If a key, a value or the strategy's name is unknown, or values contradict each other.
+    """
+    # Types are part of the key, since 1, 1.0 and True are equal.
+    items = tuple((key, type(raw[key]), raw[key]) for key in sorted(raw))
+    return _resolve.__wrapped__(items) if places(raw) else _resolve(items)  # code may have changed
+
+
+@lru_cache(maxsize=64)
+def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
+    given = parse({key: value for key, _, value in items})
+    system = load_system(given.get("strategy", RunConfig.strategy))
+    defaults = parse(system.defaults)
+    other_privacy = given.get("privacy", "scalar") != "scalar"
+    if {"epsilon", "noise-multiplier"} & given.keys() or other_privacy:
+        defaults.pop("epsilon", None)
+    if {**defaults, **given}.get("aggregation") == "secure":
+        # Of a masked sum, a unit that is dead at all parties but one would show that party's.
+        defaults.setdefault("embedding-activation", "none")
+    defaults |= _by_what_it_learns_from({**defaults, **given})
+    unknown = dict.fromkeys(BY_ROWS)
+    config = check_validation(RunConfig.of({**unknown, **defaults, **given}))
+    estimators.check(config)
+    codecs.check(config)
+    labels.check(config.data)
+    bottoms.check(config.models)
+    tops.check(config.models)
+    losses.check(config)
+    rates.check(config.training)
+    subsets.check(config)
+    streams.check(config.running)
+    estimator = estimators.choose(config)(config)
+    ledger_of(config).check(config, estimator)
+    secure_sum.check(config, estimator.answers_by_scalars, bool(system.baseline))
+    _check_system(system, config, estimator)
+    return config
+
+
+FEW = 1000
+"""Training rows below which a pass has so few steps that models learn from more of them."""
+BY_ROWS = ("epochs", "patience", "batch-size", "party-lr", "server-lr")
+"""Keys that the training rows decide, where they are not given."""
+RATES = {"sgd": 0.2, "momentum": 0.02, "adam": 0.002}
+"""Learning rate of parties and top model by kind of optimizer, for systems without rates."""
+_FEW_RATE = 0.1  # of sgd, on few rows
+_NOISY_RATE = 0.0005  # of adam, through noise on labels
+_RATE_KEYS = ("party-lr", "server-lr")
+_OF_LAYERS = ("linear", "mlp")
+_OF_STEPS = {"optimizer", *_RATE_KEYS}
+
+
+@lru_cache(maxsize=16)
+def sized(config: RunConfig, rows: int) -> RunConfig:
+    """A configuration for so many training rows: what they decide of its training, if not given.
+
+    Raises
+    ------
+    ConfigError
+        If keys contradict what was chosen.
+    """
+    training, left = config.training, [name for name in BY_ROWS if KEYS[name].of(config) is None]
+    if not left:
+        return config
+    mechanism, partial = config.privacy.mechanism, config.data.partial
+    few = rows < FEW and mechanism in ("none", "labels")  # else more steps would take more noise
+    kind = optimizer_kind(training.optimizer)
+    rate = _FEW_RATE if few and kind == "sgd" else RATES[kind]
+    of_system = load_system(config.strategy).rates.get(kind, (rate, rate))
+    chosen: dict[str, Any] = {"batch-size": 32, **dict(zip(_RATE_KEYS, of_system, strict=True))}
+    if _learns_through_noise(config.values()) and kind == "adam":
+        # The mean over a large mini-batch has less of the noise; smaller ones make enough steps.
+        batch = min(512, max(32, 2 ** round(math.log2(max(rows, 1) / 100))))
+        chosen |= {"batch-size": batch, **dict.fromkeys(_RATE_KEYS, _NOISY_RATE)}
+    few |= partial and mechanism in ("none", "labels")  # a party learns from some of them alone
+    chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
+    training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
+    if "epochs" in left:
+        rates.check(training)
+    return replace(config, training=training)
+
+
+def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of runs with partial rows, and of runs with noise on labels.
+
+    The mean of the embeddings that are there does not depend on how many are missing. A party
+    steps on fewer rows of a mini-batch, so its gradients are smaller, as they are through noise.
+    """
+    chosen: dict[str, Any] = {}
+    free = not values.keys() & _OF_STEPS
+    if values.get("presence", 1.0) < 1 or values.get("align") == "any":
+        if _has_exact_gradients(values):
+            if "combine" not in values and values.get("top-model", "mlp") in _OF_LAYERS:
+                chosen["combine"] = "mean"
+            if free:
+                decay = values.get("weight-decay", 0.05)
+                chosen |= {"optimizer": "adamw", "weight-decay": decay}
+    elif free and _learns_through_noise(values):
+        chosen["optimizer"] = "adam"
+    return chosen
+
+
+def _learns_through_noise(values: Mapping[str, Any]) -> bool:
+    """Return whether gradients go through noise on labels.
+
+    The corrected loss of K classes has gradients that are smaller by about p - q: a label is kept
+    by chance p, and is each other class by chance q. A rate of plain SGD would depend on epsilon
+    and on K, which no party knows. Adam's steps do not depend on the size of gradients.
+    """
+    first_order = values.get("estimator", "first-order") == "first-order"
+    return first_order and values.get("privacy") == "labels"
+
+
+_EXACT = ("identity", "float16", "bfloat16")
+
+
+def _has_exact_gradients(values: Mapping[str, Any]) -> bool:
+    """Return whether parties learn from gradients at nearly their own embeddings.
+
+    Of few rows, Adam follows the errors of other gradients: of zeroth-order estimates, and of
+    gradients at directly compressed embeddings (CVFL).
+    """
+    first_order = values.get("estimator", "first-order") == "first-order"
+    fed_back = values.get("compression") == "error-feedback"
+    return first_order and (fed_back or values.get("codec", "identity") in _EXACT)
+
+
+def places(raw: Mapping[str, Any]) -> list[str]:
+    """The keys whose values name code by its place; it is not loaded to find out."""
+    named = [
+        name
+        for name, value in raw.items()
+        if (key := KEYS.get(name)) and key.registry and key.registry.is_place(str(value))
+    ]
+    return [*named, "dataset"] if is_code(str(raw.get("dataset", ""))) else named
+
+
+_OF_LABEL_HOLDER = ("observer", "top-model", "loss", "metrics")
+"""Keys by whose places the label holder alone loads code."""
+
+
+def refuse_places(raw: Mapping[str, Any]) -> None:
+    """Refuse keys from elsewhere by whose places a party would load code.
+
+    Raises
+    ------
+    ConfigError
+        Which key does.
+    """
+    named = [name for name in places(raw) if name not in _OF_LABEL_HOLDER]
+    if named:
+        raise ConfigError(
+            f"{named[0]} names code, which a node does not take from others: install a package at "
+            "every party that declares it as an entry point, or simulate."
+        )
+
+
+def _check_system(system: System, config: RunConfig, estimator: Estimator) -> None:
+    name = config.strategy
+    sends = config.uplink.codec != "identity" or config.downlink.codec != "identity"
+    if system.baseline and (sends or estimator.broadcasts):
+        raise ConfigError(
+            f"strategy = {name!r} is a baseline, for which there are no codecs and no shared "
+            "labels: leave `codec`, `downlink-codec` and `labels` out."
+        )
+    if system.baseline and ledger_of(config).noise_on == "scalars":
+        raise ConfigError(
+            f"strategy = {name!r} is a baseline without scalar noise: leave `privacy` out."
+        )
+    _check_growth(system, config, estimator)
+    check_gradient(config, "bottom-model")
+
+
+def _check_growth(system: System, config: RunConfig, estimator: Estimator) -> None:
+    """Raise `ConfigError` if a run so configured cannot begin by the models of an earlier one."""
+    grow, freeze = config.running.grow, config.training.freeze
+    if freeze and not grow:
+        raise ConfigError(
+            "freeze is for the models of an earlier run: name its results folder by grow, or leave "
+            "freeze out."
+        )
+    if grow and system.baseline:
+        raise ConfigError(
+            f"strategy = {config.strategy!r} is a baseline, which begins anew: leave grow out, or "
+            "choose a system."
+        )
+    if grow and ledger_of(config).noise_on != "nothing":
+        raise ConfigError(
+            f"privacy = {config.privacy.mechanism!r} counts what one run releases, and by grow "
+            "there would be an earlier one's too: leave grow out, or privacy."
+        )
+    if freeze and estimator.broadcasts:
+        raise ConfigError(
+            "freeze is for parties that are sent their own answers, and with labels = 'shared' all "
+            "are sent all: leave one of them out."
+        )
+
+
+def check_gradient(config: RunConfig, key: str) -> None:
+    """Raise `ConfigError` if the bottom model, which ``key`` has named, lacks a needed gradient."""
+    system = load_system(config.strategy)
+    needed = estimators.choose(config).gradients if system.gradients is None else system.gradients
+    if not has_gradient(config.models.bottom, key) and needed:
+        raise ConfigError(
+            f"{key} = {config.models.bottom!r} has no gradient, which strategy = "
+            f"{config.strategy!r} needs of it: choose a zeroth-order system, such as 'cascaded', "
+            "or another model."
+        )

@@ -1,0 +1,273 @@
+"""All that touches what Flower keeps to itself; the bound on flwr in pyproject.toml is for this.
+
+`tests/test_flower_internals.py` says of each what is relied on.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from hmac import compare_digest
+from importlib import import_module
+from pathlib import Path
+from tempfile import mkstemp
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import tomli_w
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.serde import (
+    message_from_proto,
+    message_to_proto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.fab import Fab
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supercore.utils import get_flwr_home
+
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.run_config import flower_defaults
+
+SERVER_NODE = 1
+"""Node id of the ServerApp, as on a SuperLink."""
+
+
+def begin_task() -> None:
+    """Say that this process is the ServerApp of a run, as messages name their sender."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SERVER_NODE
+
+
+def set_message_id(message: Message, key: str) -> None:
+    """Name a message, as a Grid does when it takes one."""
+    message.metadata.__dict__["_message_id"] = key
+
+
+def set_replied_to(message: Message, key: str) -> None:
+    """Say to which message this one is a reply."""
+    message.metadata.__dict__["_reply_to_message_id"] = key
+
+
+def config_record(scalars: dict[str, Any]) -> ConfigRecord:
+    """A ConfigRecord of values that are known to be such, without a look at each."""
+    record = ConfigRecord()
+    record.__dict__["_data"].update(scalars)
+    return record
+
+
+def is_simulation(grid: Grid) -> bool:
+    """Whether a Grid of Flower's carries the messages of its Ray simulation."""
+    return type(grid).__name__ == "InMemoryGrid"  # its module has moved before
+
+
+def in_ray() -> bool:
+    """Whether this process serves a node of Flower's Ray simulation."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def ray_actors() -> int:
+    """Actors of the Ray simulation that this process runs, wherever in its cluster they are."""
+    import ray
+    from ray._private.state import actors  # the public one needs a dashboard
+
+    job = ray.JobID.from_hex(ray.get_runtime_context().get_job_id())
+    return len(actors(job_id=job, actor_state_name="ALIVE"))
+
+
+STATES = "VFL_STATES"
+"""Variable of the environment that names their folder of states to actors of a Ray cluster."""
+
+
+def flower_home() -> Path:
+    """The folder in which Flower keeps what is the user's."""
+    return Path(get_flwr_home())
+
+
+def lasting_home() -> Path:
+    """The folder of what outlives a run, also one whose processes have a FLWR_HOME of its own."""
+    named = os.environ.get("VFL_HOME")
+    return Path(named) if named else flower_home() / "vfl-flower"
+
+
+def to_bytes(message: Message) -> bytes:
+    """A whole message in Flower's protobuf, which ends at 2 GB."""
+    try:
+        return bytes(message_to_proto(message).SerializeToString())
+    except Exception:  # which of them depends on protobuf's version
+        raise VflError("a message that is too large for protobuf") from None
+
+
+def from_bytes(body: bytes) -> Message:
+    """The message that `to_bytes` made these bytes of."""
+    try:
+        return message_from_proto(ProtoMessage.FromString(body))
+    except Exception:  # whatever protobuf and Flower say of bytes from elsewhere
+        raise VflError("a frame that is no Flower message") from None
+
+
+def state_to_bytes(state: RecordDict) -> bytes:
+    """All of a node's ``Context.state``, in Flower's protobuf."""
+    return bytes(recorddict_to_proto(state).SerializeToString())
+
+
+def state_from_bytes(body: bytes) -> RecordDict:
+    """What `state_to_bytes` made these bytes of."""
+    try:
+        return recorddict_from_proto(ProtoRecordDict.FromString(body))
+    except Exception:  # whatever protobuf and Flower say of bytes from elsewhere
+        raise VflError("no state of a party") from None
+
+
+# --- Flower's own processes ---------------------------------------------------------------------
+
+
+def app_of_this_package() -> str:
+    """The pyproject.toml of a Flower App that has no code: it names this package's, installed."""
+    parts = {"serverapp": "vfl_flower.server_app:app", "clientapp": "vfl_flower.client_app:app"}
+    about = {"publisher": "vfl-flower", "components": parts, "config": flower_defaults()}
+    project = {"name": "vfl-app", "version": "1.0.0", "license": "Apache-2.0"}
+    project["description"] = "The components of the vfl-flower that is installed"
+    return tomli_w.dumps({"project": project, "tool": {"flwr": {"app": about}}})
+
+
+def keep_token(address: str, token: str) -> None:
+    """Have `flwr` commands with this FLWR_HOME show the token to the SuperLink at an address."""
+    from flwr.cli.constant import (
+        ACCESS_TOKEN_STORE_KEY,
+        AUTHN_TYPE_STORE_KEY,
+        REFRESH_TOKEN_STORE_KEY,
+    )
+    from flwr.common.constant import AuthnType
+    from flwr.supercore.credential_store import get_credential_store
+
+    store = get_credential_store()
+    store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
+    for key in (ACCESS_TOKEN_STORE_KEY, REFRESH_TOKEN_STORE_KEY):
+        store.set(key % address, token.encode())
+
+
+def demand_token(token: str) -> None:
+    """Have a SuperLink that starts in this process serve Control calls with this token alone."""
+    from flwr.common.constant import ACCESS_TOKEN_KEY
+    from flwr.supercore.auth.typing import AccountInfo
+    from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+
+    superlink: Any = import_module("flwr.superlink.cli.flower_superlink")
+
+    class ByToken(NoOpControlAuthnPlugin):
+        """Flower's only account, for who shows the token."""
+
+        def validate_tokens_in_metadata(
+            self, metadata: Sequence[tuple[str, str | bytes]]
+        ) -> tuple[bool, AccountInfo | None]:
+            shown = dict(metadata).get(ACCESS_TOKEN_KEY, "")
+            shown = shown.encode() if isinstance(shown, str) else shown
+            if compare_digest(shown, token.encode()):
+                return super().validate_tokens_in_metadata(metadata)
+            return False, None
+
+        def get_login_details(self) -> None:
+            return None
+
+        def refresh_tokens(self, metadata: Any) -> tuple[None, None]:
+            return None, None
+
+    superlink.load_control_authn_plugin = ByToken
+
+
+def guard_fleet(gate: type) -> None:
+    """Put an ASGI middleware before all others of a SuperLink that starts in this process.
+
+    It is built with the application and a function, which returns the registered public key that
+    has signed a call, or None. A SuperNode signs the time alone, so the headers are enough, and
+    Flower's own function checks them.
+    """
+    from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+
+    extensions: Any = import_module("flwr.superlink.extensions")
+    of_flower: Any = import_module("flwr.superlink.routers.fleet.node_auth")
+
+    def caller(scope: Any) -> bytes | None:
+        request = of_flower.Request(scope)
+        try:
+            key = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+            if of_flower.get_linkstate(request).get_node_id_by_public_key(key) is None:
+                return None
+            claimed = SimpleNamespace(
+                protobuf_request=of_flower.ActivateNodeRequest(public_key=key)
+            )
+            of_flower.authenticate_node(SimpleNamespace(headers=request.headers, state=claimed))
+        except (KeyError, ValueError, of_flower.HTTPException):
+            return None
+        return key
+
+    extensions.get_middleware = lambda: (extensions.Middleware(gate, caller=caller),)
+
+
+def hide_tokens() -> None:
+    """Have a SuperExec that starts in this process give tasks their tokens by files.
+
+    Who has a task's token has its messages and state, and everybody reads a process's arguments.
+    """
+    executor: Any = import_module("flwr.supercore.superexec.executor.subprocess_executor")
+
+    def start(arguments: list[str], **more: Any) -> None:
+        at = arguments.index("--token")
+        descriptor, name = mkstemp(dir=flower_home())  # which makes it its owner's alone
+        with os.fdopen(descriptor, "w") as file:
+            file.write(arguments[at + 1])
+        hidden = [*arguments[:at], "--token-file", name, *arguments[at + 2 :]]
+        process = subprocess.Popen(hidden, **more)
+
+        def remove() -> None:
+            process.wait()
+            Path(name).unlink(missing_ok=True)
+
+        Thread(target=remove, daemon=True).start()
+
+    executor.subprocess = SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+
+
+def run_installed_code_only() -> None:
+    """Have a SuperNode that starts in this process run this package's ClientApp, as installed.
+
+    Whatever App its SuperLink names is neither fetched nor used. Keys of the run configuration
+    that this package does not know are left out, since a SuperNode would end at them.
+    """
+    from flwr.cli.build import build_fab_from_files
+    from flwr.cli.config_utils import get_fab_metadata
+
+    supernode: Any = import_module("flwr.supernode.start_client_internal")
+    content, _ = build_fab_from_files({"pyproject.toml": app_of_this_package().encode()})
+    fab = Fab(sha256(content).hexdigest(), content, {})
+    name, version = get_fab_metadata(content)
+    own: dict[str, Any] = {"fab_id": name, "fab_version": version, "fab_hash": fab.hash_str}
+    known = flower_defaults()
+    connect = supernode.http_request_response
+
+    @contextmanager
+    def connected(*arguments: Any) -> Iterator[tuple[Any, ...]]:
+        with connect(*arguments) as (node, receive, send, get_run, _, *objects):
+
+            def run_of_own_app(run_id: int) -> Run:
+                run: Run = get_run(run_id)
+                config = {
+                    key: run.override_config[key] for key in run.override_config if key in known
+                }
+                return replace(run, **own, override_config=config, primary_task_type="")
+
+            yield node, receive, send, run_of_own_app, lambda *_: fab, *objects
+
+    supernode.http_request_response = connected

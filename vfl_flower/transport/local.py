@@ -1,0 +1,175 @@
+"""A Flower Grid in one process, which calls the ClientApp directly and keeps a virtual clock.
+
+A message is served when it is pushed, and its reply delivered when the virtual clock says so: an
+activation of a party (a train message, or a query for fresh embeddings) takes a delay drawn as
+VAFL's appendix G draws it; evaluations take no virtual time, so that measuring disturbs nothing.
+Replies come in virtual-time order, and equal seeds give equal runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.transport.base import Carrier
+from vfl_flower.transport.flower_internals import SERVER_NODE, begin_task, set_message_id
+from vfl_flower.transport.shared_actor import answers
+
+_TAKES_TIME = ("train", "query.embed")
+
+
+def delay_seconds(config: RunConfig, party: int, parties: int, activation: int) -> float:
+    """Virtual seconds of a party's activation; party m of the paper is ``party + 1``.
+
+    poisson : Poisson(2 m) / (2 M), App. G.2; the slowest party's mean is one second.
+    exponential : mean m, App. G.3 (section 3.1 makes a party's parameter its mean waiting time).
+    straggler : one second; the last party 20 to 60 % more (AsyREVEL, section 5.3).
+    """
+    if config.schedule.delay == "none":
+        return 0.0
+    generator = np.random.default_rng([config.training.seed, 2, party, activation])
+    if config.schedule.delay == "poisson":
+        return float(generator.poisson(2 * (party + 1)) / (2 * parties))
+    if config.schedule.delay == "straggler":
+        return 1.0 + (float(generator.uniform(0.2, 0.6)) if party == parties - 1 else 0.0)
+    return float(generator.exponential(party + 1))
+
+
+class LocalGrid(Carrier):
+    """The in-process engine: one virtual node for each party.
+
+    Parameters
+    ----------
+    client_app : the ClientApp that every node runs.
+    parties : number of nodes; node m has ``partition-id`` m in its node configuration.
+    run_config : the run configuration, as a user gave it.
+    config : the same, resolved; says which delays to draw.
+    node_configs : what each node's configuration has besides, such as the party's file.
+    """
+
+    engine = "local"
+    transport = "none"
+    cost = "free"
+    calls = True
+
+    contexts: dict[int, Context]
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        parties: int,
+        run_config: Mapping[str, Any],
+        config: RunConfig,
+        node_configs: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        begin_task()
+        self.run_id = secrets.randbits(62)  # as a SuperLink names runs
+        self.contexts = {
+            SERVER_NODE + 1 + party: Context(
+                run_id=self.run_id,
+                node_id=SERVER_NODE + 1 + party,
+                node_config={
+                    **(node_configs[party] if node_configs else {}),
+                    "partition-id": party,
+                    "num-partitions": parties,
+                    "simulated": True,
+                },
+                state=RecordDict(),
+                run_config=dict(run_config),
+            )
+            for party in range(parties)
+        }
+        self._client_app = client_app
+        self._config = config
+        self._free_at = dict.fromkeys(self.contexts, 0.0)
+        self._activations = dict.fromkeys(self.contexts, 0)
+        self._replies: list[tuple[float, int, Message]] = []
+        self._pushed = 0
+        self._settled = False
+
+    @property
+    def timing(self) -> list[Any]:
+        """Where the virtual clock stands, when no message is in flight."""
+        return [self.clock, list(self._free_at.values()), list(self._activations.values())]
+
+    def go_on_from(self, timing: list[Any]) -> None:
+        """Set the virtual clock to what `timing` said."""
+        self.clock = timing[0]
+        self._free_at = dict(zip(self.contexts, timing[1], strict=True))
+        self._activations = dict(zip(self.contexts, timing[2], strict=True))
+
+    def get_node_ids(self) -> list[int]:
+        """Node ids, in the order of the parties."""
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Serve each message now; its reply becomes due after the party's delay."""
+        messages = list(messages)
+        keys = [str(self._pushed + 1 + number) for number in range(len(messages))]
+        for message, key in zip(messages, keys, strict=True):
+            set_message_id(message, key)
+        contexts = [self.contexts[message.metadata.dst_node_id] for message in messages]
+        for message, reply in zip(
+            messages, answers(self._client_app, messages, contexts, self._settle), strict=True
+        ):
+            self._deliver(message, reply)
+        return keys
+
+    def _settle(self) -> None:
+        """Have Python look for garbage no more among what is there when the first turns begin.
+
+        Of a thousand parties that is so much that it takes a fifth of the time. `forget` ends it.
+        """
+        if not self._settled:
+            gc.freeze()
+        self._settled = True
+
+    def forget(self) -> None:
+        """Let go of what was made for the parties."""
+        if self._settled:
+            gc.unfreeze()
+        self._settled = False
+
+    def _deliver(self, message: Message, reply: Message) -> None:
+        """Have a reply be due after its party's delay."""
+        self._pushed += 1
+        node = message.metadata.dst_node_id
+        due = max(self.clock, self._free_at[node])
+        if message.metadata.message_type in _TAKES_TIME:
+            party = node - SERVER_NODE - 1
+            self._activations[node] += 1
+            due += delay_seconds(self._config, party, len(self.contexts), self._activations[node])
+        self._free_at[node] = due
+        heapq.heappush(self._replies, (due, self._pushed, reply))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Advance the clock to the next reply, and return it with all that are due by then."""
+        wanted = set(message_ids)
+        due: list[Message] = []
+        later: list[tuple[float, int, Message]] = []
+        while self._replies and (not due or self._replies[0][0] <= self.clock):
+            entry = heapq.heappop(self._replies)
+            if str(entry[1]) in wanted:
+                self.clock = max(self.clock, entry[0])
+                due.append(entry[2])
+            else:
+                later.append(entry)
+        for entry in later:
+            heapq.heappush(self._replies, entry)
+        return due
+
+    def set_run(self, run: Any) -> None:
+        """There is one run, that of this process."""
+
+    @property
+    def run(self) -> Any:
+        """There is no run to tell of."""
+        raise NotImplementedError("LocalGrid has no SuperLink, and so no run information.")

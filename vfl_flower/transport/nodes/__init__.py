@@ -1,0 +1,1 @@
+"""What guards a SuperLink and the streams: certificates, and limits for strangers."""

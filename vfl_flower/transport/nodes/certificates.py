@@ -1,0 +1,88 @@
+"""Keys and certificates: of a run, of a SuperLink and of SuperNodes.
+
+python -m vfl_flower.transport.nodes.certificates host FILE HOST...
+python -m vfl_flower.transport.nodes.certificates supernode FOLDER
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import sys
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+def self_signed(*hosts: str) -> tuple[bytes, bytes]:
+    """A private key and the certificate that it signs for itself as these hosts, both PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=365))
+        .add_extension(x509.SubjectAlternativeName(map(_general, hosts)), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return private, certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _general(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def supernode_keys() -> tuple[bytes, bytes]:
+    """A private and a public key by which a SuperNode authenticates itself, as OpenSSH has them."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return private, public
+
+
+def write_for_host(file: Path, hosts: list[str]) -> None:
+    """Write FILE.key, and FILE.crt, which everyone may know."""
+    key, certificate = self_signed(*hosts)
+    _write_private(file.with_suffix(".key"), key)
+    file.with_suffix(".crt").write_bytes(certificate)
+
+
+def write_for_supernode(folder: Path) -> None:
+    """Write supernode.key, and supernode.pub, for the SuperLink to register."""
+    private, public = supernode_keys()
+    _write_private(folder / "supernode.key", private)
+    (folder / "supernode.pub").write_bytes(public)
+
+
+def _write_private(path: Path, text: bytes) -> None:
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_bytes(text)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "host":
+        write_for_host(Path(sys.argv[2]), sys.argv[3:])
+    else:
+        write_for_supernode(Path(sys.argv[2]))

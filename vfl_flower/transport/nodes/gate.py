@@ -1,0 +1,169 @@
+"""The gate before a SuperLink's Fleet API: it reads a call's body only for a registered key.
+
+Flower 1.41 reads and parses a whole body, of any size, before it looks at the key that signed the
+call. The gate asks for key and signature first, which are in the call's headers. It then reads as
+much as an honest SuperNode sends, within the time that an honest SuperNode takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, MutableMapping
+from threading import Lock
+from typing import Any, NamedTuple
+
+from vfl_flower.transport.nodes.strangers import Strangers
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+FLEET = "/v1/fleet/"
+_ACTIVATE = "activate-node"
+_NOT_KNOWN = {  # 2004: a SuperNode ends by this code of Flower's and prints the sentence
+    "code": 2004,
+    "detail": "Failed to activate SuperNode: its key is not registered, or its clock is wrong by "
+    "minutes. Have the label holder register the key, and check the clock.",
+}
+
+
+class Limit(NamedTuple):
+    """What the gate reads of one call."""
+
+    size: int  # bytes of the body, at most
+    seconds: float  # in which the whole body must have come
+
+
+_SMALL = Limit(16 << 10, 30.0)
+LIMITS = {
+    "push-object": Limit(6 << 20, 300.0),  # Flower cuts arrays into pieces of 5 MiB
+    "push-messages": Limit(1 << 20, 60.0),  # the ids of all pieces: 1 MiB names 70 GB
+}
+AT_ONCE = 4
+"""Calls of one kind that a key may have under way; a SuperNode has two at most."""
+
+
+class Gate:
+    """ASGI middleware that refuses a call before it reads the body.
+
+    Parameters
+    ----------
+    app : the application behind the gate.
+    caller : returns the registered public key that has signed a call's headers, None if none has.
+    """
+
+    def __init__(self, app: App, caller: Callable[[Scope], bytes | None]) -> None:
+        self._app = app
+        self._caller = caller
+        self._under_way: Counter[tuple[bytes, str]] = Counter()
+        self._strangers = Strangers("Refused calls that no registered key has signed")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one call."""
+        if scope["type"] != "http" or not scope["path"].startswith(FLEET):
+            await self._app(scope, receive, send)
+            return
+        call = scope["path"].removeprefix(FLEET)
+        key = await asyncio.to_thread(self._caller, scope)
+        if key is None:
+            self._strangers.refused()
+            await _answer(send, 412 if call == _ACTIVATE else 401, _NOT_KNOWN)
+        elif self._under_way[key, call] >= AT_ONCE:
+            await _answer(send, 503, {"detail": "Too many calls at once. Try again."})
+        else:
+            self._under_way[key, call] += 1
+            try:
+                await self._serve(LIMITS.get(call, _SMALL), scope, receive, send)
+            finally:
+                self._under_way[key, call] -= 1
+                self._under_way += Counter()  # drop zeros
+
+    async def _serve(self, limit: Limit, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body within its limit, and hand it on in one piece."""
+        try:
+            async with asyncio.timeout(limit.seconds):
+                body = await _read(limit.size, receive)
+        except TimeoutError:
+            await _answer(send, 408, {"detail": "The body did not come in time."})
+            return
+        except ValueError:
+            await _answer(send, 413, {"detail": f"The body has more than {limit.size} bytes."})
+            return
+        if body is None:
+            return  # the caller has gone
+        pieces = [{"type": "http.request", "body": body, "more_body": False}]
+        del body
+
+        async def again() -> MutableMapping[str, Any]:
+            return pieces.pop() if pieces else await receive()
+
+        await self._app(scope, again, send)
+
+
+async def _read(size: int, receive: Receive) -> bytes | None:
+    """Return a whole body, None if the caller goes; `ValueError` if it has more bytes."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+        if len(body) > size:
+            raise ValueError
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+async def _answer(send: Send, status: int, content: dict[str, Any]) -> None:
+    """Answer a call whose body stays unread, and close the connection."""
+    body = json.dumps(content).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class LogBudget(logging.Filter):
+    """Bounds what callers can have a SuperLink write: long lines are cut, many are left out.
+
+    Refused calls get no line of their own; the gate says how many there were.
+    """
+
+    LINE = 1000  # characters
+    TRACE = 8000  # characters, as which a traceback counts
+    A_MINUTE = 100_000  # characters
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = Lock()
+        self._since = time.monotonic()
+        self._left = self.A_MINUTE
+        self._dropped = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a line is written; shorten it, or add how many were not."""
+        text = record.getMessage()
+        if record.name == "uvicorn.access" and FLEET in text and text.endswith((" 401", " 412")):
+            return False
+        with self._lock:
+            now = time.monotonic()
+            if now >= self._since + 60:
+                self._since, self._left = now, self.A_MINUTE
+            size = min(len(text), self.LINE) + (self.TRACE if record.exc_info else 0)
+            if size > self._left:
+                self._dropped += 1
+                return False
+            self._left -= size
+            dropped, self._dropped = self._dropped, 0
+        if len(text) > self.LINE or dropped:
+            said = f" (lines left out before this one: {dropped})" if dropped else ""
+            record.msg, record.args = text[: self.LINE] + said, ()
+        return True

@@ -1,0 +1,266 @@
+"""A Grid whose messages travel over streams, which Flower messages have parties open."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from flwr.app import Message
+
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.transport.base import Carrier, Cost
+from vfl_flower.transport.flower_internals import (
+    ray_actors,
+    set_message_id,
+    set_replied_to,
+    to_bytes,
+)
+from vfl_flower.transport.messages import SMALL, SessionEnd, SessionOrder
+from vfl_flower.transport.stream.frames import POLL
+from vfl_flower.transport.stream.links import Link, Streams
+from vfl_flower.transport.wire import read_reply, said, to_message
+
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+
+_STARTING = 30.0  # seconds after which another is, if its node has not begun the session
+_GRACE = 5.0  # seconds after which a party whose stream broke is sent another Flower message
+_WAIT = 0.2  # seconds that `pull_messages` waits for a reply
+_CLOSING = 15.0  # seconds that the end of a run waits for the parties' states to be kept
+
+
+class StreamGrid(Carrier):
+    """Messages over streams; for all else it has another carrier.
+
+    With ``transport="auto"``, once a party cannot reach the label holder, messages travel over that
+    other carrier from then on, and a notice says so. Streams are there within its ``with`` block.
+
+    Parameters
+    ----------
+    carrier : of Flower's messages.
+    config : says where parties connect to, and how long a session lasts.
+    nonce : under which parties keep their states (`label_holder.checkpoint.Keeper`).
+    """
+
+    def __init__(self, carrier: Carrier, config: RunConfig, nonce: str = "") -> None:
+        self.engine = carrier.engine
+        self.simulated = carrier.simulated
+        self.transport = "stream"
+        self._carrier = carrier
+        self._running = config.running
+        self._nonce = nonce
+        self._sent_by_flower: dict[str, str] = {}  # id of the other carrier -> id of this one
+        self._pushed = 0
+        self._looked = 0.0
+
+    @property
+    def cost(self) -> Cost:  # type: ignore[override]
+        """Cheap, while messages travel over streams."""
+        return "cheap" if self.transport == "stream" else self._carrier.cost
+
+    @property
+    def measures(self) -> bool:  # type: ignore[override]
+        """Between machines; a simulation is to give the same again."""
+        return self.transport == "stream" and not self.simulated
+
+    def __enter__(self) -> StreamGrid:
+        """Listen.
+
+        Raises
+        ------
+        ConfigError
+            If no port of ``stream-ports`` is free.
+        """
+        self._streams = Streams(self._carrier.run.run_id, self._running)
+        self._streams.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._streams.lock:
+            self._streams.closed = True
+            for link in self._links:
+                self._streams.end(link)
+        deadline = time.monotonic() + _CLOSING
+        try:
+            while any(link.used for link in self._links) and time.monotonic() < deadline:
+                self._ended_sessions()
+                time.sleep(POLL / 2)
+        finally:
+            self._streams.stop()
+
+    @property
+    def _links(self) -> list[Link]:
+        return list(self._streams.links.values())
+
+    # What the other carrier does for this one.
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Node ids, by Flower."""
+        return self._carrier.get_node_ids()
+
+    def set_run(self, run: Any) -> None:
+        """Tell the other carrier of its run."""
+        self._carrier.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """The run, by Flower."""
+        return self._carrier.run
+
+    # Messages.
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send each message down its party's stream, which is opened if there is none.
+
+        As many ids as messages; fewer, where one is too large.
+        """
+        if self.transport == "messages":
+            return self._carrier.push_messages(messages)
+        ids = []
+        for message in messages:
+            self._pushed += 1
+            key = f"stream-{self._pushed}"
+            set_message_id(message, key)
+            try:
+                body = to_bytes(message)
+            except VflError:
+                break
+            ids.append(key)
+            self._end_old_sessions(message.metadata.dst_node_id)
+            most = self.most_bytes(message.metadata.message_type)
+            self._streams.put(key, body, message, most)
+        self._look(at_once=True)
+        return ids
+
+    def _end_old_sessions(self, node: int) -> None:
+        """If this node's session is over, end those of all that are idle: pauses coincide then."""
+        with self._streams.lock:
+            link = self._streams.links.get(node)
+            since = link.since if link else 0.0
+            if time.monotonic() > since + self._running.session_seconds:
+                for idle in self._links:
+                    if not idle.in_flight:
+                        self._streams.end(idle)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies that are in, after waiting a little for one."""
+        wanted, replies = set(message_ids), self._streams.replies
+        if self.transport == "stream" and wanted.isdisjoint(replies):
+            self._streams.receive(_WAIT)
+        found = [replies.pop(key) for key in wanted & replies.keys()]
+        if found:
+            return found
+        if self.transport == "stream":
+            self._look()
+            return []
+        return self._pull_over_flower(wanted)
+
+    # Sessions.
+
+    def _look(self, at_once: bool = False) -> None:
+        """Where a message waits for a stream: see what became of the session, and open one."""
+        with self._streams.lock:
+            waiting = [link for link in self._links if link.in_flight and not link.stream]
+        if not waiting or (not at_once and time.monotonic() < self._looked + POLL):
+            return
+        self._looked = time.monotonic()
+        for link, reply in self._ended_sessions():
+            try:
+                end = read_reply(reply, SessionEnd, SMALL)
+            except VflError as error:  # of Flower, or of a party that runs something else
+                if link.since:  # it did connect before: its node may come back
+                    link.lost = time.monotonic()
+                else:
+                    self._streams.answer_with_error(link, str(error).removeprefix("failed: "))
+                continue
+            if link.since:  # a cut that met the session's beginning, or outlasted its patience
+                link.lost = time.monotonic() if end.cause else link.lost
+            elif not end.connected and self._cannot_connect(link, said(end.cause)):
+                return
+        if self.engine == "ray" and len(waiting) < len(self._links) and not at_once:
+            actors = ray_actors()
+            cause = f"waits for one of {actors} Ray actors, and {len(self._links)} would be needed"
+            if actors < len(self._links) and self._cannot_connect(waiting[0], cause):
+                return
+        for link in waiting:
+            now = time.monotonic()
+            with self._streams.lock:
+                # Another session is under way, unless the node that took it has died since.
+                begins = set(link.openings.values()) - {link.used}
+                begins = begins if now < link.opened + _STARTING else set()
+                needed = link.in_flight and not link.stream and not begins
+            # One whose stream has just broken may yet reconnect by itself.
+            if needed and now > link.lost + _GRACE:
+                self._open(link)
+
+    def _cannot_connect(self, link: Link, cause: str) -> bool:
+        """Go on over the other Grid, or give that message up; whether the former."""
+        if self._running.transport == "auto":
+            self._fall_back(cause)
+            return True
+        self._streams.answer_with_error(link, cause)
+        return False
+
+    def _ended_sessions(self) -> list[tuple[Link, Message]]:
+        """Links whose Flower message has been answered, and the answers."""
+        with self._streams.lock:
+            links = [link for link in self._links if not link.stream]
+            owners = {key: link for link in links for key in link.openings}
+        replies = list(self._carrier.pull_messages(list(owners))) if owners else []
+        with self._streams.lock:
+            for reply in replies:
+                link = owners[reply.metadata.reply_to_message_id]
+                ended = link.openings.pop(reply.metadata.reply_to_message_id, "")
+                link.used = "" if link.used == ended else link.used
+                self._streams.revoke(ended)
+        return [(owners[reply.metadata.reply_to_message_id], reply) for reply in replies]
+
+    def _open(self, link: Link) -> None:
+        token = secrets.token_hex(32)
+        order = SessionOrder(
+            address=self._streams.address,
+            certificate=self._streams.certificate.decode(),
+            token=token,
+            keep=self.engine == "supernodes",
+            nonce=self._nonce,
+        )
+        seconds = self._running.session_seconds + self._running.party_timeout
+        with self._streams.lock:  # the party may be quick to show its token
+            self._streams.admit_by(token, link)
+        (key,) = self._carrier.send([to_message(order, link.node, ttl=2 * seconds)])
+        with self._streams.lock:
+            link.openings[key] = token
+            link.opened = time.monotonic()
+
+    def _fall_back(self, cause: str) -> None:
+        """Hand over to the other Grid, with all that has not been answered."""
+        self._streams.receive(0)
+        notice.warning("A party %s. Messages travel over Flower now, not over streams.", cause)
+        with self._streams.lock:
+            self.transport, self._streams.closed = "messages", True
+            for link in self._links:
+                self._streams.end(link)
+            waiting = [link.in_flight for link in self._links if link.in_flight]
+        sent = self._carrier.send([each.message for each in waiting])
+        self._sent_by_flower = {
+            theirs: each.key for theirs, each in zip(sent, waiting, strict=True)
+        }
+
+    def _pull_over_flower(self, wanted: set[str]) -> list[Message]:
+        other = {mine: theirs for theirs, mine in self._sent_by_flower.items()}
+        replies = list(self._carrier.pull_messages([other.get(key, key) for key in wanted]))
+        for reply in replies:
+            theirs = reply.metadata.reply_to_message_id
+            if theirs in self._sent_by_flower:
+                mine = self._sent_by_flower.pop(theirs)
+                set_replied_to(reply, mine)
+        return replies

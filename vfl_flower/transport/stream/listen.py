@@ -1,0 +1,79 @@
+"""Where the label holder listens for streams: the addresses and ports of the configuration."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+import grpc
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.options import RunningConfig
+
+
+def check(running: RunningConfig) -> None:
+    """Raise `ConfigError` if an address or a range of ports is none."""
+    host_and_port(running.stream_address)
+    port_range(running)
+
+
+def host_and_port(address: str) -> tuple[str, int | None]:
+    """The parts of a ``stream-address``; an IPv6 address has brackets where a port follows.
+
+    Raises
+    ------
+    ConfigError
+        If it is none.
+    """
+    matched = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9_.-]+))(?::(\d+))?", address)
+    host = (matched[1] or matched[2]) if matched else address
+    port = int(matched[3]) if matched and matched[3] else None
+    try:
+        known = (matched is not None and matched[2]) or ipaddress.ip_address(host).version == 6
+    except ValueError:
+        known = False
+    if known and (port is None or 1 <= port < 2**16):
+        return host, port
+    raise ConfigError(
+        f"stream-address = {address!r} is no address: give a host name or an IP, "
+        "and after a colon a port if it is not the one listened on."
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether it is this machine, by its name or address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def port_range(running: RunningConfig) -> range:
+    """The ports of ``stream-ports``."""
+    matched = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", running.stream_ports)
+    first = int(matched[1]) if matched else 0
+    last = int(matched[2] or matched[1]) if matched else 0
+    if not 1 <= first <= last < 2**16:
+        raise ConfigError(
+            f"stream-ports = {running.stream_ports!r} must be a port, or a range such as "
+            "'9500-9599'."
+        )
+    return range(first, last + 1)
+
+
+def listen(server: grpc.Server, credentials: grpc.ServerCredentials, running: RunningConfig) -> str:
+    """Listen on the first port that is free; the address for the parties."""
+    host, announced = host_and_port(running.stream_address)
+    interface = "[::]" if ":" in host else "0.0.0.0"
+    if is_loopback(host):
+        interface = "[::1]" if ":" in host else host.replace("localhost", "127.0.0.1")
+    for port in port_range(running):
+        try:
+            bound = server.add_secure_port(f"{interface}:{port}", credentials)
+        except RuntimeError:
+            continue
+        if bound:
+            return f"{f'[{host}]' if ':' in host else host}:{announced or bound}"
+    raise ConfigError(
+        f"No port of stream-ports = {running.stream_ports!r} is free on {interface}: name others."
+    )

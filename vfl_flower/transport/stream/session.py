@@ -1,0 +1,169 @@
+"""A party's end of the stream: a session, over as many calls as it takes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+import grpc
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.transport.flower_internals import from_bytes, to_bytes
+from vfl_flower.transport.messages import SMALL, SessionEnd, SessionOrder
+from vfl_flower.transport.node import simulated
+from vfl_flower.transport.stream.frames import METHOD, NAME, OPTIONS, POLL, TOKEN, chunks, frames
+from vfl_flower.transport.stream.listen import host_and_port, is_loopback
+
+log = logging.getLogger("flwr")
+
+_FIRST_SECONDS = 10.0  # in which a party must reach the label holder for the first time
+_REFUSED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED
+_PATIENCE = 60.0  # seconds in which it must do so again, after a stream has broken
+
+
+def serve(
+    app: ClientApp, order: SessionOrder, context: Context, largest: Callable[[], int]
+) -> SessionEnd:
+    """Serve the messages of a session, each by the ClientApp, until the label holder ends it.
+
+    The party's state is then in its Context, as after any message. A party connects only where its
+    own node configuration allows.
+
+    Parameters
+    ----------
+    largest : bytes of the arrays of the next order, at most.
+    """
+    if not simulated(context) and not _allowed(order.address, context):
+        party = context.node_config.get("partition-id")
+        host = order.address.rpartition(":")[0] or order.address
+        cause = (
+            f"may not connect to {host}: if the label holder is there, add stream-address='{host}' "
+            f"to party {party}'s node configuration"
+        )
+        log.warning("The party %s.", cause)
+        return SessionEnd(connected=False, served=0, cause=cause)
+    session = Session(app, context, order.token, largest)
+    options = [*OPTIONS, ("grpc.ssl_target_name_override", NAME)]
+    # The least is also how long gRPC tries to connect.
+    options += [("grpc.min_reconnect_backoff_ms", 5000), ("grpc.max_reconnect_backoff_ms", 5000)]
+    options += [("grpc.initial_reconnect_backoff_ms", 500)]
+    credentials = grpc.ssl_channel_credentials(order.certificate.encode())
+    with grpc.secure_channel(order.address, credentials, options) as channel:
+        cause = session.run(channel, order.address)
+    return SessionEnd(connected=session.connected, served=session.served, cause=cause)
+
+
+def _allowed(address: str, context: Context) -> bool:
+    """Whether ``stream-address`` in the node configuration has this host, and port if it names one.
+
+    Without it this machine alone is allowed.
+
+    Raises
+    ------
+    ConfigError
+        If an address is none.
+    """
+    host, port = host_and_port(address)
+    named = Rules.of(context.node_config).stream_address
+    if not named:
+        return is_loopback(host)
+    every = [host_and_port(each.strip()) for each in named.split(",")]
+    return any(host.lower() == h.lower() and p in (None, port) for h, p in every)
+
+
+class Session:
+    """A party's end of one session, over as many calls as it takes."""
+
+    def __init__(
+        self, app: ClientApp, context: Context, token: str, largest: Callable[[], int]
+    ) -> None:
+        self.app = app
+        self.context = context
+        self.token = token
+        self.largest = largest
+        self.connected = False  # whether any call was
+        self.reached = False  # whether the last call was
+        self.served = 0
+        self.last: tuple[str, bytes] = "", b""  # id of the last message served, and its reply
+
+    def run(self, channel: grpc.Channel, address: str) -> str:
+        """Call, and call again when the call breaks; why it ended, if not as it should."""
+        deadline = time.monotonic() + _FIRST_SECONDS
+        said = ""
+        while True:
+            self.reached = False
+            try:
+                if self._call(channel):
+                    return ""
+            except grpc.RpcError as error:
+                cause = (
+                    f"could not reach {address}, where stream-address and stream-ports send it: "
+                    f"{' '.join((error.details() or '').split())}"
+                )
+                if error.code() in _REFUSED:
+                    log.warning("The label holder at %s refused the stream.", address)
+                    return f"was refused at {address}"
+            except VflError as error:
+                cause = f"was sent {error}"
+            if self.reached:
+                deadline, said = time.monotonic() + _PATIENCE, ""
+            if cause != said:
+                log.warning("The party %s; it tries on for a while.", cause)
+            said = cause
+            if time.monotonic() > deadline:
+                return cause
+            time.sleep(POLL)
+
+    def _call(self, channel: grpc.Channel) -> bool:
+        """One call, until it ends; whether the label holder ended it."""
+        outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        sent = (chunk for body in iter(outbox.get, None) for chunk in chunks(body))
+        method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
+        call = method(sent, metadata=((TOKEN, self.token),))
+        try:
+            answer = dict(call.initial_metadata() or ())
+            if TOKEN in answer:
+                self.token = str(answer[TOKEN])
+                self.reached = self.connected = True
+            for body in frames(call, lambda: self.largest() + SMALL):
+                message = from_bytes(body)
+                if self._is_mine(message):
+                    outbox.put(self._serve(message))
+            return True
+        finally:
+            outbox.put(None)
+            call.cancel()
+
+    def _is_mine(self, message: Message) -> bool:
+        said = message.metadata
+        mine = self.context.run_id, self.context.node_id
+        if (said.run_id, said.dst_node_id) == mine:
+            return True
+        log.warning(
+            "Refused a message to node %d of run %d, on the stream to node %d of run %d.",
+            *(said.dst_node_id, said.run_id, mine[1], mine[0]),
+        )
+        return False
+
+    def _serve(self, message: Message) -> bytes:
+        """The reply to a message; to one that comes again, the same."""
+        if message.metadata.message_id != self.last[0]:
+            try:
+                reply = self.app(message, self.context)
+            except Exception as error:  # as Flower does: an error reply, not a crash
+                code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+                reply = Message(Error(code=code, reason=type(error).__name__), reply_to=message)
+            self.served += 1
+            try:
+                body = to_bytes(reply)
+            except VflError as error:
+                code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+                body = to_bytes(Message(Error(code=code, reason=str(error)), reply_to=message))
+            self.last = message.metadata.message_id, body
+        return self.last[1]

@@ -1,0 +1,353 @@
+"""Messages and arrays to Flower records and back, checked on arrival; nothing is ever unpickled.
+
+The scalars of a message travel in a ConfigRecord, its arrays in an ArrayRecord, in NumPy's own file
+format.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import Field, fields
+from functools import lru_cache
+from io import BytesIO
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
+
+from vfl_flower.config.errors import OutOfStepError, VflError
+from vfl_flower.transport.messages import MOST, Arrays, Order, Payload, Received
+
+P = TypeVar("P", bound=Payload)
+R = TypeVar("R", ArrayRecord, ConfigRecord)
+
+_SCALARS, _ARRAYS, _FAILURE = "scalars", "arrays", "failure"
+NUMPY = "numpy.ndarray"
+"""Flower's name for NumPy's file format."""
+_MOST_ARRAYS = 1024  # of a message: three of each party and a few, with shared labels
+_LONGEST = 128  # letters of a text or a name
+_AXES = 8  # of an array, at most
+_SAID = 300  # letters of a party's own sentence that are shown
+_ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b\][^\x07\x1b]*|\x1b.?", re.DOTALL)
+_DTYPES = {  # every dtype of a number, by NumPy's name for it
+    str(dtype): dtype
+    for code in "?bBhHiIlLqQefd"
+    for dtype in (np.dtype(code), np.dtype(code).newbyteorder())
+}
+
+
+# --- messages -----------------------------------------------------------------------------------
+
+
+class Call(Message):
+    """A message that stays in this process: its payload as it is, made records if looked at."""
+
+    payload: Payload | None = None  # none once it is records, which may have been changed since
+    kind: type[Payload] | None = None  # of what those records are
+
+    @property
+    def content(self) -> RecordDict:
+        """The payload's records."""
+        if self.payload is not None:
+            self.kind = type(self.payload)
+            self.content = _to_record(self.payload)
+        return super().content
+
+    @content.setter
+    def content(self, value: RecordDict) -> None:
+        self.payload = None
+        super(Call, type(self)).content.__set__(self, value)  # type: ignore[attr-defined]
+
+
+def to_message(order: Order, node_id: int, ttl: float, call: bool = False) -> Message:
+    """The Flower message that carries an order to a node; as a `Call`, if it stays here."""
+    if not call:
+        return Message(_to_record(order), node_id, order.kind, ttl=ttl)
+    made = Call(RecordDict(), node_id, order.kind, ttl=ttl)
+    made.payload = order
+    return made
+
+
+def read_order(message: Message, kind: type[P], largest: float = MOST) -> P:
+    """The order in a message, at the party; its arrays have ``largest`` bytes at most.
+
+    Raises
+    ------
+    VflError
+        If it is not as it should be; a sentence without its subject, the party.
+    """
+    try:
+        return _read(message, kind, largest)
+    except VflError as error:
+        raise VflError(f"was {error}") from None
+
+
+def to_reply(payload: Payload, message: Message) -> Message:
+    """A party's answer to a message, and to a `Call` one."""
+    if not isinstance(message, Call):
+        return Message(_to_record(payload), reply_to=message)
+    made = Call(RecordDict(), reply_to=message)
+    made.payload = payload
+    return made
+
+
+def to_failure(sentence: str, message: Message, out_of_step: bool = False) -> Message:
+    """A party's answer to a message that it could not serve; the sentence holds no data."""
+    failure = ConfigRecord({"cause": sentence, "out-of-step": out_of_step})
+    return Message(RecordDict({_FAILURE: failure}), reply_to=message)
+
+
+def read_reply(message: Message, kind: type[P], largest: float = MOST) -> P:
+    """The answer of a party, at the label holder; its arrays have ``largest`` bytes at most.
+
+    Raises
+    ------
+    VflError
+        If the party failed, or its answer lacks the fields and types that it should have; a
+        sentence without its subject, the party. `OutOfStepError`, if all that it lacks is state.
+    """
+    if message.has_error():
+        raise VflError(
+            f"failed: {said(message.error.reason) or f'Flower error {message.error.code}'}"
+        )
+    if not _is_called(message, kind) and _FAILURE in message.content:
+        failure = record_of(message.content, _FAILURE, ConfigRecord)
+        kind_of_error = OutOfStepError if failure.get("out-of-step") is True else VflError
+        raise kind_of_error(f"failed: {said(failure.get('cause')) or 'it did not say why'}")
+    return _read(message, kind, largest)
+
+
+def said(text: Any) -> str:
+    """What the other side says, in one line that can be shown: without escapes, not too long.
+
+    Empty if it is no text.
+    """
+    if not isinstance(text, str):
+        return ""
+    plain = _ESCAPES.sub(" ", text[: 10 * _SAID])
+    line = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
+    return line if len(line) <= _SAID else f"{line[:_SAID]} ..."
+
+
+def _is_called(message: Message, kind: type[P]) -> bool:
+    """Whether a message is a call with such a payload, which code of ours has made."""
+    return isinstance(message, Call) and type(message.payload) is kind
+
+
+def _read(message: Message, kind: type[P], largest: float) -> P:
+    if not _is_called(message, kind):
+        return _from_record(message.content, kind, largest)
+    payload: P = message.payload  # type: ignore[attr-defined]
+    _check_size(kind, payload.nbytes, largest)
+    values = {
+        spec.name: _checked(kind, spec, getattr(payload, spec.name)) for spec in _scalars(kind)
+    }
+    arrays = {name: np.asarray(array).view() for name, array in payload.arrays.items()}
+    for array in arrays.values():
+        array.flags.writeable = False  # as arrays over a message's bytes
+    _check_names(kind, arrays)
+    return kind(**values, arrays=Received(arrays))
+
+
+def _scalars(kind: type[Payload]) -> list[Field[Any]]:
+    """Its fields that are scalars."""
+    if kind not in _fields:
+        _fields[kind] = [spec for spec in fields(kind) if spec.name != "arrays"]
+    return _fields[kind]
+
+
+_fields: dict[type[Payload], list[Field[Any]]] = {}
+
+
+def _to_record(payload: Payload) -> RecordDict:
+    scalars = {spec.name: getattr(payload, spec.name) for spec in _scalars(type(payload))}
+    return RecordDict({_SCALARS: ConfigRecord(scalars), _ARRAYS: pack(payload.arrays)})
+
+
+def _from_record(record: RecordDict, kind: type[P], largest: float) -> P:
+    try:
+        scalars = record_of(record, _SCALARS, ConfigRecord)
+        packed = record_of(record, _ARRAYS, ArrayRecord)
+        specs = {spec.name: spec for spec in _scalars(kind)}
+        if len(record) > 2 or scalars.keys() - specs.keys():
+            raise VflError(f"sent a {kind.__name__} with fields that none has.")
+        values = {name: _checked(kind, spec, scalars[name]) for name, spec in specs.items()}
+        return kind(**values, arrays=Received(_arrays_of(kind, packed, largest)))
+    except KeyError as error:
+        raise VflError(f"sent a message without the field {error} of {kind.__name__}.") from None
+
+
+def _checked(kind: type[Payload], spec: Field[Any], value: Any) -> Any:
+    """The value of a field, if it is of its type and within its bounds."""
+    if type(value).__name__ != spec.type:
+        raise VflError(f"sent a {kind.__name__} whose {spec.name} is no {spec.type}.")
+    if isinstance(value, str) and len(value) > spec.metadata.get("longest", _LONGEST):
+        raise VflError(f"sent a {kind.__name__} whose {spec.name} is too long.")
+    if isinstance(value, str) and not (value.isprintable() or spec.metadata.get("lines")):
+        raise VflError(f"sent a {kind.__name__} whose {spec.name} is not plain text in one line.")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        least, most = spec.metadata.get("least", 0), spec.metadata.get("most", MOST)
+        if not least <= value <= most:
+            raise VflError(
+                f"sent a {kind.__name__} whose {spec.name} is not between {least} and {most:.0f}."
+            )
+    return value
+
+
+def _arrays_of(kind: type[Payload], packed: ArrayRecord, largest: float) -> Arrays:
+    """The arrays of a message, if it can have them."""
+    _check_size(kind, sum(len(array.data) for array in packed.values()), largest)
+    _check_names(kind, packed)
+    return unpack(packed)
+
+
+def _check_names(kind: type[Payload], arrays: Collection[str]) -> None:
+    if len(arrays) > _MOST_ARRAYS or any(len(name) > _LONGEST for name in arrays):
+        raise VflError(f"sent a {kind.__name__} with more arrays, or longer names, than any has.")
+    unknown = set() if kind.names is None else set(arrays) - set(kind.names)
+    if unknown:
+        raise VflError(f"sent a {kind.__name__} with an array {min(unknown)!r}, which none has.")
+
+
+def _check_size(kind: type[Payload], size: int, largest: float) -> None:
+    if size > largest:
+        raise VflError(
+            f"sent a {kind.__name__} of {size:,} bytes, where {largest:,.0f} are the most that can "
+            "be due."
+        )
+
+
+def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
+    """The record of that name, if it is of that kind."""
+    found = record[name]
+    if not isinstance(found, kind):
+        raise VflError(f"sent {name!r} as another kind of record than {kind.__name__}.")
+    return found
+
+
+# --- many at once --------------------------------------------------------------------------------
+
+
+def pack_many(messages: Sequence[Message]) -> NDArray[np.uint8]:
+    """What calls and their answers say, or that they failed, and to whom; uint8 [n]."""
+    heads: list[dict[str, Any]] = []
+    parts: list[NDArray[Any]] = []
+    for message in messages:
+        head: dict[str, Any] = {"node": message.metadata.dst_node_id}
+        payload = message.payload if isinstance(message, Call) else None
+        if payload is None and isinstance(message, Call) and message.kind:  # was looked at
+            payload = _from_record(message.content, message.kind, math.inf)
+        if payload is not None:
+            kind = type(payload)
+            head["kind"] = kind.__name__
+            head["scalars"] = [getattr(payload, spec.name) for spec in _scalars(kind)]
+            arrays = payload.arrays
+            head["arrays"] = [[n, str(a.dtype), a.shape] for n, a in arrays.items()]
+            parts += [np.ascontiguousarray(array).reshape(-1) for array in arrays.values()]
+        elif message.has_error():
+            head["failure"] = [message.error.reason or "it did not say why", False]
+        else:
+            failure = record_of(message.content, _FAILURE, ConfigRecord)
+            head["failure"] = [failure["cause"], failure["out-of-step"]]
+        heads.append(head)
+    said = json.dumps(heads).encode()
+    blocks = [np.frombuffer(len(said).to_bytes(8, "big") + said, np.uint8)]
+    return np.concatenate([*blocks, *(part.view(np.uint8) for part in parts)])
+
+
+def unpack_many(packed: NDArray[np.uint8]) -> list[tuple[int, Payload | VflError]]:
+    """To whom each was, and what it says; `VflError`, as the end of a sentence, if nothing.
+
+    They are yet to be read, by `read_order` or `read_reply`, which check them.
+    """
+    try:
+        end = 8 + int.from_bytes(packed[:8].tobytes(), "big")
+        found: list[tuple[int, Payload | VflError]] = []
+        for head in json.loads(packed[8:end].tobytes()):
+            node = int(head["node"])
+            if "failure" in head:
+                cause, out_of_step = head["failure"]
+                found.append((node, (OutOfStepError if out_of_step is True else VflError)(cause)))
+                continue
+            arrays: Arrays = {}
+            for name, dtype, shape in head["arrays"]:
+                start, end = end, end + math.prod(shape) * _DTYPES[dtype].itemsize
+                arrays[name] = packed[start:end].view(_DTYPES[dtype]).reshape(shape)
+            kind = _kinds()[head["kind"]]
+            names = [spec.name for spec in _scalars(kind)]
+            values = dict(zip(names, head["scalars"], strict=True))
+            found.append((node, kind(**values, arrays=arrays)))
+        return found
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        raise VflError("sent messages that do not decode.") from None
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> dict[str, type[Payload]]:
+    """Every payload, by its name."""
+    found, kinds = {}, [Payload]
+    while kinds:
+        kind = kinds.pop()
+        found[kind.__name__] = kind
+        kinds += kind.__subclasses__()
+    return found
+
+
+# --- arrays -------------------------------------------------------------------------------------
+
+
+def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Named arrays as an ArrayRecord."""
+    record = ArrayRecord()
+    for name, array in arrays.items():
+        record[name] = _pack_one(array)
+    return record
+
+
+def unpack(record: ArrayRecord) -> Arrays:
+    """The arrays of an ArrayRecord, read-only and without a copy.
+
+    Raises
+    ------
+    VflError
+        If an array is not numeric, or its bytes are not what its dtype and shape say.
+    """
+    return {name: unpack_one(name, array) for name, array in record.items()}
+
+
+def _pack_one(array: NDArray[Any]) -> Array:
+    return Array(str(array.dtype), array.shape, NUMPY, to_numpy_format(array))
+
+
+def to_numpy_format(array: NDArray[Any]) -> bytes:
+    """An array's bytes in NumPy's file format."""
+    header = _header(array.dtype.str, array.shape)
+    return b"".join((header, np.ascontiguousarray(array).data))
+
+
+def unpack_one(name: str, array: Array) -> NDArray[Any]:
+    """The array in a Flower Array, as `unpack` gives it."""
+    try:
+        dtype = _DTYPES[array.dtype]  # NumPy would parse, and so evaluate, any text
+        if array.stype != NUMPY or len(array.shape) > _AXES:
+            raise ValueError
+        header = _header(dtype.str, tuple(array.shape))
+        if not array.data.startswith(header):
+            raise ValueError
+        return np.frombuffer(array.data, dtype, offset=len(header)).reshape(array.shape)
+    except (KeyError, TypeError, ValueError):
+        raise VflError(f"sent an array {name!r} whose bytes do not decode.") from None
+
+
+@lru_cache(maxsize=1024)
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The head of NumPy's file format (version 1.0, row-major)."""
+    buffer = BytesIO()
+    np.lib.format.write_array_header_1_0(
+        buffer, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
+    return buffer.getvalue()
