@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.enrolment import enrol
-from strategies.evaluation import History
+from strategies.history import History
 from strategies.run import Run
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower.api.model import train

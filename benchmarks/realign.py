@@ -34,7 +34,7 @@ from vfl_flower.alignment import psi
 from vfl_flower.launch import processes
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.launch.processes import SuperLink
-from vfl_flower.transport.base import Carrier
+from vfl_flower.transport.base import Transport
 from vfl_flower.transport.flower_internals import app_of_this_package
 
 TIMES = "REALIGN_TIMES"  # the variable that names the file for what is timed
@@ -55,7 +55,7 @@ def note_first_training_order() -> None:
 
     With them stands how many ids have been blinded until then.
     """
-    start, send, rows = time.perf_counter(), Carrier.send, psi._blinded_rows
+    start, send, rows = time.perf_counter(), Transport.send, psi._blinded_rows
     before = time.process_time()
     kinds: list[str] = []
     blinded = [0]
@@ -64,7 +64,7 @@ def note_first_training_order() -> None:
         blinded[0] += n
         return rows(blind, n)
 
-    def noting(self: Carrier, messages: Iterable[Message]) -> list[str]:
+    def noting(self: Transport, messages: Iterable[Message]) -> list[str]:
         messages = list(messages)
         kind = messages[0].metadata.message_type.removeprefix("query.")
         seconds = time.perf_counter() - start
@@ -75,7 +75,7 @@ def note_first_training_order() -> None:
                 file.write(f"{kind} {seconds:.2f} {used:.2f} {blinded[0]}\n")
         return send(self, messages)
 
-    Carrier.send = noting  # type: ignore[method-assign]
+    Transport.send = noting  # type: ignore[method-assign]
     psi._blinded_rows = counting
 
 

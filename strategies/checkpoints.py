@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from strategies.party_record import Seat
+from strategies.party_record import PartyRecord
 from strategies.run import Run
 from strategies.signals import Held, signals_held
 from vfl_flower.config.run_config import RunConfig
@@ -35,7 +35,7 @@ class Checkpoints:
         run: Run,
         given: RunConfig,
         drain: Callable[[], None],
-        wait_for: Callable[[Sequence[Seat]], None],
+        wait_for: Callable[[Sequence[PartyRecord]], None],
     ) -> None:
         self.keeper = keeper
         self.run = run
@@ -43,7 +43,7 @@ class Checkpoints:
         self._drain = drain
         self._wait_for = wait_for
         self._held: Held | None = None
-        self.every = run.config.running.exchanges_apart(run.carrier.simulated)
+        self.every = run.config.running.exchanges_apart(run.transport.simulated)
         if keeper.found:
             self._go_on_from(keeper.found)
         elif earlier := keeper.earlier:
@@ -52,28 +52,28 @@ class Checkpoints:
         if keeper.found:
             mark = keeper.found.strategy["journal"]
             run.ledger.keep_journal(keeper.journal, keeper.run, mark)
-            again = run.ledger.released_steps() - run.plan.answered
+            again = run.ledger.released_steps() - run.budget.answered
             if again > 0:  # else the run would release more than its budget
-                run.plan.allowed = run.plan.budget - again
+                run.budget.allowed = run.budget.limit - again
                 log.warning("%d steps were answered after the checkpoint, and count.", again)
         elif self.every:  # before anything is released; parties have kept theirs of this number
             self._save()
 
     @property
     def _exchanges(self) -> int:
-        return sum(seat.traffic.exchanges for seat in self.run.seats)
+        return sum(record.traffic.exchanges for record in self.run.records)
 
     def _go_on_from(self, found: Checkpoint) -> None:
         run, state = self.run, found.strategy
-        for seat, kept in zip(run.seats, state["seats"], strict=True):
-            seat.go_on_from(kept)
-            seat.checkpoint = found.number  # each has kept it anew, under this run's name
+        for record, kept in zip(run.records, state["seats"], strict=True):
+            record.go_on_from(kept)
+            record.checkpoint = found.number  # each has kept it anew, under this run's name
         run.history.go_on_from(state["history"])
-        run.plan.go_on_from(state["plan"])
-        run.pace.go_on_from(state.get("pace", {}))
-        run.mailbox.party_memory_mb = state["party_memory_mb"]
+        run.budget.go_on_from(state["plan"])
+        run.adaptive_window.go_on_from(state.get("pace", {}))
+        run.messenger.party_memory_mb = state["party_memory_mb"]
         if state["timing"]:
-            run.carrier.go_on_from(state["timing"])
+            run.transport.go_on_from(state["timing"])
         run.holder.go_on_from(state["holder"], found.arrays)
 
     @contextmanager
@@ -88,7 +88,7 @@ class Checkpoints:
 
     def _end_if_told(self, keep: Callable[[], None]) -> None:
         if self._held:
-            self._held.end(keep, self.run.plan.epochs, self.keeper.folder)
+            self._held.end(keep, self.run.budget.epochs, self.keeper.folder)
 
     def keep_if_due(self) -> None:
         """Keep one, if so many exchanges have passed; keep one and end, if a signal has come."""
@@ -104,15 +104,15 @@ class Checkpoints:
         run = self.run
         self._drain()
         self.keeper.number += 1
-        alive = [seat for seat in run.seats if seat.alive]
-        run.mailbox.post(
-            run.mailbox.message(
-                seat,
+        alive = [record for record in run.records if record.alive]
+        run.messenger.post(
+            run.messenger.message(
+                record,
                 CheckpointOrder(
-                    exchange=seat.exchange + 1, number=self.keeper.number, arrays=seat.feedback
+                    exchange=record.exchange + 1, number=self.keeper.number, arrays=record.feedback
                 ),
             )
-            for seat in alive
+            for record in alive
         )
         self._wait_for(alive)
         self._kept_at = self._exchanges
@@ -125,15 +125,15 @@ class Checkpoints:
             run.ledger.keep_journal(self.keeper.journal, self.keeper.run)
         of_holder, arrays = run.holder.state()
         state = {
-            "seats": [seat.kept() for seat in run.seats],
+            "seats": [record.kept() for record in run.records],
             "history": run.history.kept(),
-            "plan": run.plan.kept(),
-            "pace": run.pace.kept(),
-            "party_memory_mb": run.mailbox.party_memory_mb,
+            "plan": run.budget.kept(),
+            "pace": run.adaptive_window.kept(),
+            "party_memory_mb": run.messenger.party_memory_mb,
             "uploads": run.ledger.uploads(),
             "journal": run.ledger.journal_mark(),
             "figures": run.figures() if finished else None,
-            "timing": run.carrier.timing,
+            "timing": run.transport.timing,
             "holder": of_holder,
         }
         Checkpoint(

@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.party_record import Seat
+from strategies.party_record import PartyRecord
 from strategies.run import Run
 from vfl_flower.protocol.estimators.base import Arrival
 from vfl_flower.transport.messages import EmbedOrder
 
 
-def refresh(run: Run, wait_for: Callable[[Sequence[Seat]], None], group: Sequence[Arrival]) -> None:
+def refresh(
+    run: Run, wait_for: Callable[[Sequence[PartyRecord]], None], group: Sequence[Arrival]
+) -> None:
     """Ask late parties for fresh embeddings of the rows that answering a group will use.
 
     Parameters
@@ -21,17 +23,19 @@ def refresh(run: Run, wait_for: Callable[[Sequence[Seat]], None], group: Sequenc
     wait_for : takes replies until nothing is in flight to these parties.
     """
 
-    def late() -> list[tuple[Seat, NDArray[np.int32]]]:
-        alive = [seat.party for seat in run.seats if seat.alive]
-        return [(run.seat_of(m), ids) for m, ids in run.holder.too_old(group, alive).items()]
+    def late() -> list[tuple[PartyRecord, NDArray[np.int32]]]:
+        alive = [record.party for record in run.records if record.alive]
+        return [
+            (run.record_of_party(m), ids) for m, ids in run.holder.too_old(group, alive).items()
+        ]
 
     # A node serves one message at a time, and what is in flight may bring what is needed.
-    wait_for([seat for seat, _ in late()])
+    wait_for([record for record, _ in late()])
     asked = late()
-    run.mailbox.post(
-        run.mailbox.message(
-            seat, EmbedOrder(exchange=seat.exchange + 1, arrays={"ids": ids, **seat.feedback})
+    run.messenger.post(
+        run.messenger.message(
+            record, EmbedOrder(exchange=record.exchange + 1, arrays={"ids": ids, **record.feedback})
         )
-        for seat, ids in asked
+        for record, ids in asked
     )
-    wait_for([seat for seat, _ in asked])
+    wait_for([record for record, _ in asked])

@@ -18,7 +18,7 @@ from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper, check_number,
 from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.codecs.channel import check_memory
-from vfl_flower.transport.base import Carrier, ask_all
+from vfl_flower.transport.base import Transport, ask_all
 from vfl_flower.transport.messages import DescribeOrder, Description, GrowOrder, Order, ResumeOrder
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -32,7 +32,7 @@ class Member(NamedTuple):
 
 
 def enrol(
-    carrier: Carrier,
+    transport: Transport,
     config: RunConfig,
     labels: Labels,
     keeper: Keeper | None = None,
@@ -52,8 +52,8 @@ def enrol(
         fit into memory.
     """
     found, earlier = (keeper.found, keeper.earlier) if keeper else (None, None)
-    if carrier.simulated:  # all in one memory: before any party takes some of it
-        _check_surrogates(carrier, config, labels, len(list(carrier.get_node_ids())))
+    if transport.simulated:  # all in one memory: before any party takes some of it
+        _check_surrogates(transport, config, labels, len(list(transport.get_node_ids())))
     order: Order = DescribeOrder(outputs=labels.outputs, nonce=nonce)
     if found:
         order = ResumeOrder(run=found.run, number=found.number, nonce=nonce)
@@ -66,13 +66,13 @@ def enrol(
             parties=len(earlier.strategy["seats"]),
             config=json.dumps(config.values()),
         )
-    descriptions = ask_all(carrier, order, Description, config.running)
+    descriptions = ask_all(transport, order, Description, config.running)
     if found:
         check_states(found, descriptions.values())
     if earlier:
         _check_brought(config, earlier, list(descriptions.values()))
-    if not carrier.simulated:
-        _check_surrogates(carrier, config, labels, len(descriptions))
+    if not transport.simulated:
+        _check_surrogates(transport, config, labels, len(descriptions))
     before = found or earlier
     then = dict(enumerate(before.strategy["holder"]["sizes"])) if before else {}
     for description in descriptions.values():
@@ -110,7 +110,9 @@ def _check_table(sizes: Sequence[int], labels: Labels) -> None:
         )
 
 
-def _check_surrogates(carrier: Carrier, config: RunConfig, labels: Labels, parties: int) -> None:
+def _check_surrogates(
+    transport: Transport, config: RunConfig, labels: Labels, parties: int
+) -> None:
     """Say what surrogates take, and refuse what cannot fit."""
     estimator = estimators.choose(config)(config)
     shape = len(labels.train), embedding_size(config, labels.outputs)
@@ -126,8 +128,8 @@ def _check_surrogates(carrier: Carrier, config: RunConfig, labels: Labels, parti
         of_party / 1e6,
         here / 1e6,
     )
-    whose = "all parties' and the label holder's" if carrier.simulated else "the label holder's"
-    check_memory(whose, here + parties * of_party * carrier.simulated)
+    whose = "all parties' and the label holder's" if transport.simulated else "the label holder's"
+    check_memory(whose, here + parties * of_party * transport.simulated)
 
 
 def check(

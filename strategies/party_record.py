@@ -57,7 +57,7 @@ class Spread:
 
 
 @dataclass
-class Seat:
+class PartyRecord:
     """One party, as the strategy sees it."""
 
     party: int

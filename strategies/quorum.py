@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from strategies.party_record import Seat
-from strategies.step_budget import Plan
+from strategies.party_record import PartyRecord
+from strategies.step_budget import StepBudget
 from vfl_flower.protocol.estimators.base import Arrival
 from vfl_flower.transport.messages import TrainOrder
 
@@ -13,11 +13,11 @@ from vfl_flower.transport.messages import TrainOrder
 class Waiting:
     """Arrivals in the order in which they came, to be answered a quorum at a time."""
 
-    def __init__(self, quorum: int, seats: Sequence[Seat], plan: Plan) -> None:
+    def __init__(self, quorum: int, records: Sequence[PartyRecord], budget: StepBudget) -> None:
         self.draining = False  # whether parties wait for their next turns
         self._quorum = quorum
-        self._seats = seats
-        self._plan = plan
+        self._records = records
+        self._budget = budget
         self._arrivals: list[Arrival] = []
         self._group: list[Arrival] = []  # which is to be answered now
 
@@ -46,13 +46,13 @@ class Waiting:
         if self.draining:  # as many as there are
             return max(1, min(self._quorum, len(self._arrivals)))
         training = [
-            seat
-            for seat in self._seats
-            if seat.alive
+            record
+            for record in self._records
+            if record.alive
             and (
-                seat.awaits_quorum
-                or isinstance(seat.order, TrainOrder)
-                or not self._plan.all_ordered
+                record.awaits_quorum
+                or isinstance(record.order, TrainOrder)
+                or not self._budget.all_ordered
             )
         ]
         return max(1, min(self._quorum, len(training)))

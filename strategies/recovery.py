@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from flwr.app import Message
 
-from strategies.evaluation import History
-from strategies.messenger import Mailbox
-from strategies.party_record import Seat, State
-from strategies.step_budget import Plan
+from strategies.history import History
+from strategies.messenger import Messenger
+from strategies.party_record import PartyRecord, State
+from strategies.step_budget import StepBudget
 from vfl_flower.config.errors import (
     ConfigError,
     OutOfStepError,
@@ -48,9 +48,9 @@ class Recovery:
     def __init__(
         self,
         config: RunConfig,
-        mailbox: Mailbox,
+        messenger: Messenger,
         holder: LabelHolder,
-        plan: Plan,
+        budget: StepBudget,
         history: History,
         outputs: int,
         check: Callable[[Description], None],
@@ -58,9 +58,9 @@ class Recovery:
         nonce: str = "",
     ) -> None:
         self.config = config
-        self.mailbox = mailbox
+        self.messenger = messenger
         self.holder = holder
-        self.plan = plan
+        self.budget = budget
         self.history = history
         self._outputs = outputs
         self._check = check
@@ -69,23 +69,23 @@ class Recovery:
 
     def replies(self) -> list[Message]:
         """The replies that are in, after waiting for one; a silent party has failed."""
-        messages = self.mailbox.replies()
-        if not messages and not self.mailbox.empty:
-            seat = self.mailbox.longest_silent()
+        messages = self.messenger.replies()
+        if not messages and not self.messenger.empty:
+            record = self.messenger.longest_silent()
             cause = f"did not answer within {self.config.running.party_timeout:g} s."
-            self.fail(seat, PartyError(f"Party {seat.party}", cause))
+            self.fail(record, PartyError(f"Party {record.party}", cause))
         return messages
 
-    def take(self, seat: Seat, message: Message, use: Callable[[Upload], T]) -> T | None:
+    def take(self, record: PartyRecord, message: Message, use: Callable[[Upload], T]) -> T | None:
         """What ``use`` makes of a party's answer; none if it has failed or is out of step."""
         try:
-            return self.mailbox.take(seat, message, use)
+            return self.messenger.take(record, message, use)
         except SumError:
             raise
         except OutOfStepError as error:
-            self._bring_into_step(seat, error)
+            self._bring_into_step(record, error)
         except VflError as error:
-            self.fail(seat, PartyError(f"Party {seat.party}", str(error)))
+            self.fail(record, PartyError(f"Party {record.party}", str(error)))
         return None
 
     def answer(self, group: Sequence[Arrival]) -> dict[int, Arrays]:
@@ -95,91 +95,91 @@ class Recovery:
                 return self.holder.answer(group)
             except PoisonError as error:
                 self._drop(error.party)  # from the group, too
-                seat = next(each for each in self.mailbox.seats if each.party == error.party)
-                was_alive = seat.alive
-                self.fail(seat, error)
+                record = next(each for each in self.messenger.records if each.party == error.party)
+                was_alive = record.alive
+                self.fail(record, error)
                 if not was_alive:
                     raise
         return {}
 
-    def fail(self, seat: Seat, error: VflError) -> None:
+    def fail(self, record: PartyRecord, error: VflError) -> None:
         """Stop, or go on without a party, by its last embeddings."""
-        was_alive = seat.alive
-        seat.rest(State.FAILED)
-        seat.unserved, seat.out_of_step = None, 0
-        self.mailbox.forget(seat)
+        was_alive = record.alive
+        record.rest(State.FAILED)
+        record.unserved, record.out_of_step = None, 0
+        self.messenger.forget(record)
         if not was_alive:  # it was asked back, and does not come
             return
-        seat.asked_back = self.history.due(self.plan)
-        nobody = not any(each.alive for each in self.mailbox.seats)
+        record.asked_back = self.history.due(self.budget)
+        nobody = not any(each.alive for each in self.messenger.records)
         if self.config.running.on_party_failure == "stop" or nobody:
             raise error
-        self.plan.without(seat.steps)
-        self.history.failed(seat.party, error)
+        self.budget.without(record.steps)
+        self.history.failed(record.party, error)
         log.warning("%s Going on without it, by its last embeddings.", error)
 
     def ask_back(self) -> Iterator[Message]:
         """Once an evaluation, a failed party is asked whether it is there again."""
-        for seat in self.mailbox.seats:
-            if seat.state is State.FAILED and seat.asked_back < self.history.due(self.plan):
-                seat.asked_back = self.history.due(self.plan)
-                yield self._rejoin_message(seat)
+        for record in self.messenger.records:
+            if record.state is State.FAILED and record.asked_back < self.history.due(self.budget):
+                record.asked_back = self.history.due(self.budget)
+                yield self._rejoin_message(record)
 
-    def _rejoin_message(self, seat: Seat) -> Message:
+    def _rejoin_message(self, record: PartyRecord) -> Message:
         order = RejoinOrder(
-            exchange=seat.exchange + 1,
+            exchange=record.exchange + 1,
             outputs=self._outputs,
             nonce=self._nonce,
-            arrays=self.holder.surrogate_of(seat.party),
+            arrays=self.holder.surrogate_of(record.party),
         )
-        return self.mailbox.message(seat, order)
+        return self.messenger.message(record, order)
 
-    def _bring_into_step(self, seat: Seat, error: OutOfStepError) -> None:
+    def _bring_into_step(self, record: PartyRecord, error: OutOfStepError) -> None:
         """A party has an older state than it should: tell it what is known of it, and go on."""
-        seat.out_of_step += 1
+        record.out_of_step += 1
         if self.config.secure:  # its masks would serve twice, and a sum's change be its own
             cause = f"{error} Resume the run, by which all go back to its last checkpoint."
-            self.fail(seat, PartyError(f"Party {seat.party}", cause))
+            self.fail(record, PartyError(f"Party {record.party}", cause))
             return
-        if self.holder.estimator.broadcasts or seat.out_of_step > _TRIES:
-            self.fail(seat, PartyError(f"Party {seat.party}", str(error)))
+        if self.holder.estimator.broadcasts or record.out_of_step > _TRIES:
+            self.fail(record, PartyError(f"Party {record.party}", str(error)))
             return
         notice.warning(
             "Party %d %s It goes on from there; what it has learned since then is lost.",
-            seat.party,
+            record.party,
             str(error).removeprefix("failed: "),
         )
-        seat.unserved = seat.order
-        self.mailbox.post([self._rejoin_message(seat)])
+        record.unserved = record.order
+        self.messenger.post([self._rejoin_message(record)])
 
-    def rejoin(self, seat: Seat, message: Message) -> None:
+    def rejoin(self, record: PartyRecord, message: Message) -> None:
         """A party answers that it goes on by what the label holder knows of it."""
         try:
             description = read_reply(message, Description, SMALL)
-            if description.party != seat.party:
+            if description.party != record.party:
                 raise VflError(f"came back as party {description.party}.")
             self._check(description)
         except ConfigError as error:  # which names the party
-            self.fail(seat, error)
+            self.fail(record, error)
             return
         except VflError as error:
-            self.fail(seat, PartyError(f"Party {seat.party}", str(error)))
+            self.fail(record, PartyError(f"Party {record.party}", str(error)))
             return
-        self.holder.rejoined(seat.party)
-        seat.remembers = False
+        self.holder.rejoined(record.party)
+        record.remembers = False
         if not self.history.restored:
             self.history.best = None  # of which it may have lost its copy of the model
-        self._drop(seat.party)
-        if seat.rests is State.AWAITS_QUORUM:
-            seat.rests = State.IDLE
-        if seat.unserved:
+        self._drop(record.party)
+        if record.rests is State.AWAITS_QUORUM:
+            record.rests = State.IDLE
+        if record.unserved:
             # Its feedback was for a window that the party does not know of any more.
-            arrays = {key: each for key, each in seat.unserved.arrays.items() if key == "ids"}
-            order = replace(seat.unserved, exchange=seat.exchange + 1, arrays=arrays)
-            seat.surrogates = self.holder.digest_for(seat.party)
-            self.mailbox.post([self.mailbox.message(seat, order)])
+            arrays = {key: each for key, each in record.unserved.arrays.items() if key == "ids"}
+            order = replace(record.unserved, exchange=record.exchange + 1, arrays=arrays)
+            record.surrogates = self.holder.digest_for(record.party)
+            self.messenger.post([self.messenger.message(record, order)])
             return
-        seat.rest(State.IDLE)
-        seat.evaluation = self.history.go_back(self.plan)
-        self.plan.with_again(seat.steps)
-        notice.info("Party %d is back.", seat.party)
+        record.rest(State.IDLE)
+        record.evaluation = self.history.go_back(self.budget)
+        self.budget.with_again(record.steps)
+        notice.info("Party %d is back.", record.party)

@@ -9,14 +9,14 @@ from typing import Any
 
 from flwr.app import MetricRecord
 
+from strategies.adaptive_window import AdaptiveWindow
 from strategies.enrolment import Member, check
-from strategies.evaluation import RESULTS, History
-from strategies.messenger import Mailbox
-from strategies.party_record import FINAL, Seat, State
+from strategies.history import RESULTS, History
+from strategies.messenger import Messenger
+from strategies.party_record import FINAL, PartyRecord, State
 from strategies.quorum import Waiting
 from strategies.recovery import Recovery
-from strategies.step_budget import Plan
-from strategies.window import Pace
+from strategies.step_budget import StepBudget
 from vfl_flower.config.provenance import peak_memory_mb
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
@@ -29,7 +29,7 @@ from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.privacy.ledger import ledger_of
 from vfl_flower.protocol.schedule import Schedule
 from vfl_flower.protocol.systems import load_system
-from vfl_flower.transport.base import Carrier
+from vfl_flower.transport.base import Transport
 from vfl_flower.transport.messages import SMALL, EmbedOrder, EvaluateOrder, RestoreOrder, TrainOrder
 
 log = logging.getLogger("flwr")
@@ -52,7 +52,7 @@ class Run:
 
     def __init__(
         self,
-        carrier: Carrier,
+        transport: Transport,
         nodes: Mapping[int, Member],
         config: RunConfig,
         labels: Labels,
@@ -60,49 +60,49 @@ class Run:
         nonce: str = "",
     ) -> None:
         rows, parties = len(labels.train), len(nodes)
-        self.carrier = carrier
+        self.transport = transport
         self.config = config
         self.labels = labels
-        self.seats = [Seat(party, nodes[party].node) for party in sorted(nodes)]
-        self._by_party = {seat.party: seat for seat in self.seats}
+        self.records = [PartyRecord(party, nodes[party].node) for party in sorted(nodes)]
+        self._by_party = {record.party: record for record in self.records}
         estimator, system = estimators.choose(config)(config), load_system(config.strategy)
         self.ledger = ledger_of(config)(config, rows, estimator)
         labels = self.ledger.labels(labels)
         secret = self.ledger.secret_batches
-        costs = carrier.cost, carrier.measures
+        costs = transport.cost, transport.measures
         self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, *costs)
         if config.secure:
-            agree(carrier, config)
+            agree(transport, config)
         each = steps_per_epoch(config, rows)
-        self.plan = Plan(config.training.epochs, each, parties, config.secure)
-        self.pace = Pace(self.schedule, self.plan.per_epoch, self.seats)
+        self.budget = StepBudget(config.training.epochs, each, parties, config.secure)
+        self.adaptive_window = AdaptiveWindow(self.schedule, self.budget.per_epoch, self.records)
         top_learns = config.models.top != "sum" or labels.features is not None
-        self.plan.allowed = self.ledger.steps_allowed(
-            self.plan.planned, parties, self.schedule.quorum, top_learns
+        self.budget.allowed = self.ledger.steps_allowed(
+            self.budget.planned, parties, self.schedule.quorum, top_learns
         )
         self.history = history
         sizes = {party: nodes[party].size for party in sorted(nodes)}
         # Of the top model, whose steps answer a quorum each; a baseline's are mini-batches.
-        per_epoch: float = self.plan.per_epoch
+        per_epoch: float = self.budget.per_epoch
         if not system.baseline:
-            per_epoch = self.plan.of_epoch / self.schedule.quorum
+            per_epoch = self.budget.of_epoch / self.schedule.quorum
         self.holder = LabelHolder(config, labels, sizes, self.ledger.noise(), per_epoch)
-        carrier.expect(
+        transport.expect(
             self._largest(estimator, rows, len(labels.test), max(sizes.values(), default=0))
         )
-        self.waiting = Waiting(self.schedule.quorum, self.seats, self.plan)
-        self.mailbox = Mailbox(
-            carrier,
-            self.seats,
+        self.waiting = Waiting(self.schedule.quorum, self.records, self.budget)
+        self.messenger = Messenger(
+            transport,
+            self.records,
             self.ledger,
             config.running.party_timeout,
             lambda: self.holder.steps,
         )
         self.recovery = Recovery(
             config,
-            self.mailbox,
+            self.messenger,
             self.holder,
-            self.plan,
+            self.budget,
             self.history,
             labels.outputs,
             lambda description: check(description, config, labels, parties, sizes),
@@ -124,8 +124,8 @@ class Run:
             EvaluateOrder.kind: SMALL + row * test_rows,
         }
 
-    def seat_of(self, party: int) -> Seat:
-        """The seat of a party."""
+    def record_of_party(self, party: int) -> PartyRecord:
+        """The record of a party."""
         return self._by_party[party]
 
     def log_summary(self) -> None:
@@ -134,65 +134,65 @@ class Run:
             "%s on %s: %d parties, %d training rows; %s (quorum %d), windows of %d%s",
             self.config.strategy,
             self.config.data.called,
-            len(self.seats),
+            len(self.records),
             len(self.labels.train),
             self.schedule.word,
             self.schedule.quorum,
             self.schedule.window,
-            TRANSPORTS[self.carrier.transport],
+            TRANSPORTS[self.transport.medium],
         )
 
-    def next_window(self, seat: Seat) -> tuple[int, int, int]:
+    def next_window(self, record: PartyRecord) -> tuple[int, int, int]:
         """The window of a party's next turn: epoch, first step, steps."""
-        epoch, first, steps = self.plan.window(seat.steps, self.pace.next(seat))
-        self.pace.ordered(seat, steps)
+        epoch, first, steps = self.budget.window(record.steps, self.adaptive_window.next(record))
+        self.adaptive_window.ordered(record, steps)
         return epoch, first, steps
 
-    def holds(self, seat: Seat) -> bool:
+    def holds(self, record: PartyRecord) -> bool:
         """Whether a party waits for the evaluation of others, after which all may have to stop.
 
         Without it some would have a window that others of a synchronous system have not. Where
         nobody stops by validation, that window is waited for, unless only sums are known.
         """
         together = bool(self.labels.validation) or self.config.secure  # so do sums need it
-        return self.schedule.coordinated and together and seat.evaluation > self.history.recorded
+        return self.schedule.coordinated and together and record.evaluation > self.history.recorded
 
-    def evaluation(self, seat: Seat, number: int) -> EvaluateOrder:
+    def evaluation(self, record: PartyRecord, number: int) -> EvaluateOrder:
         """A party's order for the evaluation of this number."""
-        seat.evaluation_sent = number
-        seat.surrogates = self.holder.digest_for(seat.party)
-        order = EvaluateOrder(exchange=seat.exchange + 1, arrays=seat.feedback)
+        record.evaluation_sent = number
+        record.surrogates = self.holder.digest_for(record.party)
+        order = EvaluateOrder(exchange=record.exchange + 1, arrays=record.feedback)
         if not self.labels.validation:  # there is nothing to go back by
             return order
-        return replace(order, number=number, best=seat.best_evaluation, last=seat.evaluation)
+        return replace(order, number=number, best=record.best_evaluation, last=record.evaluation)
 
     # --- what came of it ------------------------------------------------------------------------
 
-    def record(self) -> MetricRecord:
+    def evaluate(self) -> MetricRecord:
         """A history entry: where the run stands, and how the model does on rows held out.
 
         If none before was better, it may be gone back to; if that is too long ago, training ends.
         """
         validation, test = self.holder.evaluate()
-        spent = self.history.spent(self.seats, self.carrier.clock)
-        so_far = self.plan, self.holder.steps, spent, self.holder.train_loss()
-        record = self.history.record(*so_far, validation, test)
-        if any(seat.alive and not seat.remembers for seat in self.seats):
+        spent = self.history.spent(self.records, self.transport.clock)
+        so_far = self.budget, self.holder.steps, spent, self.holder.train_loss()
+        entry = self.history.record(*so_far, validation, test)
+        if any(record.alive and not record.remembers for record in self.records):
             self.history.best = None  # who has come back meanwhile could not go back to it
         if self.history.last_is_best:
             self.holder.remember()
-            for seat in self.seats:
-                seat.best_evaluation = seat.evaluation
-        elif self.history.is_time_to_stop and not self.plan.all_ordered:
+            for record in self.records:
+                record.best_evaluation = record.evaluation
+        elif self.history.is_time_to_stop and not self.budget.all_ordered:
             best = self.history.entries[self.history.best or 0]["epoch"]
             log.info("Validation has not improved since epoch %g: training stops.", best)
-            self.plan.stop()
-            alive = [seat for seat in self.seats if seat.alive]
-            if all(seat.state is State.IDLE and not seat.feedback for seat in alive):
+            self.budget.stop()
+            alive = [record for record in self.records if record.alive]
+            if all(record.state is State.IDLE and not record.feedback for record in alive):
                 self.history.recorded = FINAL  # nobody has anything to learn since
-                for seat in alive:
-                    seat.evaluation, seat.state = FINAL, State.DONE
-        return record
+                for record in alive:
+                    record.evaluation, record.state = FINAL, State.DONE
+        return entry
 
     def restore(self) -> None:
         """Have the top model of the best evaluation; the parties' models are to be those too."""
@@ -202,25 +202,25 @@ class Run:
     def figures(self) -> dict[str, Any]:
         """The strategy's part of ``summary.json``."""
         return {
-            "parties": len(self.seats),
-            **self.pace.figures(),
+            "parties": len(self.records),
+            **self.adaptive_window.figures(),
             "quorum": self.schedule.quorum,
             "schedule": self.schedule.word,
-            "epochs": round(self.plan.epochs, 3),
+            "epochs": round(self.budget.epochs, 3),
             "steps": self.holder.steps,
-            **self.history.spent(self.seats, self.carrier.clock),
+            **self.history.spent(self.records, self.transport.clock),
             **dict.fromkeys(RESULTS),
             **{key: each for key, each in self.history.chosen.items() if _is_result(key)},
             "best_epoch": self.history.chosen.get("epoch") if self.history.restored else None,
             **({} if self.labels.unknown is None else {"unknown_rows": self.labels.unknown}),
             **self.ledger.figures(),
-            "peak_memory_mb": round(max(self.mailbox.party_memory_mb, peak_memory_mb()), 1),
-            "failed_parties": [seat.party for seat in self.seats if not seat.alive],
-            "by_party": [seat.figures() for seat in self.seats],
+            "peak_memory_mb": round(max(self.messenger.party_memory_mb, peak_memory_mb()), 1),
+            "failed_parties": [record.party for record in self.records if not record.alive],
+            "by_party": [record.figures() for record in self.records],
         }
 
 
-def restore_best(run: Run, wait_for: Callable[[Sequence[Seat]], None]) -> None:
+def restore_best(run: Run, wait_for: Callable[[Sequence[PartyRecord]], None]) -> None:
     """Have all go back to the best evaluation, if by validation rows there is one.
 
     Parameters
@@ -232,9 +232,9 @@ def restore_best(run: Run, wait_for: Callable[[Sequence[Seat]], None]) -> None:
     last_is_best = run.history.last_is_best
     run.restore()
     if not last_is_best:
-        alive = [seat for seat in run.seats if seat.alive]
+        alive = [record for record in run.records if record.alive]
         orders = (RestoreOrder(exchange=s.exchange + 1, number=s.best_evaluation) for s in alive)
-        run.mailbox.post(map(run.mailbox.message, alive, orders))
+        run.messenger.post(map(run.messenger.message, alive, orders))
         wait_for(alive)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 _KEPT = ("planned", "ordered", "answered", "stopped")
 
 
-class Plan:
+class StepBudget:
     """Steps over all parties; each is to have ``epochs`` passes over its rows.
 
     Parameters
@@ -30,7 +30,7 @@ class Plan:
         self.stopped = False  # before all were ordered
 
     @property
-    def budget(self) -> int:
+    def limit(self) -> int:
         """Steps to order: those planned, as far as the privacy budget allows."""
         if self.stopped:
             return self.ordered
@@ -39,7 +39,7 @@ class Plan:
     @property
     def all_ordered(self) -> bool:
         """Whether no steps are left."""
-        return self.ordered >= self.budget
+        return self.ordered >= self.limit
 
     @property
     def epochs(self) -> float:
@@ -50,7 +50,7 @@ class Plan:
         """The next window of a party that was ordered so many steps: epoch, first step, steps."""
         epoch, first = divmod(done, self.per_epoch)
         share = self._abreast - self._asked % self._abreast
-        steps = min(longest, self.per_epoch - first, (self.budget - self.ordered) // share)
+        steps = min(longest, self.per_epoch - first, (self.limit - self.ordered) // share)
         self.ordered += steps
         self._asked += 1
         return epoch, first, steps

@@ -19,8 +19,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from strategies.checkpoints import Checkpoints
 from strategies.delay import refresh
 from strategies.enrolment import enrol
-from strategies.evaluation import History
-from strategies.party_record import FINAL, Seat, State
+from strategies.history import History
+from strategies.party_record import FINAL, PartyRecord, State
 from strategies.run import Run, restore_best
 from vfl_flower.config.plugins import load_place
 from vfl_flower.config.run_config import RunConfig
@@ -30,7 +30,7 @@ from vfl_flower.label_holder.checkpoint import Keeper
 from vfl_flower.label_holder.observers import Observer
 from vfl_flower.models.training import load_model, model_arrays
 from vfl_flower.protocol.systems import load_system, sized
-from vfl_flower.transport.base import carrier_of
+from vfl_flower.transport.base import transport_of
 from vfl_flower.transport.messages import (
     Arrays,
     CheckpointOrder,
@@ -99,10 +99,10 @@ class Vertical(Strategy):
         PartyError
             If a party fails, and the configuration does not say to go on without it.
         """
-        carrier, keeper = carrier_of(grid), self.keeper
-        nodes = enrol(carrier, self.given, self.labels, keeper, self.nonce)
+        transport, keeper = transport_of(grid), self.keeper
+        nodes = enrol(transport, self.given, self.labels, keeper, self.nonce)
         self.labels = with_presence(self.labels, self.config, len(nodes))
-        self.run = Run(carrier, nodes, self.config, self.labels, self.history, self.nonce)
+        self.run = Run(transport, nodes, self.config, self.labels, self.history, self.nonce)
         if initial_arrays is not None:
             load_model(self.run.holder.top, unpack(initial_arrays))
         checkpoints = None
@@ -135,11 +135,11 @@ class Vertical(Strategy):
     def train(self, checkpoints: Checkpoints | None = None) -> None:
         """Give every party its turns, and answer every quorum, until all are done."""
         run = self.run
-        while not all(seat.state is State.DONE for seat in run.seats if seat.alive):
-            epoch = int(run.plan.epochs)
-            run.mailbox.post(run.recovery.ask_back())
-            run.mailbox.post(self.configure_evaluate(epoch, *_NOTHING, run.carrier))
-            run.mailbox.post(self.configure_train(epoch, *_NOTHING, run.carrier))
+        while not all(record.state is State.DONE for record in run.records if record.alive):
+            epoch = int(run.budget.epochs)
+            run.messenger.post(run.recovery.ask_back())
+            run.messenger.post(self.configure_evaluate(epoch, *_NOTHING, run.transport))
+            run.messenger.post(self.configure_train(epoch, *_NOTHING, run.transport))
             replies = run.recovery.replies()
             # Evaluations first: a bounded delay waits for what is in flight.
             self.aggregate_evaluate(epoch, replies)
@@ -147,7 +147,7 @@ class Vertical(Strategy):
             self._record_if_all_are_in()  # a party that has failed is waited for no more
             if checkpoints:
                 checkpoints.keep_if_due()
-            run.history.progressed(run.plan.answered, run.plan.budget)
+            run.history.progressed(run.budget.answered, run.budget.limit)
         restore_best(run, self.wait_for)
 
     def configure_train(
@@ -155,20 +155,20 @@ class Vertical(Strategy):
     ) -> Iterable[Message]:
         """A turn for each idle party while steps are left: its feedback, and its next window."""
         run = self.run
-        for seat in run.seats:
-            if seat.state is State.IDLE and not run.plan.all_ordered and not run.holds(seat):
-                opening = {} if seat.steps else run.holder.opening()
-                epoch, first, steps = run.next_window(seat)
+        for record in run.records:
+            if record.state is State.IDLE and not run.budget.all_ordered and not run.holds(record):
+                opening = {} if record.steps else run.holder.opening()
+                epoch, first, steps = run.next_window(record)
                 order = TrainOrder(
-                    exchange=seat.exchange + 1,
+                    exchange=record.exchange + 1,
                     epoch=epoch,
                     first=first,
                     steps=steps,
                     coordinated=run.schedule.coordinated,
-                    arrays={**seat.feedback, **opening},
+                    arrays={**record.feedback, **opening},
                 )
-                seat.steps += steps
-                yield run.mailbox.message(seat, order)
+                record.steps += steps
+                yield run.messenger.message(record, order)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -180,12 +180,12 @@ class Vertical(Strategy):
             # Of all rows of the mini-batches: the top model's step is of those that a party lacks.
             allowed = run.ledger.answered([(each.party, each.batches) for each in group])
             for arrival in group:
-                seat = run.seat_of(arrival.party)
-                seat.staleness.add(run.holder.steps - seat.ordered_at_step)
+                record = run.record_of_party(arrival.party)
+                record.staleness.add(run.holder.steps - record.ordered_at_step)
             answers = run.recovery.answer(group) if allowed else run.holder.silent(group)
             for party, feedback in answers.items():
-                run.seat_of(party).take_feedback(feedback)
-            run.plan.answered += sum(len(arrival.window.lengths) for arrival in group)
+                run.record_of_party(party).take_feedback(feedback)
+            run.budget.answered += sum(len(arrival.window.lengths) for arrival in group)
         return None, None
 
     def configure_evaluate(
@@ -193,66 +193,66 @@ class Vertical(Strategy):
     ) -> Iterable[Message]:
         """An evaluation for each idle party that is due for one, or has no steps left."""
         run = self.run
-        number = FINAL if run.plan.all_ordered else run.history.due(run.plan)
-        for seat in run.seats:
-            if seat.state is State.IDLE and seat.evaluation < number:
-                yield run.mailbox.message(seat, run.evaluation(seat, number))
+        number = FINAL if run.budget.all_ordered else run.history.due(run.budget)
+        for record in run.records:
+            if record.state is State.IDLE and record.evaluation < number:
+                yield run.messenger.message(record, run.evaluation(record, number))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Write test embeddings into the test table; a history entry once all parties' are in."""
         run = self.run
-        for seat, _, message in run.mailbox.answers_to(EvaluateOrder, replies):
-            use = partial(run.holder.receive_test, seat.party, seat.surrogates)
-            run.recovery.take(seat, message, use)
-            if not seat.unserved:
-                seat.evaluated()
+        for record, _, message in run.messenger.answers_to(EvaluateOrder, replies):
+            use = partial(run.holder.receive_test, record.party, record.surrogates)
+            run.recovery.take(record, message, use)
+            if not record.unserved:
+                record.evaluated()
         return self._record_if_all_are_in()
 
     def _record_if_all_are_in(self) -> MetricRecord | None:
         """A history entry, once every party that is there has answered the evaluation."""
         run = self.run
-        evaluated = min((seat.evaluation for seat in run.seats if seat.alive), default=0)
+        evaluated = min((record.evaluation for record in run.records if record.alive), default=0)
         if evaluated <= run.history.recorded:
             return None
         run.history.recorded = evaluated
-        return run.record()
+        return run.evaluate()
 
     # --- replies --------------------------------------------------------------------------------
 
     def _receive(self, replies: Iterable[Message]) -> None:
         """Write uploads into the table; those of a window then await their quorum."""
         run = self.run
-        for seat, order, message in run.mailbox.answers_to(TrainOrder, replies):
-            receive = partial(run.holder.receive, seat.party, order)
-            arrival = run.recovery.take(seat, message, receive)
+        for record, order, message in run.messenger.answers_to(TrainOrder, replies):
+            receive = partial(run.holder.receive, record.party, order)
+            arrival = run.recovery.take(record, message, receive)
             if arrival is not None:
-                run.ledger.received(seat.party, arrival.window)
-                seat.state = State.AWAITS_QUORUM
+                run.ledger.received(record.party, arrival.window)
+                record.state = State.AWAITS_QUORUM
                 run.waiting.add(arrival)
-        for seat, query, message in run.mailbox.answers_to(EmbedOrder, replies):
-            fresh = partial(run.holder.refresh, seat.party, query.arrays["ids"])
-            run.recovery.take(seat, message, fresh)
-        for seat, kept, message in run.mailbox.answers_to(CheckpointOrder, replies):
-            run.recovery.take(seat, message, partial(seat.has_kept, kept.number))
-        for seat, _, message in run.mailbox.answers_to(RestoreOrder, replies):
-            run.recovery.take(seat, message, lambda upload: None)
-        for seat, _, message in run.mailbox.answers_to(RejoinOrder, replies):
-            run.recovery.rejoin(seat, message)
+        for record, query, message in run.messenger.answers_to(EmbedOrder, replies):
+            fresh = partial(run.holder.refresh, record.party, query.arrays["ids"])
+            run.recovery.take(record, message, fresh)
+        for record, kept, message in run.messenger.answers_to(CheckpointOrder, replies):
+            run.recovery.take(record, message, partial(record.has_kept, kept.number))
+        for record, _, message in run.messenger.answers_to(RestoreOrder, replies):
+            run.recovery.take(record, message, lambda upload: None)
+        for record, _, message in run.messenger.answers_to(RejoinOrder, replies):
+            run.recovery.rejoin(record, message)
 
-    def wait_for(self, seats: Sequence[Seat]) -> None:
+    def wait_for(self, records: Sequence[PartyRecord]) -> None:
         """Take replies until nothing is in flight to these parties."""
-        while any(seat.in_flight for seat in seats):
+        while any(record.in_flight for record in records):
             replies = self.run.recovery.replies()
-            self.aggregate_evaluate(int(self.run.plan.epochs), replies)
+            self.aggregate_evaluate(int(self.run.budget.epochs), replies)
             self._receive(replies)
 
     def drain(self) -> None:
         """Wait until nothing is in flight, and answer all that has come."""
         self.run.waiting.draining = True
-        self.wait_for(self.run.seats)
-        self.aggregate_train(int(self.run.plan.epochs), [])
+        self.wait_for(self.run.records)
+        self.aggregate_train(int(self.run.budget.epochs), [])
         self._record_if_all_are_in()
         self.run.waiting.draining = False
 

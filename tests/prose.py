@@ -33,8 +33,8 @@ STARTS = r"^(?:who|what|whose|that which)\b(?!.*\?$)"
 WORDS = {
     "alone": "local-only",
     "joined": "centralised",
-    "mailbox": "messenger",
-    "carrier": "transport",
+    "messenger": "messenger",
+    "transport": "transport",
     "seat": "party record",
     "seats": "party records",
     "pace": "adaptive window",

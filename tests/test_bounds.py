@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.step_budget import Plan
+from strategies.step_budget import StepBudget
 from tests.conftest import Start
 from tests.test_faults import (
     GOES_ON,
@@ -305,7 +305,7 @@ def test_every_window_of_a_plan_is_a_possible_order(
     epochs: int, parties: int, longest: int, batch: int
 ) -> None:
     config = resolve({"epochs": epochs, "batch-size": batch})
-    plan, done = Plan(epochs, steps_per_epoch(config, 100), parties), 0
+    plan, done = StepBudget(epochs, steps_per_epoch(config, 100), parties), 0
     while not plan.all_ordered:  # by one party, which is quicker than all others
         epoch, at, steps = plan.window(done, longest)
         done += steps

@@ -267,11 +267,11 @@ def test_a_checkpoint_waits_until_nothing_is_in_flight(
         state_of_holder = run.holder.state
 
         def state() -> Any:
-            states.append([each.in_flight for each in run.seats])
-            states.append([each.awaits_quorum for each in run.seats])
-            assert not run.waiting._arrivals and run.mailbox.empty
-            assert run.plan.ordered == run.plan.answered
-            for seat, context in zip(run.seats, run.carrier.contexts.values(), strict=True):
+            states.append([each.in_flight for each in run.records])
+            states.append([each.awaits_quorum for each in run.records])
+            assert not run.waiting._arrivals and run.messenger.empty
+            assert run.budget.ordered == run.budget.answered
+            for seat, context in zip(run.records, run.transport.contexts.values(), strict=True):
                 assert load_scalars(context.state)["exchange"] == seat.exchange
                 assert not load_scalars(context.state)["pending"]
             return state_of_holder()

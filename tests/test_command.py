@@ -183,7 +183,7 @@ def test_nothing_listens_before_the_results_folder_is_known_to_be_free(
         raise ListeningError
 
     class Remote(LocalGrid):
-        transport = "messages"
+        medium = "messages"
 
     monkeypatch.setattr(server_app, "StreamGrid", stream_grid)
     keys = {"dataset": "breast-cancer", "out": str(tmp_path / "out")}

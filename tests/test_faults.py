@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
-from strategies import evaluation, messenger
+from strategies import history, messenger
 from tests.conftest import ALL_ROWS, FASTER, Start, assert_copies_agree, trained
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
@@ -524,7 +524,7 @@ def test_a_silent_party_fails_when_its_time_is_up(
         now[0] += seconds
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep, perf_counter=lambda: now[0])
-    for module in (messenger, evaluation, base):
+    for module in (messenger, history, base):
         monkeypatch.setattr(module, "time", clock)
     pull = LocalGrid.pull_messages
 

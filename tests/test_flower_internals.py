@@ -27,7 +27,7 @@ from packaging.requirements import Requirement
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import flower_defaults
-from vfl_flower.transport.base import FlowerCarrier
+from vfl_flower.transport.base import FlowerTransport
 from vfl_flower.transport.flower_internals import (
     begin_task,
     config_record,
@@ -179,7 +179,7 @@ def test_nobody_can_guess_the_id_of_a_message_and_answer_it_in_anothers_place() 
     original = message()
     copies = [deepcopy(original), deepcopy(original)]
     assert len({each.object_id for each in [original, *copies]}) == 1
-    FlowerCarrier(grid).push_messages(copies)
+    FlowerTransport(grid).push_messages(copies)
     assert len({each.object_id for each in [original, *pushed]}) == 3
 
 

@@ -23,7 +23,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from strategies.enrolment import enrol
-from strategies.evaluation import History
+from strategies.history import History
 from strategies.run import Run
 from strategies.vertical import strategy_of
 from tests.test_report import HOSTILE, Page, left
@@ -293,7 +293,7 @@ class Exchange:
         labels, client = load_labels(config), client_app.app
         grid = LocalGrid(client, 2, keys, config)
         self.run = run = Run(grid, enrol(grid, config, labels), config, labels, History(1))
-        self.seat = seat = run.seats[0]
+        self.seat = seat = run.records[0]
         holder = run.holder
         ids = np.arange(0, 40, 3, dtype=np.int32)
         made: dict[type[Turn], Turn] = {
@@ -310,7 +310,7 @@ class Exchange:
             CheckpointOrder: CheckpointOrder(exchange=1, number=1),
         }
         order: Any = made[kind]
-        self.message = run.mailbox.message(seat, order)
+        self.message = run.messenger.message(seat, order)
         set_message_id(self.message, "message-1")
         context = grid.contexts[seat.node_id]
         self.honest = client(self.message, context).content
@@ -335,7 +335,7 @@ class Exchange:
         holder.test_table.rows.copy_(self.rows[1])
         if hasattr(self, "peaks"):
             holder.table.peaks = dict(self.peaks)
-        used = self.run.mailbox.take(seat, reply, self.use)
+        used = self.run.messenger.take(seat, reply, self.use)
         return self._wrong(reply.content) or (self._unusable(used) if used else "")
 
     def _wrong(self, content: RecordDict) -> str:

@@ -33,7 +33,7 @@ from vfl_flower.party import stacked
 from vfl_flower.party.state import load_arrays
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport import shared_actor
-from vfl_flower.transport.base import Carrier
+from vfl_flower.transport.base import Transport
 from vfl_flower.transport.flower_internals import (
     begin_task,
     from_bytes,
@@ -70,10 +70,10 @@ KEYS: dict[str, Any] = {
 }
 
 
-class Nodes(Carrier):
+class Nodes(Transport):
     """Nodes that serve bytes; where they ``forget``, each message is served by a new process."""
 
-    engine, transport, cost = "ray", "messages", "cheap"
+    engine, medium, cost = "ray", "messages", "cheap"
 
     def __init__(self, nodes: int, keys: dict[str, Any], forget: bool = False) -> None:
         self.contexts_of = {
@@ -139,15 +139,15 @@ def hosted(
     keys = {**keys, "parties": PARTIES}
     config = resolve(keys)
     strategy = strategy_of(config)(config, load_labels(config))
-    carrier = Nodes(nodes, keys, forget)
-    strategy.start(Hosts(carrier, PARTIES))
+    transport = Nodes(nodes, keys, forget)
+    strategy.start(Hosts(transport, PARTIES))
     models = {
         party: load_arrays(context.state, f"{party}/model")
-        for context in carrier.contexts_of.values()
+        for context in transport.contexts_of.values()
         for party in range(PARTIES)
         if f"{party}/model" in context.state
     }
-    return strategy, carrier, models
+    return strategy, transport, models
 
 
 @pytest.mark.one_by_day
@@ -196,34 +196,34 @@ def test_parties_of_one_node_that_are_stacked_learn_what_they_do_in_process(
 
 
 def test_a_node_gets_one_message_for_all_of_its_parties() -> None:
-    strategy, carrier, _ = hosted({**KEYS, "epochs": 1})
-    turns = sum(seat.exchange for seat in strategy.run.seats) + PARTIES  # and descriptions
-    assert {m.metadata.message_type for m in carrier.sent} == {"query.host"}
-    assert len(carrier.sent) * PARTIES == 3 * turns
+    strategy, transport, _ = hosted({**KEYS, "epochs": 1})
+    turns = sum(seat.exchange for seat in strategy.run.records) + PARTIES  # and descriptions
+    assert {m.metadata.message_type for m in transport.sent} == {"query.host"}
+    assert len(transport.sent) * PARTIES == 3 * turns
 
 
 def test_of_a_node_that_fails_every_party_has() -> None:
     keys = {**KEYS, "strategy": "vafl", "on-party-failure": "continue", "epochs": 3}
     config = resolve(keys)
     strategy = strategy_of(config)(config, load_labels(config))
-    carrier = Nodes(2, keys)
+    transport = Nodes(2, keys)
 
-    pushed = carrier.push_messages
+    pushed = transport.push_messages
 
     def push(messages: Iterable[Message]) -> list[str]:
-        carrier.broken = {11} if len(carrier.sent) > 4 else set()
+        transport.broken = {11} if len(transport.sent) > 4 else set()
         return pushed(messages)
 
-    carrier.push_messages = push  # type: ignore[method-assign]
-    strategy.start(Hosts(carrier, PARTIES))
-    failed = [seat.party for seat in strategy.run.seats if not seat.alive]
+    transport.push_messages = push  # type: ignore[method-assign]
+    strategy.start(Hosts(transport, PARTIES))
+    failed = [seat.party for seat in strategy.run.records if not seat.alive]
     assert failed == list(range(PARTIES // 2, PARTIES))
 
 
 def test_an_answer_may_be_as_large_as_was_due_when_it_was_asked_for() -> None:
     """Whatever is sent to another node meanwhile."""
-    carrier = Nodes(2, {**KEYS, "parties": PARTIES})
-    there = Hosts(carrier, PARTIES)
+    transport = Nodes(2, {**KEYS, "parties": PARTIES})
+    there = Hosts(transport, PARTIES)
     there.expect({TrainOrder.kind: 10**6, DescribeOrder.kind: 0})
 
     def large(message: Message, context: Context) -> Message:
@@ -247,13 +247,13 @@ def test_an_answer_may_be_as_large_as_was_due_when_it_was_asked_for() -> None:
 
 
 def test_a_real_node_is_host_of_nobody() -> None:
-    carrier = Nodes(1, KEYS)
-    context = carrier.contexts_of[10]
+    transport = Nodes(1, KEYS)
+    context = transport.contexts_of[10]
     del context.node_config["simulated"]
     order = to_message(DescribeOrder(outputs=1), 2, 60.0, call=True)
     message = HostOrder(parties=2, arrays={"packed": pack_many([order])})
-    (key,) = carrier.push_messages([to_message(message, 10, 60.0)])
-    (reply,) = carrier.pull_messages([key])
+    (key,) = transport.push_messages([to_message(message, 10, 60.0)])
+    (reply,) = transport.pull_messages([key])
     with pytest.raises(VflError, match="is one party, and no host of others"):
         read_reply(reply, HostAnswer)
 

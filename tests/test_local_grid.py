@@ -250,7 +250,7 @@ def test_a_fast_party_takes_more_steps_than_a_slow_one() -> None:
     config = resolve(keys)
     strategy = strategy_of(config)(config, load_labels(config))
     strategy.start(LocalGrid(client_app.app, 3, keys, config))
-    steps = [seat.steps for seat in strategy.run.seats]
+    steps = [seat.steps for seat in strategy.run.records]
     assert steps[0] > 1.5 * max(steps[1:])
     assert sum(steps) == 3 * 4 * 8
 

@@ -133,7 +133,7 @@ def strategy(per_epoch: int = 10, patience: float = 0.0, validation: int = 0) ->
     """What progress reads of a strategy."""
     of = SimpleNamespace
     return of(
-        run=of(seats=[], plan=of(of_epoch=per_epoch)),
+        run=of(records=[], budget=of(of_epoch=per_epoch)),
         history=of(last={}, best=None, entries=[]),
         config=of(training=of(patience=patience, epochs=10)),
         labels=of(validation=validation),

@@ -542,7 +542,7 @@ def test_parties_get_zeros_and_nobody_learns_beyond_the_budget() -> None:
     scalars = np.concatenate([each for got in client.scalars.values() for each in got])
     refused = int((scalars == 0).sum())
     assert client.uploads.max() > 3 * 3  # which would be more than is paid for
-    assert 0 < refused < len(scalars) == run.plan.answered == 3 * 3 * STEPS
+    assert 0 < refused < len(scalars) == run.budget.answered == 3 * 3 * STEPS
     assert isinstance(run.ledger, ScalarLedger)
     assert run.ledger.released == run.holder.steps == len(scalars) - refused
     assert run.holder.noise is not None and run.holder.noise.drawn == 2 * (len(scalars) - refused)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from strategies.evaluation import History
+from strategies.history import History
 from strategies.party_record import State
 from strategies.vertical import Vertical, strategy_of
 from tests.conftest import ALL_ROWS, Start, nightly, trained
@@ -388,25 +388,25 @@ def test_so_it_is_with_own_files(tmp_path: Path, own: int) -> None:
 def test_a_party_that_was_away_changes_the_choice_to_what_all_can_go_back_to() -> None:
     parts = Parts({"on-party-failure": "continue"})
     for loss in (0.5, 0.6):
-        parts.plan.answered += 30
-        parts.history.record(parts.plan, 3, SPENT, None, Metrics(loss), METRICS)
+        parts.budget.answered += 30
+        parts.history.record(parts.budget, 3, SPENT, None, Metrics(loss), METRICS)
     assert parts.history.best == 0
-    parts.plan.stop()
+    parts.budget.stop()
     parts.send(1, TRAIN)
     parts.take_failure(1, "raised an error.")
     parts.post.sent.clear()
-    parts.plan.answered += 30
-    parts.mailbox.post(parts.recovery.ask_back())
+    parts.budget.answered += 30
+    parts.messenger.post(parts.recovery.ask_back())
     parts.rejoin(1)
-    seat = parts.seats[1]
+    seat = parts.records[1]
     assert seat.state is State.IDLE and not seat.remembers
-    assert parts.plan.all_ordered  # it has stopped, whoever comes back
+    assert parts.budget.all_ordered  # it has stopped, whoever comes back
     assert parts.history.best is None
     parts.history.best, parts.history.restored = 0, True  # at the end it is too late to choose
     parts.send(1, TRAIN)
     parts.take_failure(1, "raised an error.")
-    parts.plan.answered += 30
-    parts.mailbox.post(parts.recovery.ask_back())
+    parts.budget.answered += 30
+    parts.messenger.post(parts.recovery.ask_back())
     parts.rejoin(1)
     assert parts.history.best == 0
 

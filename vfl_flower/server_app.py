@@ -35,7 +35,7 @@ from vfl_flower.label_holder.results import Results, in_use, results_folder
 from vfl_flower.protocol.privacy.ledger import hides_labels
 from vfl_flower.protocol.privacy.signal import warn_if_lost
 from vfl_flower.protocol.systems import sized
-from vfl_flower.transport.base import Carrier, carrier_of
+from vfl_flower.transport.base import Transport, transport_of
 from vfl_flower.transport.shared_actor import Hosts
 from vfl_flower.transport.stream.grid import StreamGrid
 
@@ -63,18 +63,18 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Do the configured task with the parties of the grid."""
     config, run = checkpoint.configured(context.run_config), str(context.run_id)
-    carrier = carrier_of(grid)
+    transport = transport_of(grid)
     if config.task == "predict":
-        with _streams(carrier, config) as carrier:
-            predict(carrier, config, parse(context.run_config), run)
+        with _streams(transport, config) as transport:
+            predict(transport, config, parse(context.run_config), run)
     elif config.task == "align":
-        with _streams(carrier, config) as carrier:
-            _align(carrier, config, run)
+        with _streams(transport, config) as transport:
+            _align(transport, config, run)
     else:
-        _train(carrier, config, run)
+        _train(transport, config, run)
 
 
-def _align(carrier: Carrier, config: RunConfig, run: str) -> None:
+def _align(transport: Transport, config: RunConfig, run: str) -> None:
     """Only find the rows that all have, and leave a summary that tells how many."""
     if not config.data.own_data:
         raise ConfigError(
@@ -83,13 +83,13 @@ def _align(carrier: Carrier, config: RunConfig, run: str) -> None:
         )
     folder = results_folder(config)
     with in_use(folder):
-        common = aligned(carrier, config, own_table(config.data), run)
+        common = aligned(transport, config, own_table(config.data), run)
         figures = {"alignment": common.name, "rows": len(common.rows)}
-        summary = summarise(config, carrier, figures, None)
+        summary = summarise(config, transport, figures, None)
         write_whole(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
 
-def _train(carrier: Carrier, config: RunConfig, run: str) -> None:
+def _train(transport: Transport, config: RunConfig, run: str) -> None:
     """Train the configured system in its results folder, if no other run is there."""
     own = own_table(config.data) if config.data.own_data else None
     if own:
@@ -103,23 +103,23 @@ def _train(carrier: Carrier, config: RunConfig, run: str) -> None:
         if found and found.finished:  # it was cut short before it had written what it reached
             figures, top = found.strategy["figures"], of_group("top", found.arrays)
             config = config if own else sized(config, len(load_labels(config).train))
-            results.finish(summarise(config, carrier, figures, None), top)
+            results.finish(summarise(config, transport, figures, None), top)
         else:
             begins = config.running.grow and not found
             earlier = checkpoint.load(config.running.grow) if begins else None
-            _train_in(results, carrier, config, own, Keeper(folder, run, found, earlier))
+            _train_in(results, transport, config, own, Keeper(folder, run, found, earlier))
 
 
 def _train_in(
-    results: Results, carrier: Carrier, config: RunConfig, own: Table | None, keeper: Keeper
+    results: Results, transport: Transport, config: RunConfig, own: Table | None, keeper: Keeper
 ) -> None:
     """Train; whatever happens, save what came of it."""
     found, before = keeper.found, keeper.found or keeper.earlier
     strategy: Vertical | None = None
     failure = None
     try:
-        with _streams(carrier, config, keeper.nonce) as carrier:
-            labels = _own_labels(carrier, config, own, keeper) if own else load_labels(config)
+        with _streams(transport, config, keeper.nonce) as transport:
+            labels = _own_labels(transport, config, own, keeper) if own else load_labels(config)
             fixed = found or not own  # else its rows may be new
             if (
                 before
@@ -133,14 +133,14 @@ def _train_in(
                 )
             named = OBSERVERS.load(config.running.observer)()
             telling = progress.of_run(results.folder)
-            observers = [results, named, *carrier.observers, *([telling] if telling else [])]
+            observers = [results, named, *transport.observers, *([telling] if telling else [])]
             for each in observers:
                 each.began(results.folder)
             warn_if_lost(config, labels)
             strategy = strategy_of(config)(config, labels, observers, keeper)
             if telling:
                 telling.follow(strategy)
-            strategy.start(carrier)
+            strategy.start(transport)
     except BaseException as error:
         failure = why(error)
         raise
@@ -149,7 +149,7 @@ def _train_in(
             figures, top = (strategy.figures(), strategy.top_arrays()) if strategy else ({}, {})
             try:
                 used = strategy.config if strategy else config
-                results.finish(summarise(used, carrier, figures, failure), top)
+                results.finish(summarise(used, transport, figures, failure), top)
             except VflError as error:
                 if failure is None:
                     raise
@@ -157,19 +157,19 @@ def _train_in(
 
 
 @contextmanager
-def _streams(carrier: Carrier, config: RunConfig, nonce: str = "") -> Iterator[Carrier]:
+def _streams(transport: Transport, config: RunConfig, nonce: str = "") -> Iterator[Transport]:
     """What carries the messages: a `StreamGrid`, where there are streams.
 
     In a Ray simulation of fewer nodes than parties, `Hosts` over that.
     """
-    streams = config.running.transport != "messages" and carrier.transport == "messages"
-    with StreamGrid(carrier, config, nonce) if streams else nullcontext(carrier) as found:
+    streams = config.running.transport != "messages" and transport.medium == "messages"
+    with StreamGrid(transport, config, nonce) if streams else nullcontext(transport) as found:
         if found.engine == "ray" and config.running.parties > len(list(found.get_node_ids())):
             found = Hosts(found, config.running.parties)
         yield found
 
 
-def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper) -> Labels:
+def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Keeper) -> Labels:
     """The labels of the rows that all have."""
     if config.data.align == "any" and not config.data.min_parties and not own.feature_names:
         raise ConfigError(
@@ -177,7 +177,7 @@ def _own_labels(carrier: Carrier, config: RunConfig, own: Table, keeper: Keeper)
         )
     if not keeper.found:
         order = _as_then(config, own, keeper, keeper.earlier) if keeper.earlier else None
-        common = aligned(carrier, config, own, keeper.run, None, order)
+        common = aligned(transport, config, own, keeper.run, None, order)
         keeper.rows, keeper.present = common.rows, common.present
     elif len(own.ids) <= keeper.rows.max():
         raise ConfigError(
@@ -218,7 +218,7 @@ def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint)
 
 
 def summarise(
-    config: RunConfig, carrier: Carrier, figures: Mapping[str, Any], failure: str | None
+    config: RunConfig, transport: Transport, figures: Mapping[str, Any], failure: str | None
 ) -> dict[str, Any]:
     """``summary.json``: what ran, what it reached, and what it took.
 
@@ -226,8 +226,8 @@ def summarise(
     """
     return {
         "strategy": config.strategy,
-        "engine": carrier.engine,
-        "transport": carrier.transport,
+        "engine": transport.engine,
+        "transport": transport.medium,
         "dataset": config.data.dataset,
         **figures,
         "seed": config.training.seed,

@@ -33,7 +33,7 @@ class Training(Observer):
 
     def evaluated(self, entry: dict[str, Any]) -> None:
         """Evaluate the training rows, too."""
-        holder, parties = self.strategy.run.holder, len(self.strategy.run.seats)
+        holder, parties = self.strategy.run.holder, len(self.strategy.run.records)
         of_parties = [context._skeletons[party, parties][1] for party in range(parties)]
         models = [party.model for party in of_parties]
         parameters = [p for each in (*models, holder.top) for p in trained(each).values()]

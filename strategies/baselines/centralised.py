@@ -72,17 +72,17 @@ class Joined(Vertical):
         ]
         self.bottoms = bottoms = torch.nn.ModuleList(models).to(holder.device)
         optimizers = [
-            build_optimizer(own, bottom, own.training.party_lr, run.plan.per_epoch)
+            build_optimizer(own, bottom, own.training.party_lr, run.budget.per_epoch)
             for own, bottom in zip(configs, models, strict=True)
         ]
         optimizers += [holder.optimizer] if holder.optimizer else []
         if self.fills and holder.partial:  # nobody lacks a row, then, and figures are of all
             for table in (holder.table, holder.test_table):
-                table.rows[:, -len(run.seats) :] = 1
+                table.rows[:, -len(run.records) :] = 1
             holder.partial = False
         batches = self._batches(self._rows())
         for epoch in range(training.epochs):
-            for ids, divisor in islice(batches, run.plan.per_epoch):
+            for ids, divisor in islice(batches, run.budget.per_epoch):
                 rows = ids.to(holder.device)
                 embeddings = []
                 for party, bottom, block, x in zip(
@@ -108,18 +108,18 @@ class Joined(Vertical):
                     step_along(optimizer, found[:learned], holder.steps)
                     found = found[learned:]
                 holder.count(loss.detach()[None])
-            run.plan.answered += run.plan.of_epoch
-            run.history.progressed(run.plan.answered, run.plan.planned)
+            run.budget.answered += run.budget.of_epoch
+            run.history.progressed(run.budget.answered, run.budget.planned)
             if run.history.is_due(epoch + 1, training.epochs):
                 bottoms.eval()
                 with torch.no_grad():
                     for party, bottom, block in zip(holder.columns, bottoms, blocks, strict=True):
                         holder.test_table.of(party)[:] = bottom(self._whole(block, 1))
                 bottoms.train()
-                run.record()
+                run.evaluate()
                 if run.history.last_is_best:
                     best = {k: each.clone() for k, each in bottoms.state_dict().items()}
-            if run.plan.stopped:
+            if run.budget.stopped:
                 break
         if run.history.best is not None:
             bottoms.load_state_dict(best)
@@ -132,7 +132,7 @@ class Joined(Vertical):
         They must be in this process, to be given their bottom models. A model that has read zeros
         for the rows that a party lacks is not kept: predictions would leave such a party out.
         """
-        contexts, keeper = self.run.carrier.contexts, self._keeper
+        contexts, keeper = self.run.transport.contexts, self._keeper
         filled = self.fills and self.config.partial
         if not (keeper and contexts) or keeper.found or keeper.earlier or filled:
             return
@@ -169,21 +169,21 @@ class Joined(Vertical):
 
     def _configs(self) -> list[RunConfig]:
         """The configuration of every party's bottom model."""
-        contexts, rows = self.run.carrier.contexts.values(), len(self.labels.train)
+        contexts, rows = self.run.transport.contexts.values(), len(self.labels.train)
         own = [sized(own_config(context, self.given), rows) for context in contexts]
-        return own or [self.config] * len(self.run.seats)
+        return own or [self.config] * len(self.run.records)
 
     def _blocks(self) -> list[FeatureBlock]:
         """Every party's columns."""
-        carrier, seats = self.run.carrier, self.run.seats
-        if not carrier.simulated:
+        transport, records = self.run.transport, self.run.records
+        if not transport.simulated:
             raise ConfigError(
                 "strategy = 'centralised' needs every party's columns in one place, and "
                 "those of real nodes never leave them: run it in process or in a simulation."
             )
-        if carrier.contexts:
-            return [load_block(context, self.config) for context in carrier.contexts.values()]
-        return [load_part(self.config, seat.party, len(seats)) for seat in seats]
+        if transport.contexts:
+            return [load_block(context, self.config) for context in transport.contexts.values()]
+        return [load_part(self.config, record.party, len(records)) for record in records]
 
 
 class Common(Joined):

@@ -25,23 +25,23 @@ class Frozen(Vertical):
         run, epochs = self.run, self.config.training.epochs
         rows = np.arange(len(self.labels.train), dtype=np.int32)
         present = run.holder.table.present
-        for seat in run.seats:
-            held = present[seat.party]
+        for record in run.records:
+            held = present[record.party]
             ids = rows if held is None else rows[held]
             order = EmbedOrder(exchange=1, arrays={"ids": ids})
-            run.mailbox.post([run.mailbox.message(seat, order)])
-        self.wait_for(run.seats)
+            run.messenger.post([run.messenger.message(record, order)])
+        self.wait_for(run.records)
         evaluate = EvaluateOrder(exchange=2)
-        run.mailbox.post(run.mailbox.message(seat, evaluate) for seat in run.seats)
-        self.wait_for(run.seats)
+        run.messenger.post(run.messenger.message(record, evaluate) for record in run.records)
+        self.wait_for(run.records)
         for epoch in range(epochs):
-            window = draw_window(self.config, len(rows), None, epoch, 0, run.plan.per_epoch)
+            window = draw_window(self.config, len(rows), None, epoch, 0, run.budget.per_epoch)
             run.holder.learn(window)
-            run.plan.answered += run.plan.of_epoch
-            run.history.progressed(run.plan.answered, run.plan.planned)
+            run.budget.answered += run.budget.of_epoch
+            run.history.progressed(run.budget.answered, run.budget.planned)
             if run.history.is_due(epoch + 1, epochs):
-                run.record()
-            if run.plan.stopped:
+                run.evaluate()
+            if run.budget.stopped:
                 break
         if run.history.best is not None:
             run.restore()

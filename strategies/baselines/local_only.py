@@ -34,7 +34,7 @@ class _Share(Observer):
 
     def progressed(self, done: int, planned: int) -> None:
         """Tell of it."""
-        steps = self._whole.plan.planned
+        steps = self._whole.budget.planned
         share = (self._number + done / max(1, planned)) / self._of
         self._whole.history.progressed(round(share * steps), steps)
 
@@ -47,8 +47,10 @@ class Alone(Vertical):
     def train(self, checkpoints: Checkpoints | None = None) -> None:
         """Run each, and tell of the best."""
         alone = {"quorum": None, "max-delay": 0, "on-party-failure": "stop", "subsets": "off"}
-        config, carrier = self.config.with_values(alone), self.run.carrier
-        kinds: dict[int | str, type[Vertical]] = {seat.party: Vertical for seat in self.run.seats}
+        config, transport = self.config.with_values(alone), self.run.transport
+        kinds: dict[int | str, type[Vertical]] = {
+            record.party: Vertical for record in self.run.records
+        }
         if self.labels.features is not None:
             kinds["label holder"] = Frozen  # no messages where no party is
         runs = {
@@ -58,11 +60,13 @@ class Alone(Vertical):
         self._finished: dict[int | str, Vertical] = {}
         for who, each in runs.items():
             nodes = {
-                seat.party: Member(seat.node_id, self.run.holder.table.of(seat.party).shape[1])
-                for seat in self.run.seats
-                if seat.party == who
+                record.party: Member(
+                    record.node_id, self.run.holder.table.of(record.party).shape[1]
+                )
+                for record in self.run.records
+                if record.party == who
             }
-            each.run = Run(carrier, nodes, config, self.labels, each.history)
+            each.run = Run(transport, nodes, config, self.labels, each.history)
             each.train()
             self._finished[who] = each
         _, best = self._best()

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from strategies.evaluation import History
-from strategies.messenger import Mailbox
-from strategies.party_record import Seat, State
+from strategies.history import History
+from strategies.messenger import Messenger
+from strategies.party_record import PartyRecord, State
 from strategies.recovery import Recovery
-from strategies.step_budget import Plan
+from strategies.step_budget import StepBudget
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.labels import Labels
@@ -25,7 +25,7 @@ from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.privacy.journal import Mark
 from vfl_flower.protocol.privacy.ledger import Ledger
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.transport.base import Carrier
+from vfl_flower.transport.base import Transport
 from vfl_flower.transport.flower_internals import set_message_id
 from vfl_flower.transport.messages import (
     CheckpointOrder,
@@ -47,8 +47,8 @@ LABELS = Labels(
 )
 
 
-class Post(Carrier):
-    """A carrier that keeps what is sent; parties answer when a test says so."""
+class Post(Transport):
+    """A transport that keeps what is sent; parties answer when a test says so."""
 
     engine, transport, cost = "local", "none", "free"
 
@@ -176,21 +176,23 @@ class Parts:
     def __post_init__(self) -> None:
         self.config = resolve({"strategy": "vafl", "party-timeout": 10.0, **self.keys})
         self.post, self.holder = Post(), Holder()
-        self.seats = [Seat(party, 100 + party) for party in range(3)]
+        self.records = [PartyRecord(party, 100 + party) for party in range(3)]
         self.ledger, self.heard = Told(self.post), Heard()
-        self.plan = Plan(epochs=4, per_epoch=10, parties=3)
+        self.budget = StepBudget(epochs=4, per_epoch=10, parties=3)
         self.history = History(self.config.running.eval_every, [self.heard])
         self.steps = 0  # of the label holder
         timeout = self.config.running.party_timeout
-        self.mailbox = Mailbox(self.post, self.seats, self.ledger, timeout, lambda: self.steps)
+        self.messenger = Messenger(
+            self.post, self.records, self.ledger, timeout, lambda: self.steps
+        )
         self.checked: list[Description] = []
         self.dropped: list[int] = []
         holder: Any = self.holder
         self.recovery = Recovery(
             self.config,
-            self.mailbox,
+            self.messenger,
             holder,
-            self.plan,
+            self.budget,
             self.history,
             LABELS.outputs,
             self.checked.append,
@@ -198,33 +200,35 @@ class Parts:
         )
 
     def send(self, party: int, order: Turn) -> None:
-        seat = self.seats[party]
-        self.mailbox.post([self.mailbox.message(seat, replace(order, exchange=seat.exchange + 1))])
+        record = self.records[party]
+        self.messenger.post(
+            [self.messenger.message(record, replace(order, exchange=record.exchange + 1))]
+        )
 
-    def come(self, kind: type[Turn]) -> tuple[Seat, Turn, Message]:
+    def come(self, kind: type[Turn]) -> tuple[PartyRecord, Turn, Message]:
         """The one answer to an order of this kind that is in."""
-        (found,) = self.mailbox.answers_to(kind, self.mailbox.replies())
+        (found,) = self.messenger.answers_to(kind, self.messenger.replies())
         return found
 
     def upload(self, party: int, **more: Any) -> Upload:
-        return Upload(party=party, exchange=self.seats[party].exchange, **more)
+        return Upload(party=party, exchange=self.records[party].exchange, **more)
 
     def describe(self, party: int) -> Description:
-        return replace(FITS, party=party, exchange=self.seats[party].exchange)
+        return replace(FITS, party=party, exchange=self.records[party].exchange)
 
     def take_failure(self, party: int, sentence: str, out_of_step: bool = False) -> None:
         """The party's message could not be served, which recovery is told of."""
         self.post.fail(sentence, out_of_step)
-        order = self.seats[party].order
+        order = self.records[party].order
         assert order is not None
-        seat, _, message = self.come(type(order))
-        assert self.recovery.take(seat, message, lambda upload: upload) is None
+        record, _, message = self.come(type(order))
+        assert self.recovery.take(record, message, lambda upload: upload) is None
 
     def rejoin(self, party: int, answer: Description | None = None) -> None:
         """The party answers that it goes on."""
         self.post.answer(answer or self.describe(party))
-        seat, _, message = self.come(RejoinOrder)
-        self.recovery.rejoin(seat, message)
+        record, _, message = self.come(RejoinOrder)
+        self.recovery.rejoin(record, message)
 
     @property
     def last(self) -> tuple[int, Message]:
@@ -253,5 +257,5 @@ SPENT = {"exchanges": 6, "seconds": 1.5}
 Warned = Callable[[], list[str]]
 
 
-def seat_in(state: State, rests: State = State.IDLE) -> Seat:
-    return Seat(1, 101, state=state, rests=rests)
+def record_in(state: State, rests: State = State.IDLE) -> PartyRecord:
+    return PartyRecord(1, 101, state=state, rests=rests)

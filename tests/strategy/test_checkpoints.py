@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strategies.adaptive_window import AdaptiveWindow
 from strategies.checkpoints import Checkpoints
-from strategies.party_record import Seat, State, Traffic
-from strategies.step_budget import Plan
-from strategies.window import Pace
+from strategies.party_record import PartyRecord, State, Traffic
+from strategies.step_budget import StepBudget
 from tests.strategy.parts import LABELS, METRICS, ROWS, SPENT, Parts, Post, Warned
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
@@ -27,27 +27,27 @@ class Paused:
 
     def __init__(self, parts: Parts) -> None:
         self.run = SimpleNamespace(
-            carrier=parts.post,
+            transport=parts.post,
             config=parts.config,
             labels=LABELS,
-            seats=parts.seats,
+            records=parts.records,
             ledger=parts.ledger,
-            plan=parts.plan,
-            pace=Pace(Schedule(3, True, 8, 32), 40, parts.seats),
+            budget=parts.budget,
+            pace=AdaptiveWindow(Schedule(3, True, 8, 32), 40, parts.records),
             history=parts.history,
-            mailbox=parts.mailbox,
+            messenger=parts.messenger,
             holder=parts.holder,
             figures=lambda: {"steps": 40},
         )
         self.waits: list[tuple[Any, int]] = []
 
     def drain(self) -> None:
-        self.waits.append(("all", len(self.run.carrier.sent)))
+        self.waits.append(("all", len(self.run.transport.sent)))
 
-    def wait_for(self, seats: list[Seat]) -> None:
-        self.waits.append(([seat.party for seat in seats], len(self.run.carrier.sent)))
-        for seat in seats:
-            seat.rest()
+    def wait_for(self, records: list[PartyRecord]) -> None:
+        self.waits.append(([record.party for record in records], len(self.run.transport.sent)))
+        for record in records:
+            record.rest()
 
 
 def paused(
@@ -80,7 +80,7 @@ def test_checkpoints_are_so_many_exchanges_apart(
     checkpoints, parts, strategy = paused(tmp_path, keys)
     kept_at = []
     for exchanges in range(2500):
-        parts.seats[exchanges % 3].traffic.exchanges += 1
+        parts.records[exchanges % 3].traffic.exchanges += 1
         before = len(strategy.waits)
         if exchanges < 20 or exchanges % 100 > 97:
             checkpoints.keep_if_due()
@@ -99,24 +99,24 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
     tmp_path: Path,
 ) -> None:
     checkpoints, parts, strategy = paused(tmp_path, {"checkpoint-every": 5})
-    parts.seats[1].state = State.FAILED
-    parts.seats[2].feedback = {"gradient": ROWS}
-    parts.plan.ordered, parts.plan.answered = 42, 37
-    parts.mailbox.party_memory_mb, parts.post.kept_timing = 9.0, [1.5]
-    parts.history.record(parts.plan, 3, SPENT, 0.5, None, METRICS)
+    parts.records[1].state = State.FAILED
+    parts.records[2].feedback = {"gradient": ROWS}
+    parts.budget.ordered, parts.budget.answered = 42, 37
+    parts.messenger.party_memory_mb, parts.post.kept_timing = 9.0, [1.5]
+    parts.history.record(parts.budget, 3, SPENT, 0.5, None, METRICS)
     checkpoints.keep()
     assert strategy.waits == [("all", 0), ([0, 2], 2)]  # it is posted to both at once
     orders = [read_order(each, CheckpointOrder) for each in parts.post.sent]
     assert [each.metadata.dst_node_id for each in parts.post.sent] == [100, 102]
     assert [(each.exchange, each.number) for each in orders] == [(1, 1), (1, 1)]
     assert [list(each.arrays) for each in orders] == [[], ["gradient"]]
-    assert parts.seats[2].feedback == {}
+    assert parts.records[2].feedback == {}
 
     found = checkpoint.load(tmp_path)
     assert (found.run, found.number, found.finished) == (checkpoints.keeper.name, 1, False)
     assert found.config == parts.config and found.about_labels == LABELS.about()
     assert found.strategy == {
-        "seats": [seat.kept() for seat in parts.seats],
+        "seats": [record.kept() for record in parts.records],
         "history": {**parts.history.kept(), "seconds": found.strategy["history"]["seconds"]},
         "plan": {"planned": 120, "ordered": 42, "answered": 37, "stopped": False},
         "pace": {"window": 8, "measured": None},
@@ -127,7 +127,7 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
         "timing": [1.5],
         "holder": {"steps": 40},
     }
-    assert [seat["alive"] for seat in found.strategy["seats"]] == [True, False, True]
+    assert [record["alive"] for record in found.strategy["seats"]] == [True, False, True]
     np.testing.assert_array_equal(found.arrays["table"], np.arange(4.0))
     checkpoints.keep(finished=True)
     found = checkpoint.load(tmp_path)
@@ -145,7 +145,7 @@ def test_there_is_one_before_anything_is_released_and_parties_are_not_asked_for_
     if every:
         found = checkpoint.load(tmp_path)
         assert (found.run, found.number, found.finished) == (checkpoints.keeper.name, 0, False)
-        assert [seat["exchange"] for seat in found.strategy["seats"]] == [0, 0, 0]
+        assert [record["exchange"] for record in found.strategy["seats"]] == [0, 0, 0]
     checkpoints.keep()
     assert checkpoint.load(tmp_path).number == 1
 
@@ -153,12 +153,12 @@ def test_there_is_one_before_anything_is_released_and_parties_are_not_asked_for_
 def kept_run(folder: Path) -> Checkpoint:
     """A checkpoint of a run in its middle."""
     checkpoints, parts, _ = paused(folder)
-    for seat in parts.seats:
-        seat.exchange, seat.steps, seat.traffic = 8, 14, Traffic(6, 600, 60, 6)
-    parts.seats[1].state = State.FAILED
-    parts.plan.ordered, parts.plan.answered = 42, 37
-    parts.mailbox.party_memory_mb, parts.post.kept_timing = 9.0, [1.5]
-    parts.history.record(parts.plan, 3, SPENT, 0.5, None, METRICS)
+    for record in parts.records:
+        record.exchange, record.steps, record.traffic = 8, 14, Traffic(6, 600, 60, 6)
+    parts.records[1].state = State.FAILED
+    parts.budget.ordered, parts.budget.answered = 42, 37
+    parts.messenger.party_memory_mb, parts.post.kept_timing = 9.0, [1.5]
+    parts.history.record(parts.budget, 3, SPENT, 0.5, None, METRICS)
     checkpoints.keep()
     return checkpoint.load(folder)
 
@@ -167,22 +167,22 @@ def test_all_parts_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     found = kept_run(tmp_path)
     found.strategy["pace"] = {"window": 16, "measured": [0.1, 0.2]}
     checkpoints, parts, strategy = paused(tmp_path, {"checkpoint-every": 5}, found)
-    assert strategy.run.pace.kept() == {"window": 16, "measured": (0.1, 0.2)}
-    assert [seat.state for seat in parts.seats] == [State.IDLE, State.FAILED, State.IDLE]
+    assert strategy.run.adaptive_window.kept() == {"window": 16, "measured": (0.1, 0.2)}
+    assert [record.state for record in parts.records] == [State.IDLE, State.FAILED, State.IDLE]
     # Each party has kept this checkpoint anew when it resumed, also one that was away before.
-    assert [seat.kept() for seat in parts.seats] == [
-        {**seat, "checkpoint": found.number} for seat in found.strategy["seats"]
+    assert [record.kept() for record in parts.records] == [
+        {**record, "checkpoint": found.number} for record in found.strategy["seats"]
     ]
-    assert [seat.exchange for seat in parts.seats] == [9, 8, 9]
-    assert parts.plan.kept() == {"planned": 120, "ordered": 42, "answered": 37, "stopped": False}
+    assert [record.exchange for record in parts.records] == [9, 8, 9]
+    assert parts.budget.kept() == {"planned": 120, "ordered": 42, "answered": 37, "stopped": False}
     assert len(parts.history.entries) == 1 and parts.heard.said == []
-    assert parts.mailbox.party_memory_mb == 9.0 and parts.post.kept_timing == [1.5]
+    assert parts.messenger.party_memory_mb == 9.0 and parts.post.kept_timing == [1.5]
     assert parts.holder.gone_on_from == (found.strategy["holder"], found.arrays)
     # Exchanges since that checkpoint count, and its number is taken.
-    parts.seats[0].traffic.exchanges += 4
+    parts.records[0].traffic.exchanges += 4
     checkpoints.keep_if_due()
     assert strategy.waits == []
-    parts.seats[0].traffic.exchanges += 1
+    parts.records[0].traffic.exchanges += 1
     checkpoints.keep_if_due()
     assert len(strategy.waits) == 2 and checkpoint.load(tmp_path).number == 2
 
@@ -202,7 +202,7 @@ def test_releases_are_kept_on_disk_where_a_run_can_be_cut_short(
     checkpoints, parts, _ = paused(tmp_path, keys)
     file = tmp_path / "releases.journal"
     assert parts.ledger.journals == [(file, checkpoints.keeper.run, None)] * journals
-    assert parts.plan.budget == 120
+    assert parts.budget.limit == 120
     checkpoints, parts, _ = paused(tmp_path, keys, kept_run(tmp_path))
     assert parts.ledger.journals == [(file, checkpoints.keeper.run, [3, "abc"])]
 
@@ -213,14 +213,14 @@ def test_steps_that_were_answered_after_the_checkpoint_count_towards_the_budget(
 ) -> None:
     found = kept_run(tmp_path)
 
-    def go_on(released: int) -> Plan:
+    def go_on(released: int) -> StepBudget:
         parts = Parts()
-        parts.plan.allowed, parts.ledger.released = allowed, released
+        parts.budget.allowed, parts.ledger.released = allowed, released
         strategy: Any = Paused(parts)
         keeper, run = Keeper(tmp_path, "12", found), strategy.run
         Checkpoints(keeper, run, run.config, strategy.drain, strategy.wait_for)
-        return parts.plan
+        return parts.budget
 
-    assert go_on(released=37).budget == min(allowed, 120) and warned() == []
-    assert go_on(released=45).budget == min(allowed, 120) - 8
+    assert go_on(released=37).limit == min(allowed, 120) and warned() == []
+    assert go_on(released=45).limit == min(allowed, 120) - 8
     assert warned() == ["8 steps were answered after the checkpoint, and count."]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from strategies import vertical
 from strategies.enrolment import enrol
-from strategies.evaluation import History
-from strategies.party_record import FINAL, Seat, Traffic
-from strategies.step_budget import Plan
+from strategies.history import History
+from strategies.party_record import FINAL, PartyRecord, Traffic
+from strategies.step_budget import StepBudget
 from tests.strategy.parts import METRICS, SPENT, Heard
 from vfl_flower import client_app
 from vfl_flower.config.errors import PartyError
@@ -30,11 +30,11 @@ from vfl_flower.transport.local import LocalGrid
 def test_evaluations_are_due_by_the_steps_answered(
     every: str, parties: int, per_epoch: int, answered: int
 ) -> None:
-    plan = Plan(epochs=100, per_epoch=per_epoch, parties=parties)
-    plan.answered = answered
+    budget = StepBudget(epochs=100, per_epoch=per_epoch, parties=parties)
+    budget.answered = answered
     # As fractions are, not as floats: 0.3 / 0.1 is below 3 there.
     wanted = Fraction(answered, per_epoch * parties) // Fraction(every)
-    assert History(float(every)).due(plan) == wanted
+    assert History(float(every)).due(budget) == wanted
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_where_training_is_by_whole_epochs_evaluations_come_after_them(
 def test_observers_are_told_of_all_in_the_order_in_which_it_happens() -> None:
     one, other = Heard(), Heard()
     history = History(1.0, [one, other])
-    plan = Plan(epochs=4, per_epoch=10, parties=3)
-    plan.answered = 45
+    budget = StepBudget(epochs=4, per_epoch=10, parties=3)
+    budget.answered = 45
     history.progressed(45, 120)
-    history.record(plan, 17, SPENT, 0.25, None, METRICS)
+    history.record(budget, 17, SPENT, 0.25, None, METRICS)
     history.failed(1, PartyError("Party 1", "is tired."))
     baseline = {"epoch": 1.0}
     history.tell(baseline)  # which another's run has recorded
@@ -76,43 +76,46 @@ def test_observers_are_told_of_all_in_the_order_in_which_it_happens() -> None:
 
 
 def test_an_entry_says_where_the_run_stands_and_how_the_model_does() -> None:
-    history, plan = History(1.0), Plan(epochs=4, per_epoch=7, parties=3)
+    history, budget = History(1.0), StepBudget(epochs=4, per_epoch=7, parties=3)
     assert history.last == {}
-    plan.answered = 10
-    history.record(plan, 17, SPENT, None, None, METRICS)
+    budget.answered = 10
+    history.record(budget, 17, SPENT, None, None, METRICS)
     entry = history.last
     assert entry["epoch"] == round(10 / 21, 3) and entry["steps"] == 17
     assert entry["exchanges"] == 6 and entry["seconds"] == 1.5 and entry["train_loss"] is None
     of_test = {f"test_{name}": value for name, value in METRICS.figures().items()}
     assert of_test["test_accuracy"] == 0.75
     assert {name: entry[name] for name in entry if name.startswith("test_")} == of_test
-    plan.answered = 21
-    history.record(plan, 30, SPENT, 0.5, None, METRICS)
+    budget.answered = 21
+    history.record(budget, 30, SPENT, 0.5, None, METRICS)
     assert history.last["epoch"] == 1 and history.entries[0] is entry
 
 
 def test_what_a_run_has_spent_is_that_of_all_parties(now: list[float]) -> None:
     history = History(1.0)
     now[0] = 2.0
-    seats = [Seat(0, 100, traffic=Traffic(5, 600, 70, 8)), Seat(1, 101, traffic=Traffic(1, 2, 3))]
-    assert history.spent(seats, 4.0625) == {
+    records = [
+        PartyRecord(0, 100, traffic=Traffic(5, 600, 70, 8)),
+        PartyRecord(1, 101, traffic=Traffic(1, 2, 3)),
+    ]
+    assert history.spent(records, 4.0625) == {
         **{"exchanges": 6, "bytes_up": 602, "bytes_down": 73, "evaluation_bytes": 8},
         **{"seconds": 2.0, "virtual_seconds": 4.062},
     }
 
 
 def test_a_party_that_was_away_goes_on_from_the_last_evaluation_that_is_due() -> None:
-    history, plan = History(1.0), Plan(epochs=4, per_epoch=10, parties=3)
-    plan.answered, history.recorded = 65, 1
-    assert history.go_back(plan) == 1 == history.recorded  # all are still to answer the second
+    history, budget = History(1.0), StepBudget(epochs=4, per_epoch=10, parties=3)
+    budget.answered, history.recorded = 65, 1
+    assert history.go_back(budget) == 1 == history.recorded  # all are still to answer the second
     history.recorded = FINAL  # the others had no steps left
-    assert history.go_back(plan) == 2 == history.recorded
+    assert history.go_back(budget) == 2 == history.recorded
 
 
 def test_a_history_goes_on_from_what_was_kept_of_it(now: list[float]) -> None:
-    heard, plan = Heard(), Plan(epochs=4, per_epoch=10, parties=3)
+    heard, budget = Heard(), StepBudget(epochs=4, per_epoch=10, parties=3)
     history = History(1.0)
-    history.record(plan, 3, SPENT, 0.5, None, METRICS)
+    history.record(budget, 3, SPENT, 0.5, None, METRICS)
     history.recorded, now[0] = 1, 20.0
     kept = json.loads(json.dumps(history.kept()))
     now[0] = 1000.0  # the run was interrupted
@@ -122,7 +125,7 @@ def test_a_history_goes_on_from_what_was_kept_of_it(now: list[float]) -> None:
     assert anew.entries == history.entries and anew.recorded == 1
     assert anew.seconds == 23.0
     assert heard.said == []  # they were told then
-    anew.record(plan, 4, SPENT, 0.5, None, METRICS)
+    anew.record(budget, 4, SPENT, 0.5, None, METRICS)
     assert len(kept["entries"]) == 1 and len(anew.entries) == 2
 
 

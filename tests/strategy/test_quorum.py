@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from strategies.party_record import Seat, State
+from strategies.party_record import PartyRecord, State
 from strategies.quorum import Waiting
-from strategies.step_budget import Plan
-from tests.strategy.parts import EMBED, EVALUATE, TRAIN, seat_in
+from strategies.step_budget import StepBudget
+from tests.strategy.parts import EMBED, EVALUATE, TRAIN, record_in
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.estimators.base import Arrival, Reading
 from vfl_flower.transport.messages import Turn
@@ -25,8 +25,8 @@ def arrival(party: int) -> Arrival:
 
 def waiting_for(quorum: int, states: Iterable[State] = (State.IDLE,) * 4) -> Waiting:
     """Parties in these states, with all their steps ahead of them."""
-    seats = [Seat(party, 100 + party, state=state) for party, state in enumerate(states)]
-    return Waiting(quorum, seats, Plan(epochs=4, per_epoch=10, parties=len(seats)))
+    records = [PartyRecord(party, 100 + party, state=state) for party, state in enumerate(states)]
+    return Waiting(quorum, records, StepBudget(epochs=4, per_epoch=10, parties=len(records)))
 
 
 def groups(waiting: Waiting, *parties: int) -> list[list[int]]:
@@ -60,28 +60,30 @@ def test_what_rows_need_is_fetched_for_each_group_before_it_is_answered() -> Non
     assert told == ["fetch for [0, 2]", "answer [0, 2]", "fetch for [1, 3]", "answer [1, 3]"]
 
 
-def in_flight(party: int, order: Turn, rests: State = State.IDLE) -> Seat:
-    return Seat(party, 100 + party, state=State.IN_FLIGHT, rests=rests, order=order)
+def in_flight(party: int, order: Turn, rests: State = State.IDLE) -> PartyRecord:
+    return PartyRecord(party, 100 + party, state=State.IN_FLIGHT, rests=rests, order=order)
 
 
-NEAR_THE_END: dict[str, tuple[Seat, int]] = {
+NEAR_THE_END: dict[str, tuple[PartyRecord, int]] = {
     # Another party, and how many can still come with it: one has, and one is about to.
-    "done": (seat_in(State.DONE), 2),
-    "idle": (seat_in(State.IDLE), 2),
+    "done": (record_in(State.DONE), 2),
+    "idle": (record_in(State.IDLE), 2),
     "being evaluated": (in_flight(1, EVALUATE), 2),
     "training": (in_flight(1, TRAIN), 3),
-    "awaiting its quorum": (seat_in(State.AWAITS_QUORUM), 3),
+    "awaiting its quorum": (record_in(State.AWAITS_QUORUM), 3),
     "asked for rows meanwhile": (in_flight(1, EMBED, State.AWAITS_QUORUM), 3),
 }
 
 
 @pytest.mark.parametrize(("other", "most"), NEAR_THE_END.values(), ids=list(NEAR_THE_END))
-def test_near_the_end_no_more_are_waited_for_than_can_still_come(other: Seat, most: int) -> None:
-    seats = [seat_in(State.AWAITS_QUORUM), other, in_flight(2, TRAIN)]
-    plan = Plan(epochs=4, per_epoch=10, parties=3)
-    waiting = Waiting(3, seats, plan)
+def test_near_the_end_no_more_are_waited_for_than_can_still_come(
+    other: PartyRecord, most: int
+) -> None:
+    records = [record_in(State.AWAITS_QUORUM), other, in_flight(2, TRAIN)]
+    budget = StepBudget(epochs=4, per_epoch=10, parties=3)
+    waiting = Waiting(3, records, budget)
     assert groups(waiting, 0, 2) == []  # while steps are left, the other will have some
-    plan.ordered = plan.budget
+    budget.ordered = budget.limit
     assert groups(waiting) == ([[0, 2]] if most == 2 else [])
 
 

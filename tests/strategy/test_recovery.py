@@ -31,39 +31,39 @@ TIRED = PartyError("Party 1", "is tired.")
 def test_a_party_that_fails_stops_the_run() -> None:
     parts = Parts(STOP)
     parts.send(1, TRAIN)
-    parts.seats[1].unserved, parts.seats[1].out_of_step = TRAIN, 2
+    parts.records[1].unserved, parts.records[1].out_of_step = TRAIN, 2
     with pytest.raises(PartyError, match=r"^Party 1 is tired\.$"):
-        parts.recovery.fail(parts.seats[1], TIRED)
-    assert parts.seats[1].state is State.FAILED and parts.mailbox.empty
-    assert parts.seats[1].unserved is None and parts.seats[1].out_of_step == 0
-    assert parts.heard.said == [] and parts.plan.planned == 120
+        parts.recovery.fail(parts.records[1], TIRED)
+    assert parts.records[1].state is State.FAILED and parts.messenger.empty
+    assert parts.records[1].unserved is None and parts.records[1].out_of_step == 0
+    assert parts.heard.said == [] and parts.budget.planned == 120
 
 
 def test_a_run_goes_on_without_a_party_and_without_its_steps(warned: Warned) -> None:
     parts = Parts(CONTINUE)
-    parts.plan.answered, parts.seats[1].steps = 65, 15
+    parts.budget.answered, parts.records[1].steps = 65, 15
     parts.send(0, TRAIN)
     parts.send(1, TRAIN)
-    parts.recovery.fail(parts.seats[1], TIRED)
-    seat = parts.seats[1]
-    assert seat.state is State.FAILED and seat.asked_back == 2  # at the evaluation that was due
-    assert parts.plan.planned == 120 - 25
+    parts.recovery.fail(parts.records[1], TIRED)
+    record = parts.records[1]
+    assert record.state is State.FAILED and record.asked_back == 2  # at the evaluation that was due
+    assert parts.budget.planned == 120 - 25
     assert parts.heard.said == [("failed", 1, "Party 1 is tired.")]
     assert warned() == ["Party 1 is tired. Going on without it, by its last embeddings."]
-    assert not parts.mailbox.empty and parts.mailbox.longest_silent() is parts.seats[0]
-    seat.send(REJOIN)
-    parts.recovery.fail(seat, TIRED)  # it does not come back: nothing more is told
-    assert seat.state is State.FAILED and seat.asked_back == 2
-    assert parts.plan.planned == 120 - 25 and len(parts.heard.said) == len(warned()) == 1
+    assert not parts.messenger.empty and parts.messenger.longest_silent() is parts.records[0]
+    record.send(REJOIN)
+    parts.recovery.fail(record, TIRED)  # it does not come back: nothing more is told
+    assert record.state is State.FAILED and record.asked_back == 2
+    assert parts.budget.planned == 120 - 25 and len(parts.heard.said) == len(warned()) == 1
 
 
 def test_a_run_cannot_go_on_without_any_party() -> None:
     parts = Parts(CONTINUE)
-    for seat in (parts.seats[0], parts.seats[2]):
-        parts.recovery.fail(seat, TIRED)
+    for record in (parts.records[0], parts.records[2]):
+        parts.recovery.fail(record, TIRED)
     with pytest.raises(PartyError, match=r"^Party 1 is tired\.$"):
-        parts.recovery.fail(parts.seats[1], TIRED)
-    assert parts.plan.planned == 40  # of the last one, whose end is that of the run
+        parts.recovery.fail(parts.records[1], TIRED)
+    assert parts.budget.planned == 40  # of the last one, whose end is that of the run
 
 
 def test_a_party_that_has_been_silent_too_long_has_failed(now: list[float]) -> None:
@@ -73,11 +73,11 @@ def test_a_party_that_has_been_silent_too_long_has_failed(now: list[float]) -> N
     now[0] = 1.0
     parts.send(1, TRAIN)
     parts.post.answer(parts.upload(0), 0)
-    assert len(list(parts.mailbox.answers_to(TrainOrder, parts.recovery.replies()))) == 1
+    assert len(list(parts.messenger.answers_to(TrainOrder, parts.recovery.replies()))) == 1
     assert parts.heard.said == []
     assert parts.recovery.replies() == [] and 11 < now[0] < 11.1
     assert parts.heard.said == [("failed", 1, "Party 1 did not answer within 10 s.")]
-    assert parts.seats[1].state is State.FAILED and parts.mailbox.empty
+    assert parts.records[1].state is State.FAILED and parts.messenger.empty
 
 
 @pytest.mark.parametrize("kind", ["failure", "error of Flower", "wrong number", "not of use"])
@@ -95,46 +95,46 @@ def test_a_party_that_answers_nothing_of_use_has_failed(kind: str) -> None:
         sentence = "Party 1 has no rows."
     if kind == "wrong number":
         sentence = "Party 1 answered as party 0 to message 0, when message 1 of party 1 was due."
-    seat, _, message = parts.come(TrainOrder)
+    record, _, message = parts.come(TrainOrder)
 
     def use(upload: Upload) -> None:
         raise VflError("has no rows.")
 
-    assert parts.recovery.take(seat, message, use) is None
+    assert parts.recovery.take(record, message, use) is None
     assert parts.heard.said == [("failed", 1, sentence)]
-    assert seat.state is State.FAILED and len(parts.post.sent) == 1
+    assert record.state is State.FAILED and len(parts.post.sent) == 1
 
 
 def test_what_is_made_of_an_upload_is_handed_on() -> None:
     parts = Parts()
     parts.send(1, TRAIN)
     parts.post.answer(parts.upload(1))
-    seat, _, message = parts.come(TrainOrder)
-    assert parts.recovery.take(seat, message, lambda upload: upload.exchange) == 1
+    record, _, message = parts.come(TrainOrder)
+    assert parts.recovery.take(record, message, lambda upload: upload.exchange) == 1
 
 
 def test_a_failed_party_is_asked_back_once_an_evaluation() -> None:
     parts = Parts(CONTINUE)
-    parts.seats[1].steps, parts.plan.answered = 10, 30
-    parts.recovery.fail(parts.seats[1], TIRED)
+    parts.records[1].steps, parts.budget.answered = 10, 30
+    parts.recovery.fail(parts.records[1], TIRED)
 
     def asked() -> list[int]:
         before = len(parts.post.sent)
-        parts.mailbox.post(parts.recovery.ask_back())
+        parts.messenger.post(parts.recovery.ask_back())
         return [each.metadata.dst_node_id - 100 for each in parts.post.sent[before:]]
 
     assert asked() == []  # it has failed since the last evaluation
-    parts.plan.answered = 59
+    parts.budget.answered = 59
     assert asked() == []
-    parts.plan.answered = 60
+    parts.budget.answered = 60
     assert asked() == [1] and asked() == []
     order = read_order(parts.last[1], RejoinOrder)
     assert (order.exchange, order.outputs) == (1, 1)
     np.testing.assert_array_equal(order.arrays["embedding"], [1, 1])
-    parts.plan.answered = 90
+    parts.budget.answered = 90
     assert asked() == []  # it may answer yet
     parts.rejoin(1, replace(FITS, party=0))
-    assert parts.seats[1].state is State.FAILED and parts.holder.back == []
+    assert parts.records[1].state is State.FAILED and parts.holder.back == []
     assert asked() == [1]
     parts.rejoin(1, replace(FITS, party=0))
     assert asked() == []  # it has been, at this evaluation
@@ -142,27 +142,27 @@ def test_a_failed_party_is_asked_back_once_an_evaluation() -> None:
 
 def test_a_party_that_comes_back_goes_on_with_its_steps_and_the_evaluations_to_come() -> None:
     parts = Parts(CONTINUE)
-    seat = parts.seats[1]
-    seat.steps, parts.plan.answered, parts.history.recorded = 15, 65, 2
-    seat.rests = State.AWAITS_QUORUM  # it failed when it was asked for fresh embeddings
-    parts.recovery.fail(seat, TIRED)
-    parts.plan.answered, parts.history.recorded = 95, FINAL
-    parts.mailbox.post(parts.recovery.ask_back())
+    record = parts.records[1]
+    record.steps, parts.budget.answered, parts.history.recorded = 15, 65, 2
+    record.rests = State.AWAITS_QUORUM  # it failed when it was asked for fresh embeddings
+    parts.recovery.fail(record, TIRED)
+    parts.budget.answered, parts.history.recorded = 95, FINAL
+    parts.messenger.post(parts.recovery.ask_back())
     parts.rejoin(1)
-    assert seat.state is State.IDLE and seat.order is None
+    assert record.state is State.IDLE and record.order is None
     assert parts.checked == [parts.describe(1)]
     assert parts.holder.back == parts.dropped == [1]
-    assert seat.evaluation == parts.history.recorded == 3
-    assert parts.plan.planned == 120 and parts.mailbox.empty
+    assert record.evaluation == parts.history.recorded == 3
+    assert parts.budget.planned == 120 and parts.messenger.empty
     assert len(parts.heard.said) == 1  # of its failure
 
 
 @pytest.mark.parametrize("how", ["fails", "has lost more", "is another party", "does not fit"])
 def test_a_party_that_does_not_come_back_as_it_should_has_still_failed(how: str) -> None:
     parts = Parts(CONTINUE)
-    parts.recovery.fail(parts.seats[1], TIRED)
-    parts.plan.answered = 30
-    parts.mailbox.post(parts.recovery.ask_back())
+    parts.recovery.fail(parts.records[1], TIRED)
+    parts.budget.answered = 30
+    parts.messenger.post(parts.recovery.ask_back())
 
     def refuse(description: Description) -> None:
         raise ConfigError("Party 1 has other rows.")
@@ -173,11 +173,11 @@ def test_a_party_that_does_not_come_back_as_it_should_has_still_failed(how: str)
         parts.post.answer(parts.describe(2 if how == "is another party" else 1))
     if how == "does not fit":
         parts.recovery._check = refuse
-    seat, _, message = parts.come(RejoinOrder)
-    parts.recovery.rejoin(seat, message)
-    assert seat.state is State.FAILED and parts.mailbox.empty
+    record, _, message = parts.come(RejoinOrder)
+    parts.recovery.rejoin(record, message)
+    assert record.state is State.FAILED and parts.messenger.empty
     assert parts.holder.back == parts.dropped == []
-    assert parts.plan.planned == 80 and len(parts.heard.said) == 1
+    assert parts.budget.planned == 80 and len(parts.heard.said) == 1
 
 
 @pytest.mark.parametrize("how", ["is another party", "does not fit"])
@@ -196,7 +196,7 @@ def test_a_party_that_is_brought_into_step_as_another_fails_with_a_sentence(how:
     else:
         with pytest.raises(ConfigError, match=r"^Party 1 has other rows\.$"):
             parts.rejoin(1)
-    assert parts.seats[1].state is State.FAILED
+    assert parts.records[1].state is State.FAILED
 
 
 ROWS_ASKED_FOR = replace(EMBED, arrays={"ids": np.arange(3), "gradient": ROWS})
@@ -217,8 +217,8 @@ def test_a_party_with_an_older_state_is_told_what_is_known_and_gets_its_message_
     order: Turn, rests: State, then: State, warned: Warned
 ) -> None:
     parts = Parts()
-    seat = parts.seats[1]
-    seat.state, seat.exchange = rests, 4
+    record = parts.records[1]
+    record.state, record.exchange = rests, 4
     parts.send(1, order)
     parts.take_failure(1, "got message 5 after message 2.", out_of_step=True)
     assert warned() == [
@@ -227,14 +227,14 @@ def test_a_party_with_an_older_state_is_told_what_is_known_and_gets_its_message_
     ]
     party, message = parts.last
     rejoin = read_order(message, RejoinOrder)
-    assert (party, rejoin.exchange) == (1, 6) and seat.in_flight and seat.alive
+    assert (party, rejoin.exchange) == (1, 6) and record.in_flight and record.alive
     np.testing.assert_array_equal(rejoin.arrays["embedding"], [1, 1])
 
     parts.rejoin(1)
     assert parts.holder.back == parts.dropped == [1]
     party, message = parts.last
     again = read_order(message, type(order))
-    assert (party, again.exchange) == (1, 7) and seat.surrogates == "digest of 1"
+    assert (party, again.exchange) == (1, 7) and record.surrogates == "digest of 1"
     assert {**vars(again), "arrays": 0, "exchange": 0} == {
         **vars(order),
         "arrays": 0,
@@ -243,9 +243,9 @@ def test_a_party_with_an_older_state_is_told_what_is_known_and_gets_its_message_
     assert list(again.arrays) == ["ids"] * ("ids" in order.arrays)  # and no feedback
 
     parts.post.answer(parts.upload(1))
-    parts.recovery.take(seat, parts.come(type(order))[2], lambda upload: None)
-    assert seat.state is then and seat.unserved is None and seat.out_of_step == 0
-    assert parts.heard.said == [] and parts.plan.planned == 120
+    parts.recovery.take(record, parts.come(type(order))[2], lambda upload: None)
+    assert record.state is then and record.unserved is None and record.out_of_step == 0
+    assert parts.heard.said == [] and parts.budget.planned == 120
 
 
 def test_a_party_is_brought_into_step_three_times_at_most_for_one_message() -> None:
@@ -253,10 +253,10 @@ def test_a_party_is_brought_into_step_three_times_at_most_for_one_message() -> N
     parts.send(1, TRAIN)
     for _ in range(3):
         parts.take_failure(1, "has no state of this run.", out_of_step=True)
-        assert parts.seats[1].alive
+        assert parts.records[1].alive
         parts.rejoin(1)
     parts.take_failure(1, "has no state of this run.", out_of_step=True)
-    assert parts.seats[1].state is State.FAILED and parts.mailbox.empty
+    assert parts.records[1].state is State.FAILED and parts.messenger.empty
     assert parts.heard.said == [("failed", 1, "Party 1 failed: has no state of this run.")]
     assert len(parts.holder.back) == 3 and len(parts.post.sent) == 1 + 2 * 3
 
@@ -269,8 +269,8 @@ def test_a_message_that_was_served_begins_the_count_anew() -> None:
             parts.take_failure(1, "has no state of this run.", out_of_step=True)
             parts.rejoin(1)
         parts.post.answer(parts.upload(1))
-        parts.recovery.take(parts.seats[1], parts.come(TrainOrder)[2], lambda upload: None)
-    assert parts.seats[1].alive and len(parts.holder.back) == 9
+        parts.recovery.take(parts.records[1], parts.come(TrainOrder)[2], lambda upload: None)
+    assert parts.records[1].alive and len(parts.holder.back) == 9
 
 
 def test_where_all_have_what_each_has_sent_nobody_is_brought_into_step() -> None:

@@ -25,7 +25,7 @@ from vfl_flower.data.blocks import load_labels
 from vfl_flower.launch.processes import reserved_port
 from vfl_flower.party.state import load_arrays
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.transport.base import carrier_of
+from vfl_flower.transport.base import transport_of
 from vfl_flower.transport.flower_internals import (
     from_bytes,
     state_from_bytes,
@@ -191,7 +191,7 @@ class Streamed:
         config = resolve(nodes.contexts[FIRST].run_config)
         strategy = strategy_of(config)(config, load_labels(config))
         try:
-            with StreamGrid(carrier_of(nodes), config) as grid:
+            with StreamGrid(transport_of(nodes), config) as grid:
                 strategy.start(grid)
         finally:
             self.monkeypatch.setattr(client_app, "app", nodes.app)

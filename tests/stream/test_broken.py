@@ -167,7 +167,7 @@ def test_a_connection_that_breaks_changes_nothing(
         strategy = streamed.train(nodes)
     assert sorted(cuts) == ["evaluate", "evaluate", "train", "train"]
     assert_equals_in_process(strategy, nodes)
-    for seat in strategy.run.seats:  # every message was served once, and each session lasted
+    for seat in strategy.run.records:  # every message was served once, and each session lasted
         mine = [kind for party, kind in nodes.seen if party == seat.party]
         assert mine.count("query.describe") == mine.count("query.session") == 1
         assert len(mine) == seat.exchange + 2
@@ -191,7 +191,7 @@ def test_a_cut_that_meets_the_renewal_of_a_session_changes_nothing(
 
         nodes.before_session = cut_the_second
         strategy = streamed.train(nodes)
-        assert strategy.run.carrier.transport == "stream"
+        assert strategy.run.transport.medium == "stream"
         assert_equals_in_process(strategy, nodes)
 
 

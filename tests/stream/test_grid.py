@@ -26,7 +26,7 @@ from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.transport.base import carrier_of
+from vfl_flower.transport.base import transport_of
 from vfl_flower.transport.flower_internals import state_to_bytes
 from vfl_flower.transport.messages import SessionOrder
 from vfl_flower.transport.stream import grid, session
@@ -42,7 +42,10 @@ def test_a_synchronous_run_is_the_same_as_in_process(
 ) -> None:
     nodes = streamed.nodes(3, keys)
     strategy = streamed.train(nodes)
-    assert (strategy.run.carrier.transport, strategy.run.carrier.engine) == ("stream", "supernodes")
+    assert (strategy.run.transport.medium, strategy.run.transport.engine) == (
+        "stream",
+        "supernodes",
+    )
     assert_equals_in_process(strategy, nodes)
     assert [nodes.sessions(party) for party in range(3)] == [1, 1, 1]
     assert logged == []
@@ -89,8 +92,8 @@ def test_windows_that_are_not_given_go_by_what_exchanges_take(streamed: Streamed
     strategy = streamed.train(nodes)
     figures = strategy.figures()
     assert figures["window_measured"]["exchange_seconds"] > 0
-    assert 1 <= figures["window"] <= 32 and strategy.run.plan.all_ordered
-    assert strategy.run.holder.steps == 2 * strategy.run.plan.per_epoch
+    assert 1 <= figures["window"] <= 32 and strategy.run.budget.all_ordered
+    assert strategy.run.holder.steps == 2 * strategy.run.budget.per_epoch
     assert figures["test_accuracy"] > 0.85
 
 
@@ -130,7 +133,7 @@ def test_messages_travel_over_flower_where_parties_cannot_connect(
 ) -> None:
     nodes = streamed.nodes(2, unreachable(streamed, monkeypatch, window=window))
     strategy = streamed.train(nodes)
-    assert strategy.run.carrier.transport == "messages"
+    assert strategy.run.transport.medium == "messages"
     assert strategy.run.schedule.window == (16 if window == "auto" else window)
     assert_equals_in_process(strategy, nodes)
     (line,) = (line for line in logged if "travel over Flower" in line)
@@ -169,10 +172,10 @@ def test_ports_that_are_not_free_are_told_or_passed_over(streamed: Streamed) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         config = resolve({"stream-ports": str(port)})
-        carrier = carrier_of(streamed.nodes(2, KEYS))
+        transport = transport_of(streamed.nodes(2, KEYS))
         with (
             pytest.raises(ConfigError, match=f"No port of stream-ports = '{port}' is free"),
-            StreamGrid(carrier, config),
+            StreamGrid(transport, config),
         ):
             pass
         last = min(port + 50, 2**16 - 1)
@@ -184,11 +187,11 @@ def test_ports_that_are_not_free_are_told_or_passed_over(streamed: Streamed) -> 
 def test_two_runs_cannot_listen_on_one_port(streamed: Streamed) -> None:
     nodes = streamed.nodes(2, KEYS)
     config = resolve(nodes.contexts[FIRST].run_config)
-    carrier = carrier_of(nodes)
+    transport = transport_of(nodes)
     with (
-        StreamGrid(carrier, config),
+        StreamGrid(transport, config),
         pytest.raises(ConfigError, match="is free"),
-        StreamGrid(carrier, config),
+        StreamGrid(transport, config),
     ):
         pass
 

@@ -220,6 +220,6 @@ def test_a_party_shows_its_token_to_no_server_with_another_certificate(
         nodes = streamed.nodes(2, {**KEYS, **address})
         strategy = streamed.train(nodes)
         assert relay.accepted >= 3 and impostor.tokens == []
-    assert strategy.run.carrier.transport == "stream"
+    assert strategy.run.transport.medium == "stream"
     assert_equals_in_process(strategy, nodes)
     assert 1 <= len(logged) <= 2 and all("could not reach" in line for line in logged)

@@ -207,7 +207,7 @@ def test_a_party_connects_only_where_its_owner_has_said(
 ) -> None:
     nodes, _ = sent_to(streamed, host, rule)
     strategy = streamed.train(nodes)
-    assert strategy.run.carrier.transport == "messages"
+    assert strategy.run.transport.medium == "messages"
     assert_equals_in_process(strategy, nodes)
     told = [line for line in logged if line.startswith(f"A party may not connect to {host}: ")]
     assert len(told) == 1 and f"add stream-address='{added}' to party " in told[0]
@@ -219,7 +219,7 @@ def test_a_party_connects_only_where_its_owner_has_said(
 def test_a_party_connects_where_its_owner_has_said(rule: str, streamed: Streamed) -> None:
     nodes, _ = sent_to(streamed, "0.0.0.0", rule)
     strategy = streamed.train(nodes)
-    assert strategy.run.carrier.transport == "stream"
+    assert strategy.run.transport.medium == "stream"
 
 
 def test_a_stream_that_is_demanded_and_not_allowed_is_one_sentence(streamed: Streamed) -> None:
@@ -244,4 +244,4 @@ def test_in_a_simulation_the_run_configuration_suffices(streamed: Streamed) -> N
     nodes, _ = sent_to(streamed, "0.0.0.0")
     for context in nodes.contexts.values():
         context.node_config["simulated"] = True
-    assert streamed.train(nodes).run.carrier.transport == "stream"
+    assert streamed.train(nodes).run.transport.medium == "stream"

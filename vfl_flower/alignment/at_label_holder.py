@@ -21,7 +21,7 @@ from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.common_rows import Alignment
 from vfl_flower.data.source import Source
-from vfl_flower.transport.base import Carrier, There, ask, ask_all, ask_present
+from vfl_flower.transport.base import There, Transport, ask, ask_all, ask_present
 from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.messages import (
     SMALL,
@@ -38,7 +38,7 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
 def align(
-    carrier: Carrier,
+    transport: Transport,
     config: RunConfig,
     own: Source,
     run: str,
@@ -67,11 +67,11 @@ def align(
     sets: dict[int, Asked] = {}
     blinding = Blinding()  # by "ids" it answers questions, so that it has to be a fresh one
     if config.data.align == "ids":
-        rows, asked = _all_rows(carrier, config, own, blinding)
+        rows, asked = _all_rows(transport, config, own, blinding)
     else:
         blinding = _lasting_blinding() if lasting else blinding
-        sets = _sets(carrier, config, own, run, there, lasting)
-        rows, present, asked = _common_rows(carrier, config, own, blinding, there, sets, order)
+        sets = _sets(transport, config, own, run, there, lasting)
+        rows, present, asked = _common_rows(transport, config, own, blinding, there, sets, order)
     orders, answers = {}, {}
     for node, question in asked.items():
         party = sets[node].party if sets else question.party
@@ -88,7 +88,7 @@ def align(
             ) from None
         orders[node] = ConfirmOrder(alignment=name, config=about, arrays={"answer": answer})
         answers[party] = answer[-1:]
-    done = ask(carrier, orders, Introduction, config.running.party_timeout, there is not None)
+    done = ask(transport, orders, Introduction, config.running.party_timeout, there is not None)
     none = np.zeros((0, 32), np.uint8)
     told = {sets[node].party if sets else each.party: node for node, each in done.items()}
     for node, each in sets.items():
@@ -111,13 +111,13 @@ def _lasting_blinding() -> Blinding:
 
 
 def _all_rows(
-    carrier: Carrier, config: RunConfig, own: Source, blinding: Blinding
+    transport: Transport, config: RunConfig, own: Source, blinding: Blinding
 ) -> tuple[Places, Mapping[int, Introduction]]:
     """All rows, and what the parties ask to see whether theirs are the same."""
     arrays = {"ids": blinding.of_ids([of_all(own.ids)])}
     about = json.dumps(config.values())
     order = AlignOrder(method="ids", id_kind=own.id_kind, config=about, arrays=arrays)
-    return by_id(own.ids), ask_all(carrier, order, Aligned, config.running)
+    return by_id(own.ids), ask_all(transport, order, Aligned, config.running)
 
 
 def _rows_asked(
@@ -135,7 +135,7 @@ def _rows_asked(
 
 
 def _sets(
-    carrier: Carrier,
+    transport: Transport,
     config: RunConfig,
     own: Source,
     run: str,
@@ -146,9 +146,9 @@ def _sets(
     kept = blinded_ids.kept_of(own.whose) if lasting else {}
     order = blinded_ids.naming(kept, run, json.dumps(config.values()))
     if there is None:
-        answers = ask_all(carrier, order, SetKept, config.running)
+        answers = ask_all(transport, order, SetKept, config.running)
     else:
-        answers = ask_present(carrier, order, SetKept, config.running, there)
+        answers = ask_present(transport, order, SetKept, config.running, there)
     sets = {}
     for node, answer in answers.items():
         party = answer.party
@@ -161,7 +161,7 @@ def _sets(
 
 
 def _common_rows(
-    carrier: Carrier,
+    transport: Transport,
     config: RunConfig,
     own: Source,
     blinding: Blinding,
@@ -177,7 +177,7 @@ def _common_rows(
     new = [each.new for each in sets.values()] or [np.zeros(len(order), bool)]
     order = order[np.any(new, axis=0)[order]]  # those that are new to any party
     blinded = blinding.of_ids(own.ids, order)
-    carrier.expect({AlignOrder.kind: SMALL + blinded.nbytes + 36 * Rules.max_ids})
+    transport.expect({AlignOrder.kind: SMALL + blinded.nbytes + 36 * Rules.max_ids})
     if len(order) >= MANY:  # no bar shows what parties do
         notice.info("%d ids are sent blinded; parties now blind them and their own.", len(order))
     order_of, orders = AlignOrder(method="psi", id_kind=own.id_kind, config=about), {}
@@ -185,7 +185,7 @@ def _common_rows(
         arrays = {"ids": blinded[each.new[order]]}
         anew = each.kept is None
         orders[node] = replace(order_of, anew=anew, arrays=arrays)
-    answers = ask(carrier, orders, Aligned, timeout, lenient)
+    answers = ask(transport, orders, Aligned, timeout, lenient)
     del blinded, orders  # here and below: large
     places = {}  # by node: where in the party's order each of the label holder's rows is, or -1
     for node in [node for node in sets if node in answers]:
@@ -236,7 +236,7 @@ def _common_rows(
             )
         if has.any():  # else there is nothing that it could be told
             told[node] = CommonOrder(config=about, arrays={"places": each_place[common]})
-    asked_about = ask(carrier, told, Introduction, timeout, lenient)
+    asked_about = ask(transport, told, Introduction, timeout, lenient)
     return common, present if any_party else None, asked_about
 
 

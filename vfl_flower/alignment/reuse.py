@@ -35,7 +35,7 @@ from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.common_rows import Alignment
 from vfl_flower.data.source import Source
-from vfl_flower.transport.base import Carrier, There, ask_all
+from vfl_flower.transport.base import There, Transport, ask_all
 from vfl_flower.transport.messages import Recalled, RecallOrder
 
 log = logging.getLogger("flwr")
@@ -55,7 +55,7 @@ _SAID = {
 
 
 def aligned(
-    carrier: Carrier,
+    transport: Transport,
     config: RunConfig,
     own: Source,
     run: str,
@@ -77,12 +77,12 @@ def aligned(
     """
     in_memory = config.data.dataset.startswith("memory:")  # parties are gone with this process
     if in_memory or there:
-        return align(carrier, config, own, run, there, not in_memory, order)
+        return align(transport, config, own, run, there, not in_memory, order)
     file = own.digest(np.arange(len(own.ids)))
-    found = _recalled(carrier, config, own, file, run, order)
+    found = _recalled(transport, config, own, file, run, order)
     if found:
         return found
-    new = align(carrier, config, own, run, order=order)
+    new = align(transport, config, own, run, order=order)
     kept = Kept(
         name=new.name,
         parties=len(new.answers),
@@ -101,7 +101,7 @@ def aligned(
 
 
 def _recalled(
-    carrier: Carrier,
+    transport: Transport,
     config: RunConfig,
     own: Source,
     file: str,
@@ -109,14 +109,14 @@ def _recalled(
     order_of: Order | None,
 ) -> Alignment | None:
     """The rows of the last alignment of these ids, if the parties have it too."""
-    kept = _last(carrier, config, own, file)
+    kept = _last(transport, config, own, file)
     if not kept or (order_of and (np.diff(order_of(kept.arrays["rows"])) != 1).any()):
         return None
     codes = [_code(answer, kept.name, run) for answer in kept.arrays["answers"]]
     proofs = np.frombuffer(b"".join(codes), np.uint8).reshape(-1, 32)
     about = json.dumps(config.values())
     order = RecallOrder(alignment=kept.name, config=about, arrays={"proofs": proofs})
-    answers = ask_all(carrier, order, Recalled, config.running)
+    answers = ask_all(transport, order, Recalled, config.running)
     ago = files.in_words(files.age(kept))
     if len(answers) != kept.parties:
         words = ago, kept.parties, len(answers)
@@ -137,7 +137,7 @@ def _recalled(
     return Alignment(kept.name, rows, present, answers=kept.arrays["answers"])
 
 
-def _last(carrier: Carrier, config: RunConfig, own: Source, file: str) -> Kept | None:
+def _last(transport: Transport, config: RunConfig, own: Source, file: str) -> Kept | None:
     """The label holder's half of the last alignment of these ids, with as many parties."""
 
     def newest(path: str, ids: str, parties: int | str) -> Kept | None:
@@ -145,7 +145,7 @@ def _last(carrier: Carrier, config: RunConfig, own: Source, file: str) -> Kept |
         found = files.newest_first(_folder(), pattern)
         return files.load(found[0], {"answers"}) if found else None
 
-    nodes = config.running.parties or len(list(carrier.get_node_ids()))
+    nodes = config.running.parties or len(list(transport.get_node_ids()))
     kept = newest("*", file, nodes) or newest("*", file, "*")  # not all may be here yet
     if kept and kept.file == file and _is_half(kept, config, own):
         return kept

@@ -42,7 +42,7 @@ from vfl_flower.protocol.privacy.embeddings import epsilon as epsilon_of_uploads
 from vfl_flower.protocol.privacy.journal import Journal
 from vfl_flower.protocol.privacy.ledger import EVALUATE, hides_labels, ledger_of
 from vfl_flower.protocol.secure_sum import Sum
-from vfl_flower.transport.base import Carrier, There, ask, ask_all, ask_present
+from vfl_flower.transport.base import There, Transport, ask, ask_all, ask_present
 from vfl_flower.transport.messages import SMALL, Predicted, PredictOrder, bounded, checked
 
 notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
@@ -72,7 +72,7 @@ def predictions_file(config: RunConfig) -> Path:
 
 
 @torch.no_grad()
-def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
+def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
     """Write predictions by id, and beside them in JSON how they do, where there are labels.
 
     Columns are that of the ids, by its name in the label holder's file (``id`` where rows have none
@@ -95,23 +95,23 @@ def predict(carrier: Carrier, config: RunConfig, given: Mapping[str, Any], run: 
     predictions_file(config)  # before anybody is asked
     found = checkpoint.load(config.model)
     there = who_is_there(config, found)
-    rows = _rows(carrier, config, given, found, run, there)
+    rows = _rows(transport, config, given, found, run, there)
     epsilon = _count_uploads(config, found)
     classes = found.about_labels["classes"]
     outputs = 1 if len(classes) in (0, 2) else len(classes)
     sizes: list[int] = found.strategy["holder"]["sizes"]
-    carrier.expect({PredictOrder.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
+    transport.expect({PredictOrder.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
     order = PredictOrder(run=found.run, number=found.number)
     secure = found.config.secure
     if secure:
-        order = replace(order, arrays=offered(carrier, config.running, found.config))
+        order = replace(order, arrays=offered(transport, config.running, found.config))
     if there is None:
-        answers = ask_all(carrier, order, Predicted, config.running)
+        answers = ask_all(transport, order, Predicted, config.running)
     elif rows.nodes is not None:
         orders = dict.fromkeys(rows.nodes.values(), order)
-        answers = ask(carrier, orders, Predicted, config.running.party_timeout, lenient=True)
+        answers = ask(transport, orders, Predicted, config.running.party_timeout, lenient=True)
     else:
-        answers = ask_present(carrier, order, Predicted, config.running, there)
+        answers = ask_present(transport, order, Predicted, config.running, there)
     check_states(found, answers.values(), whole=there is None)
     total = Sum(len(sizes)) if secure else None
     if secure:
@@ -230,7 +230,7 @@ class _Rows:
 
 
 def _rows(
-    carrier: Carrier,
+    transport: Transport,
     config: RunConfig,
     given: Mapping[str, Any],
     found: Checkpoint,
@@ -266,7 +266,7 @@ def _rows(
     if there and words.data.align == "psi":  # everyone is to have a line
         words = words.with_values({"align": "any"})
     there = there if words.data.align == "any" else None
-    common = aligned(carrier, words, file, run, there)
+    common = aligned(transport, words, file, run, there)
     nodes = common.nodes if there else None
     rows = common.rows
     own = np.zeros((len(rows), 0), np.float32)

@@ -131,7 +131,7 @@ class Progress(Observer):
         if self._strategy is None:
             return
         run, history = self._strategy.run, self._strategy.history
-        exchanges = sum(seat.traffic.exchanges for seat in run.seats)
+        exchanges = sum(record.traffic.exchanges for record in run.records)
         if self._first is None and self._planned:
             self._first = now, self._done, exchanges
         rate = left = None
@@ -140,7 +140,7 @@ class Progress(Observer):
             rate = (exchanges - before) / (now - since)
             if self._done > done:
                 left = (now - since) * (self._planned - self._done) / (self._done - done)
-        each = run.plan.of_epoch
+        each = run.budget.of_epoch
         epochs = self._planned / each if self._planned else self._strategy.config.training.epochs
         self._tell(
             Standing(

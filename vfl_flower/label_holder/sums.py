@@ -14,7 +14,7 @@ from vfl_flower.config.options import RunningConfig
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.estimators.base import Arrival
 from vfl_flower.protocol.secure_sum import OFFERS, MaskedReading, Sum, check_tags, read_offers
-from vfl_flower.transport.base import Carrier, ask_all
+from vfl_flower.transport.base import Transport, ask_all
 from vfl_flower.transport.messages import (
     Agreed,
     AgreeOrder,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vfl_flower.label_holder.label_holder import LabelHolder
 
 
-def offered(carrier: Carrier, running: RunningConfig, about: RunConfig) -> Arrays:
+def offered(transport: Transport, running: RunningConfig, about: RunConfig) -> Arrays:
     """Return the fresh keys of all parties, in order, as orders bring them.
 
     Parameters
@@ -41,7 +41,7 @@ def offered(carrier: Carrier, running: RunningConfig, about: RunConfig) -> Array
         If a party makes none, or not all are there.
     """
     order = KeyOrder(config=json.dumps(about.values()))
-    made = sorted(ask_all(carrier, order, KeyMade, running).values(), key=lambda each: each.party)
+    made = sorted(ask_all(transport, order, KeyMade, running).values(), key=lambda each: each.party)
     for each in made:
         try:
             read_offers(each.arrays, 1)
@@ -50,7 +50,7 @@ def offered(carrier: Carrier, running: RunningConfig, about: RunConfig) -> Array
     return {name: np.concatenate([each.arrays[name] for each in made]) for name in OFFERS}
 
 
-def agree(carrier: Carrier, config: RunConfig) -> None:
+def agree(transport: Transport, config: RunConfig) -> None:
     """Have all parties agree on keys; their uploads are masked from then on.
 
     Raises
@@ -58,8 +58,8 @@ def agree(carrier: Carrier, config: RunConfig) -> None:
     PartyError, ConfigError
         If a party does not take another's key, or they are not of one mind about the rest.
     """
-    order = AgreeOrder(arrays=offered(carrier, config.running, config))
-    check(ask_all(carrier, order, Agreed, config.running).values())
+    order = AgreeOrder(arrays=offered(transport, config.running, config))
+    check(ask_all(transport, order, Agreed, config.running).values())
 
 
 def check(answers: Iterable[Introduction]) -> None:

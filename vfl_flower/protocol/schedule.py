@@ -61,7 +61,7 @@ class Schedule:
         cost: str,
         measures: bool = False,
     ) -> Schedule:
-        """The schedule of a run of so many parties, over a carrier of this ``cost``.
+        """The schedule of a run of so many parties, over a transport of this ``cost``.
 
         ``measures`` : whether windows that are not configured go by what exchanges take.
 

@@ -1,7 +1,7 @@
 """What carries messages between label holder and parties, and asking parties over it.
 
-A `Carrier` is a Flower Grid that says what it is. Ours are `local.LocalGrid` and
-`stream.grid.StreamGrid`; `carrier_of` makes one of any other Grid.
+A `Transport` is a Flower Grid that says what it is. Ours are `local.LocalGrid` and
+`stream.grid.StreamGrid`; `transport_of` makes one of any other Grid.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _SLEEPS = (0.001, 0.05)  # seconds between two looks for replies: the first, and
 Cost = Literal["free", "cheap", "dear"]
 
 
-class Carrier(Grid):
+class Transport(Grid):
     """A Flower Grid, and what a strategy must know of it.
 
     A subclass has `get_node_ids`, `push_messages` and `pull_messages`, as any Grid.
 
     engine : the runtime, by the word for ``--engine``.
-    transport : what carries messages: "none" (they are calls), "stream", or Flower's "messages".
+    medium : what carries messages: "none" (they are calls), "stream", or Flower's "messages".
     cost : of an exchange: nothing, less than a step, or seconds. It decides the default window.
     measures : whether what an exchange takes is not known, and decides windows that are not given.
     simulated : whether all parties are on this machine, so that its memory is theirs, and a
@@ -56,7 +56,7 @@ class Carrier(Grid):
     """
 
     engine: str
-    transport: str
+    medium: str
     cost: Cost
     measures: bool = False
     simulated: bool = True
@@ -138,10 +138,10 @@ class Carrier(Grid):
         """Ids of the parties' nodes that are there."""
 
 
-class FlowerCarrier(Carrier):
+class FlowerTransport(Transport):
     """Flower's own messages: in its Ray simulation, or to SuperNodes."""
 
-    transport = "messages"
+    medium = "messages"
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -178,16 +178,16 @@ class FlowerCarrier(Carrier):
         return self.grid.run
 
 
-def carrier_of(grid: Grid) -> Carrier:
+def transport_of(grid: Grid) -> Transport:
     """What carries the messages of a Grid: itself, or if it is Flower's, one around it."""
-    return grid if isinstance(grid, Carrier) else FlowerCarrier(grid)
+    return grid if isinstance(grid, Transport) else FlowerTransport(grid)
 
 
 # --- asking parties -----------------------------------------------------------------------------
 
 
 def ask(
-    carrier: Carrier,
+    transport: Transport,
     orders: Mapping[int, Order],
     kind: type[P],
     timeout: float,
@@ -203,12 +203,12 @@ def ask(
         ``lenient``, and a notice says who is left out.
     """
     deadline = deadline or time.monotonic() + timeout
-    messages = [to_message(order, node, timeout, carrier.calls) for node, order in orders.items()]
-    keys = carrier.send(messages)
+    messages = [to_message(order, node, timeout, transport.calls) for node, order in orders.items()]
+    keys = transport.send(messages)
     pending = dict(zip(keys, orders, strict=True))
     answers: dict[int, P] = {}
     while pending:
-        messages = carrier.receive(pending, deadline)
+        messages = transport.receive(pending, deadline)
         if not messages and lenient:
             notice.warning("%d parties do not answer: they are left out.", len(pending))
             break
@@ -220,12 +220,12 @@ def ask(
             node = pending.pop(message.metadata.reply_to_message_id, None)
             if node is None:  # it came twice
                 continue
-            most = carrier.most_bytes(orders[node].kind)
+            most = transport.most_bytes(orders[node].kind)
             try:
                 answers[node] = read_reply(message, kind, most)
             except VflError as error:
                 log.info("Node %d %s", node, error)
-                here = carrier.contexts.get(node)
+                here = transport.contexts.get(node)
                 who = f"Party {here.node_config['partition-id']}" if here else f"{BY_NODE}{node}"
                 failed = PartyError(who, str(error))
                 if not lenient:
@@ -234,7 +234,9 @@ def ask(
     return answers
 
 
-def ask_all(carrier: Carrier, order: Order, kind: type[I], running: RunningConfig) -> dict[int, I]:
+def ask_all(
+    transport: Transport, order: Order, kind: type[I], running: RunningConfig
+) -> dict[int, I]:
     """Send an order to every node as it comes, until there are as many as the first ones say.
 
     Returns node id -> answer, in the order of the parties.
@@ -249,8 +251,8 @@ def ask_all(carrier: Carrier, order: Order, kind: type[I], running: RunningConfi
     deadline = time.monotonic() + running.party_timeout
     waiting = False
     while len(found) < wanted:
-        new = {node: order for node in carrier.get_node_ids() if node not in found}
-        found.update(ask(carrier, new, kind, running.party_timeout, deadline=deadline))
+        new = {node: order for node in transport.get_node_ids() if node not in found}
+        found.update(ask(transport, new, kind, running.party_timeout, deadline=deadline))
         most = max(found.values(), key=lambda each: each.parties, default=None)
         wanted = max(wanted, most.parties if most else 0)
         if len(found) < wanted:
@@ -281,7 +283,7 @@ class There(NamedTuple):
 
 
 def ask_present(
-    carrier: Carrier, order: Order, kind: type[I], running: RunningConfig, there: There
+    transport: Transport, order: Order, kind: type[I], running: RunningConfig, there: There
 ) -> dict[int, I]:
     """As `ask_all`, of the parties that are there, which may be none.
 
@@ -297,18 +299,18 @@ def ask_present(
     failed = 0
     deadline = time.monotonic() + running.party_timeout
     while True:
-        new = [node for node in carrier.get_node_ids() if node not in asked]
-        messages = [to_message(order, n, running.party_timeout, carrier.calls) for n in new]
-        asked.update(zip(new, carrier.send(messages), strict=True))
+        new = [node for node in transport.get_node_ids() if node not in asked]
+        messages = [to_message(order, n, running.party_timeout, transport.calls) for n in new]
+        asked.update(zip(new, transport.send(messages), strict=True))
         pending = {key: node for node, key in asked.items() if key}
         pause = min(deadline, time.monotonic() + _SLEEPS[1])
-        for message in carrier.receive(pending, pause) if pending else ():
+        for message in transport.receive(pending, pause) if pending else ():
             node = pending.pop(message.metadata.reply_to_message_id, None)
             if node is None:
                 continue
             asked[node] = ""  # answered
             try:
-                found[node] = read_reply(message, kind, carrier.most_bytes(order.kind))
+                found[node] = read_reply(message, kind, transport.most_bytes(order.kind))
             except VflError as error:
                 failed += 1
                 failure = PartyError(f"{BY_NODE}{node}", str(error))

@@ -19,7 +19,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.transport.base import Carrier
+from vfl_flower.transport.base import Transport
 from vfl_flower.transport.flower_internals import SERVER_NODE, begin_task, set_message_id
 from vfl_flower.transport.shared_actor import answers
 
@@ -43,7 +43,7 @@ def delay_seconds(config: RunConfig, party: int, parties: int, activation: int) 
     return float(generator.exponential(party + 1))
 
 
-class LocalGrid(Carrier):
+class LocalGrid(Transport):
     """The in-process engine: one virtual node for each party.
 
     Parameters
@@ -56,7 +56,7 @@ class LocalGrid(Carrier):
     """
 
     engine = "local"
-    transport = "none"
+    medium = "none"
     cost = "free"
     calls = True
 

@@ -1,8 +1,8 @@
 """Virtual parties that share nodes: many parties on few actors of a Ray simulation.
 
 `Hosts` is the label holder's end: it presents so many parties, and sends what is for those of one
-node as one message over another carrier, a stream or Flower's messages. `serve` is the node's end:
-it has each order served by the ClientApp, alike turns together. The parties' states are in the
+node as one message over another transport, a stream or Flower's messages. `serve` is the node's
+end: it has each order served by the ClientApp, alike turns together. The parties' states are in the
 state of the node that is their host, each record named after its party.
 
 Only where all parties are of one owner: on real nodes a party is a node.
@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 
 from vfl_flower.config.errors import OutOfStepError, VflError
-from vfl_flower.transport.base import Carrier, Cost
+from vfl_flower.transport.base import Cost, Transport
 from vfl_flower.transport.flower_internals import SERVER_NODE, begin_task, set_message_id
 from vfl_flower.transport.messages import SMALL, HostAnswer, HostOrder, Order
 from vfl_flower.transport.wire import (
@@ -81,8 +81,8 @@ def _answer(app: ClientApp, message: Message, context: Context) -> Message:
 # --- the label holder ---------------------------------------------------------------------------
 
 
-class Hosts(Carrier):
-    """So many virtual parties, on the nodes of another carrier.
+class Hosts(Transport):
+    """So many virtual parties, on the nodes of another transport.
 
     At most one message is in flight to a node. What comes for its parties meanwhile waits, and goes
     with the next.
@@ -90,38 +90,38 @@ class Hosts(Carrier):
 
     calls = True
 
-    def __init__(self, carrier: Carrier, parties: int) -> None:
-        self.engine, self.observers = carrier.engine, carrier.observers
+    def __init__(self, transport: Transport, parties: int) -> None:
+        self.engine, self.observers = transport.engine, transport.observers
         self.parties = parties
-        self._carrier = carrier
-        self._hosts = list(carrier.get_node_ids())
+        self._transport = transport
+        self._hosts = list(transport.get_node_ids())
         self._waiting: dict[int, list[Message]] = {host: [] for host in self._hosts}
         self._in_flight: dict[str, tuple[int, list[Message], int]] = {}  # by the message to a host
         self._replies: dict[str, Message] = {}
         self._pushed = 0
 
     @property
-    def transport(self) -> str:  # type: ignore[override]
-        """As of the other carrier."""
-        return self._carrier.transport
+    def medium(self) -> str:  # type: ignore[override]
+        """As of the other transport."""
+        return self._transport.medium
 
     @property
     def cost(self) -> Cost:  # type: ignore[override]
-        """As of the other carrier."""
-        return self._carrier.cost
+        """As of the other transport."""
+        return self._transport.cost
 
     def get_node_ids(self) -> list[int]:
         """Ids of the virtual parties, in their order."""
         return [_FIRST + party for party in range(self.parties)]
 
     def set_run(self, run: Any) -> None:
-        """Tell the other carrier of its run."""
-        self._carrier.set_run(run)
+        """Tell the other transport of its run."""
+        self._transport.set_run(run)
 
     @property
     def run(self) -> Any:
         """The run, by Flower."""
-        return self._carrier.run
+        return self._transport.run
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send what is for the parties of each node, as soon as it has answered the last."""
@@ -138,7 +138,7 @@ class Hosts(Carrier):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The replies that are in."""
-        for reply in self._carrier.pull_messages(list(self._in_flight)):
+        for reply in self._transport.pull_messages(list(self._in_flight)):
             _, messages, most = self._in_flight.pop(reply.metadata.reply_to_message_id)
             for message, answer in zip(messages, self._read(reply, messages, most), strict=True):
                 self._replies[message.metadata.message_id] = answer
@@ -153,12 +153,14 @@ class Hosts(Carrier):
         if not kinds:
             return
         most = SMALL + sum(self.most_bytes(kind) + _HEAD for kind in kinds)
-        self._carrier.expect({HostOrder.kind: most})
+        self._transport.expect({HostOrder.kind: most})
         orders = []
         for host, messages in batches.items():
             order = HostOrder(parties=self.parties, arrays={"packed": pack_many(messages)})
             orders.append(to_message(order, host, messages[0].metadata.ttl))
-        for key, (host, messages) in zip(self._carrier.send(orders), batches.items(), strict=True):
+        for key, (host, messages) in zip(
+            self._transport.send(orders), batches.items(), strict=True
+        ):
             self._in_flight[key] = host, messages, most
             self._waiting[host] = []
 

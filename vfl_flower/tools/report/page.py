@@ -98,10 +98,10 @@ def _verdict(run: Shown, named: bool) -> Verdict:
         schedule = _SCHEDULES.get(text(of.get("schedule")), "")
         if of.get("schedule") == "t-sync":
             schedule += f" (quorum {shown(number(of, 'quorum'))})"
-        carrier = _ENGINES.get(text(of.get("engine")), "")
-        carrier += TRANSPORTS.get(text(of.get("transport")), "")
+        transport = _ENGINES.get(text(of.get("engine")), "")
+        transport += TRANSPORTS.get(text(of.get("transport")), "")
         parties = counted(number(of, "parties"), "party", "parties")
-        said = f"{through} of {parties}, {schedule}, {carrier}."
+        said = f"{through} of {parties}, {schedule}, {transport}."
         if seeds := of.get("seeds"):
             number_of = counted(len(seeds) if isinstance(seeds, list) else None, "seed", "seeds")
             said += f" Figures are means of {number_of}, ± their standard deviation."

@@ -13,7 +13,7 @@ from flwr.app import Message
 
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.transport.base import Carrier, Cost
+from vfl_flower.transport.base import Cost, Transport
 from vfl_flower.transport.flower_internals import (
     ray_actors,
     set_message_id,
@@ -33,39 +33,39 @@ _WAIT = 0.2  # seconds that `pull_messages` waits for a reply
 _CLOSING = 15.0  # seconds that the end of a run waits for the parties' states to be kept
 
 
-class StreamGrid(Carrier):
-    """Messages over streams; for all else it has another carrier.
+class StreamGrid(Transport):
+    """Messages over streams; for all else it has another transport.
 
     With ``transport="auto"``, once a party cannot reach the label holder, messages travel over that
-    other carrier from then on, and a notice says so. Streams are there within its ``with`` block.
+    other transport from then on, and a notice says so. Streams are there within its ``with`` block.
 
     Parameters
     ----------
-    carrier : of Flower's messages.
+    transport : of Flower's messages.
     config : says where parties connect to, and how long a session lasts.
     nonce : under which parties keep their states (`label_holder.checkpoint.Keeper`).
     """
 
-    def __init__(self, carrier: Carrier, config: RunConfig, nonce: str = "") -> None:
-        self.engine = carrier.engine
-        self.simulated = carrier.simulated
-        self.transport = "stream"
-        self._carrier = carrier
+    def __init__(self, transport: Transport, config: RunConfig, nonce: str = "") -> None:
+        self.engine = transport.engine
+        self.simulated = transport.simulated
+        self.medium = "stream"
+        self._transport = transport
         self._running = config.running
         self._nonce = nonce
-        self._sent_by_flower: dict[str, str] = {}  # id of the other carrier -> id of this one
+        self._sent_by_flower: dict[str, str] = {}  # id of the other transport -> id of this one
         self._pushed = 0
         self._looked = 0.0
 
     @property
     def cost(self) -> Cost:  # type: ignore[override]
         """Cheap, while messages travel over streams."""
-        return "cheap" if self.transport == "stream" else self._carrier.cost
+        return "cheap" if self.medium == "stream" else self._transport.cost
 
     @property
     def measures(self) -> bool:  # type: ignore[override]
         """Between machines; a simulation is to give the same again."""
-        return self.transport == "stream" and not self.simulated
+        return self.medium == "stream" and not self.simulated
 
     def __enter__(self) -> StreamGrid:
         """Listen.
@@ -75,7 +75,7 @@ class StreamGrid(Carrier):
         ConfigError
             If no port of ``stream-ports`` is free.
         """
-        self._streams = Streams(self._carrier.run.run_id, self._running)
+        self._streams = Streams(self._transport.run.run_id, self._running)
         self._streams.start()
         return self
 
@@ -101,20 +101,20 @@ class StreamGrid(Carrier):
     def _links(self) -> list[Link]:
         return list(self._streams.links.values())
 
-    # What the other carrier does for this one.
+    # What the other transport does for this one.
 
     def get_node_ids(self) -> Iterable[int]:
         """Node ids, by Flower."""
-        return self._carrier.get_node_ids()
+        return self._transport.get_node_ids()
 
     def set_run(self, run: Any) -> None:
-        """Tell the other carrier of its run."""
-        self._carrier.set_run(run)
+        """Tell the other transport of its run."""
+        self._transport.set_run(run)
 
     @property
     def run(self) -> Any:
         """The run, by Flower."""
-        return self._carrier.run
+        return self._transport.run
 
     # Messages.
 
@@ -123,8 +123,8 @@ class StreamGrid(Carrier):
 
         As many ids as messages; fewer, where one is too large.
         """
-        if self.transport == "messages":
-            return self._carrier.push_messages(messages)
+        if self.medium == "messages":
+            return self._transport.push_messages(messages)
         ids = []
         for message in messages:
             self._pushed += 1
@@ -154,12 +154,12 @@ class StreamGrid(Carrier):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies that are in, after waiting a little for one."""
         wanted, replies = set(message_ids), self._streams.replies
-        if self.transport == "stream" and wanted.isdisjoint(replies):
+        if self.medium == "stream" and wanted.isdisjoint(replies):
             self._streams.receive(_WAIT)
         found = [replies.pop(key) for key in wanted & replies.keys()]
         if found:
             return found
-        if self.transport == "stream":
+        if self.medium == "stream":
             self._look()
             return []
         return self._pull_over_flower(wanted)
@@ -215,7 +215,7 @@ class StreamGrid(Carrier):
         with self._streams.lock:
             links = [link for link in self._links if not link.stream]
             owners = {key: link for link in links for key in link.openings}
-        replies = list(self._carrier.pull_messages(list(owners))) if owners else []
+        replies = list(self._transport.pull_messages(list(owners))) if owners else []
         with self._streams.lock:
             for reply in replies:
                 link = owners[reply.metadata.reply_to_message_id]
@@ -236,7 +236,7 @@ class StreamGrid(Carrier):
         seconds = self._running.session_seconds + self._running.party_timeout
         with self._streams.lock:  # the party may be quick to show its token
             self._streams.admit_by(token, link)
-        (key,) = self._carrier.send([to_message(order, link.node, ttl=2 * seconds)])
+        (key,) = self._transport.send([to_message(order, link.node, ttl=2 * seconds)])
         with self._streams.lock:
             link.openings[key] = token
             link.opened = time.monotonic()
@@ -246,18 +246,18 @@ class StreamGrid(Carrier):
         self._streams.receive(0)
         notice.warning("A party %s. Messages travel over Flower now, not over streams.", cause)
         with self._streams.lock:
-            self.transport, self._streams.closed = "messages", True
+            self.medium, self._streams.closed = "messages", True
             for link in self._links:
                 self._streams.end(link)
             waiting = [link.in_flight for link in self._links if link.in_flight]
-        sent = self._carrier.send([each.message for each in waiting])
+        sent = self._transport.send([each.message for each in waiting])
         self._sent_by_flower = {
             theirs: each.key for theirs, each in zip(sent, waiting, strict=True)
         }
 
     def _pull_over_flower(self, wanted: set[str]) -> list[Message]:
         other = {mine: theirs for theirs, mine in self._sent_by_flower.items()}
-        replies = list(self._carrier.pull_messages([other.get(key, key) for key in wanted]))
+        replies = list(self._transport.pull_messages([other.get(key, key) for key in wanted]))
         for reply in replies:
             theirs = reply.metadata.reply_to_message_id
             if theirs in self._sent_by_flower:

@@ -12,8 +12,8 @@ from typing import Any
 
 from flwr.app import MetricRecord
 
-from strategies.party_record import Seat, Traffic
-from strategies.step_budget import Plan
+from strategies.party_record import PartyRecord, Traffic
+from strategies.step_budget import StepBudget
 from vfl_flower.config.errors import VflError
 from vfl_flower.label_holder.figures import reached, validated
 from vfl_flower.label_holder.metrics import Metrics
@@ -86,9 +86,9 @@ class History:
 
     # --- when -----------------------------------------------------------------------------------
 
-    def due(self, plan: Plan) -> int:
+    def due(self, budget: StepBudget) -> int:
         """Number of the last evaluation that is due by the steps answered."""
-        return self._number(plan.epochs)
+        return self._number(budget.epochs)
 
     def is_due(self, epoch: int, last: int) -> bool:
         """Whether to evaluate after this epoch, where training is by whole epochs."""
@@ -97,16 +97,16 @@ class History:
     def _number(self, epochs: float) -> int:
         return int(epochs / self._every * (1 + 1e-12)) + self._at_once
 
-    def go_back(self, plan: Plan) -> int:
+    def go_back(self, budget: StepBudget) -> int:
         """The number from which a party goes on that was away."""
-        self.recorded = min(self.recorded, self.due(plan))  # the last may have been, without it
+        self.recorded = min(self.recorded, self.due(budget))  # the last may have been, without it
         return self.recorded
 
     # --- what -----------------------------------------------------------------------------------
 
     def record(
         self,
-        plan: Plan,
+        budget: StepBudget,
         steps: int,
         spent: dict[str, Any],
         train_loss: float | None,
@@ -117,7 +117,7 @@ class History:
         nothing = dict.fromkeys(Metrics(0.0).figures())
         chosen_by = validation.figures() if validation else nothing
         entry = {
-            "epoch": round(plan.epochs, 3),
+            "epoch": round(budget.epochs, 3),
             "steps": steps,
             **spent,
             "train_loss": train_loss,
@@ -134,10 +134,10 @@ class History:
         log.info("Epoch %s: %s", f"{entry['epoch']:g}", said)
         return _metric_record(entry)
 
-    def spent(self, seats: Sequence[Seat], clock: float) -> dict[str, Any]:
+    def spent(self, records: Sequence[PartyRecord], clock: float) -> dict[str, Any]:
         """Exchanges, bytes and seconds so far."""
         return {
-            **asdict(sum((seat.traffic for seat in seats), Traffic())),
+            **asdict(sum((record.traffic for record in records), Traffic())),
             "seconds": round(self.seconds, 3),
             "virtual_seconds": round(clock, 3),
         }

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from strategies.party_record import Seat
+from strategies.party_record import PartyRecord
 from vfl_flower.protocol.schedule import Schedule
 
 _PROBES = 1, 8  # steps of the windows that are measured
@@ -24,13 +24,13 @@ _SAMPLES = 4  # exchanges of each, of which the quickest counts: others had to w
 _SHARE = 0.05  # of the steps' time that ways may take
 
 
-class Pace:
+class AdaptiveWindow:
     """The window of each party's next turn.
 
     Parameters
     ----------
     per_epoch : K, steps of an epoch, which no window crosses.
-    seats : of all parties; those that have failed are not waited for.
+    records : of all parties; those that have failed are not waited for.
     clock : seconds.
     """
 
@@ -38,7 +38,7 @@ class Pace:
         self,
         schedule: Schedule,
         per_epoch: int,
-        seats: Sequence[Seat],
+        records: Sequence[PartyRecord],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.window = schedule.window  # that was chosen, or is until then
@@ -47,36 +47,36 @@ class Pace:
         # Twice in a row a window is as long as the longer probe only if an epoch has room for both.
         self._measures = self.window < self.longest and per_epoch > 2 * _PROBES[1]
         self._coordinated = schedule.coordinated
-        self._seats = seats
+        self._records = records
         self._clock = clock
         self._at: dict[int, int] = {}  # of coordinated windows, by their first step
         self._last: dict[int, tuple[int, float, int, bool]] = {}  # by party, of its last turn
         self._samples: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
 
-    def next(self, seat: Seat) -> int:
+    def next(self, record: PartyRecord) -> int:
         """Steps of a party's next window, at most; parties that go in step have the same."""
         if not self._measures:
-            return self._at.get(seat.steps, self.window)
-        mine = self._samples[seat.party]
-        if seat.party in self._last:
-            exchange, began, steps, steady = self._last[seat.party]
-            if steady and seat.exchange == exchange:  # no other message was between
+            return self._at.get(record.steps, self.window)
+        mine = self._samples[record.party]
+        if record.party in self._last:
+            exchange, began, steps, steady = self._last[record.party]
+            if steady and record.exchange == exchange:  # no other message was between
                 mine[steps].append(self._clock() - began)
         due = [probe for probe in _PROBES if len(mine[probe]) < _SAMPLES]
         found = due[0] if due else self._choose()
-        return self._at.setdefault(seat.steps, found) if self._coordinated else found
+        return self._at.setdefault(record.steps, found) if self._coordinated else found
 
-    def ordered(self, seat: Seat, steps: int) -> None:
+    def ordered(self, record: PartyRecord, steps: int) -> None:
         """A turn of so many steps is sent."""
         if self._measures:
-            before = self._last.get(seat.party)
+            before = self._last.get(record.party)
             # A turn brings the answer to the window before, too.
             steady = before is not None and before[2] == steps
-            self._last[seat.party] = seat.exchange + 1, self._clock(), steps, steady
+            self._last[record.party] = record.exchange + 1, self._clock(), steps, steady
 
     def _choose(self) -> int:
         """The window for all, once all that are there have been measured."""
-        samples = [self._samples[seat.party] for seat in self._seats if seat.alive]
+        samples = [self._samples[record.party] for record in self._records if record.alive]
         if any(len(of[probe]) < _SAMPLES for of in samples for probe in _PROBES):
             return self.window
         measured = [tuple(min(of[probe]) for probe in _PROBES) for of in samples]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from strategies.party_record import Seat, State
-from strategies.step_budget import Plan
-from strategies.window import Pace
+from strategies.adaptive_window import AdaptiveWindow
+from strategies.party_record import PartyRecord, State
+from strategies.step_budget import StepBudget
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.schedule import ALL, ONE, Schedule
@@ -24,18 +24,18 @@ class World:
     def __init__(self, way: float, step: float, parties: int = 2, coordinated: bool = True) -> None:
         self.now, self.way, self.step = 0.0, way, step
         schedule = Schedule(parties if coordinated else 1, coordinated, 8, LONGEST)
-        self.seats = [Seat(party, party) for party in range(parties)]
-        self.pace = Pace(schedule, PER_EPOCH, self.seats, lambda: self.now)
-        self.plan = Plan(50, PER_EPOCH, parties)
+        self.records = [PartyRecord(party, party) for party in range(parties)]
+        self.adaptive_window = AdaptiveWindow(schedule, PER_EPOCH, self.records, lambda: self.now)
+        self.budget = StepBudget(50, PER_EPOCH, parties)
 
     def turn(self, waits: float = 0.0) -> list[int]:
         """All parties' next windows; the clock then stands where all are answered."""
         windows = []
-        for seat in self.seats:
-            *_, steps = self.plan.window(seat.steps, self.pace.next(seat))
-            self.pace.ordered(seat, steps)
-            seat.exchange += 1
-            seat.steps += steps
+        for record in self.records:
+            *_, steps = self.budget.window(record.steps, self.adaptive_window.next(record))
+            self.adaptive_window.ordered(record, steps)
+            record.exchange += 1
+            record.steps += steps
             windows.append(steps)
         self.now += self.way + self.step * max(windows) + waits
         return windows
@@ -66,12 +66,12 @@ def test_a_party_that_comes_late_to_a_window_has_that_of_the_others() -> None:
     world = World(0.01, 0.001)
     for _ in range(9):
         world.turn()
-    first, second = world.seats
-    before = world.pace.next(first)
-    world.pace._choose = lambda: LONGEST  # type: ignore[method-assign]
-    world.pace._measures = False
-    world.pace.window = LONGEST
-    assert world.pace.next(second) == before != LONGEST
+    first, second = world.records
+    before = world.adaptive_window.next(first)
+    world.adaptive_window._choose = lambda: LONGEST  # type: ignore[method-assign]
+    world.adaptive_window._measures = False
+    world.adaptive_window.window = LONGEST
+    assert world.adaptive_window.next(second) == before != LONGEST
     world.turn()
     assert world.turn() == [LONGEST, LONGEST]
 
@@ -81,53 +81,53 @@ def test_a_turn_after_another_message_is_not_measured() -> None:
     for turn in range(60):
         world.turn()
         if turn % 3 == 0:
-            for seat in other.seats:
-                seat.exchange += 1  # an evaluation, which takes long
+            for record in other.records:
+                record.exchange += 1  # an evaluation, which takes long
             other.now += 5.0
         other.turn()
-    assert other.pace.measured == pytest.approx(world.pace.measured)
+    assert other.adaptive_window.measured == pytest.approx(world.adaptive_window.measured)
 
 
 def test_asynchronous_parties_are_given_one_once_all_are_measured() -> None:
     world = World(0.01, 0.001, coordinated=False)
-    quick, slow = world.seats
+    quick, slow = world.records
     for _ in range(30):
-        steps = world.pace.next(quick)
-        world.pace.ordered(quick, steps)
+        steps = world.adaptive_window.next(quick)
+        world.adaptive_window.ordered(quick, steps)
         quick.exchange += 1
         world.now += 0.01 + 0.001 * steps
-    assert world.pace.measured is None and world.pace.next(quick) == 8
+    assert world.adaptive_window.measured is None and world.adaptive_window.next(quick) == 8
     for _ in range(30):
-        steps = world.pace.next(slow)
-        world.pace.ordered(slow, steps)
+        steps = world.adaptive_window.next(slow)
+        world.adaptive_window.ordered(slow, steps)
         slow.exchange += 1
         world.now += 0.01 + 0.004 * steps
-    assert world.pace.next(quick) == world.pace.next(slow) != 8
+    assert world.adaptive_window.next(quick) == world.adaptive_window.next(slow) != 8
 
 
 def test_a_party_that_fails_before_it_was_measured_is_not_waited_for() -> None:
     world = World(0.01, 0.001, coordinated=False)
-    stays, fails = world.seats
+    stays, fails = world.records
     for number in range(30):
         if number == 5:
             fails.state = State.FAILED
-        for seat in world.seats[: 1 + fails.alive]:
-            steps = world.pace.next(seat)
-            world.pace.ordered(seat, steps)
-            seat.exchange += 1
+        for record in world.records[: 1 + fails.alive]:
+            steps = world.adaptive_window.next(record)
+            world.adaptive_window.ordered(record, steps)
+            record.exchange += 1
         world.now += 0.01 + 0.001 * steps
-    assert world.pace.measured == pytest.approx((0.01, 0.001))
-    assert world.pace.next(stays) == LONGEST
+    assert world.adaptive_window.measured == pytest.approx((0.01, 0.001))
+    assert world.adaptive_window.next(stays) == LONGEST
 
 
 def test_a_run_that_is_gone_on_with_keeps_what_was_chosen() -> None:
     world, again = World(0.01, 0.001), World(0.0, 0.001)
     chosen = last(world)
-    again.pace.go_on_from(world.pace.kept())
+    again.adaptive_window.go_on_from(world.adaptive_window.kept())
     assert again.turn() == [chosen, chosen]
-    assert again.pace.figures() == world.pace.figures()
+    assert again.adaptive_window.figures() == world.adaptive_window.figures()
     anew = World(0.0, 0.001)
-    anew.pace.go_on_from({})  # of a checkpoint before anything was measured
+    anew.adaptive_window.go_on_from({})  # of a checkpoint before anything was measured
     assert anew.turn() == [1, 1]
 
 
@@ -144,8 +144,8 @@ def test_windows_that_are_given_or_of_a_simulation_are_as_they_were() -> None:
     assert (schedule(True).window, schedule(True).longest) == (8, LONGEST)
     assert schedule(True, strategy="syn-zoo").longest == 64
     assert schedule(True, strategy="vafl", max_delay=6).longest == 6
-    fixed = Pace(schedule(False), PER_EPOCH, [Seat(0, 0)], lambda: math.nan)
-    assert {fixed.next(Seat(0, 0)) for _ in range(3)} == {8}
+    fixed = AdaptiveWindow(schedule(False), PER_EPOCH, [PartyRecord(0, 0)], lambda: math.nan)
+    assert {fixed.next(PartyRecord(0, 0)) for _ in range(3)} == {8}
     assert fixed.figures() == {"window": 8, "window_measured": None}
     with pytest.raises(ConfigError, match="max-delay = 6"):
         schedule(True, strategy="vafl", max_delay=6, window=7)

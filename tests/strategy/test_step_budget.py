@@ -1,4 +1,4 @@
-"""The plan: windows of steps, within epochs and the budget."""
+"""The budget: windows of steps, within epochs and the budget."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.step_budget import Plan
+from strategies.step_budget import StepBudget
 
 
 @given(
@@ -23,56 +23,58 @@ from strategies.step_budget import Plan
 def test_windows_never_cross_an_epoch_or_the_budget(
     epochs: int, per_epoch: int, parties: int, longest: int, allowed: int, chance: random.Random
 ) -> None:
-    plan = Plan(epochs, per_epoch, parties)
-    plan.allowed = allowed
+    budget = StepBudget(epochs, per_epoch, parties)
+    budget.allowed = allowed
     done = [0] * parties
-    while not plan.all_ordered:
+    while not budget.all_ordered:
         party = chance.randrange(parties)  # whose turn it is
-        epoch, first, steps = plan.window(done[party], longest)
+        epoch, first, steps = budget.window(done[party], longest)
         assert epoch * per_epoch + first == done[party]  # it goes on where its last one ended
         assert 1 <= steps <= longest and first + steps <= per_epoch
         done[party] += steps
-        assert plan.ordered == sum(done)
-    assert plan.ordered == plan.budget == min(allowed, epochs * per_epoch * parties)
+        assert budget.ordered == sum(done)
+    assert budget.ordered == budget.limit == min(allowed, epochs * per_epoch * parties)
 
 
 @given(st.integers(0, 60))
 def test_nobody_takes_the_steps_of_a_party_that_is_gone_and_it_takes_them_when_it_is_back(
     done: int,
 ) -> None:
-    plan = Plan(epochs=4, per_epoch=10, parties=3)
-    plan.without(done)
-    assert plan.planned == 2 * 40 + min(done, 40)
-    plan.with_again(done)
-    assert plan.planned == 3 * 40
+    budget = StepBudget(epochs=4, per_epoch=10, parties=3)
+    budget.without(done)
+    assert budget.planned == 2 * 40 + min(done, 40)
+    budget.with_again(done)
+    assert budget.planned == 3 * 40
 
 
 def test_epochs_are_passes_of_all_parties() -> None:
-    plan = Plan(epochs=4, per_epoch=10, parties=3)
-    plan.answered = 45
-    assert plan.epochs == 1.5
-    plan = Plan(epochs=4, per_epoch=10, parties=0)  # the label holder alone
-    plan.answered = 15
-    assert (plan.epochs, plan.planned) == (1.5, 40)
+    budget = StepBudget(epochs=4, per_epoch=10, parties=3)
+    budget.answered = 45
+    assert budget.epochs == 1.5
+    budget = StepBudget(epochs=4, per_epoch=10, parties=0)  # the label holder alone
+    budget.answered = 15
+    assert (budget.epochs, budget.planned) == (1.5, 40)
 
 
 def test_a_plan_goes_on_from_what_was_kept_of_it() -> None:
-    plan = Plan(epochs=4, per_epoch=10, parties=3)
-    plan.without(5)
-    plan.ordered, plan.answered = 42, 37
-    anew = Plan(epochs=4, per_epoch=10, parties=3)
-    anew.go_on_from(json.loads(json.dumps(plan.kept())))
+    budget = StepBudget(epochs=4, per_epoch=10, parties=3)
+    budget.without(5)
+    budget.ordered, budget.answered = 42, 37
+    anew = StepBudget(epochs=4, per_epoch=10, parties=3)
+    anew.go_on_from(json.loads(json.dumps(budget.kept())))
     assert (anew.planned, anew.ordered, anew.answered) == (85, 42, 37)
     assert anew.window(20, 16) == (2, 0, 10)
 
 
 @pytest.mark.parametrize("allowed", [1, 7, 12, 25, 31, 120])
 def test_parties_abreast_are_ordered_the_same_steps_whatever_a_budget_leaves(allowed: int) -> None:
-    plan, others = (Plan(epochs=4, per_epoch=10, parties=3, abreast=each) for each in (True, False))
+    budget, others = (
+        StepBudget(epochs=4, per_epoch=10, parties=3, abreast=each) for each in (True, False)
+    )
     done = [0, 0, 0]
-    plan.allowed = others.allowed = allowed
-    while not plan.all_ordered:
-        windows = [plan.window(each, 8) for each in done]
+    budget.allowed = others.allowed = allowed
+    while not budget.all_ordered:
+        windows = [budget.window(each, 8) for each in done]
         assert windows[0] == windows[1] == windows[2]
         done = [each + windows[0][2] for each in done]
     assert done == [min(40, allowed // 3)] * 3

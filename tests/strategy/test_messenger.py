@@ -1,4 +1,4 @@
-"""The mailbox: what is sent, taken, counted and refused."""
+"""The messenger: what is sent, taken, counted and refused."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from vfl_flower.transport.wire import read_order
 
 def test_a_message_is_counted_and_told_before_it_leaves() -> None:
     parts = Parts()
-    seat, parts.steps, parts.post.clock = parts.seats[1], 17, 2.5
-    seat.feedback = {"gradient": ROWS}
-    message = parts.mailbox.message(seat, replace(TRAIN, exchange=1, arrays=seat.feedback))
-    assert seat.in_flight and seat.exchange == 1 and seat.feedback == {}
-    assert (seat.ordered_at_step, seat.sent_at_clock) == (17, 2.5)
-    assert seat.traffic == Traffic(bytes_down=12)
+    record, parts.steps, parts.post.clock = parts.records[1], 17, 2.5
+    record.feedback = {"gradient": ROWS}
+    message = parts.messenger.message(record, replace(TRAIN, exchange=1, arrays=record.feedback))
+    assert record.in_flight and record.exchange == 1 and record.feedback == {}
+    assert (record.ordered_at_step, record.sent_at_clock) == (17, 2.5)
+    assert record.traffic == Traffic(bytes_down=12)
     ((party, order, left),) = parts.ledger.orders
-    assert (party, order, left) == (1, seat.order, 0)
-    assert parts.post.sent == [] and parts.mailbox.empty
-    parts.mailbox.post([message])
-    assert parts.post.sent == [message] and not parts.mailbox.empty
+    assert (party, order, left) == (1, record.order, 0)
+    assert parts.post.sent == [] and parts.messenger.empty
+    parts.messenger.post([message])
+    assert parts.post.sent == [message] and not parts.messenger.empty
     assert message.metadata.dst_node_id == 101 and message.metadata.ttl == 10.0
     assert read_order(message, TrainOrder).arrays["gradient"].tolist() == [0, 0, 0]
 
@@ -44,37 +44,37 @@ def test_only_orders_of_windows_set_the_step_by_which_staleness_is_counted() -> 
     parts.steps = 17
     for order in (EVALUATE, EMBED, CHECKPOINT, REJOIN):
         parts.send(0, order)
-        assert parts.seats[0].ordered_at_step == 0
+        assert parts.records[0].ordered_at_step == 0
 
 
 def test_with_nothing_in_flight_there_is_nothing_to_wait_for(now: list[float]) -> None:
     parts = Parts()
-    parts.mailbox.post([])
-    assert parts.mailbox.replies() == [] and now == [0.0] and parts.post.sent == []
+    parts.messenger.post([])
+    assert parts.messenger.replies() == [] and now == [0.0] and parts.post.sent == []
 
 
 @pytest.mark.parametrize("order", [TRAIN, EMBED, EVALUATE, CHECKPOINT], ids=lambda o: o.kind)
 def test_what_a_party_uploads_is_counted_by_what_it_answers(order: Turn, now: list[float]) -> None:
     parts = Parts()
-    parts.seats[1].out_of_step, parts.seats[1].unserved = 2, order
+    parts.records[1].out_of_step, parts.records[1].unserved = 2, order
     parts.send(1, order)
-    sent = parts.seats[1].traffic.bytes_down
+    sent = parts.records[1].traffic.bytes_down
     now[0], parts.post.clock = 3.0, 0.25
     arrays = {"embedding": ROWS}
     parts.post.answer(parts.upload(1, arrays=arrays, peak_memory_mb=55.0))
-    seat, served, message = parts.come(type(order))
-    used = parts.mailbox.take(seat, message, lambda upload: upload.arrays["embedding"].tolist())
-    assert (seat.party, served.exchange, used) == (1, 1, [0, 0, 0])
-    assert (seat.state, seat.order, seat.unserved) == (State.IDLE, None, None)
-    assert seat.out_of_step == 0 and parts.mailbox.party_memory_mb == 55.0
+    record, served, message = parts.come(type(order))
+    used = parts.messenger.take(record, message, lambda upload: upload.arrays["embedding"].tolist())
+    assert (record.party, served.exchange, used) == (1, 1, [0, 0, 0])
+    assert (record.state, record.order, record.unserved) == (State.IDLE, None, None)
+    assert record.out_of_step == 0 and parts.messenger.party_memory_mb == 55.0
     if order in (TRAIN, EMBED):
-        assert seat.traffic == Traffic(exchanges=1, bytes_up=12, bytes_down=sent)
-        assert seat.reply_seconds == Spread(3.0, 3.0, 1)
-        assert seat.reply_virtual_seconds == Spread(0.25, 0.25, 1)
+        assert record.traffic == Traffic(exchanges=1, bytes_up=12, bytes_down=sent)
+        assert record.reply_seconds == Spread(3.0, 3.0, 1)
+        assert record.reply_virtual_seconds == Spread(0.25, 0.25, 1)
     else:
-        assert seat.traffic == Traffic(evaluation_bytes=12, bytes_down=sent)
-        assert seat.reply_seconds == seat.reply_virtual_seconds == Spread()
-    assert parts.mailbox.empty
+        assert record.traffic == Traffic(evaluation_bytes=12, bytes_down=sent)
+        assert record.reply_seconds == record.reply_virtual_seconds == Spread()
+    assert parts.messenger.empty
 
 
 def test_the_most_memory_that_any_party_has_told_of_is_kept() -> None:
@@ -82,9 +82,9 @@ def test_the_most_memory_that_any_party_has_told_of_is_kept() -> None:
     for party, most in ((0, 20.0), (1, 70.0), (2, 30.0)):
         parts.send(party, EVALUATE)
         parts.post.answer(parts.upload(party, peak_memory_mb=most))
-        seat, _, message = parts.come(EvaluateOrder)
-        parts.mailbox.take(seat, message, lambda upload: None)
-    assert parts.mailbox.party_memory_mb == 70.0
+        record, _, message = parts.come(EvaluateOrder)
+        parts.messenger.take(record, message, lambda upload: None)
+    assert parts.messenger.party_memory_mb == 70.0
 
 
 @pytest.mark.parametrize(
@@ -94,33 +94,33 @@ def test_an_answer_with_another_number_or_of_another_party_is_refused(
     party: int, exchange: int
 ) -> None:
     parts = Parts()
-    parts.seats[1].exchange = 1
+    parts.records[1].exchange = 1
     parts.send(1, TRAIN)
     parts.post.answer(Upload(party=party, exchange=exchange, arrays={"embedding": ROWS}))
-    seat, _, message = parts.come(TrainOrder)
+    record, _, message = parts.come(TrainOrder)
     used: list[Upload] = []
     sentence = (
         f"answered as party {party} to message {exchange}, when message 2 of party 1 was due."
     )
     with pytest.raises(VflError, match=f"^{re.escape(sentence)}$"):
-        parts.mailbox.take(seat, message, used.append)
-    assert used == [] and seat.in_flight
-    assert seat.traffic == Traffic()
+        parts.messenger.take(record, message, used.append)
+    assert used == [] and record.in_flight
+    assert record.traffic == Traffic()
 
 
 def test_an_upload_that_cannot_be_used_is_not_counted() -> None:
     parts = Parts()
     parts.send(1, TRAIN)
     parts.post.answer(parts.upload(1, arrays={"embedding": ROWS}, peak_memory_mb=55.0))
-    seat, _, message = parts.come(TrainOrder)
+    record, _, message = parts.come(TrainOrder)
 
     def refuse(upload: Upload) -> None:
         raise VflError("is of another shape.")
 
     with pytest.raises(VflError, match="another shape"):
-        parts.mailbox.take(seat, message, refuse)
-    assert seat.traffic == Traffic() and seat.reply_seconds == Spread()
-    assert parts.mailbox.party_memory_mb == 0
+        parts.messenger.take(record, message, refuse)
+    assert record.traffic == Traffic() and record.reply_seconds == Spread()
+    assert parts.messenger.party_memory_mb == 0
 
 
 @pytest.mark.parametrize(("out_of_step", "kind"), [(False, VflError), (True, OutOfStepError)])
@@ -128,9 +128,9 @@ def test_a_failure_is_told_by_its_sentence(out_of_step: bool, kind: type[VflErro
     parts = Parts()
     parts.send(1, TRAIN)
     parts.post.fail("is tired.", out_of_step)
-    seat, _, message = parts.come(TrainOrder)
+    record, _, message = parts.come(TrainOrder)
     with pytest.raises(VflError, match=r"^failed: is tired\.$") as error:
-        parts.mailbox.take(seat, message, lambda upload: None)
+        parts.messenger.take(record, message, lambda upload: None)
     assert type(error.value) is kind
 
 
@@ -141,24 +141,24 @@ def test_answers_are_sorted_by_what_was_ordered_and_taken_once() -> None:
     parts.send(2, TRAIN)
     for number, party in enumerate((0, 1, 2)):
         parts.post.answer(parts.upload(party), number)
-    replies = parts.mailbox.replies()
+    replies = parts.messenger.replies()
     replies += replies  # each comes twice
-    of_evaluation = list(parts.mailbox.answers_to(EvaluateOrder, replies))
-    assert [seat.party for seat, _, _ in of_evaluation] == [1]
-    of_training = list(parts.mailbox.answers_to(TrainOrder, replies))
-    assert [seat.party for seat, _, _ in of_training] == [0, 2]
-    assert list(parts.mailbox.answers_to(Turn, replies)) == []
-    assert parts.mailbox.empty
+    of_evaluation = list(parts.messenger.answers_to(EvaluateOrder, replies))
+    assert [record.party for record, _, _ in of_evaluation] == [1]
+    of_training = list(parts.messenger.answers_to(TrainOrder, replies))
+    assert [record.party for record, _, _ in of_training] == [0, 2]
+    assert list(parts.messenger.answers_to(Turn, replies)) == []
+    assert parts.messenger.empty
 
 
 def test_an_answer_to_an_earlier_message_is_not_taken_for_the_last(now: list[float]) -> None:
     parts = Parts()
     parts.send(1, TRAIN)
-    parts.mailbox.forget(parts.seats[1])  # it has failed
-    parts.seats[1].rest(State.FAILED)
+    parts.messenger.forget(parts.records[1])  # it has failed
+    parts.records[1].rest(State.FAILED)
     parts.send(1, REJOIN)
     parts.post.answer(parts.upload(1), 0)
-    assert parts.mailbox.replies() == []
+    assert parts.messenger.replies() == []
     parts.post.answer(parts.describe(1))
     assert parts.come(RejoinOrder)[0].party == 1
 
@@ -168,16 +168,16 @@ def test_a_party_may_be_silent_until_its_time_is_up(now: list[float]) -> None:
     parts.send(0, TRAIN)
     now[0] = 5.0
     parts.send(1, TRAIN)
-    assert parts.mailbox.replies() == []
+    assert parts.messenger.replies() == []
     assert 10 < now[0] < 10.1  # after the first message, not the last
-    assert parts.mailbox.longest_silent() is parts.seats[0]
-    parts.mailbox.forget(parts.seats[0])
-    assert parts.mailbox.longest_silent() is parts.seats[1]
-    assert parts.mailbox.replies() == [] and 15 < now[0] < 15.1
+    assert parts.messenger.longest_silent() is parts.records[0]
+    parts.messenger.forget(parts.records[0])
+    assert parts.messenger.longest_silent() is parts.records[1]
+    assert parts.messenger.replies() == [] and 15 < now[0] < 15.1
     parts.post.answer(parts.upload(1))
-    assert len(parts.mailbox.replies()) == 1 and now[0] < 15.1
-    parts.mailbox.forget(parts.seats[1])
-    assert parts.mailbox.empty
+    assert len(parts.messenger.replies()) == 1 and now[0] < 15.1
+    parts.messenger.forget(parts.records[1])
+    assert parts.messenger.empty
 
 
 class Busy(LocalGrid):
