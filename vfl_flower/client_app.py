@@ -41,7 +41,6 @@ from vfl_flower.transport.messages import (
     EmbedOrder,
     EvaluateOrder,
     GrowOrder,
-    HostOrder,
     KeyOrder,
     Order,
     Payload,
@@ -52,6 +51,7 @@ from vfl_flower.transport.messages import (
     ResumeOrder,
     SessionOrder,
     SetOrder,
+    SharedActorOrder,
     TrainOrder,
     refuse_unused,
 )
@@ -277,15 +277,15 @@ def session(message: Message, context: Context) -> Message:
 
 
 @app.query("host")
-def host(message: Message, context: Context) -> Message:
-    """Orders to virtual parties that are here."""
+def shared(message: Message, context: Context) -> Message:
+    """Serve the orders for the parties of this shared actor."""
 
-    def serve(context: Context, order: HostOrder) -> Payload:
+    def serve(context: Context, order: SharedActorOrder) -> Payload:
         if not simulated(context):
-            raise VflError("is one party, and no host of others.")
+            raise VflError("is one party, and no shared actor: only a simulation has those.")
         return shared_actor.serve(app, context, order)
 
-    return _serve(message, context, HostOrder, serve)
+    return _serve(message, context, SharedActorOrder, serve)
 
 
 def _keep_first(context: Context) -> None:

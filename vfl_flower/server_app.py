@@ -36,7 +36,7 @@ from vfl_flower.protocol.privacy.ledger import hides_labels
 from vfl_flower.protocol.privacy.signal import warn_if_lost
 from vfl_flower.protocol.systems import sized
 from vfl_flower.transport.base import Transport, transport_of
-from vfl_flower.transport.shared_actor import Hosts
+from vfl_flower.transport.shared_actor import SharedActors
 from vfl_flower.transport.stream.grid import StreamGrid
 
 log = logging.getLogger("flwr")
@@ -158,14 +158,14 @@ def _train_in(
 
 @contextmanager
 def _streams(transport: Transport, config: RunConfig, nonce: str = "") -> Iterator[Transport]:
-    """What carries the messages: a `StreamGrid`, where there are streams.
+    """Yield the transport of the run's messages: a `StreamGrid`, where there are streams.
 
-    In a Ray simulation of fewer nodes than parties, `Hosts` over that.
+    A Ray simulation with fewer nodes than parties adds `SharedActors` on top of it.
     """
     streams = config.running.transport != "messages" and transport.medium == "messages"
     with StreamGrid(transport, config, nonce) if streams else nullcontext(transport) as found:
         if found.engine == "ray" and config.running.parties > len(list(found.get_node_ids())):
-            found = Hosts(found, config.running.parties)
+            found = SharedActors(found, config.running.parties)
         yield found
 
 

@@ -36,7 +36,6 @@ from vfl_flower.transport.messages import (
     EmbedOrder,
     EvaluateOrder,
     GrowOrder,
-    HostOrder,
     KeyOrder,
     Order,
     PredictOrder,
@@ -46,6 +45,7 @@ from vfl_flower.transport.messages import (
     ResumeOrder,
     SessionOrder,
     SetOrder,
+    SharedActorOrder,
     Turn,
 )
 
@@ -130,7 +130,7 @@ def kinds(of: type[Order] = Order) -> Iterator[type[Order]]:
 
 def test_the_table_has_every_message() -> None:
     named = {type(order) for order in (*EARLY, *LATER, *OF_STATE)} | {DescribeOrder, GrowOrder}
-    assert set(kinds()) - {HostOrder, SessionOrder} == named  # those two carry others
+    assert set(kinds()) - {SharedActorOrder, SessionOrder} == named  # those two carry others
 
 
 @pytest.mark.usefixtures("touching_nothing")

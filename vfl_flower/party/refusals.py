@@ -21,12 +21,12 @@ from vfl_flower.transport.messages import (
     DescribeOrder,
     EarlyOrder,
     GrowOrder,
-    HostOrder,
     Order,
     PredictOrder,
     RejoinOrder,
     ResumeOrder,
     SessionOrder,
+    SharedActorOrder,
 )
 from vfl_flower.transport.node import refused, simulated
 
@@ -34,7 +34,7 @@ from vfl_flower.transport.node import refused, simulated
 def check_order(context: Context, order: Order) -> None:
     """Raise an error if the party's rules forbid an order, or a run that it belongs to.
 
-    A `SessionOrder` and a `HostOrder` carry other orders, each of which comes here by itself.
+    A `SessionOrder` and a `SharedActorOrder` carry other orders: each of them comes here by itself.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def check_order(context: Context, order: Order) -> None:
             "the other parties' keys by sum-peers='1:KEY 2:KEY', or trust the first keys that the "
             "label holder passes on by sum-peers='first-seen'",
         )
-    if isinstance(order, SessionOrder | HostOrder):
+    if isinstance(order, SessionOrder | SharedActorOrder):
         return
     if isinstance(order, RejoinOrder):
         state_file.restore(context, state_file.run_name(context, order.nonce))

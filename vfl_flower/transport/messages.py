@@ -310,10 +310,10 @@ class SessionOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostOrder(Order):
-    """Serve orders to virtual parties, of so many ``parties``, that are here (`runtimes.hosts`).
+class SharedActorOrder(Order):
+    """Serve orders to several of the ``parties`` of a run (`transport.shared_actor`).
 
-    ``arrays["packed"]`` are the orders (`wire.pack_many`). Answered by `HostAnswer`.
+    ``arrays["packed"]`` are the orders (`wire.pack_many`). Answered by `SharedActorAnswer`.
     """
 
     kind: ClassVar[str] = "query.host"
@@ -322,8 +322,8 @@ class HostOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostAnswer(Payload):
-    """The answers to the orders of a `HostOrder`, in their order."""
+class SharedActorAnswer(Payload):
+    """The answers to the orders of a `SharedActorOrder`, in their order."""
 
     names: ClassVar = ("packed",)
 

@@ -1,4 +1,4 @@
-"""Virtual parties that share nodes."""
+"""Parties that share actors."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from vfl_flower.transport.flower_internals import (
 from vfl_flower.transport.messages import (
     Arrays,
     DescribeOrder,
-    HostAnswer,
-    HostOrder,
     Order,
+    SharedActorAnswer,
+    SharedActorOrder,
     TrainOrder,
     Upload,
 )
-from vfl_flower.transport.shared_actor import Hosts
+from vfl_flower.transport.shared_actor import SharedActors
 from vfl_flower.transport.wire import (
     pack_many,
     read_order,
@@ -132,7 +132,7 @@ def nothing_served() -> None:
     shared_actor._served.clear()
 
 
-def hosted(
+def shared(
     keys: dict[str, Any], nodes: int = 3, forget: bool = False
 ) -> tuple[Vertical, Nodes, dict[int, Arrays]]:
     """A run of virtual parties, their nodes, and what the parties have learned."""
@@ -140,7 +140,7 @@ def hosted(
     config = resolve(keys)
     strategy = strategy_of(config)(config, load_labels(config))
     transport = Nodes(nodes, keys, forget)
-    strategy.start(Hosts(transport, PARTIES))
+    strategy.start(SharedActors(transport, PARTIES))
     models = {
         party: load_arrays(context.state, f"{party}/model")
         for context in transport.contexts_of.values()
@@ -161,11 +161,11 @@ def hosted(
     ],
     ids=["split-nn", "ef-vfl", "vafl"],
 )
-def test_parties_that_share_nodes_learn_what_they_do_in_process(
+def test_parties_that_share_actors_learn_what_they_do_in_process(
     keys: dict[str, Any], forget: bool
 ) -> None:
     keys = {**KEYS, **keys}
-    strategy, _, models = hosted(keys, forget=forget)
+    strategy, _, models = shared(keys, forget=forget)
     there, grid = trained(PARTIES, keys)
     assert sorted(models) == list(range(PARTIES))
     for party, context in enumerate(grid.contexts.values()):
@@ -176,7 +176,7 @@ def test_parties_that_share_nodes_learn_what_they_do_in_process(
 
 
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
-def test_parties_of_one_node_that_are_stacked_learn_what_they_do_in_process(
+def test_stacked_parties_of_one_actor_learn_what_they_do_in_process(
     aggregation: str, tmp_path: Path
 ) -> None:
     generator = np.random.default_rng(0)
@@ -185,7 +185,7 @@ def test_parties_of_one_node_that_are_stacked_learn_what_they_do_in_process(
     keys = {**KEYS, "dataset": f"npz:{tmp_path}/rows.npz", "window": 1, "batch-size": 64}
     keys |= {"combine": "mean", "aggregation": aggregation}
     with patch.object(stacked, "_together", wraps=stacked._together) as together:
-        strategy, _, models = hosted(keys, nodes=1)
+        strategy, _, models = shared(keys, nodes=1)
         assert {len(call.args[0]) for call in together.call_args_list} == {PARTIES}
     there, grid = trained(PARTIES, keys)
     for party, context in enumerate(grid.contexts.values()):
@@ -195,14 +195,14 @@ def test_parties_of_one_node_that_are_stacked_learn_what_they_do_in_process(
     assert strategy.run.history.entries[-1]["test_loss"] == pytest.approx(loss, rel=1e-4)
 
 
-def test_a_node_gets_one_message_for_all_of_its_parties() -> None:
-    strategy, transport, _ = hosted({**KEYS, "epochs": 1})
+def test_an_actor_gets_one_message_for_all_of_its_parties() -> None:
+    strategy, transport, _ = shared({**KEYS, "epochs": 1})
     turns = sum(seat.exchange for seat in strategy.run.records) + PARTIES  # and descriptions
     assert {m.metadata.message_type for m in transport.sent} == {"query.host"}
     assert len(transport.sent) * PARTIES == 3 * turns
 
 
-def test_of_a_node_that_fails_every_party_has() -> None:
+def test_if_an_actor_fails_all_of_its_parties_fail() -> None:
     keys = {**KEYS, "strategy": "vafl", "on-party-failure": "continue", "epochs": 3}
     config = resolve(keys)
     strategy = strategy_of(config)(config, load_labels(config))
@@ -215,7 +215,7 @@ def test_of_a_node_that_fails_every_party_has() -> None:
         return pushed(messages)
 
     transport.push_messages = push  # type: ignore[method-assign]
-    strategy.start(Hosts(transport, PARTIES))
+    strategy.start(SharedActors(transport, PARTIES))
     failed = [seat.party for seat in strategy.run.records if not seat.alive]
     assert failed == list(range(PARTIES // 2, PARTIES))
 
@@ -223,17 +223,17 @@ def test_of_a_node_that_fails_every_party_has() -> None:
 def test_an_answer_may_be_as_large_as_was_due_when_it_was_asked_for() -> None:
     """Whatever is sent to another node meanwhile."""
     transport = Nodes(2, {**KEYS, "parties": PARTIES})
-    there = Hosts(transport, PARTIES)
+    there = SharedActors(transport, PARTIES)
     there.expect({TrainOrder.kind: 10**6, DescribeOrder.kind: 0})
 
     def large(message: Message, context: Context) -> Message:
-        found = unpack_many(read_order(message, HostOrder).arrays["packed"])
+        found = unpack_many(read_order(message, SharedActorOrder).arrays["packed"])
         answers = []
         for node, order in found:
             call = to_message(cast(Order, order), node, 60.0, call=True)
             arrays: Arrays = {"embedding": np.zeros((500, 100), np.float32)}
             answers.append(to_reply(Upload(party=0, exchange=1, arrays=arrays), call))
-        return to_reply(HostAnswer(arrays={"packed": pack_many(answers)}), message)
+        return to_reply(SharedActorAnswer(arrays={"packed": pack_many(answers)}), message)
 
     order = TrainOrder(exchange=1, epoch=0, first=0, steps=1, coordinated=False)
     nodes = there.get_node_ids()
@@ -246,16 +246,16 @@ def test_an_answer_may_be_as_large_as_was_due_when_it_was_asked_for() -> None:
         assert read_reply(reply, Upload).arrays["embedding"].shape == (500, 100)
 
 
-def test_a_real_node_is_host_of_nobody() -> None:
+def test_a_real_node_is_no_shared_actor() -> None:
     transport = Nodes(1, KEYS)
     context = transport.contexts_of[10]
     del context.node_config["simulated"]
     order = to_message(DescribeOrder(outputs=1), 2, 60.0, call=True)
-    message = HostOrder(parties=2, arrays={"packed": pack_many([order])})
+    message = SharedActorOrder(parties=2, arrays={"packed": pack_many([order])})
     (key,) = transport.push_messages([to_message(message, 10, 60.0)])
     (reply,) = transport.pull_messages([key])
-    with pytest.raises(VflError, match="is one party, and no host of others"):
-        read_reply(reply, HostAnswer)
+    with pytest.raises(VflError, match="is one party, and no shared actor"):
+        read_reply(reply, SharedActorAnswer)
 
 
 # --- many messages as one -------------------------------------------------------------------------
