@@ -21,7 +21,7 @@ from strategies.run import Run
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower.api.model import train
 from vfl_flower.client_app import app as client_app
-from vfl_flower.data.blocks import load_labels, with_presence
+from vfl_flower.data.at_label_holder import load_labels, with_row_masks
 from vfl_flower.label_holder.observers import Observer
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
@@ -148,7 +148,7 @@ def trained(
     strategy.history = History(config.running.eval_every, [observer_of(strategy)])
     grid = LocalGrid(client_app, parties, keys, config)
     nodes = enrol(grid, config, strategy.labels)
-    strategy.labels = with_presence(strategy.labels, config, len(nodes))
+    strategy.labels = with_row_masks(strategy.labels, config, len(nodes))
     strategy.run = Run(grid, nodes, config, strategy.labels, strategy.history)
     start = time.perf_counter()
     strategy.train()

@@ -26,7 +26,8 @@ from torch.nn import functional
 from benchmarks.common import ALL_ROWS, local_epoch, report
 from vfl_flower.config.plugins import load_place
 from vfl_flower.data import samples
-from vfl_flower.data.blocks import load_labels, load_part
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import load_partition
 from vfl_flower.protocol.systems import resolve
 
 TOWERS = Path(__file__).parents[1] / "examples/images/towers.py"
@@ -63,7 +64,7 @@ def cifar_of(folder: str, rows: int | None) -> Iterator[str]:
 def plain(keys: dict[str, Any]) -> dict[str, float]:
     """Seconds and test accuracy of a plain PyTorch loop, on the halves as parties read them."""
     config = resolve({"strategy": "split-nn", **keys})
-    blocks = [load_part(config, party, PARTIES) for party in range(PARTIES)]
+    blocks = [load_partition(config, party, PARTIES) for party in range(PARTIES)]
     labels = load_labels(config)
     train_labels, test_labels = (torch.from_numpy(each) for each in (labels.train, labels.test))
     tower = load_place(f"{TOWERS}:ResNet20")

@@ -26,7 +26,7 @@ from flwr.app import Context, RecordDict
 
 from benchmarks.common import report
 from vfl_flower import client_app
-from vfl_flower.data.blocks import FeatureBlock
+from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.models.training import count
 from vfl_flower.party import context as between
 from vfl_flower.party.party import Party

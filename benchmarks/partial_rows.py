@@ -22,8 +22,9 @@ from torch.nn import functional
 
 from benchmarks.common import ALL_ROWS, mnist_of, parser, report, trained
 from strategies.baselines.centralised import Common
-from vfl_flower.data.blocks import load_features, load_labels
-from vfl_flower.data.row_mask import drawn
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import load_features
+from vfl_flower.data.row_mask import draw_row_masks
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.training import load_model
 from vfl_flower.party.state import load_arrays
@@ -89,7 +90,7 @@ def plain(keys: dict[str, Any]) -> tuple[Outputs, float]:
     blocks = [load_features(whole, m, PARTIES) for m in range(PARTIES)]
     labels = load_labels(config)
     y = torch.from_numpy(labels.train)
-    has = torch.from_numpy(drawn(config, len(y) + len(labels.test), PARTIES)[: len(y)])
+    has = torch.from_numpy(draw_row_masks(config, len(y) + len(labels.test), PARTIES)[: len(y)])
     x, test = ([torch.from_numpy(getattr(b, part)) for b in blocks] for part in ("train", "test"))
     torch.manual_seed(0)
     bottoms = nn.ModuleList(
@@ -138,7 +139,7 @@ def measured(keys: dict[str, Any], options: Any) -> dict[str, Any]:
         config = resolve({**keys, "presence": share})
         labels = load_labels(config)
         numbers = len(labels.train) + np.arange(len(labels.test))
-        present = drawn(config, len(labels.train) + len(labels.test), PARTIES)[numbers]
+        present = draw_row_masks(config, len(labels.train) + len(labels.test), PARTIES)[numbers]
         due = torch.from_numpy(labels.test)
         ways: dict[str, dict[str, Any]] = {
             "off": {"subsets": "off"},

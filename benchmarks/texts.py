@@ -27,7 +27,8 @@ from transformers import DistilBertConfig, PreTrainedTokenizerFast
 
 from benchmarks.common import ALL_ROWS, local_epoch, report
 from vfl_flower.data import samples
-from vfl_flower.data.blocks import load_labels, load_part
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import load_partition
 from vfl_flower.models.pretrained import Pretrained
 from vfl_flower.protocol.systems import resolve
 
@@ -65,7 +66,7 @@ def write(folder: Path, sst2: str) -> None:
 def plain(keys: dict[str, Any], folder: Path, seed: int) -> tuple[dict[str, float], Pretrained]:
     """Seconds and test accuracy of a plain PyTorch loop on both halves; and the first tower."""
     config = resolve({"strategy": "split-nn", **keys})
-    blocks = [load_part(config, party, PARTIES) for party in range(PARTIES)]
+    blocks = [load_partition(config, party, PARTIES) for party in range(PARTIES)]
     labels = load_labels(config)
     train_labels, test_labels = (torch.from_numpy(each) for each in (labels.train, labels.test))
     torch.manual_seed(seed)

@@ -24,7 +24,7 @@ from strategies.party_record import FINAL, PartyRecord, State
 from strategies.run import Run, restore_best
 from vfl_flower.config.plugins import load_place
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import with_presence
+from vfl_flower.data.at_label_holder import with_row_masks
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.checkpoint import Keeper
 from vfl_flower.label_holder.observers import Observer
@@ -101,7 +101,7 @@ class Vertical(Strategy):
         """
         transport, keeper = transport_of(grid), self.keeper
         nodes = enrol(transport, self.given, self.labels, keeper, self.nonce)
-        self.labels = with_presence(self.labels, self.config, len(nodes))
+        self.labels = with_row_masks(self.labels, self.config, len(nodes))
         self.run = Run(transport, nodes, self.config, self.labels, self.history, self.nonce)
         if initial_arrays is not None:
             load_model(self.run.holder.top, unpack(initial_arrays))

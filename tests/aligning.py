@@ -24,8 +24,8 @@ from vfl_flower.transport.messages import (
     ConfirmOrder,
     Introduction,
     Order,
-    Recalled,
-    RecallOrder,
+    Reused,
+    ReuseOrder,
     SetKept,
 )
 from vfl_flower.transport.wire import read_reply, to_message
@@ -101,12 +101,12 @@ class LabelHolder:
         self.shown = shown[-1:]
         asked(self.node, ConfirmOrder(alignment=NAME, arrays={"answer": shown}))
 
-    def recall(self, name: str = NAME) -> str:
+    def reuse(self, name: str = NAME) -> str:
         """In a later run, by what it has kept: what became of the alignment."""
-        code = reuse._code(self.shown, name, str(self.node.run_id))
+        code = reuse.proof_of(self.shown, name, str(self.node.run_id))
         proofs = {"proofs": np.frombuffer(code, np.uint8)[None]}
-        order = RecallOrder(alignment=name, arrays=proofs)
-        return str(asked(self.node, order, Recalled).became)
+        order = ReuseOrder(alignment=name, arrays=proofs)
+        return str(asked(self.node, order, Reused).became)
 
     @property
     def kept(self) -> IdSet:

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, settings
 from strategies.vertical import Vertical, strategy_of
 from tests.organisations import forget_alignments
 from vfl_flower import client_app
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import results
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local

@@ -15,7 +15,7 @@ from tests.conftest import ALL_ROWS, FASTER, Start, trained
 from tests.test_faults import Fault, Misbehaving, answers_in_vain, refuses
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import results
 from vfl_flower.protocol.systems import baselines, resolve
 from vfl_flower.tools import audit as attacks

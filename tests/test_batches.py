@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.conftest import ALL_ROWS
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.party.party import Party

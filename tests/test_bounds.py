@@ -32,7 +32,7 @@ from tests.test_faults import (
 from tests.test_report import Page
 from vfl_flower import client_app
 from vfl_flower.config.errors import DivergedError, PoisonError, VflError
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol.batches import check_order, steps_per_epoch
 from vfl_flower.protocol.estimators.first_order import FirstOrder

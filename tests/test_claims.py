@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vfl_flower
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.privacy.accountants import known

@@ -14,7 +14,8 @@ from sklearn.datasets import dump_svmlight_file
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import ArrayBlock, load_features, load_labels, load_part
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import ArrayBlock, load_features, load_partition
 from vfl_flower.protocol.systems import resolve
 
 Array = NDArray[Any]
@@ -360,7 +361,7 @@ def test_a_sparse_file_is_never_dense_as_a_whole(tmp_path: Path) -> None:
     rows, columns = 4000, 2**20  # 17 GB
     place = tmp_path / "a"
     place.write_text("".join(f"{row % 2} {1 + row % 7}:1 {columns}:2\n" for row in range(rows)))
-    block = load_part(config_of(f"svmlight:{place}"), 1, 2)
+    block = load_partition(config_of(f"svmlight:{place}"), 1, 2)
     assert np.asarray(block.train[:2]).shape == (2, columns // 2)
     assert (np.asarray(block.train[np.array([5, 9])])[:, -1] == 2).all()
 
@@ -369,7 +370,7 @@ def test_a_sparse_file_is_never_dense_as_a_whole(tmp_path: Path) -> None:
 def test_a_sparse_file_that_cannot_be_used_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "a").write_text(f"0 1:1\n{line}\n")
     with pytest.raises(ConfigError, match=r"(cannot be read|infinite values)") as refused:
-        load_part(config_of(f"svmlight:{tmp_path / 'a'}"), 0, 1)
+        load_partition(config_of(f"svmlight:{tmp_path / 'a'}"), 0, 1)
     assert line not in str(refused.value)
 
 

@@ -22,7 +22,8 @@ from tests.conftest import ALL_ROWS, FASTER, MANY, Start, assert_copies_agree, n
 from vfl_flower import client_app
 from vfl_flower.config.errors import PartyError, VflError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import load_features, load_labels
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import load_features
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top

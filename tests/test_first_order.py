@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.conftest import MANY
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import FeatureBlock
+from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.models.bottoms import BottomModel, build_bottom
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.tops import build_top

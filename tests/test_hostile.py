@@ -30,7 +30,7 @@ from tests.test_report import HOSTILE, Page, left
 from vfl_flower import client_app
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import VflError
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.protocol.estimators.base import Arrival
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.report import report
@@ -53,9 +53,9 @@ from vfl_flower.transport.messages import (
     GrowOrder,
     Order,
     PredictOrder,
-    RecallOrder,
     RejoinOrder,
     ResumeOrder,
+    ReuseOrder,
     SessionOrder,
     SetOrder,
     TrainOrder,
@@ -477,7 +477,7 @@ def aligning(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[tuple[b
     client_app.app(to_message(align, 2, 60), context)
     aligned = state_to_bytes(context.state)
     common = CommonOrder(arrays={"places": np.arange(60, dtype=np.int32)})
-    recall = RecallOrder(alignment="0" * 32, arrays={"proofs": np.zeros((2, 32), np.uint8)})
+    recall = ReuseOrder(alignment="0" * 32, arrays={"proofs": np.zeros((2, 32), np.uint8)})
     sets = SetOrder(arrays={"names": np.zeros((30, 16), np.uint8), "proofs": blinded[:30]})
     orders: list[tuple[Order, bytes]] = [(recall, began), (align, began), (common, aligned)]
     orders += [(sets, began), (replace(align, anew=False), began)]

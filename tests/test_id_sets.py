@@ -28,12 +28,12 @@ from vfl_flower.alignment import store as files
 from vfl_flower.alignment.at_label_holder import align
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import VflError
-from vfl_flower.data.blocks import own_table
+from vfl_flower.data.at_label_holder import own_table
 from vfl_flower.data.ids import encode_ids
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party.state import load_arrays
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.transport.base import There
+from vfl_flower.transport.base import AvailableParties
 from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import Aligned, AlignOrder, SetKept, SetOrder
@@ -222,7 +222,7 @@ def found(
     given: list[dict[str, Any]] = [{"file": str(path)} for path in paths[1:]]
     grid = LocalGrid(client_app.app, len(parties), keys, config, given)
     own = own_table(config.data)
-    there = There(len(parties)) if method == "there" else None
+    there = AvailableParties(len(parties)) if method == "there" else None
     common = align(grid, config, own, str(grid.run_id), there)
     ids_used = [own.ids[row] for row in common.rows]
     present = common.present

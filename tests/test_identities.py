@@ -16,7 +16,8 @@ from torch.optim import lr_scheduler
 from tests.conftest import ALL_ROWS, FASTER, Start
 from vfl_flower import client_app
 from vfl_flower.config.options import TrainingConfig
-from vfl_flower.data.blocks import load_features, load_labels
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import load_features
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom, embedding_size

@@ -16,10 +16,10 @@ import pytest
 from vfl_flower.alignment.at_party import by_id
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import write_sealed
-from vfl_flower.data.blocks import load_labels, load_own_labels, own_table
-from vfl_flower.data.common_rows import Alignment
+from vfl_flower.data.at_label_holder import load_labels, load_own_labels, own_table
 from vfl_flower.data.labels import Labels, digest_of_labels, kept_share
 from vfl_flower.data.own_files import OwnFile
+from vfl_flower.data.row_mask import Alignment
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.privacy import draws
 from vfl_flower.protocol.privacy.labels import LabelLedger

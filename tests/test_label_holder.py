@@ -26,7 +26,8 @@ from tests.conftest import ALL_ROWS, FASTER, MANY, Start, trained
 from vfl_flower import server_app
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import load_features, load_labels
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import load_features
 from vfl_flower.data.labels import Labels, class_weights
 from vfl_flower.label_holder.figures import headline
 from vfl_flower.label_holder.label_holder import LabelHolder

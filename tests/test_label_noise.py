@@ -20,7 +20,7 @@ from tests.conftest import ALL_ROWS, FASTER, MANY, Start
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.labels import Labels, encode_labels, kept_share
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.losses import Loss, loss_of, loss_per_row, targets
@@ -180,7 +180,7 @@ def test_processes_that_draw_at_once_have_one_draw_and_one_sum(tmp_path: Path) -
     code = (
         "import sys, hashlib\n"
         "from tests.test_label_noise import drawn, NOISY\n"
-        "from vfl_flower.data.blocks import load_labels\n"
+        "from vfl_flower.data.at_label_holder import load_labels\n"
         "from vfl_flower.protocol.systems import resolve\n"
         "keys = {**NOISY, 'epsilon': float(sys.argv[1])}\n"
         "noisy, _ = drawn(load_labels(resolve(keys)), keys)\n"

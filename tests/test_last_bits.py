@@ -20,7 +20,7 @@ from torch import Tensor
 from tests.conftest import nightly
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.plugins import SYSTEMS
-from vfl_flower.data.blocks import ArrayBlock
+from vfl_flower.data.at_party import ArrayBlock
 from vfl_flower.label_holder import results
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.models.tops import build_top

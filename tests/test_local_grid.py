@@ -13,7 +13,7 @@ from strategies.vertical import strategy_of
 from tests.conftest import ALL_ROWS, Start
 from vfl_flower import client_app
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid, delay_seconds

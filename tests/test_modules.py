@@ -24,7 +24,8 @@ from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower import client_app
 from vfl_flower.config.errors import CodeError, ConfigError, PartyError, VflError
 from vfl_flower.data import augmentation, samples, source
-from vfl_flower.data.blocks import FeatureBlock, load_features, load_labels
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import FeatureBlock, load_features
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import build_bottom

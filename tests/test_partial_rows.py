@@ -21,8 +21,9 @@ from tests.organisations import ID, Organisations, cancer, cut, read
 from vfl_flower import client_app
 from vfl_flower.alignment import at_label_holder, reuse
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.data.blocks import load_labels, load_part, with_presence
-from vfl_flower.data.row_mask import drawn
+from vfl_flower.data.at_label_holder import load_labels, with_row_masks
+from vfl_flower.data.at_party import load_partition
+from vfl_flower.data.row_mask import draw_row_masks
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
@@ -33,7 +34,7 @@ from vfl_flower.protocol.server_update import by_gradient
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.tools.compare import compare, table
 from vfl_flower.tools.report import report
-from vfl_flower.transport.base import There, ask_present
+from vfl_flower.transport.base import AvailableParties, ask_present
 from vfl_flower.transport.flower_internals import set_message_id
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import AlignOrder, Introduction, Payload
@@ -202,11 +203,11 @@ def test_a_window_keeps_the_rows_that_a_party_has() -> None:
 
 def test_presence_is_drawn_by_seed_and_leaves_no_row_to_nobody() -> None:
     config = resolve({"presence": 0.3, "seed": 5})
-    has = drawn(config, 4000, 3)
-    assert has.any(1).all() and np.array_equal(has, drawn(config, 4000, 3))
+    has = draw_row_masks(config, 4000, 3)
+    assert has.any(1).all() and np.array_equal(has, draw_row_masks(config, 4000, 3))
     # One that nobody would have is one of three's.
     assert has.mean() == pytest.approx(0.3 + 0.7**3 / 3, abs=0.02)
-    assert not np.array_equal(has, drawn(resolve({"presence": 0.3}), 4000, 3))
+    assert not np.array_equal(has, draw_row_masks(resolve({"presence": 0.3}), 4000, 3))
 
 
 # --- runs ---------------------------------------------------------------------------------------
@@ -220,11 +221,12 @@ QUICK: dict[str, Any] = {
 def centralised(keys: dict[str, Any], parties: int) -> tuple[list[Any], Any]:
     """Bottom models and top after plain training with those who are there, by autograd."""
     config = resolve(keys)
-    labels = with_presence(load_labels(config), config, parties)
+    labels = with_row_masks(load_labels(config), config, parties)
     assert labels.present is not None
     present = torch.from_numpy(labels.present[0].astype(np.float32))
     y = torch.from_numpy(labels.train).float()
-    blocks = [load_part(config.with_values({"presence": 1.0}), m, parties) for m in range(parties)]
+    whole = config.with_values({"presence": 1.0})
+    blocks = [load_partition(whole, m, parties) for m in range(parties)]
     x = [torch.from_numpy(np.asarray(block.train)) for block in blocks]
     bottoms = [build_bottom(config, m, x[m][0], 4) for m in range(parties)]
     top = build_top(config, [4] * parties, 1)
@@ -297,7 +299,7 @@ def test_every_system_learns_from_partial_rows(run: Start, system: dict[str, Any
 
 def test_a_party_uploads_its_own_rows_alone(run: Start) -> None:
     whole, partial = (run(3, {**QUICK, "epochs": 1, "presence": share}) for share in (1.0, 0.5))
-    labels = with_presence(load_labels(resolve(QUICK)), resolve(QUICK), 3)
+    labels = with_row_masks(load_labels(resolve(QUICK)), resolve(QUICK), 3)
     assert labels.present is not None
     share = labels.present[0].mean()
     assert partial.summary["bytes_up"] == round(share * whole.summary["bytes_up"])
@@ -575,7 +577,7 @@ class Slow(LocalGrid):
 def asked_of(answers: Mapping[int, Payload | str | None], without: set[int], time: float) -> Any:
     grid, running = Slow(answers), resolve({"party-timeout": time}).running
     order = AlignOrder(method="psi", id_kind="texts")
-    there = There(3, frozenset(without))
+    there = AvailableParties(3, frozenset(without))
     found = ask_present(grid, order, Introduction, running, there)
     return [each.party for each in found.values()]
 

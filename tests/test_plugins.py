@@ -147,7 +147,7 @@ DATASET = '''
 
 import numpy as np
 
-from vfl_flower.data.partitioned import Divided
+from vfl_flower.data.partitioned import PartitionedData
 
 
 def open_waves(data, place):
@@ -155,7 +155,7 @@ def open_waves(data, place):
     labels = generator.integers(0, 2, 400)
     steps = np.linspace(0, 6, 24)
     rows = np.sin((1 + labels[:, None]) * steps) + 0.1 * generator.standard_normal((400, 24))
-    return Divided(lambda columns: [rows[columns(rows.shape[1:])]], lambda: [labels])
+    return PartitionedData(lambda columns: [rows[columns(rows.shape[1:])]], lambda: [labels])
 '''
 
 TOWER = """

@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.memory import Texts
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.data.blocks import FeatureBlock
+from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.data.samples import Samples, each
 from vfl_flower.launch.submission import from_anywhere
 from vfl_flower.models.bottoms import build_bottom

@@ -21,7 +21,7 @@ from tests.test_accountants import delta_of_gaussian
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.models.bottoms import BottomModel, build_bottom
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party

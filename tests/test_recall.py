@@ -29,14 +29,14 @@ from tests.organisations import (
 from vfl_flower import client_app
 from vfl_flower.alignment import reuse
 from vfl_flower.alignment import store as files
-from vfl_flower.alignment.store import Kept
+from vfl_flower.alignment.store import StoredAlignment
 from vfl_flower.config.errors import PartyError, VflError
 from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.launch.engines import Finished, run_local, run_supernodes
 from vfl_flower.party.state import load_arrays
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.flower_internals import lasting_home
-from vfl_flower.transport.messages import DescribeOrder, Description, Recalled, RecallOrder
+from vfl_flower.transport.messages import DescribeOrder, Description, Reused, ReuseOrder
 from vfl_flower.transport.wire import record_of
 
 SHORT: dict[str, Any] = {
@@ -412,10 +412,10 @@ def test_the_newest_alignments_are_kept(
 
 def test_two_runs_that_write_the_same_file_leave_a_sound_one(tmp_path: Path) -> None:
     path, rows = tmp_path / "of-x.npz", np.arange(1000)
-    halves = [Kept(str(n) * 32, 2, 0.0, "", {"rows": rows}) for n in range(2)]
+    halves = [StoredAlignment(str(n) * 32, 2, 0.0, "", {"rows": rows}) for n in range(2)]
     errors: list[BaseException] = []
 
-    def write_often(kept: Kept) -> None:
+    def write_often(kept: StoredAlignment) -> None:
         try:
             for _ in range(40):
                 files.save(path, kept, "of-*")
@@ -439,7 +439,7 @@ def test_the_label_holder_of_then_is_given_the_rows_of_then(node: Context) -> No
     holder.all()
     rows = load_arrays(node.state, "aligned")["rows"]
     holder.node = later = in_a_later_run(node)
-    assert holder.recall() == "kept"
+    assert holder.reuse() == "kept"
     np.testing.assert_array_equal(load_arrays(later.state, "aligned")["rows"], rows)
     described = asked(later, DescribeOrder(outputs=1), Description)
     assert described.alignment == NAME
@@ -451,7 +451,7 @@ def test_who_knows_the_name_alone_is_given_nothing(node: Context) -> None:
     other = LabelHolder(in_a_later_run(node), IDS)  # it has the ids, and has aligned elsewhere
     for guess in (np.zeros(32, np.uint8), other.a.of_ids([IDS[0]])[0]):
         other.shown = guess[None]
-        assert other.recall() == "gone" == other.recall("f" * 32)
+        assert other.reuse() == "gone" == other.reuse("f" * 32)
     assert not other.node.state
     with pytest.raises(VflError, match="was not told which of its rows"):
         asked(other.node, DescribeOrder(outputs=1), Description)
@@ -460,21 +460,21 @@ def test_who_knows_the_name_alone_is_given_nothing(node: Context) -> None:
 def test_an_order_of_another_run_is_worth_nothing(node: Context) -> None:
     holder = LabelHolder(node, IDS)
     holder.all()
-    sent = reuse._code(holder.shown, NAME, str(node.run_id + 1))  # which all parties are sent
-    order = RecallOrder(alignment=NAME, arrays={"proofs": np.frombuffer(sent, np.uint8)[None]})
+    sent = reuse.proof_of(holder.shown, NAME, str(node.run_id + 1))  # which all parties are sent
+    order = ReuseOrder(alignment=NAME, arrays={"proofs": np.frombuffer(sent, np.uint8)[None]})
     then = in_a_later_run(node)
-    assert asked(then, order, Recalled).became == "kept"
-    assert asked(in_a_later_run(then), order, Recalled).became == "gone"
+    assert asked(then, order, Reused).became == "kept"
+    assert asked(in_a_later_run(then), order, Reused).became == "gone"
 
 
 def test_only_the_party_of_then_has_it(node: Context) -> None:
     holder = LabelHolder(node, IDS)
     holder.all()
     for words in ({"partition-id": 1, "num-partitions": 2}, {"num-partitions": 2}):
-        code = reuse._code(holder.shown, NAME, str(node.run_id + 1))
+        code = reuse.proof_of(holder.shown, NAME, str(node.run_id + 1))
         proofs = np.frombuffer(2 * code, np.uint8).reshape(2, 32)
-        order = RecallOrder(alignment=NAME, arrays={"proofs": proofs})
-        assert asked(in_a_later_run(node, **words), order, Recalled).became == "gone"
+        order = ReuseOrder(alignment=NAME, arrays={"proofs": proofs})
+        assert asked(in_a_later_run(node, **words), order, Reused).became == "gone"
 
 
 def test_who_has_heard_of_a_name_cannot_have_its_file_replaced(node: Context) -> None:
@@ -484,7 +484,7 @@ def test_who_has_heard_of_a_name_cannot_have_its_file_replaced(node: Context) ->
     other.all()  # by the same name
     assert len(load_arrays(other.node.state, "aligned")["rows"]) == 60
     holder.node = in_a_later_run(other.node)
-    assert holder.recall() == "kept"
+    assert holder.reuse() == "kept"
     assert len(load_arrays(holder.node.state, "aligned")["rows"]) == 55
 
 
@@ -494,17 +494,17 @@ def test_proofs_that_are_none_tell_nothing_of_a_name(node: Context, proofs: Any,
     LabelHolder(node, IDS).all()
     given = {} if proofs is None else {"proofs": proofs.astype(np.uint8)}
     with pytest.raises(VflError, match="was sent no proofs of an alignment"):
-        asked(in_a_later_run(node), RecallOrder(alignment=name, arrays=given), Recalled)
+        asked(in_a_later_run(node), ReuseOrder(alignment=name, arrays=given), Reused)
 
 
 @pytest.mark.parametrize("many", [0, 2, 1000])
 def test_another_number_of_proofs_is_of_another_alignment(node: Context, many: int) -> None:
     holder = LabelHolder(node, IDS)
     holder.all()
-    code = reuse._code(holder.shown, NAME, str(node.run_id + 1))
+    code = reuse.proof_of(holder.shown, NAME, str(node.run_id + 1))
     proofs = np.frombuffer(many * code, np.uint8).reshape(many, 32)
-    order = RecallOrder(alignment=NAME, arrays={"proofs": proofs})
-    assert asked(in_a_later_run(node), order, Recalled).became == "gone"
+    order = ReuseOrder(alignment=NAME, arrays={"proofs": proofs})
+    assert asked(in_a_later_run(node), order, Reused).became == "gone"
 
 
 def test_a_name_leads_to_no_other_folder(node: Context, tmp_path: Path) -> None:
@@ -517,8 +517,8 @@ def test_a_name_leads_to_no_other_folder(node: Context, tmp_path: Path) -> None:
     assert (tmp_path / "alignments" / f"{name}-party-0.npz").exists()  # the control
     holder.node = in_a_later_run(node)
     with pytest.raises(VflError, match="by an alignment without a name"):
-        holder.recall(name)
-    assert holder.recall() == "kept"
+        holder.reuse(name)
+    assert holder.reuse() == "kept"
 
 
 def test_a_party_that_is_recalled_to_rows_of_another_file_uses_none(node: Context) -> None:
@@ -526,18 +526,18 @@ def test_a_party_that_is_recalled_to_rows_of_another_file_uses_none(node: Contex
     holder.all()
     change(Path(str(node.node_config["file"])), lambda frame: frame[1:])
     holder.node = in_a_later_run(node)
-    assert holder.recall() == "changed"
+    assert holder.reuse() == "changed"
     assert not holder.node.state
     holder.node = in_a_later_run(node, **{"alignment-days": 0})
-    assert holder.recall() == "ended"
-    assert holder.recall() == "gone"
+    assert holder.reuse() == "ended"
+    assert holder.reuse() == "gone"
 
 
 def test_a_file_that_changes_after_it_was_recalled_is_refused(node: Context) -> None:
     holder = LabelHolder(node, IDS)
     holder.all()
     holder.node = in_a_later_run(node)
-    assert holder.recall() == "kept"
+    assert holder.reuse() == "kept"
     change(Path(str(node.node_config["file"])), lambda frame: frame[::-1])
     with pytest.raises(VflError, match="has lost rows of its file, or has others"):
         asked(holder.node, DescribeOrder(outputs=1), Description)
@@ -547,7 +547,7 @@ def test_rows_that_were_aligned_anew_take_the_place_of_those_recalled(node: Cont
     holder = LabelHolder(node, IDS)
     holder.all()
     holder.node = in_a_later_run(node)
-    assert holder.recall() == "kept"
+    assert holder.reuse() == "kept"
     holder.align()
     with pytest.raises(VflError, match="was not told which of its rows"):
         asked(holder.node, DescribeOrder(outputs=1), Description)

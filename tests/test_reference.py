@@ -17,7 +17,8 @@ from torch.nn.utils import parameters_to_vector
 from strategies.reference import asyrevel, cascaded, dpzv, ef_vfl, split_nn, vafl
 from tests.conftest import ALL_ROWS, trained
 from vfl_flower.config.options import CodecConfig
-from vfl_flower.data.blocks import load_features, load_labels
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import load_features
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.tops import build_top

@@ -18,8 +18,8 @@ from tests.organisations import ID, small, write
 from tests.party.nodes import asked
 from tests.secure import Parties, Rows, gradient, total
 from vfl_flower.config.errors import ConfigError, SumError, VflError
-from vfl_flower.data import blocks
-from vfl_flower.data.blocks import prepared
+from vfl_flower.data import at_party
+from vfl_flower.data.at_party import prepared
 from vfl_flower.data.split import divide
 from vfl_flower.party import context as between
 from vfl_flower.party import masked_sums
@@ -210,7 +210,7 @@ def test_a_row_that_one_party_is_told_to_lack_does_not_shift_its_others(
 ) -> None:
     """Else a sum were of one person at party 0 and of the next at the others, of the same ids."""
     if not defended:
-        monkeypatch.setattr(blocks, "_check_has_all", lambda own, common: None)
+        monkeypatch.setattr(at_party, "_check_has_all", lambda own, common: None)
     parties = with_files(tmp_path, 1, gaps=(3, 40, 40))
     if defended:
         with pytest.raises(VflError, match="lacks rows that all are to have"):

@@ -25,7 +25,7 @@ from tests.conftest import ALL_ROWS, trained
 from tests.fleet import until
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.launch.engines import Finished, predict_local, run_local, run_ray
 from vfl_flower.launch.processes import ray_cpus, reserved_port, stop
 from vfl_flower.party import context as between

@@ -20,12 +20,12 @@ from PIL import Image
 from tests.organisations import ID, Organisations, cancer, change, cut, read, small, write
 from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.data import blocks, on_disk, sources
+from vfl_flower.data import at_party, on_disk, sources
 from vfl_flower.data.augmentation import augmented, crop_flip
-from vfl_flower.data.common_rows import Alignment
 from vfl_flower.data.images import ImageColumn, ImageFolder, decoded
 from vfl_flower.data.on_disk import LargeTable
 from vfl_flower.data.row_file import RowFile
+from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.sequences import SequenceColumn
 from vfl_flower.data.source import Preparation, Source
 from vfl_flower.data.text import TextColumn
@@ -477,7 +477,7 @@ def node_of(words: dict[str, Any], keys: dict[str, Any]) -> Context:
 
 def test_augmentation_repeats_and_is_for_training_alone() -> None:
     config = resolve({"augment": "crop-flip", "embedding-size": 4, "batch-size": 32})
-    plain = blocks.load_features(config, 0, 2)
+    plain = at_party.load_features(config, 0, 2)
     party = Party(config, 0, 2, 10, inputs.load_block(node_of({}, {}), config))
     window = draw_window(config, party.rows, 0, 0, 0, 1)
 
@@ -531,13 +531,13 @@ def test_images_of_a_data_set_are_divided_by_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many: bool
 ) -> None:
     if many:
-        monkeypatch.setattr(blocks, "_MANY_PIXELS", 0)
+        monkeypatch.setattr(at_party, "_MANY_PIXELS", 0)
     dataset = hugging_face(tmp_path / "images", "picture", photographs())
     config = resolve({"dataset": dataset, "image-split": "columns"})
     raw = np.stack([pixels_of(content) for content in photographs()]).astype(float)
     for party, columns in enumerate((slice(0, 4), slice(4, 8))):
-        block = blocks.load_part(config, party, 2)
-        assert isinstance(block, blocks.ArrayBlock) == (not many)
+        block = at_party.load_partition(config, party, 2)
+        assert isinstance(block, at_party.ArrayBlock) == (not many)
         half = raw[:, :, columns]
         expected = (half - half[:30].mean()) / half[:30].std()
         np.testing.assert_allclose(np.asarray(block.train[:]), expected[:30], rtol=1e-4, atol=1e-6)
@@ -550,19 +550,19 @@ def test_an_unreadable_image_of_a_data_set_is_a_sentence(tmp_path: Path) -> None
     images = [*photographs()[:39], b"no image"]
     config = resolve({"dataset": hugging_face(tmp_path / "images", "picture", images)})
     with pytest.raises(ConfigError, match=r"hf:.* has an image that cannot be read"):
-        blocks.load_part(config, 0, 2)
+        at_party.load_partition(config, 0, 2)
 
 
 def test_texts_of_a_data_set_are_divided_by_words(tmp_path: Path, tokenizer: str) -> None:
     texts = ["good day", "bad", "", "a good bad night day"] * 10
     keys = {"dataset": hugging_face(tmp_path / "texts", "sentence", texts), "text-length": 4}
     config = resolve({**keys, "tokenizer": tokenizer})
-    samples: list[Any] = [blocks.load_part(config, party, 2).train[:4] for party in range(2)]
+    samples: list[Any] = [at_party.load_partition(config, party, 2).train[:4] for party in range(2)]
     ids = [each["input_ids"].tolist() for each in samples]
     assert ids[0] == [[3, 0, 0, 0], [0] * 4, [0] * 4, [2, 3, 0, 0]]
     assert ids[1] == [[5, 0, 0, 0], [4, 0, 0, 0], [0] * 4, [4, 6, 5, 0]]
     with pytest.raises(ConfigError, match="reads text as tokens and names no tokenizer: give tok"):
-        blocks.load_part(resolve(keys), 0, 2)
+        at_party.load_partition(resolve(keys), 0, 2)
 
 
 # --- a class of one's own ------------------------------------------------------------------------
@@ -590,7 +590,7 @@ def test_samples_of_a_source_of_ones_own_may_be_dictionaries(tmp_path: Path, laz
     (tmp_path / "own.py").write_text(OWN.format(lazy=lazy))
     own = sources.source_of({"source": f"{tmp_path}/own.py:Pairs"}, 0)
     common = Alignment("a" * 32, np.arange(60))
-    block = blocks.load_own_features(resolve({}).data, own, common)
+    block = at_party.load_own_features(resolve({}).data, own, common)
     assert (len(block.train), len(block.test)) == (48, 12)
     found: Any = block.train[np.array([5, 0])]
     places = own.id_column[np.random.default_rng(0).permutation(60)[12:]][[5, 0]]

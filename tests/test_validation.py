@@ -40,7 +40,8 @@ from tests.test_label_noise import drawn
 from tests.test_sources import hugging_face, photographs
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.data.blocks import load_features, load_labels
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import load_features
 from vfl_flower.data.split import divide, split
 from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.label_holder.contribution import contribution

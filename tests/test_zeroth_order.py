@@ -15,7 +15,7 @@ from tests.conftest import MANY, Start
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import FeatureBlock
+from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.models.bottoms import BottomModel

@@ -45,10 +45,10 @@ from vfl_flower.transport.messages import (
     Order,
     Payload,
     PredictOrder,
-    RecallOrder,
     RejoinOrder,
     RestoreOrder,
     ResumeOrder,
+    ReuseOrder,
     SessionOrder,
     SetOrder,
     SharedActorOrder,
@@ -90,9 +90,9 @@ app = PartyApp()
 
 
 @app.query("set")
-def recall_set(message: Message, context: Context) -> Message:
+def find_set(message: Message, context: Context) -> Message:
     """Whether this party still has the blinded ids of an earlier alignment."""
-    return _serve(message, context, SetOrder, _aligning(at_party.recall_set))
+    return _serve(message, context, SetOrder, _aligning(at_party.find_set))
 
 
 @app.query("align")
@@ -114,16 +114,16 @@ def confirm(message: Message, context: Context) -> Message:
     def confirm(context: Context, order: ConfirmOrder) -> Payload:
         party, parties = seat(context)
         answer = at_party.confirm(context, party, parties, order)
-        reuse.keep(context, party, parties)
+        reuse.store_rows(context, party, parties)
         return answer
 
     return _serve(message, context, ConfirmOrder, confirm)
 
 
 @app.query("recall")
-def recall_rows(message: Message, context: Context) -> Message:
+def reuse_rows(message: Message, context: Context) -> Message:
     """Rows that were confirmed in an earlier run are to be used."""
-    return _serve(message, context, RecallOrder, _aligning(reuse.recall))
+    return _serve(message, context, ReuseOrder, _aligning(reuse.reuse_rows))
 
 
 @app.query("describe")

@@ -22,9 +22,9 @@ from vfl_flower.config.files import write_whole
 from vfl_flower.config.plugins import OBSERVERS
 from vfl_flower.config.provenance import code_digest, versions
 from vfl_flower.config.run_config import RunConfig, parse
-from vfl_flower.data.blocks import load_labels, load_own_labels, own_table
-from vfl_flower.data.common_rows import Alignment
+from vfl_flower.data.at_label_holder import load_labels, load_own_labels, own_table
 from vfl_flower.data.labels import Labels
+from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.split import held_out_again, used_by
 from vfl_flower.data.tables import Table
 from vfl_flower.label_holder import checkpoint, progress

@@ -19,8 +19,8 @@ from strategies.vertical import Vertical
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
+from vfl_flower.data.at_party import FeatureBlock, load_partition
 from vfl_flower.data.augmentation import augmented
-from vfl_flower.data.blocks import FeatureBlock, load_part
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.samples import Samples
 from vfl_flower.label_holder.checkpoint import Keeper
@@ -157,9 +157,9 @@ class Joined(Vertical):
         """A party's training (0) or test samples (1), with zeros for rows that it lacks."""
         device = self.run.holder.device
         found = samples.tensors((block.train, block.test)[part][:], device)
-        if not block.known:
+        if not block.row_masks:
             return found
-        known = block.known[part]
+        known = block.row_masks[part]
         places = torch.from_numpy(known.ids).to(device)
 
         def filled(x: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class Joined(Vertical):
             )
         if transport.contexts:
             return [load_block(context, self.config) for context in transport.contexts.values()]
-        return [load_part(self.config, record.party, len(records)) for record in records]
+        return [load_partition(self.config, record.party, len(records)) for record in records]
 
 
 class Common(Joined):

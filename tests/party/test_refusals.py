@@ -39,10 +39,10 @@ from vfl_flower.transport.messages import (
     KeyOrder,
     Order,
     PredictOrder,
-    RecallOrder,
     RejoinOrder,
     RestoreOrder,
     ResumeOrder,
+    ReuseOrder,
     SessionOrder,
     SetOrder,
     SharedActorOrder,
@@ -79,7 +79,7 @@ EARLY: list[EarlyOrder] = [
     AlignOrder(method="psi", id_kind="whole numbers", anew=False, arrays={"ids": BLINDED}),
     CommonOrder(arrays={"places": np.arange(60, dtype=np.int32)}),
     ConfirmOrder(alignment=NAME, arrays={"answer": BLINDED[:2]}),
-    RecallOrder(alignment=NAME, arrays={"proofs": np.zeros((1, 32), np.uint8)}),
+    ReuseOrder(alignment=NAME, arrays={"proofs": np.zeros((1, 32), np.uint8)}),
     KeyOrder(),
 ]
 LATER: list[Order] = [

@@ -18,7 +18,7 @@ from strategies.step_budget import StepBudget
 from tests.strategy.parts import METRICS, SPENT, Heard
 from vfl_flower import client_app
 from vfl_flower.config.errors import PartyError
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
 

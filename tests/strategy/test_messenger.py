@@ -15,7 +15,7 @@ from strategies.vertical import strategy_of
 from tests.strategy.parts import CHECKPOINT, EMBED, EVALUATE, REJOIN, ROWS, TRAIN, Parts
 from vfl_flower import client_app
 from vfl_flower.config.errors import OutOfStepError, VflError
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import EvaluateOrder, RejoinOrder, TrainOrder, Turn, Upload

@@ -21,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from strategies.vertical import Vertical, strategy_of
 from tests.conftest import ALL_ROWS, trained
 from vfl_flower import client_app
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.launch.processes import reserved_port
 from vfl_flower.party.state import load_arrays
 from vfl_flower.protocol.systems import resolve

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment import blinded_ids, psi
 from vfl_flower.alignment.at_party import Order, by_id, of_all
-from vfl_flower.alignment.blinded_ids import Asked
+from vfl_flower.alignment.blinded_ids import PartySet
 from vfl_flower.alignment.psi import MANY, Blinding, Places, shuffled
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import lasting_secret
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.common_rows import Alignment
+from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Source
-from vfl_flower.transport.base import There, Transport, ask, ask_all, ask_present
+from vfl_flower.transport.base import AvailableParties, Transport, ask, ask_all, ask_present
 from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.messages import (
     SMALL,
@@ -42,7 +42,7 @@ def align(
     config: RunConfig,
     own: Source,
     run: str,
-    there: There | None = None,
+    there: AvailableParties | None = None,
     lasting: bool = True,
     order: Order | None = None,
 ) -> Alignment:
@@ -64,7 +64,7 @@ def align(
     """
     name, about = secrets.token_hex(16), json.dumps(config.values())
     present: NDArray[np.bool_] | None = None
-    sets: dict[int, Asked] = {}
+    sets: dict[int, PartySet] = {}
     blinding = Blinding()  # by "ids" it answers questions, so that it has to be a fresh one
     if config.data.align == "ids":
         rows, asked = _all_rows(transport, config, own, blinding)
@@ -139,9 +139,9 @@ def _sets(
     config: RunConfig,
     own: Source,
     run: str,
-    there: There | None,
+    there: AvailableParties | None,
     lasting: bool,
-) -> dict[int, Asked]:
+) -> dict[int, PartySet]:
     """What is known of each party's ids, by node, in the order of the parties."""
     kept = blinded_ids.kept_of(own.whose) if lasting else {}
     order = blinded_ids.naming(kept, run, json.dumps(config.values()))
@@ -154,9 +154,9 @@ def _sets(
         party = answer.party
         path, found = kept.get(party, (None, None))
         if path and found and blinded_ids.has_kept(answer, found, run):
-            sets[node] = Asked(party, own.ids, path, found)
+            sets[node] = PartySet(party, own.ids, path, found)
         else:
-            sets[node] = Asked(party, own.ids, blinded_ids.path_of(own.whose, party), None)
+            sets[node] = PartySet(party, own.ids, blinded_ids.path_of(own.whose, party), None)
     return sets
 
 
@@ -165,8 +165,8 @@ def _common_rows(
     config: RunConfig,
     own: Source,
     blinding: Blinding,
-    there: There | None,
-    sets: dict[int, Asked],
+    there: AvailableParties | None,
+    sets: dict[int, PartySet],
     in_order: Order | None,
 ) -> tuple[Places, NDArray[np.bool_] | None, Mapping[int, Introduction]]:
     """The rows that all have, or so many parties, and who; and what they ask about theirs."""
@@ -241,7 +241,7 @@ def _common_rows(
 
 
 def _matched(
-    blinding: Blinding, ids: Sequence[bytes], answer: Aligned, known: Asked, sent: Places
+    blinding: Blinding, ids: Sequence[bytes], answer: Aligned, known: PartySet, sent: Places
 ) -> NDArray[np.int32]:
     """The place of each of the label holder's rows in the party's order, or -1."""
     if answer.party != known.party:

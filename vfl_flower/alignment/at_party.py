@@ -55,7 +55,7 @@ from vfl_flower.alignment.psi import Blinding, Places, Points, challenge, check_
 from vfl_flower.alignment.store import check_name
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.data.common_rows import Alignment
+from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Source
 from vfl_flower.transport.messages import (
     Aligned,
@@ -84,7 +84,7 @@ Order = Callable[[Places], Places]
 # --- a party ------------------------------------------------------------------------------------
 
 
-def recall_set(context: Context, own: Source, parties: int, order: SetOrder) -> SetKept:
+def find_set(context: Context, own: Source, parties: int, order: SetOrder) -> SetKept:
     """Whether the party still has the blinded ids of an earlier alignment with this label holder.
 
     Raises
@@ -210,7 +210,9 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
     rows[has] = mine
     of_set = {name: kept[name] for name in kept if name in _OF_SET}
     if "key" in kept:
-        of_set["marks"] = blinded_ids.marks_of([own.ids[row] for row in at.tolist()], kept["key"])
+        of_set["marks"] = blinded_ids.keyed_hashes(
+            [own.ids[row] for row in at.tolist()], kept["key"]
+        )
     about = {"digest": _digest(own, mine), "method": _PSI, "file": kept["file"]}
     judged = {"secret": np.frombuffer(secret, np.uint8), "places": named}
     _keep(context, told=rows, **judged, **about, **of_set)

@@ -86,7 +86,7 @@ class IdSet:
         proof = self.arrays["proof"].tobytes()
         return hmac.digest(proof, b"vfl-flower set of outputs", "sha256").hex()[:32]
 
-    def codes(self, party: int, run: str) -> Iterator[tuple[int, bytes, bytes]]:
+    def proofs(self, party: int, run: str) -> Iterator[tuple[int, bytes, bytes]]:
         """Of the set as it is and has been: places, and what the two sides prove it by in a run."""
         points, digest = self.arrays["points"], hashlib.sha256()
         lengths = self.arrays.get("lengths", np.array([len(points)])).tolist()
@@ -101,7 +101,7 @@ class IdSet:
             yield end, asks, keeps
 
 
-def marks_of(ids: Sequence[bytes], key: NDArray[np.uint8]) -> Points:
+def keyed_hashes(ids: Sequence[bytes], key: NDArray[np.uint8]) -> Points:
     """What tells an id again to who has the key, [n, 32]."""
     secret, mark = key.tobytes(), hashlib.blake2b
     marks = b"".join([mark(one, digest_size=32, key=secret).digest() for one in ids])
@@ -137,7 +137,7 @@ def _load(path: Path) -> IdSet | None:
 # --- the label holder ---------------------------------------------------------------------------
 
 
-class Asked:
+class PartySet:
     """What the label holder knows of a party's set, which may be a fresh one.
 
     new : which of its ids it has not asked about with this set, bool [N].
@@ -150,7 +150,7 @@ class Asked:
         self.arrays = {"points": none, "marks": none, "blinded": none, "key": key}
         if kept:
             self.arrays = dict(kept.arrays)
-        self._marks = marks_of(ids, self.arrays["key"])
+        self._marks = keyed_hashes(ids, self.arrays["key"])
         self._at = _where(self._marks, self.arrays["marks"])
         self.new = self._at < 0
 
@@ -211,7 +211,7 @@ def naming(kept: Mapping[int, tuple[Path, IdSet]], run: str, about: str = "") ->
     rows = secrets.SystemRandom().sample(range(_NAMES), len(kept))
     for row, (party, (_, each)) in zip(rows, kept.items(), strict=True):
         names[row] = np.frombuffer(bytes.fromhex(each.name), np.uint8)
-        for _, code, _ in each.codes(party, run):
+        for _, code, _ in each.proofs(party, run):
             proofs[row] = np.frombuffer(code, np.uint8)
     return SetOrder(config=about, arrays={"names": names, "proofs": proofs})
 
@@ -219,7 +219,7 @@ def naming(kept: Mapping[int, tuple[Path, IdSet]], run: str, about: str = "") ->
 def has_kept(answer: SetKept, kept: IdSet, run: str) -> bool:
     """Whether the party has shown that it keeps this set too."""
     proof = answer.arrays.get("proof", np.zeros(0))
-    codes = kept.codes(answer.party, run)
+    codes = kept.proofs(answer.party, run)
     return any(hmac.compare_digest(proof.tobytes(), code) for _, _, code in codes)
 
 
@@ -239,7 +239,7 @@ def check_answer(points: NDArray[Any], gone: NDArray[Any], known: int) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSet:
     """A set of which an order has shown to be by whom it was made.
 
     known : how many places the label holder knows.
@@ -266,7 +266,7 @@ def _outputs(own: Source, key: NDArray[np.uint8], rows: Places) -> Points:
     return outputs([own.ids[row] for row in rows.tolist()], points)
 
 
-def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> Found | None:
+def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundSet | None:
     """The set of which an order has the name and a proof, with the ids that are new in the file.
 
     Raises
@@ -283,12 +283,12 @@ def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> Found 
     for name, proof in zip(names, proofs, strict=True):
         path = _path(context, name.tobytes().hex(), own.party)
         kept = _usable(path, rules)
-        for known, code, shown in kept.codes(own.party, str(context.run_id)) if kept else ():
+        for known, code, shown in kept.proofs(own.party, str(context.run_id)) if kept else ():
             if hmac.compare_digest(proof.tobytes(), code):
                 with _alone(path):
                     grown = _grown(path, own, rules)
                 answer = np.frombuffer(shown, np.uint8)[None]
-                return Found(grown[0], known, grown[1], answer) if grown else None
+                return FoundSet(grown[0], known, grown[1], answer) if grown else None
     return None
 
 
@@ -300,7 +300,7 @@ def _grown(path: Path, own: Source, rules: Rules) -> tuple[IdSet, Places] | None
     kept = _usable(path, rules)
     if not kept:
         return None
-    marks = marks_of(own.ids, kept.arrays["key"])
+    marks = keyed_hashes(own.ids, kept.arrays["key"])
     at = _where(kept.arrays["marks"], marks)
     if 2 * (at >= 0).sum() < len(at):
         return None

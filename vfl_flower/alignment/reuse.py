@@ -4,9 +4,9 @@
    rows all have, a digest of all ids of its file, and what shows to a party that this is the label
    holder with which it aligned: the answer to its question (`ConfirmOrder`), which is secret.
 2. In a later run the label holder finds its half by its ids, and names that alignment to the
-   parties (`RecallOrder`), each with a proof: a code of the name and of this run, by that secret.
+   parties (`ReuseOrder`), each with a proof: a code of the name and of this run, by that secret.
    So who knows the name alone, or has seen the order of another run, is given nothing.
-3. A party says what became of it (`Recalled`). If all still have it, training begins; else all is
+3. A party says what became of it (`Reused`). If all still have it, training begins; else all is
    aligned anew, and a notice says why.
 
 So the label holder learns whether a party's ids are the same as then, and a party that the label
@@ -29,14 +29,14 @@ from vfl_flower.alignment import store as files
 from vfl_flower.alignment.at_label_holder import align
 from vfl_flower.alignment.at_party import Order
 from vfl_flower.alignment.psi import Places, Points
-from vfl_flower.alignment.store import Kept
+from vfl_flower.alignment.store import StoredAlignment
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.common_rows import Alignment
+from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Source
-from vfl_flower.transport.base import There, Transport, ask_all
-from vfl_flower.transport.messages import Recalled, RecallOrder
+from vfl_flower.transport.base import AvailableParties, Transport, ask_all
+from vfl_flower.transport.messages import Reused, ReuseOrder
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -59,7 +59,7 @@ def aligned(
     config: RunConfig,
     own: Source,
     run: str,
-    there: There | None = None,
+    there: AvailableParties | None = None,
     order: Order | None = None,
 ) -> Alignment:
     """The label holder's rows that every party has too: those of then, or else aligned anew.
@@ -79,11 +79,11 @@ def aligned(
     if in_memory or there:
         return align(transport, config, own, run, there, not in_memory, order)
     file = own.digest(np.arange(len(own.ids)))
-    found = _recalled(transport, config, own, file, run, order)
+    found = _reused(transport, config, own, file, run, order)
     if found:
         return found
     new = align(transport, config, own, run, order=order)
-    kept = Kept(
+    kept = StoredAlignment(
         name=new.name,
         parties=len(new.answers),
         made=time.time(),
@@ -100,7 +100,7 @@ def aligned(
     return new
 
 
-def _recalled(
+def _reused(
     transport: Transport,
     config: RunConfig,
     own: Source,
@@ -112,11 +112,11 @@ def _recalled(
     kept = _last(transport, config, own, file)
     if not kept or (order_of and (np.diff(order_of(kept.arrays["rows"])) != 1).any()):
         return None
-    codes = [_code(answer, kept.name, run) for answer in kept.arrays["answers"]]
+    codes = [proof_of(answer, kept.name, run) for answer in kept.arrays["answers"]]
     proofs = np.frombuffer(b"".join(codes), np.uint8).reshape(-1, 32)
     about = json.dumps(config.values())
-    order = RecallOrder(alignment=kept.name, config=about, arrays={"proofs": proofs})
-    answers = ask_all(transport, order, Recalled, config.running)
+    order = ReuseOrder(alignment=kept.name, config=about, arrays={"proofs": proofs})
+    answers = ask_all(transport, order, Reused, config.running)
     ago = files.in_words(files.age(kept))
     if len(answers) != kept.parties:
         words = ago, kept.parties, len(answers)
@@ -137,10 +137,12 @@ def _recalled(
     return Alignment(kept.name, rows, present, answers=kept.arrays["answers"])
 
 
-def _last(transport: Transport, config: RunConfig, own: Source, file: str) -> Kept | None:
+def _last(
+    transport: Transport, config: RunConfig, own: Source, file: str
+) -> StoredAlignment | None:
     """The label holder's half of the last alignment of these ids, with as many parties."""
 
-    def newest(path: str, ids: str, parties: int | str) -> Kept | None:
+    def newest(path: str, ids: str, parties: int | str) -> StoredAlignment | None:
         pattern = files.of_label_holder(Path(), path, ids, _method(config), parties).name
         found = files.newest_first(_folder(), pattern)
         return files.load(found[0], {"answers"}) if found else None
@@ -159,7 +161,7 @@ def _last(transport: Transport, config: RunConfig, own: Source, file: str) -> Ke
     return None
 
 
-def _is_half(kept: Kept, config: RunConfig, own: Source) -> bool:
+def _is_half(kept: StoredAlignment, config: RunConfig, own: Source) -> bool:
     """Whether this can be the label holder's half of an alignment by this method."""
     rows, answers, present = (kept.arrays.get(name) for name in ("rows", "answers", "present"))
     assert rows is not None and answers is not None
@@ -178,7 +180,7 @@ def _method(config: RunConfig) -> str:
 # --- a party ------------------------------------------------------------------------------------
 
 
-def keep(context: Context, party: int, parties: int) -> None:
+def store_rows(context: Context, party: int, parties: int) -> None:
     """Have a party keep the rows that were just confirmed, for later runs."""
     arrays = at_party.confirmed(context)
     rules, folder = Rules.of(context.node_config), _folder(context)
@@ -186,7 +188,7 @@ def keep(context: Context, party: int, parties: int) -> None:
     if not rules.alignment_days or context.node_config.get("source") == "memory":
         return
     name, file = arrays["name"].tobytes().decode(), arrays["file"].tobytes().hex()
-    kept = Kept(name=name, parties=parties, made=time.time(), file=file, arrays=arrays)
+    kept = StoredAlignment(name=name, parties=parties, made=time.time(), file=file, arrays=arrays)
     path = files.of_party(folder, name, party)
     try:
         if not path.exists():  # nor does who has heard of a name take it from whose it is
@@ -195,7 +197,7 @@ def keep(context: Context, party: int, parties: int) -> None:
         log.warning("The party cannot keep this alignment for later runs: %s", error)
 
 
-def recall(context: Context, own: Source, parties: int, order: RecallOrder) -> Recalled:
+def reuse_rows(context: Context, own: Source, parties: int, order: ReuseOrder) -> Reused:
     """What became of an alignment; if nothing, the party uses its rows from now on.
 
     Raises
@@ -213,13 +215,13 @@ def recall(context: Context, own: Source, parties: int, order: RecallOrder) -> R
     _forget_old(folder, own.party, rules)
     became = _GONE
     if kept and (kept.name, kept.parties, len(proofs)) == (order.alignment, parties, parties):
-        code = _code(kept.arrays["answer"], kept.name, str(context.run_id))
+        code = proof_of(kept.arrays["answer"], kept.name, str(context.run_id))
         if hmac.compare_digest(proofs[own.party].tobytes(), code):
             became = _used(context, own, rules, kept)
-    return Recalled(party=own.party, parties=parties, became=became)
+    return Reused(party=own.party, parties=parties, became=became)
 
 
-def _used(context: Context, own: Source, rules: Rules, kept: Kept) -> str:
+def _used(context: Context, own: Source, rules: Rules, kept: StoredAlignment) -> str:
     """Have the party use its half, if it still can; what became of it."""
     if not 0 <= files.age(kept) < rules.alignment_days * _DAY:
         return _ENDED
@@ -256,6 +258,6 @@ def _are_places(rows: Places, own: Source, least: int = 0) -> bool:
     return bool(rows.min() >= least and 0 <= rows.max() < len(own.ids))
 
 
-def _code(answer: Points, name: str, run: str) -> bytes:
+def proof_of(answer: Points, name: str, run: str) -> bytes:
     """What only who knows a party's answer can say of an alignment, in one run."""
     return hmac.digest(answer.tobytes(), f"vfl-flower recall|{name}|{run}".encode(), "sha256")

@@ -40,7 +40,7 @@ _ABOUT = "about"
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredAlignment:
     """One side's half of an alignment.
 
     parties : how many took part.
@@ -110,16 +110,16 @@ def write(path: Path, kept: Any, beside: str) -> None:
         old.unlink(missing_ok=True)
 
 
-def load(path: Path, needed: Set[str]) -> Kept | None:
+def load(path: Path, needed: Set[str]) -> StoredAlignment | None:
     """What is in a file; none if it is not there, not as it was written, or lacks such arrays."""
 
-    def is_half(kept: Kept) -> bool:
+    def is_half(kept: StoredAlignment) -> bool:
         rows, kinds = kept.arrays["rows"], (("name", str), ("parties", int), ("made", float))
         if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows) or needed - kept.arrays.keys():
             return False
         return all(type(getattr(kept, name)) is kind for name, kind in kinds)
 
-    return load_as(Kept, path, is_half)
+    return load_as(StoredAlignment, path, is_half)
 
 
 def load_as(kind: Callable[..., T], path: Path, is_one: Callable[[T], bool]) -> T | None:

@@ -217,16 +217,16 @@ DATASETS = Registry(
     "dataset",
     "datasets",
     {
-        "digits": "vfl_flower.data.partitioned:shipped",
-        "breast-cancer": "vfl_flower.data.partitioned:shipped",
-        "npz": "vfl_flower.data.partitioned:npz",
-        "csv": "vfl_flower.data.partitioned:table",
-        "parquet": "vfl_flower.data.partitioned:table",
-        "svmlight": "vfl_flower.data.sparse:svmlight",
-        "hf": "vfl_flower.data.partitioned:hugging_face",
+        "digits": "vfl_flower.data.formats:shipped",
+        "breast-cancer": "vfl_flower.data.formats:shipped",
+        "npz": "vfl_flower.data.formats:npz",
+        "csv": "vfl_flower.data.formats:table",
+        "parquet": "vfl_flower.data.formats:table",
+        "svmlight": "vfl_flower.data.formats:svmlight",
+        "hf": "vfl_flower.data.hugging_face:hugging_face",
     },
 )
-"""Data sets divided among parties, `data.partitioned.Divided`, by what precedes a colon."""
+"""Data sets divided among parties, `data.partitioned.PartitionedData`, by what precedes a colon."""
 
 SOURCES = Registry("source", "sources", {"memory": "vfl_flower.data.memory:of_party"})
 """Own data of a party, `data.source.Source`, as its node configuration names it."""

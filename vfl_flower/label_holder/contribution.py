@@ -27,9 +27,9 @@ from torch import Tensor
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import load_labels, load_own_labels, own_table, with_presence
-from vfl_flower.data.common_rows import Alignment
+from vfl_flower.data.at_label_holder import load_labels, load_own_labels, own_table, with_row_masks
 from vfl_flower.data.labels import Labels
+from vfl_flower.data.row_mask import Alignment
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.figures import aligned
@@ -223,7 +223,7 @@ def _labels(found: Checkpoint) -> Labels:
     config: RunConfig = found.config
     if not config.data.own_data:
         labels = load_labels(config)
-        return with_presence(labels, config, len(found.strategy["holder"]["sizes"]))
+        return with_row_masks(labels, config, len(found.strategy["holder"]["sizes"]))
     own = own_table(config.data)
     if len(own.ids) <= found.rows.max():
         raise ConfigError(f"{own.path} has lost rows since the run began.")

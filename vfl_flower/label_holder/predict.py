@@ -26,7 +26,8 @@ from vfl_flower.config.files import locked, make_folder, told, whole, write_whol
 from vfl_flower.config.plugins import LOSSES, METRICS
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import load_labels, own_table, prepared, with_presence
+from vfl_flower.data.at_label_holder import load_labels, own_table, with_row_masks
+from vfl_flower.data.at_party import prepared
 from vfl_flower.data.source import Preparation
 from vfl_flower.data.tables import is_missing
 from vfl_flower.label_holder import checkpoint
@@ -42,7 +43,7 @@ from vfl_flower.protocol.privacy.embeddings import epsilon as epsilon_of_uploads
 from vfl_flower.protocol.privacy.journal import Journal
 from vfl_flower.protocol.privacy.ledger import EVALUATE, hides_labels, ledger_of
 from vfl_flower.protocol.secure_sum import Sum
-from vfl_flower.transport.base import There, Transport, ask, ask_all, ask_present
+from vfl_flower.transport.base import AvailableParties, Transport, ask, ask_all, ask_present
 from vfl_flower.transport.messages import SMALL, Predicted, PredictOrder, bounded, checked
 
 notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
@@ -166,7 +167,7 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     notice.info("%d predictions%s%s", len(rows.ids), _in_words(reached), spent)
 
 
-def who_is_there(config: RunConfig, found: Checkpoint) -> There | None:
+def who_is_there(config: RunConfig, found: Checkpoint) -> AvailableParties | None:
     """By whom a model of any subset predicts, by the key `without`; none of other models.
 
     Raises
@@ -193,7 +194,7 @@ def who_is_there(config: RunConfig, found: Checkpoint) -> There | None:
             f"without = {config.without!r} must be numbers of parties, from 0 to {parties - 1}, "
             "with commas between them."
         )
-    return There(parties, frozenset(int(word) for word in words))
+    return AvailableParties(parties, frozenset(int(word) for word in words))
 
 
 def _with_prior(said: Tensor, known: NDArray[np.bool_], found: Checkpoint) -> Tensor:
@@ -235,7 +236,7 @@ def _rows(
     given: Mapping[str, Any],
     found: Checkpoint,
     run: str,
-    there: There | None,
+    there: AvailableParties | None,
 ) -> _Rows:
     """The rows that all have; or the test rows, as the model was trained beside."""
     trained = found.config
@@ -247,7 +248,7 @@ def _rows(
                 "from training on."
             )
         parties = len(found.strategy["holder"]["sizes"])
-        labels = with_presence(load_labels(trained), trained, parties)
+        labels = with_row_masks(load_labels(trained), trained, parties)
         if labels.about(hides_labels(trained)) != found.about_labels:
             raise ConfigError(f"{trained.data.dataset} has changed since the model was trained.")
         labels = labels.tested

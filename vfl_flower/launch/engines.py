@@ -19,7 +19,7 @@ from vfl_flower import client_app, server_app
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import make_own_folder, told, whole
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint, PartyState
 from vfl_flower.label_holder.observers import Observer

@@ -22,7 +22,7 @@ from flwr.app import Context
 from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig, parse
-from vfl_flower.data.blocks import FeatureBlock
+from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.data.source import Preparation
 from vfl_flower.models.training import load_model, load_optimizer, model_tensors, optimizer_tensors
 from vfl_flower.party import masked_sums, state, state_file

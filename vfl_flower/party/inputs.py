@@ -10,7 +10,7 @@ from vfl_flower.alignment.at_party import common_rows
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import AUGMENTATIONS
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import FeatureBlock, load_own_features, load_part
+from vfl_flower.data.at_party import FeatureBlock, load_own_features, load_partition
 from vfl_flower.data.source import Preparation, Source
 from vfl_flower.data.sources import source_of
 from vfl_flower.transport.node import seat
@@ -38,7 +38,7 @@ def load_block(
                 f"Party {index} has a file of its own, and takes part in nothing else than runs "
                 "with dataset = 'files:PATH'."
             )
-        return replace(load_part(config, index, parties), augment=augment)
+        return replace(load_partition(config, index, parties), augment=augment)
     own = own_source(context)
     counted = "max-uploads" in context.node_config
     block = load_own_features(config.data, own, common_rows(context, own), counted, preparation)

@@ -24,8 +24,8 @@ from vfl_flower.config.node_rules import OWN_TRAINING
 from vfl_flower.config.provenance import code_digest, peak_memory_mb
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import augmentation, samples
+from vfl_flower.data.at_party import FeatureBlock, load_partition
 from vfl_flower.data.augmentation import augmented
-from vfl_flower.data.blocks import FeatureBlock, load_part
 from vfl_flower.data.samples import Samples
 from vfl_flower.models.bottoms import OwnBottom, build_bottom, embedding_size
 from vfl_flower.models.training import (
@@ -96,11 +96,11 @@ class Party:
         self.parties = parties
         self.outputs = outputs
         self.device = choose_device(config)
-        self.block = block = block or load_part(config, index, parties)
-        self.rows = block.known[0].rows if block.known else len(block.train)  # of the run
+        self.block = block = block or load_partition(config, index, parties)
+        self.rows = block.row_masks[0].rows if block.row_masks else len(block.train)  # of the run
         given, own = config, sized(own or config, self.rows)
         self.config = config = sized(given, self.rows)
-        self.mask = block.known[0].mask if block.known else None  # which of them it has
+        self.mask = block.row_masks[0].mask if block.row_masks else None  # which of them it has
         self.places = np.cumsum(self.mask) - 1 if self.mask is not None else None  # in its block
         self.size = embedding_size(own, outputs)
         # Decides noise, directions and Poisson mini-batches; known to this party alone, and fresh
@@ -191,11 +191,12 @@ class Party:
         """What the label holder must check before this party may train."""
         if isinstance(order, ResumeOrder):
             self.lineage = secure_sum.alike(self.lineage, secure_sum.told(order))
+        masks = self.block.row_masks
         return Description(
             party=self.index,
             parties=self.parties,
             train_rows=self.rows,
-            test_rows=self.block.known[1].rows if self.block.known else len(self.block.test),
+            test_rows=masks[1].rows if masks else len(self.block.test),
             columns=self.columns,
             embedding_size=self.size,
             alignment=self.block.alignment,

@@ -11,7 +11,7 @@ from vfl_flower.alignment.at_party import common_rows
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.provenance import code_digest
-from vfl_flower.data.blocks import FeatureBlock, prepared
+from vfl_flower.data.at_party import FeatureBlock, prepared
 from vfl_flower.data.source import Compact
 from vfl_flower.models.training import load_model
 from vfl_flower.party import masked_sums, state

@@ -26,7 +26,8 @@ from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.provenance import code_digest, versions
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
-from vfl_flower.data.blocks import load_features, load_labels
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.data.at_party import load_features
 from vfl_flower.label_holder.figures import aligned
 from vfl_flower.label_holder.results import results_folder
 from vfl_flower.launch.engines import run_local

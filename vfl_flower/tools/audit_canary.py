@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import ArrayBlock
+from vfl_flower.data.at_party import ArrayBlock
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.party.party import Party

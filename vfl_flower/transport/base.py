@@ -275,15 +275,19 @@ def ask_all(
     return dict(sorted(found.items(), key=lambda each: each[1].party))
 
 
-class There(NamedTuple):
-    """Whom a model of so many parties predicts by: those that are there, but for some."""
+class AvailableParties(NamedTuple):
+    """Parties available for prediction by a model of so many parties, minus those excluded."""
 
     parties: int
     without: frozenset[int] = frozenset()
 
 
 def ask_present(
-    transport: Transport, order: Order, kind: type[I], running: RunningConfig, there: There
+    transport: Transport,
+    order: Order,
+    kind: type[I],
+    running: RunningConfig,
+    there: AvailableParties,
 ) -> dict[int, I]:
     """As `ask_all`, of the parties that are there, which may be none.
 

@@ -225,11 +225,11 @@ class ConfirmOrder(EarlyOrder):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecallOrder(EarlyOrder):
+class ReuseOrder(EarlyOrder):
     """Use the rows of an alignment that was kept, if its ids and your rules are still as then.
 
     ``arrays["proofs"]``, uint8 [parties, 32], shows to each party, by its number, that this is the
-    label holder of then. Answered by `Recalled`.
+    label holder of then. Answered by `Reused`.
     """
 
     kind: ClassVar[str] = "query.recall"
@@ -358,8 +358,8 @@ class Aligned(Introduction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recalled(Introduction):
-    """A party's answer to `RecallOrder`: what became of that alignment (`alignment.reuse`)."""
+class Reused(Introduction):
+    """A party's answer to `ReuseOrder`: what became of that alignment (`alignment.reuse`)."""
 
     names: ClassVar = ()
     became: str

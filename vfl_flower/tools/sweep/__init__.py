@@ -18,7 +18,7 @@ from typing import Any
 from vfl_flower.config.errors import ConfigError, VflError, unknown
 from vfl_flower.config.files import make_folder, write_whole
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.blocks import load_labels
+from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder.figures import NO_VALIDATION, SECOND, VALIDATED
 from vfl_flower.label_holder.progress import clock, say
 from vfl_flower.label_holder.results import in_use

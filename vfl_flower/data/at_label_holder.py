@@ -1,0 +1,118 @@
+"""What the label holder reads: labels, and columns of its own.
+
+A party's half is `data.at_party`. Labels never reach a party, and features never reach the label
+holder. Before training both see that they speak of the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.options import DataConfig
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data import memory
+from vfl_flower.data.at_party import load_own_features
+from vfl_flower.data.labels import Labels, as_known, class_weights, digest_of_labels, encode_labels
+from vfl_flower.data.own_files import OwnFile
+from vfl_flower.data.partitioned import decisive, opened, version_of
+from vfl_flower.data.row_mask import Alignment, draw_row_masks
+from vfl_flower.data.source import Preparation
+from vfl_flower.data.split import digest_of_rows, divide, split
+from vfl_flower.data.tables import Table
+
+
+def own_table(data: DataConfig) -> Table:
+    """The label holder's own table: ids, labels, and perhaps features."""
+    if data.dataset.startswith("memory:"):
+        return memory.of_label_holder(data)
+    return OwnFile.of_label_holder(data)
+
+
+def load_labels(config: RunConfig) -> Labels:
+    """The labels of the training and the test rows of a divided data set.
+
+    Raises
+    ------
+    ConfigError
+        If there is no label column, or its labels are not such as `encode_labels` can use, or
+        class weights do not fit them.
+    """
+    labels = _load_labels(decisive(config.data), version_of(config.data))
+    class_weights(config.data, labels.train, len(labels.classes))  # to find what is wrong
+    return labels
+
+
+def with_row_masks(labels: Labels, config: RunConfig, parties: int) -> Labels:
+    """Labels that know which party has which row of a divided data set, if any lacks some."""
+    if config.data.own_data or config.data.presence >= 1:
+        return labels
+    assert labels.places is not None and labels.test_places is not None
+    numbers = labels.places, labels.test_places
+    has = draw_row_masks(config, 1 + max(int(part.max()) for part in numbers), parties)
+    return replace(labels, present=(has[numbers[0]], has[numbers[1]]))
+
+
+@lru_cache(maxsize=4)
+def _load_labels(data: DataConfig, version: Any) -> Labels:
+    parts = opened(data, version).labels()
+    if any(part.ndim != 1 for part in parts):
+        raise ConfigError(
+            f"The labels of {data.called} have shape {parts[0].shape}: one a row is needed."
+        )
+    train, test, (*rows, validation) = split(data, parts)
+    digest = digest_of_rows(*rows)
+    whole = digest_of_labels("", data.target == "regression", *parts)
+    labels = encode_labels(data, train, test, digest)
+    labels = replace(labels, alignment=digest, whole=whole)
+    return replace(labels, places=rows[0], test_places=rows[1], validation=validation)
+
+
+def load_own_labels(
+    data: DataConfig, own: Table, common: Alignment, about: Mapping[str, Any] | None = None
+) -> Labels:
+    """The labels, and the label holder's own columns, of the common rows.
+
+    Parameters
+    ----------
+    about : `Labels.about` of the run by whose model this one begins, if it does.
+
+    Raises
+    ------
+    ConfigError
+        As `encode_labels` and `load_own_features`.
+    """
+    train, test, validation = divide(data, len(common.rows))
+    values, digest = own.labels(common.rows), own.digest(common.rows)
+    labels = encode_labels(data, values[train], values[test], digest)
+    labels = labels if about is None else as_known(data, labels, about)
+    if own.has_ids:
+        people = own.people(common.rows)
+        labels = replace(labels, people=(people[train], people[test]))
+    else:
+        every = np.arange(len(own.ids))
+        known = own.labels_with_gaps(every)
+        whole = digest_of_labels(own.digest(every), data.target == "regression", known)
+        labels = replace(labels, whole=whole)
+    labels = replace(labels, places=common.rows[train], test_places=common.rows[test])
+    labels = replace(labels, alignment=common.name, validation=validation)
+    if common.present is not None:
+        labels = replace(labels, present=(common.present[train], common.present[test]))
+    class_weights(data, labels.train, len(labels.classes))  # to find what is wrong
+    then = about["preparation"] if about else None
+    if about and bool(then) != bool(own.feature_names):
+        raise ConfigError(
+            f"{own.path} has feature columns, or has none, other than when the model by which this "
+            "run begins was trained: give it those of then, or leave grow out."
+        )
+    if not own.feature_names:
+        return labels
+    preparation = Preparation(**then) if then else None
+    block = load_own_features(data, own, common, preparation=preparation)
+    features = np.asarray(block.train[:]), np.asarray(block.test[:])
+    return replace(labels, features=features, preparation=block.preparation)

@@ -1,0 +1,221 @@
+"""What a party reads: features of its own data, or its columns of a partitioned data set.
+
+The label holder's half is `data.at_label_holder`. Both derive the same split into training and test
+rows from the number of rows alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.options import DataConfig
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data import augmentation
+from vfl_flower.data.augmentation import Augment
+from vfl_flower.data.own_files import OwnFile
+from vfl_flower.data.partitioned import columns_of, decisive, opened, version_of
+from vfl_flower.data.row_mask import Alignment, RowMask, draw_row_masks
+from vfl_flower.data.source import Compact, Moments, Preparation, Rows, Source, scaled, scaling
+from vfl_flower.data.split import digest_of_rows, divide, split
+
+Array = NDArray[Any]
+
+_MANY_PIXELS = 2**27  # bytes of images in single precision, beyond which their pixels are held
+
+
+@dataclass(frozen=True)
+class FeatureBlock:
+    """One party's features: ``train`` and ``test`` are samples of so many rows, or read them.
+
+    Of those held out as ``test`` the first ``validation`` choose the model.
+
+    ``ids_digest`` is of its rows' ids, and of own data known to the party alone; ``alignment`` is
+    what it says of its rows to the label holder (`transport.messages.Description`).
+    ``preparation`` is what made the features of the party's own data, if it has some.
+    ``train_rows`` and ``test_rows`` are numbers by which the party knows the rows again, whatever
+    their order; of own data none, where it counts no uploads. ``augment`` is what it does to
+    samples in training passes. ``row_masks`` say which of the run's training and test rows these
+    are, where the party lacks some.
+    """
+
+    train: Array | Rows | Compact
+    test: Array | Rows | Compact
+    ids_digest: str
+    preparation: Preparation | None = None
+    alignment: str = ""
+    train_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    test_rows: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    augment: Augment = augmentation.none
+    row_masks: tuple[RowMask, RowMask] | None = None
+    validation: int = 0
+
+    @property
+    def tested(self) -> NDArray[np.int32]:
+        """Where among the test samples those are that nothing was chosen by."""
+        return np.arange(self.validation, len(self.test), dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class ArrayBlock(FeatureBlock):
+    """Features that are in memory."""
+
+    train: Array
+    test: Array
+
+
+# --- own data ------------------------------------------------------------------------------------
+
+
+def load_own_features(
+    data: DataConfig,
+    own: Source,
+    common: Alignment,
+    counted: bool = False,
+    preparation: Preparation | None = None,
+) -> FeatureBlock:
+    """A participant's own features of the common rows; with their numbers, if they are counted.
+
+    Parameters
+    ----------
+    preparation : that of an earlier run; else the training rows teach it.
+
+    Raises
+    ------
+    ConfigError
+        If they cannot be read, or are not what ``own`` says of them.
+    """
+    *places, validation = divide(data, len(common.rows))
+    parts = [common.rows[each] for each in places]
+    train, test = (part[part >= 0] for part in parts)
+    validation = int((parts[1][:validation] >= 0).sum())
+    if not len(train):
+        raise ConfigError(f"{own.whose} has none of the training rows: more of them are needed.")
+    known = None
+    if data.align != "any":
+        _check_has_all(own, common)
+    elif own.party is not None:
+        known = RowMask.of(parts[0] >= 0), RowMask.of(parts[1] >= 0)
+    digest = own.digest(common.rows[common.rows >= 0])
+    none = train[:0]
+    names = (own.names(train), own.names(test)) if counted else (none, none)
+    own.forget_ids()  # before there is anything else that takes much memory
+    if preparation is None:
+        _check_no_labels(own, data.label)
+        preparation = own.learn(train)
+    samples = [prepared(own, part, preparation) for part in (train, test)]
+    block = FeatureBlock(samples[0], samples[1], digest, preparation, common.name, *names)
+    return replace(block, row_masks=known, validation=validation)
+
+
+def _check_no_labels(own: Source, label: str) -> None:
+    """Refuse a party's file with a column that is called as the labels, unless that is named."""
+    if not isinstance(own, OwnFile) or own.party is None or own.columns:
+        return
+    if label in own.feature_names:
+        raise ConfigError(
+            f"{own.whose} has a column of the label's name, by which it would learn the label from "
+            "itself: leave that column out, or name the feature columns by `columns`."
+        )
+
+
+def _check_has_all(own: Source, common: Alignment) -> None:
+    """Refuse, by `ConfigError`, that one lacks a row, by which its others would be shifted."""
+    if (common.rows < 0).any():
+        raise ConfigError(f"{own.whose} lacks rows that all are to have: only align = 'any' can.")
+
+
+def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:
+    """Samples of own rows: read now, or if the source is lazy when they are used."""
+    if own.lazy:
+        return Rows(own, rows, preparation)
+    found = own.rows(rows, preparation)
+    if isinstance(found, np.ndarray):
+        return found
+    parts = dict(found)
+    return Compact(
+        np.arange(len(rows)), lambda at: {name: each[at] for name, each in parts.items()}
+    )
+
+
+# --- a partitioned data set -----------------------------------------------------------------------
+
+
+def load_features(config: RunConfig, party: int, parties: int) -> ArrayBlock:
+    """`load_partition`, in memory: float32 [rows, ...]."""
+    block = load_partition(config, party, parties)
+    if isinstance(block, ArrayBlock):
+        return block
+    parts = {name: np.asarray(getattr(block, name)[:]) for name in ("train", "test")}
+    return ArrayBlock(**{**vars(block), **parts})
+
+
+def load_partition(config: RunConfig, party: int, parties: int) -> FeatureBlock:
+    """Party ``party``'s block of columns of a divided data set, scaled by its own training rows.
+
+    Raises
+    ------
+    ConfigError
+        If the data cannot be read, is empty or not numeric, or has fewer columns than parties.
+    """
+    data, sequences = config.data, config.models.bottom == "lstm"
+    block = _load_part(decisive(data), version_of(data), sequences, party, parties)
+    return block if data.presence >= 1 else _with_presence(block, config, party, parties)
+
+
+def _with_presence(
+    block: FeatureBlock, config: RunConfig, party: int, parties: int
+) -> FeatureBlock:
+    """Those rows of a divided data set that are a party's (`presence.drawn`)."""
+    numbers = block.train_rows, block.test_rows
+    has = draw_row_masks(config, 1 + max(int(part.max()) for part in numbers), parties)[:, party]
+    known = RowMask.of(has[numbers[0]]), RowMask.of(has[numbers[1]])
+    if not len(known[0].ids):
+        raise ConfigError(
+            f"presence = {config.data.presence} leaves party {party} no training row: raise it."
+        )
+    rows = [numbers[part][known[part].ids] for part in (0, 1)]
+    of = block.train, block.test
+    train, test = (_some(part, each.ids) for part, each in zip(of, known, strict=True))
+    validation = int((known[1].ids < block.validation).sum())
+    rest: dict[str, Any] = {"train_rows": rows[0], "test_rows": rows[1], "row_masks": known}
+    return replace(block, train=train, test=test, validation=validation, **rest)
+
+
+def _some(rows: Array | Rows | Compact, ids: Array) -> Array | Compact:
+    return rows[ids] if isinstance(rows, np.ndarray) else Compact(ids, rows.__getitem__)
+
+
+@lru_cache(maxsize=128)
+def _load_part(
+    data: DataConfig, version: Any, sequences: bool, party: int, parties: int
+) -> FeatureBlock:
+    dataset = opened(data, version)
+    found = dataset.features(lambda shape: columns_of(data, sequences, shape, party, parties))
+    train, test, (train_rows, test_rows, validation) = split(data, found)
+    digest = digest_of_rows(train_rows, test_rows)
+    about: dict[str, Any] = {"ids_digest": digest, "alignment": digest, "validation": validation}
+    about |= {"train_rows": train_rows, "test_rows": test_rows}
+    if dataset.made:  # of texts
+        return FeatureBlock(Compact(train, dataset.made), Compact(test, dataset.made), **about)
+    per_column = train.ndim == 2 or sequences
+    if train.dtype == np.uint8 and not per_column and 4 * train.size > _MANY_PIXELS:
+        moments = Moments()
+        for at in range(0, len(train), 1024):
+            moments.add(train[at : at + 1024].reshape(-1, 1))
+        mean, deviation = map(np.array, moments.found())
+        made = partial(scaled, mean=mean, deviation=deviation)
+        return FeatureBlock(Compact(train, made), Compact(test, made), **about)
+    mean, deviation = scaling(train, per_column)
+    train, test = scaled(train, mean, deviation), scaled(test, mean, deviation)
+    if not (np.isfinite(train).all() and np.isfinite(test).all()):
+        raise ConfigError(
+            f"The columns of party {party} in {data.called} have missing or infinite values: "
+            "fill them in, or drop those rows, at every party."
+        )
+    return ArrayBlock(train, test, **about)

@@ -1,0 +1,185 @@
+"""Files of partitioned data sets: npz, csv, parquet and svmlight; and what scikit-learn ships."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vfl_flower.config.errors import ConfigError, asked
+from vfl_flower.config.options import DataConfig
+from vfl_flower.data.own_files import of_separator
+from vfl_flower.data.partitioned import Columns, PartitionedData
+from vfl_flower.data.tables import of_texts
+
+log = logging.getLogger("flwr")
+
+Array = NDArray[Any]
+
+
+def shipped(data: DataConfig, place: str) -> PartitionedData:
+    """A data set that comes with scikit-learn."""
+    from sklearn import datasets as sklearn_datasets
+
+    if data.dataset == "digits":
+        digits = sklearn_datasets.load_digits()
+        rows, labels = digits.images, digits.target
+    else:
+        rows, labels = sklearn_datasets.load_breast_cancer(return_X_y=True)
+    return PartitionedData(lambda columns: [rows[columns(rows.shape[1:])]], lambda: [labels])
+
+
+def npz(data: DataConfig, place: str) -> PartitionedData:
+    """Arrays X_train, y_train, X_test, y_test; or X, y. Nothing is unpickled."""
+
+    def arrays(letter: str) -> list[Array]:
+        try:
+            with np.load(place, allow_pickle=False) as file:
+                names = [f"{letter}_train", f"{letter}_test"]
+                names = names if set(names) <= set(file.files) else [letter]
+                return [file[name] for name in names]
+        except (KeyError, TypeError, ValueError, OSError, EOFError, BadZipFile) as error:
+            raise ConfigError(
+                f"{data.dataset} cannot be read: it needs numeric arrays X_train, y_train, "
+                "X_test and y_test, or X and y."
+            ) from error
+
+    def features(columns: Columns) -> list[Array]:
+        parts = arrays("X")
+        shapes = {rows.shape[1:] for rows in parts}
+        if any(rows.dtype.kind not in "biuf" or rows.ndim < 2 for rows in parts) or len(shapes) > 1:
+            raise ConfigError(
+                f"X of {data.dataset} must be numeric arrays, whose rows all have one shape."
+            )
+        return [rows[columns(rows.shape[1:])] for rows in parts]
+
+    return PartitionedData(features, lambda: arrays("y"))
+
+
+def table(data: DataConfig, place: str) -> PartitionedData:
+    """A csv or parquet file with a header: one label column, all others numeric features."""
+    import pandas as pd
+    import pyarrow.parquet as pq
+
+    csv = data.dataset.startswith("csv:")
+    try:
+        names = list(pd.read_csv(place, nrows=0)) if csv else pq.read_schema(place).names
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{data.dataset} cannot be read as a table with a header.") from error
+    if csv and data.label not in names and (wrong := of_separator(list(map(str, names)))):
+        raise ConfigError(f"{data.dataset} {wrong}")
+
+    def read(columns: list[str]) -> Any:
+        return (
+            pd.read_csv(place, usecols=columns) if csv else pd.read_parquet(place, columns=columns)
+        )
+
+    def features(columns: Columns) -> list[Array]:
+        mine = own_columns(data, names, columns)
+        frame = read(mine)[mine]
+        all_numeric(data, {name: frame[name].dtype.kind for name in mine}, frame)
+        return [frame.to_numpy(dtype=np.float64)]
+
+    def labels() -> list[Array]:
+        has_label(data, names)
+        column = read([data.label])[data.label]
+        if column.isna().any():
+            raise ConfigError(
+                f"Column {data.label!r} of {data.dataset} has missing labels: drop those rows."
+            )
+        return [column.to_numpy()]
+
+    return PartitionedData(features, labels)
+
+
+# --- svmlight -----------------------------------------------------------------------------------
+
+
+class SparseRows:
+    """Rows in memory as their entries other than zero."""
+
+    def __init__(self, entries: Any) -> None:
+        self._entries = entries  # a scipy CSR matrix
+        self.size = int(np.prod(entries.shape))
+
+    def __len__(self) -> int:
+        return int(self._entries.shape[0])
+
+    def __getitem__(self, rows: Any) -> SparseRows:
+        return SparseRows(self._entries[rows])
+
+    def dense(self) -> Array:
+        """All entries, float32 [rows, columns]."""
+        found: Array = self._entries.toarray()
+        return found
+
+
+def svmlight(data: DataConfig, place: str) -> PartitionedData:
+    """A file PATH, with PATH.t beside it as the test part, if that is there (as LIBSVM's are)."""
+    from sklearn.datasets import load_svmlight_files
+
+    paths = [place, f"{place}.t"] if Path(f"{place}.t").is_file() else [place]
+
+    @cache
+    def parts() -> tuple[list[Any], list[Array]]:
+        try:
+            found = load_svmlight_files(paths, dtype=np.float32)
+        except (ValueError, OSError) as error:
+            raise ConfigError(
+                f"{data.dataset} cannot be read: its lines must be a label and index:value pairs, "
+                "in order of their indices, as svmlight has them."
+            ) from error
+        rows, labels = found[::2], found[1::2]
+        if not all(np.isfinite(each.data).all() for each in rows):
+            raise ConfigError(f"{data.dataset} has infinite values: replace them.")
+        whole = all((each == np.rint(each)).all() for each in labels)
+        if whole and data.target == "classification":
+            labels = [each.astype(np.int64) for each in labels]
+        return rows, labels
+
+    def features(columns: Columns) -> list[Any]:
+        rows, _ = parts()
+        mine = columns(rows[0].shape[1:])[-1]
+        return [SparseRows(each[:, mine]) for each in rows]
+
+    return PartitionedData(features, lambda: parts()[1], SparseRows.dense)
+
+
+# --- columns of a table ---------------------------------------------------------------------------
+
+
+def own_columns(data: DataConfig, names: list[str], columns: Columns) -> list[str]:
+    """Return the names of a party's columns: its part of all but the label column."""
+    others = [name for name in names if name != data.label]
+    own: list[str] = others[columns((len(others),))[-1]]
+    return own
+
+
+def has_label(data: DataConfig, names: list[str]) -> None:
+    """Raise `ConfigError` if there is no label column."""
+    if data.label not in names:
+        raise ConfigError(
+            f"{data.dataset} has no label column {data.label!r}:"
+            f"{asked(data.label, names, 'set')} `label` to one of "
+            f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
+        )
+
+
+def all_numeric(data: DataConfig, kinds: dict[str, str], frame: Any = None) -> None:
+    """Raise `ConfigError` if a column holds no numbers, by NumPy's letter for its kind."""
+    text = [name for name, kind in kinds.items() if kind not in "biuf"]
+    if text:
+        advice = ": encode it as numbers first."
+        advice = advice if frame is None else of_texts(frame[text[0]], advice)
+        raise of_column(data, text[0], f"is not numeric{advice}")
+
+
+def of_column(data: DataConfig, name: str, what: str) -> ConfigError:
+    """What is wrong with a column, without its name: the sentence may leave the party."""
+    log.warning("Column %r of %s %s", name, data.dataset, what)
+    return ConfigError(f"A column of {data.dataset}, named in the party's own log, {what}")
