@@ -32,7 +32,7 @@ from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import kept, load_model, model_arrays
 from vfl_flower.party import context as between
-from vfl_flower.party import policy
+from vfl_flower.party import refusals
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import draw_window
 from vfl_flower.protocol.estimators.directions import Directions, values_of_pairs
@@ -655,10 +655,10 @@ def test_weights_may_lie_otherwise_in_memory() -> None:
 
 def test_arguments_for_installed_code_are_the_party_s_own_affair() -> None:
     for words in ({"model-args": "hidden=7"}, {"model": "another"}):
-        policy._check_arguments(node(words, {}), "hidden=7")
+        refusals._check_arguments(node(words, {}), "hidden=7")
     for words in ({}, {"model-args": "hidden=9"}):
         with pytest.raises(ConfigError, match="Party 1 refuses model-args = 'hidden=7', which oth"):
-            policy._check_arguments(node(words, {}), "hidden=7")
+            refusals._check_arguments(node(words, {}), "hidden=7")
 
 
 def test_an_evaluation_that_fails_leaves_the_model_as_it_was() -> None:

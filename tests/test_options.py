@@ -18,7 +18,7 @@ from vfl_flower.config.node_rules import RULES, Rules
 from vfl_flower.config.options.option import sentences
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.config.run_config import GROUPS, KEYS, pairs
-from vfl_flower.party import policy
+from vfl_flower.party import refusals
 from vfl_flower.protocol.systems import load_system, resolve
 from vfl_flower.tools import listing
 from vfl_flower.tools.cli import _compared, main
@@ -232,7 +232,7 @@ def test_help_of_run_names_the_basic_options(
 def test_a_new_name_means_the_same_as_the_old_one(new: str, old: str) -> None:
     assert resolve({"strategy": new}) == resolve({"strategy": old})
     assert load_system(new) is load_system(old)
-    policy._check_system(Context(0, 0, {}, RecordDict(), {}), resolve({"strategy": old}), new)
+    refusals._check_system(Context(0, 0, {}, RecordDict(), {}), resolve({"strategy": old}), new)
     assert _compared(f"a=1: {new}") == {"title": "a=1", "strategy": new}
     with pytest.raises(ConfigError, match=f"The run '{new}' is there twice"):
         compare(2, {}, [{"strategy": old}, {"strategy": new}], 0.9)

@@ -30,7 +30,7 @@ from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.losses import penalty
 from vfl_flower.models.training import build_optimizer, model_arrays, step_along, trained
 from vfl_flower.party.inputs import load_block
-from vfl_flower.party.policy import own_config
+from vfl_flower.party.own_model import own_config
 from vfl_flower.party.state import save_group
 from vfl_flower.protocol.batches import divisors, draw_window, steps_per_epoch
 from vfl_flower.protocol.privacy.ledger import ledger_of

@@ -14,7 +14,7 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.training import flat
 from vfl_flower.party import context as between
-from vfl_flower.party.policy import with_own
+from vfl_flower.party.own_model import with_own
 from vfl_flower.party.refusals import check_order
 from vfl_flower.protocol.systems import RATES, resolve, sized
 from vfl_flower.transport.flower_internals import state_to_bytes

@@ -17,7 +17,7 @@ from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, 
 from vfl_flower.config.errors import ConfigError, OutOfStepError, PartyError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.launch import engines
-from vfl_flower.party import policy, state_file
+from vfl_flower.party import state_file
 from vfl_flower.transport.flower_internals import state_to_bytes
 from vfl_flower.transport.messages import (
     Description,
@@ -86,7 +86,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = 
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the party's own log says."""
     lines: list[str] = []
-    monkeypatch.setattr(policy.log, "warning", lambda text, *words: lines.append(text % words))
+    monkeypatch.setattr(state_file.log, "warning", lambda text, *words: lines.append(text % words))
     return lines
 
 

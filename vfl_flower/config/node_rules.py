@@ -1,6 +1,6 @@
 """Rules of a party, in its own node configuration, which nobody else can set.
 
-`vfl_flower.party.policy` checks runs by them.
+`vfl_flower.party.refusals` compares runs with them.
 """
 
 from __future__ import annotations

@@ -7,12 +7,11 @@ has the model's own memory, and no copy of it: what leaves the process are the b
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import secrets
 import weakref
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,17 @@ from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig, parse
 from vfl_flower.data.at_party import FeatureBlock
-from vfl_flower.data.source import Preparation
 from vfl_flower.models.training import load_model, load_optimizer, model_tensors, optimizer_tensors
 from vfl_flower.party import masked_sums, state, state_file
+from vfl_flower.party.about import read
 from vfl_flower.party.inputs import load_block
 from vfl_flower.party.limits import Limits
+from vfl_flower.party.own_model import own_config
 from vfl_flower.party.party import Party
-from vfl_flower.party.policy import check, own_config
+from vfl_flower.party.refusals import check, told
 from vfl_flower.protocol.batches import steps_per_epoch
 from vfl_flower.protocol.secure_sum import alike
-from vfl_flower.protocol.systems import refuse_places, resolve
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.flower_internals import config_record
 from vfl_flower.transport.messages import (
     SMALL,
@@ -43,7 +43,7 @@ from vfl_flower.transport.messages import (
     RejoinOrder,
     TrainOrder,
 )
-from vfl_flower.transport.node import refused, seat, simulated
+from vfl_flower.transport.node import refused, seat
 
 log = logging.getLogger("flwr")
 
@@ -103,7 +103,7 @@ def grow(context: Context, order: GrowOrder) -> Party:
     if index < order.parties:
         saved, number = state_file.load(context, order.run, order.number)
     about = state.load_about(saved) if saved else ""
-    block = load_block(context, config, read_about(about)[2] if about else None)
+    block = load_block(context, config, read(about).preparation if about else None)
     party = party_of(context, config, order.outputs, block, bool(about))
     rules = check(context, config, party.rows)
     party.origin = str(context.run_id)
@@ -127,18 +127,6 @@ def grow(context: Context, order: GrowOrder) -> Party:
         party.limits.begin()
     _skeletons[index, parties] = context.run_id, party
     return party
-
-
-def told(context: Context, text: str) -> RunConfig:
-    """Return the configuration that an order brings, checked as a run configuration is."""
-    try:
-        values = json.loads(text)
-        given = {str(name): value for name, value in values.items() if value is not None}
-    except (ValueError, AttributeError):
-        raise VflError("was sent a configuration that cannot be read.") from None
-    if not simulated(context):
-        refuse_places(given)
-    return resolve(given)
 
 
 def largest_order(context: Context) -> int:
@@ -168,16 +156,15 @@ def party_of(
 
 
 def check_data(about: str, party: Party) -> None:
-    """Refuse, by `VflError`, data of a party that are not those that it wrote down."""
-    then, now = json.loads(about), json.loads(party.about)
-    if any(now[name] != then[name] for name in ("ids", "preparation")):
+    """Refuse, by `VflError`, other data than the party's model began with."""
+    then, now = read(about), read(party.about)
+    if (now.ids, now.preparation) != (then.ids, then.preparation):
         raise VflError("has not the data that this run began with: its file has changed since.")
 
 
 def check_model(about: str, party: Party) -> None:
-    """Refuse, by `ConfigError`, a party's bottom model that is not the one it wrote down."""
-    nothing = {"name": "none of this version", "args": ""}
-    then, now = (json.loads(each).get("model", nothing) for each in (about, party.about))
+    """Refuse, by `ConfigError`, another bottom model than the party wrote about."""
+    then, now = read(about).model, read(party.about).model
     if then != now:
         raise ConfigError(
             f"Party {party.index}'s model is {now['name']!r}, and differs from {then['name']!r}, "
@@ -186,9 +173,9 @@ def check_model(about: str, party: Party) -> None:
 
 
 def check_training(about: str, party: Party) -> None:
-    """Refuse, by `ConfigError`, to train a party's model otherwise than when the run began."""
-    then, now = (json.loads(each) for each in (about, party.about))
-    if any(then[name] != now[name] for name in ("training", "augment")):
+    """Refuse, by `ConfigError`, another training of the party's model than when the run began."""
+    then, now = read(about), read(party.about)
+    if (then.training, then.augment) != (now.training, now.augment):
         raise ConfigError(
             f"Party {party.index}'s node configuration says otherwise how its model is trained "
             "than when the run began: put back what it said then."
@@ -321,13 +308,13 @@ def resume(context: Context) -> Party:
         party.left = None  # until it leaves something again
         _take_masks(party, context)
         return party
-    config, outputs, preparation, _ = read_about(about)
+    written = read(about)
     rules = Rules.of(context.node_config)
     if party is None or run != context.run_id or party.about != about:
         check_number(about, place[1])
-        grown = "grown" in json.loads(about)
-        block = load_block(context, config, preparation if grown else None)
-        party = party_of(context, config, outputs, block, grown)
+        preparation = written.preparation if written.grown else None
+        block = load_block(context, written.config, preparation)
+        party = party_of(context, written.config, written.outputs, block, written.grown)
         check_data(about, party)
         check_model(about, party)
         check_weights(party, about)
@@ -395,22 +382,9 @@ def limits_of(context: Context, rules: Rules, origin: str) -> Limits:
     return Limits(rules, partial(refused, context), path)
 
 
-@lru_cache(maxsize=16)
-def read_about(about: str) -> tuple[RunConfig, int, Preparation | None, int | None]:
-    """Configuration, outputs, preparation and training rows that a `Party` wrote down."""
-    values = json.loads(about)
-    preparation = values["preparation"]
-    return (
-        RunConfig.of(values["config"]),
-        values["outputs"],
-        Preparation(**preparation) if preparation else None,
-        values.get("rows"),  # older versions left nothing to them
-    )
-
-
 def check_weights(party: Party, about: str) -> None:
-    """Refuse a state without frozen weights, where the files that have them have changed."""
-    if json.loads(party.about).get("weights") != json.loads(about).get("weights"):
+    """Refuse, by `VflError`, other frozen weights than the run began with: states lack them."""
+    if read(party.about).weights != read(about).weights:
         raise VflError(
             "has other weights in the folder of its model than this run began with: put those of "
             "then back."
@@ -419,7 +393,7 @@ def check_weights(party: Party, about: str) -> None:
 
 def check_number(about: str, parties: int) -> None:
     """Refuse, by `ConfigError`, the state of a run of another number of parties."""
-    then = json.loads(about)["parties"]
+    then = read(about).parties
     if then != parties:
         raise ConfigError(
             f"The run was of {then} parties, and this one says num-partitions = {parties}."

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError, OutOfStepError, VflError
-from vfl_flower.config.node_rules import OWN_TRAINING
 from vfl_flower.config.provenance import code_digest, peak_memory_mb
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import augmentation, samples
@@ -32,11 +31,10 @@ from vfl_flower.models.training import (
     as_tensor,
     build_optimizer,
     choose_device,
-    fixed,
     is_large,
-    kind_of,
     load_model,
 )
+from vfl_flower.party import about
 from vfl_flower.party.limits import Limits
 from vfl_flower.protocol import estimators, secure_sum
 from vfl_flower.protocol.batches import (
@@ -120,19 +118,8 @@ class Party:
                 "BatchNorm, or privacy."
             )
         self._check_rows(samples.each(sample, lambda x: x[None]))
-        # What stays the same through a run, and is needed to use its model afterwards.
-        model = {"name": own.models.bottom.rpartition("/")[2], "args": own.models.bottom_args}
-        about = {"config": given.values(), "parties": parties, "outputs": outputs}
-        about |= {"ids": block.ids_digest, "model": {**model, "kind": kind_of(self.model)}}
-        about["rows"] = self.rows
-        about["augment"] = getattr(block.augment, "__qualname__", type(block.augment).__name__)
-        about["training"] = {key: own.values()[key] for key in OWN_TRAINING}
-        about["preparation"] = block.preparation.as_json() if block.preparation else None
-        if grown:
-            about["grown"] = True
-        if fixed(self.model):  # which states do not hold
-            about["weights"] = fixed(self.model)
-        self.about = json.dumps(about)
+        rows, model = self.rows, self.model
+        self.about = about.write(given, own, parties, outputs, block, rows, model, grown)
         rate, every = own.training.party_lr, steps_per_epoch(config, self.rows)
         self.optimizer = build_optimizer(own, self.model, rate, every)
         self.estimator = estimators.choose(config)(config)
@@ -346,8 +333,8 @@ class Party:
     @property
     def alike(self) -> bytes:
         """What must be the same at all parties whose embeddings are summed."""
-        about = json.dumps([self.config.values(), self.parties, self.outputs, self.size])
-        return secure_sum.alike(about, self.block.ids_digest, self.lineage)
+        run = json.dumps([self.config.values(), self.parties, self.outputs, self.size])
+        return secure_sum.alike(run, self.block.ids_digest, self.lineage)
 
     @property
     def epochs(self) -> float:

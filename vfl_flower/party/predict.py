@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 from flwr.app import Context
 
@@ -15,13 +13,13 @@ from vfl_flower.data.at_party import FeatureBlock, prepared
 from vfl_flower.data.source import Compact
 from vfl_flower.models.training import load_model
 from vfl_flower.party import masked_sums, state
+from vfl_flower.party.about import read
 from vfl_flower.party.context import (
     check_model,
     check_number,
     check_weights,
     limits_of,
     party_of,
-    read_about,
 )
 from vfl_flower.party.inputs import load_block, own_source
 from vfl_flower.party.limits import count_predictions
@@ -42,13 +40,14 @@ def predict(context: Context, kept: Saved, order: PredictOrder) -> Predicted:
     index, parties = seat(context)
     saved = kept.state
     about = state.load_about(saved)
-    config, outputs, preparation, _ = read_about(about)
+    written = read(about)
+    config, preparation = written.config, written.preparation
     check_number(about, parties)
     rules = Rules.of(context.node_config)
     if preparation is None:
         block = load_block(context, config)
         ids = block.ids_digest
-        if block.ids_digest != json.loads(about)["ids"]:
+        if block.ids_digest != written.ids:
             raise ConfigError(f"Party {index} has other rows than its model was trained with.")
     else:
         own = own_source(context)
@@ -64,7 +63,7 @@ def predict(context: Context, kept: Saved, order: PredictOrder) -> Predicted:
     rows = block.tested
     limits.count(block.test_rows, rows if len(block.test_rows) else slice(None))
     count_predictions(context, rules, len(rows))
-    party = party_of(context, config, outputs, block)
+    party = party_of(context, config, written.outputs, block)
     check_model(about, party)
     check_weights(party, about)
     load_model(party.model, state.load_arrays(saved, "model"))

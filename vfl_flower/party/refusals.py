@@ -1,22 +1,34 @@
-"""What a party refuses: `check_order` decides it, and is called first for every message.
+"""What a party refuses: `check_order` decides, and every message passes it first.
 
-It finds each configuration that a message is about, and checks it by the party's own rules
-(`party.policy`). Before it returns, nothing of the party's data is read, and nothing is computed.
+A party's rules stand in its own node configuration, which nobody else can set. `check_order` finds
+each configuration that a message is about, and `check` compares it with the rules. Until then, no
+data of the party is read, and nothing is computed. Some options would give a protection away: a
+path, arguments of a model, a public seed of noise. They hold only if the node configuration repeats
+them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 from flwr.app import Context
 
+from vfl_flower.config import renamed
+from vfl_flower.config.errors import VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig, parse
-from vfl_flower.party import state, state_file
-from vfl_flower.party.context import read_about, told
-from vfl_flower.party.policy import check, own_config
-from vfl_flower.protocol.systems import refuse_places, resolve
+from vfl_flower.party import about, state, state_file
+from vfl_flower.party.own_model import own_config
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.systems import (
+    load_system,
+    refuse_places,
+    resolve,
+    sized,
+)
 from vfl_flower.transport.messages import (
     DescribeOrder,
     EarlyOrder,
@@ -30,9 +42,14 @@ from vfl_flower.transport.messages import (
 )
 from vfl_flower.transport.node import refused, simulated
 
+# --- every message ------------------------------------------------------------------------------
+
+_accepted: set[tuple[Any, ...]] = set()
+"""(what a party wrote about itself, node configuration, whether simulated) that keep the rules."""
+
 
 def check_order(context: Context, order: Order) -> None:
-    """Raise an error if the party's rules forbid an order, or a run that it belongs to.
+    """Raise an error if the party's rules forbid an order, or the run that it belongs to.
 
     A `SessionOrder` and a `SharedActorOrder` carry other orders: each of them comes here by itself.
 
@@ -43,8 +60,14 @@ def check_order(context: Context, order: Order) -> None:
     VflError
         If a configuration or a state that the order names cannot be read.
     """
+    written = state.load_about(context.state)
+    node = tuple((name, type(value), value) for name, value in context.node_config.items())
+    one_owner = simulated(context)
+    is_accepted = (written, node, one_owner) in _accepted
+    if is_accepted and not isinstance(order, _OF_OTHER_CONFIGURATIONS):
+        return  # messages are many
     rules = Rules.of(context.node_config)
-    if rules.aggregation == "secure" and not rules.sum_peers and not simulated(context):
+    if rules.aggregation == "secure" and not rules.sum_peers and not one_owner:
         raise refused(
             context,
             "every order: its rule is aggregation = 'secure', and sum-peers is missing. Give it "
@@ -55,26 +78,38 @@ def check_order(context: Context, order: Order) -> None:
         return
     if isinstance(order, RejoinOrder):
         state_file.restore(context, state_file.run_name(context, order.nonce))
-    for about in _written_down(context, order):
-        _check_written(context, about)
+        written = state.load_about(context.state)
+    if written:
+        _check_written(context, written)
+        if len(_accepted) >= 4096:
+            _accepted.clear()
+        _accepted.add((written, node, one_owner))
+    if isinstance(order, ResumeOrder | PredictOrder):
+        saved = state_file.load(context, order.run, order.number)
+        _check_written(context, state.load_about(saved.state))
     for config in _told(context, order):
         check(context, config)
         own_config(context, config)
 
 
-def _written_down(context: Context, order: Order) -> Iterator[str]:
-    """The configurations of states that an order goes on with, as the party wrote them down."""
-    if about := state.load_about(context.state):
-        yield about
-    if isinstance(order, ResumeOrder | PredictOrder):
-        yield state.load_about(state_file.load(context, order.run, order.number).state)
+_OF_OTHER_CONFIGURATIONS = (
+    *(EarlyOrder, DescribeOrder, RejoinOrder, ResumeOrder, PredictOrder),
+    *(SessionOrder, SharedActorOrder),
+)
+"""Orders that are about other configurations than that of the party's state."""
+
+
+def _check_written(context: Context, text: str) -> None:
+    """Refuse, by `ConfigError`, to go on with a run that the party's rules do not allow now."""
+    written = about.read(text)
+    check(context, written.config, written.rows)
 
 
 def _told(context: Context, order: Order) -> Iterator[RunConfig]:
-    """The configurations that the label holder tells of the run to which an order belongs.
+    """Yield the configurations that the label holder tells of the run of an order.
 
-    With ``grow``, ``resume`` and ``task='predict'`` most of it is that of an earlier run. So there
-    the order itself tells it, and without it the run configuration has to keep to all rules.
+    With ``grow``, ``resume`` and ``task='predict'``, an earlier run gives most options. Then the
+    order itself tells the configuration. Without it, the run configuration must keep to all rules.
     """
     if isinstance(order, EarlyOrder | GrowOrder) and order.config:
         yield told(context, order.config)
@@ -86,25 +121,135 @@ def _told(context: Context, order: Order) -> Iterator[RunConfig]:
     given, is_told = parse(context.run_config), isinstance(order, EarlyOrder) and order.config
     of_earlier = bool(given.get("resume") or given.get("grow"))
     in_state = bool(state.load_about(context.state))
-    if begins and (in_state or of_earlier) and isinstance(order, RejoinOrder):
+    if (in_state or of_earlier) and isinstance(order, RejoinOrder):
         return  # it goes on with its state, or not at all
     if (of_earlier or given.get("task") == "predict") and (is_told or in_state):
         return
     yield resolve(context.run_config)
 
 
-_kept_to: set[tuple[Any, ...]] = set()
-"""What `_check_written` has found to keep to the rules: messages are many."""
+def told(context: Context, text: str) -> RunConfig:
+    """Return the configuration in an order, after the checks of a run configuration."""
+    try:
+        values = json.loads(text)
+        given = {str(name): value for name, value in values.items() if value is not None}
+    except (ValueError, AttributeError):
+        raise VflError("was sent a configuration that cannot be read.") from None
+    if not simulated(context):
+        refuse_places(given)
+    return resolve(given)
 
 
-def _check_written(context: Context, about: str) -> None:
-    """Refuse, by `ConfigError`, to go on with a run that the party's rules do not allow now."""
-    node = tuple((name, type(value), value) for name, value in context.node_config.items())
-    found = about, node, simulated(context)
-    if found in _kept_to:
-        return
-    config, _, _, rows = read_about(about)
-    check(context, config, rows)
-    if len(_kept_to) >= 4096:
-        _kept_to.clear()
-    _kept_to.add(found)
+# --- rules --------------------------------------------------------------------------------------
+
+
+def check(context: Context, config: RunConfig, rows: int | None = None) -> Rules:
+    """Return a party's rules, after checking that a run with this configuration keeps to them.
+
+    Parameters
+    ----------
+    rows : training rows, if they are known: they decide options that the configuration leaves out.
+
+    Raises
+    ------
+    ConfigError
+        Which rule it breaks, or which name in it the node does not take from others.
+    """
+    rules, one_owner = Rules.of(context.node_config), simulated(context)
+    if not one_owner:
+        refuse_places(config.values())
+        _check_arguments(context, config.models.bottom_args)
+    if not one_owner or rules.dataset:
+        _check_dataset(context, config.data.dataset, rules.dataset)
+    tokenizer = config.data.tokenizer
+    if tokenizer and not one_owner and context.node_config.get("tokenizer") != tokenizer:
+        raise refused(context, f"tokenizer = {tokenizer!r}, a folder that others name")
+    if rules.systems:
+        _check_system(context, config, rules.systems)
+    aggregation = config.models.aggregation
+    if rules.aggregation and aggregation != rules.aggregation:
+        rule = f"its rule is aggregation = {rules.aggregation!r}"
+        raise refused(context, f"aggregation = {aggregation!r}: {rule}")
+    if config.secure and not (one_owner and not rules.aggregation):
+        _check_activation(context, config.models.embedding_activation, rules.embedding_activation)
+    epochs = (config if rows is None else sized(config, rows)).training.epochs
+    if epochs is not None and rules.max_epochs is not None and epochs > rules.max_epochs:
+        raise refused(context, f"epochs = {epochs}: its rule is max-epochs = {rules.max_epochs}")
+    if rules.min_embedding_noise:
+        _check_noise(context, config, rules.min_embedding_noise)
+    of_its_own = config.data.own_data or rules.min_embedding_noise
+    if of_its_own and not (one_owner and rules.noise_seed is None):
+        _check_seed(context, config.privacy.noise_seed, rules.noise_seed)
+    return rules
+
+
+def _check_arguments(context: Context, arguments: str) -> None:
+    """Refuse model arguments that others name: installed code would run with them."""
+    own = context.node_config
+    if arguments and "model" not in own and own.get("model-args") != arguments:
+        raise refused(
+            context,
+            f"model-args = {arguments!r}, which others name: its own node configuration gives "
+            f"{_or_none('model-args', own.get('model-args'))}",
+        )
+
+
+def _check_dataset(context: Context, dataset: str, permitted: str) -> None:
+    """Refuse a path that the party has not named too; ``files:`` is the label holder's path."""
+    named = dataset == permitted and not dataset.startswith("memory:")
+    if ":" in dataset and not dataset.startswith("files:") and not named:
+        raise refused(
+            context,
+            f"dataset = {dataset!r}, which others name: its own node configuration gives "
+            f"{_or_none('dataset', permitted or None)}",
+        )
+
+
+def _check_seed(context: Context, seed: int, permitted: int | None) -> None:
+    if seed >= 0 and seed != permitted:
+        raise refused(
+            context,
+            f"noise-seed = {seed}, by which others know its noise and its first model: its own "
+            f"node configuration gives {_or_none('noise-seed', permitted)}",
+        )
+
+
+def _check_activation(context: Context, activation: str | None, permitted: str) -> None:
+    """Refuse an activation by which units can stop to learn, where sums are masked.
+
+    If a unit has stopped at all parties but one, the sum is the embedding of that party.
+    """
+    if activation not in (None, "none", permitted):
+        raise refused(
+            context,
+            f"embedding-activation = {activation!r} in masked sums, by which a sum can become its "
+            "own embedding: its own node configuration gives "
+            f"{_or_none('embedding-activation', permitted or None)}",
+        )
+
+
+def _check_system(context: Context, config: RunConfig, systems: str) -> None:
+    system, rule = config.strategy, f"its rule is systems = {systems!r}"
+    permitted = [renamed.accepted("strategy", name.strip()) for name in systems.split(",")]
+    if system not in permitted:
+        raise refused(context, f"strategy = {system!r}: {rule}")
+    own = RunConfig.of(load_system(system).defaults)
+    if estimators.choose(config) is not estimators.choose(own):  # else the name says nothing
+        raise refused(
+            context, f"strategy = {system!r} with another estimator or labels than its own: {rule}"
+        )
+
+
+def _check_noise(context: Context, config: RunConfig, least: float) -> None:
+    rule = f"its rule is min-embedding-noise = {least:g}"
+    privacy = config.privacy
+    if ledger_of(config).noise_on != "embeddings":
+        raise refused(context, f"privacy = {privacy.mechanism!r}: {rule}")
+    noise, bound = privacy.embedding_noise, privacy.embedding_bound
+    if not noise / bound >= least:  # which is what an epsilon follows from
+        what = f"embedding-noise = {noise:g} at embedding-bound = {bound:g}"
+        raise refused(context, f"{what}: {rule} times that bound")
+
+
+def _or_none(key: str, value: Any) -> str:
+    return f"no {key}" if value is None else f"{key} = {value!r}"

@@ -22,7 +22,7 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.models.training import as_tensor
-from vfl_flower.party.context import read_about
+from vfl_flower.party import about
 from vfl_flower.party.state import load_about, load_large
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.batches import Window, divisors, draw_window
@@ -219,7 +219,8 @@ class Curious(ClientApp):
             surrogate[:] = before
         arrays = {name: upload.arrays[name] for name in upload.arrays if name in _NAMES_OF_ROWS}
         window = window_of(self.config, read_order(message, TrainOrder), arrays, self.rows)
-        width = embedding_size(*read_about(load_about(context.state))[:2])
+        written = about.read(load_about(context.state))
+        width = embedding_size(written.config, written.outputs)
         c, u = torch.from_numpy(
             self.generator.standard_normal((2, len(window.ids), width), np.float32)
         )

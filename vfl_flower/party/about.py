@@ -1,0 +1,101 @@
+"""What a party writes about itself when its model begins, and reads before it goes on.
+
+The text stays the same through a run. It lies in the party's state, in memory and on disk, and
+says what the model needs later: configuration, data, bottom model and how the model is trained.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from vfl_flower.config.node_rules import OWN_TRAINING
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.at_party import FeatureBlock
+from vfl_flower.data.source import Preparation
+from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.training import fixed, kind_of
+
+
+class About(NamedTuple):
+    """What a party wrote about itself.
+
+    config : the run's configuration, as it was given.
+    rows : training rows of the run; ``None`` in states of older versions.
+    ids : digest of the ids of the party's rows.
+    model : name, arguments and parameters of the bottom model.
+    training : options of the party's own training.
+    weights : digests of files that hold frozen weights; ``None`` if no file does.
+    grown : whether the model began in an earlier run.
+    """
+
+    config: RunConfig
+    parties: int
+    outputs: int
+    rows: int | None
+    ids: str
+    preparation: Preparation | None
+    model: dict[str, Any]
+    augment: str | None
+    training: dict[str, Any] | None
+    weights: Any
+    grown: bool
+
+
+def write(
+    config: RunConfig,
+    own: RunConfig,
+    parties: int,
+    outputs: int,
+    block: FeatureBlock,
+    rows: int,
+    model: BottomModel,
+    grown: bool,
+) -> str:
+    """Return the text that a party keeps about itself, in JSON.
+
+    Parameters
+    ----------
+    config : the run's configuration.
+    own : the same, with the party's own model and training.
+    rows : training rows of the run.
+    grown : whether the model began in an earlier run.
+    """
+    name = own.models.bottom.rpartition("/")[2]
+    values: dict[str, Any] = {
+        "config": config.values(),
+        "parties": parties,
+        "outputs": outputs,
+        "ids": block.ids_digest,
+        "model": {"name": name, "args": own.models.bottom_args, "kind": kind_of(model)},
+        "rows": rows,
+        "augment": getattr(block.augment, "__qualname__", type(block.augment).__name__),
+        "training": {key: own.values()[key] for key in OWN_TRAINING},
+        "preparation": block.preparation.as_json() if block.preparation else None,
+    }
+    if grown:
+        values["grown"] = True
+    if fixed(model):
+        values["weights"] = fixed(model)
+    return json.dumps(values)
+
+
+@lru_cache(maxsize=64)
+def read(text: str) -> About:
+    """Return what a party wrote about itself."""
+    values = json.loads(text)
+    preparation = values["preparation"]
+    return About(
+        RunConfig.of(values["config"]),
+        values["parties"],
+        values["outputs"],
+        values.get("rows"),
+        values["ids"],
+        Preparation(**preparation) if preparation else None,
+        values.get("model", {"name": "none of this version", "args": ""}),
+        values.get("augment"),
+        values.get("training"),
+        values.get("weights"),
+        "grown" in values,
+    )

@@ -1,0 +1,83 @@
+"""The bottom model and the training that a party's own node configuration sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import Context
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.node_rules import OWN_TRAINING
+from vfl_flower.config.plugins import BOTTOMS
+from vfl_flower.config.run_config import RunConfig, parse
+from vfl_flower.models import rates
+from vfl_flower.protocol.systems import check_gradient, optimizer_kind
+
+
+def own_config(context: Context, config: RunConfig) -> RunConfig:
+    """Return a run's configuration with the party's own model and training.
+
+    Raises
+    ------
+    ConfigError
+        If an option in the node configuration cannot have its value, or contradicts others.
+    """
+    given = {key: value for key, value in context.node_config.items() if key in OWN_TRAINING}
+    try:
+        config = with_own(config, parse(given))
+        rates.check(config.training)
+    except ConfigError as error:
+        party = context.node_config.get("partition-id")
+        raise ConfigError(f"In party {party}'s node configuration, {error}") from None
+    return _own_model(context, config)
+
+
+def with_own(config: RunConfig, own: Mapping[str, Any]) -> RunConfig:
+    """Return a run's configuration with a party's own training.
+
+    A learning-rate schedule of the party replaces the run's schedule as a whole. An optimizer of
+    another kind has its own default rate.
+    """
+    if not own:
+        return config
+    left = {"lr-step": None, "lr-decay": None} if "lr-schedule" in own else {}
+    of_run = config.training.optimizer
+    if optimizer_kind(own.get("optimizer", of_run)) != optimizer_kind(of_run):
+        left["party-lr"] = None
+    return config.with_values({**left, **own})
+
+
+def _own_model(context: Context, config: RunConfig) -> RunConfig:
+    """Return a run's configuration with the bottom model that the node configuration names.
+
+    Raises
+    ------
+    ConfigError
+        If the model is none, or has no gradient where the system needs one.
+    """
+    node, whose = context.node_config, f"Party {context.node_config.get('partition-id')}'s"
+    own: dict[str, Any] = {}
+    for name, (key, kind, due) in _MODEL.items():
+        if name in node:
+            own[key] = node[name]
+            if type(node[name]) is not kind:
+                raise ConfigError(
+                    f"{whose} node configuration gives {name} = {node[name]!r}, where {due} is due."
+                )
+    if not own:
+        return config
+    if "bottom-model" in own:
+        BOTTOMS.check(own["bottom-model"], f"{whose} model")
+        own = {"model-args": "", **own}
+    config = config.with_values(own)
+    check_gradient(config, f"{whose} model")
+    return config
+
+
+_TEXT = "a text in quotes"
+_MODEL: dict[str, tuple[str, type, str]] = {  # option of a node configuration -> option of the run
+    "model": ("bottom-model", str, _TEXT),
+    "model-args": ("model-args", str, _TEXT),
+    "embedding-size": ("embedding-size", int, "a whole number"),
+}
