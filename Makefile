@@ -34,10 +34,11 @@ test: install lint ## check types and style, and run the tests
 test-all: install lint ## and those that take longer, for every night
 	$(BIN)/python -m pytest -q -m "nightly or not nightly" --hypothesis-profile nightly
 
-lint: install ## ruff and mypy
+lint: install ## ruff, mypy, and that imports run downwards
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache *.egg-info build

@@ -22,7 +22,7 @@ from strategies.vertical import Vertical, strategy_of
 from vfl_flower.api.model import train
 from vfl_flower.client_app import app as client_app
 from vfl_flower.data.at_label_holder import load_labels, with_row_masks
-from vfl_flower.label_holder.observers import Observer
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
 
@@ -135,7 +135,7 @@ def local_epoch(parties: int, keys: Mapping[str, Any]) -> dict[str, Any]:
 def trained(
     parties: int,
     keys: Mapping[str, Any],
-    observer_of: Callable[[Vertical], Observer] = lambda strategy: Observer(),
+    observer_of: Callable[[Vertical], Callback] = lambda strategy: Callback(),
 ) -> tuple[Vertical, LocalGrid, float]:
     """The strategy of a run in process and its parties, and the seconds of its training alone.
 

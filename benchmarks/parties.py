@@ -28,7 +28,7 @@ from flwr.app import Context, Message
 
 from benchmarks.common import ALL_ROWS, report
 from vfl_flower import client_app
-from vfl_flower.label_holder.observers import Observer
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.launch.engines import run_local, run_ray
 
 COLUMNS, BATCH = 4, 32  # of a party, and rows of a mini-batch
@@ -40,7 +40,7 @@ def one_by_one(message: Message, context: Context) -> Message:
     return reply
 
 
-class Clock(Observer):
+class Clock(Callback):
     """The seconds that this process has computed, at each evaluation."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from benchmarks.common import (
     report,
     trained,
 )
-from vfl_flower.label_holder.observers import Observer
+from vfl_flower.label_holder.callbacks import Callback
 
 WIDE = {**SIGMOID_MODEL, "embedding-size": 128, "embedding-activation": "relu", "party-lr": 0.2}
 JOINT = {"strategy": "syn-zoo", "perturbs": "all", "optimizer": "sgd", "batch-size": 64}
@@ -40,7 +40,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-class Stopwatch(Observer):
+class Stopwatch(Callback):
     """Seconds of a run, from where its parties are to enrol to its last progress: as a clock has
     them, and the processor's.
     """

@@ -15,9 +15,9 @@ from flwr.app import MetricRecord
 from strategies.party_record import PartyRecord, Traffic
 from strategies.step_budget import StepBudget
 from vfl_flower.config.errors import VflError
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.figures import reached, validated
 from vfl_flower.label_holder.metrics import Metrics
-from vfl_flower.label_holder.observers import Observer
 
 log = logging.getLogger("flwr")
 
@@ -42,7 +42,7 @@ class History:
     def __init__(
         self,
         every: float,
-        observers: Sequence[Observer] = (),
+        observers: Sequence[Callback] = (),
         patience: float = 0,
         at_once: bool = False,
     ) -> None:
@@ -53,7 +53,7 @@ class History:
         self._every = every
         self._patience = patience
         self._at_once = at_once
-        self._observers = observers
+        self.observers = observers
         self._started_at = time.perf_counter()
 
     @property
@@ -150,17 +150,17 @@ class History:
 
     def tell(self, entry: dict[str, Any]) -> None:
         """Tell observers of an evaluation."""
-        for observer in self._observers:
+        for observer in self.observers:
             observer.evaluated(entry)
 
     def progressed(self, done: int, planned: int) -> None:
         """Tell observers that windows were answered."""
-        for observer in self._observers:
+        for observer in self.observers:
             observer.progressed(done, planned)
 
     def failed(self, party: int, error: VflError) -> None:
         """Tell observers that a party has failed, without which the run goes on."""
-        for observer in self._observers:
+        for observer in self.observers:
             observer.failed(party, error)
 
     @contextmanager
@@ -169,7 +169,7 @@ class History:
         try:
             yield
         finally:
-            for observer in self._observers:
+            for observer in self.observers:
                 observer.ended()
 
     # --- checkpoints ----------------------------------------------------------------------------

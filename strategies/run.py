@@ -20,6 +20,7 @@ from strategies.step_budget import StepBudget
 from vfl_flower.config.provenance import peak_memory_mb
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
+from vfl_flower.label_holder.callbacks import RunState
 from vfl_flower.label_holder.figures import TRANSPORTS
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.label_holder.sums import agree
@@ -108,6 +109,22 @@ class Run:
             lambda description: check(description, config, labels, parties, sizes),
             self.waiting.drop,
             nonce,
+        )
+        for callback in history.observers:
+            callback.run = self
+
+    @property
+    def state(self) -> RunState:
+        """Where the run stands, for callbacks."""
+        best = self.history.best
+        return RunState(
+            done=self.budget.answered,
+            planned=self.budget.limit,
+            steps_per_epoch=self.budget.of_epoch,
+            exchanges=sum(record.traffic.exchanges for record in self.records),
+            last=self.history.last,
+            best={} if best is None else self.history.entries[best],
+            may_stop_early=bool(self.config.training.patience and self.labels.validation),
         )
 
     def _largest(

@@ -26,8 +26,8 @@ from vfl_flower.config.plugins import load_place
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import with_row_masks
 from vfl_flower.data.labels import Labels
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Keeper
-from vfl_flower.label_holder.observers import Observer
 from vfl_flower.models.training import load_model, model_arrays
 from vfl_flower.protocol.systems import load_system, sized
 from vfl_flower.transport.base import transport_of
@@ -67,7 +67,7 @@ class Vertical(Strategy):
         self,
         config: RunConfig,
         labels: Labels,
-        observers: Sequence[Observer] = (),
+        observers: Sequence[Callback] = (),
         keeper: Keeper | None = None,
     ) -> None:
         self.given = config  # without what the rows decide

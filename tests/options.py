@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict
 
-from vfl_flower.label_holder.observers import Observer
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.protocol.systems import System
 
 Code = str | type[Any] | Callable[..., Any]
@@ -44,7 +44,7 @@ def _field(key: Key) -> str:
     if key.name == "strategy":
         kind = "str | System"
     if key.name == "observer":
-        kind = "Code | Observer"
+        kind = "Code | Callback"
     if key.choices:
         values = [f'"{each}"' for each in key.choices]
         kind = f"Literal[{', '.join(values)}]"

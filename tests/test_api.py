@@ -32,7 +32,7 @@ from vfl_flower.api.keywords import Options
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.plugins import BOTTOMS
 from vfl_flower.data import memory
-from vfl_flower.label_holder.observers import Observer
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.protocol.codecs.top_k import TopK
 from vfl_flower.protocol.privacy import labels as label_noise
 
@@ -529,7 +529,7 @@ def test_a_component_from_a_file_is_kept_by_the_file(tmp_path: Path) -> None:
     assert own_code.name_of(found, BOTTOMS) == place
 
 
-class Watcher(Observer):
+class Watcher(Callback):
     """Count the evaluations."""
 
     def __init__(self) -> None:

@@ -418,8 +418,8 @@ class Dropping(torch.nn.Sequential):
 
 def test_who_else_is_told_is_told_of_all(run: Start, tmp_path: Path) -> None:
     text = (
-        "from vfl_flower.label_holder.observers import Observer\n\n\n"
-        "class Board(Observer):\n"
+        "from vfl_flower.label_holder.callbacks import Callback\n\n\n"
+        "class Board(Callback):\n"
         "    def say(self, what):\n"
         f"        with open({str(tmp_path / 'said')!r}, 'a') as file:\n"
         "            file.write(what)\n\n"

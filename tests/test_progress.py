@@ -15,6 +15,7 @@ import pytest
 
 import vfl_flower
 from vfl_flower.label_holder import progress
+from vfl_flower.label_holder.callbacks import RunState
 from vfl_flower.label_holder.figures import validated
 from vfl_flower.label_holder.progress import Progress, Standing, from_elsewhere, of_run, shown
 from vfl_flower.launch.engines import run_local
@@ -105,7 +106,7 @@ def test_a_run_logs_the_loss_by_which_it_stops(
 def test_time_left_is_by_the_share_that_is_done(now: list[float]) -> None:
     told = list[Standing]()
     telling = Progress(told.append)
-    telling.follow(strategy(per_epoch=10, patience=5.0, validation=7))
+    telling.run = a_run(per_epoch=10, may_stop_early=True)
     now[0] = 100.0
     telling.progressed(20, 100)  # resumed: 20 were done before
     assert told[-1].left is None
@@ -122,22 +123,17 @@ def test_time_left_is_by_the_share_that_is_done(now: list[float]) -> None:
 def test_it_is_told_ten_times_a_second_at_most(now: list[float]) -> None:
     told = list[Standing]()
     telling = Progress(told.append)
-    telling.follow(strategy())
+    telling.run = a_run()
     for step in range(1000):
         now[0] = 1 + step / 1000
         telling.progressed(step, 1000)
     assert 8 <= len(told) <= 11
 
 
-def strategy(per_epoch: int = 10, patience: float = 0.0, validation: int = 0) -> Any:
-    """What progress reads of a strategy."""
-    of = SimpleNamespace
-    return of(
-        run=of(records=[], budget=of(of_epoch=per_epoch)),
-        history=of(last={}, best=None, entries=[]),
-        config=of(training=of(patience=patience, epochs=10)),
-        labels=of(validation=validation),
-    )
+def a_run(per_epoch: int = 10, may_stop_early: bool = False) -> Any:
+    """What progress reads of a run of 10 epochs."""
+    planned = 10 * per_epoch
+    return SimpleNamespace(state=RunState(0, planned, per_epoch, may_stop_early=may_stop_early))
 
 
 @pytest.fixture
@@ -298,7 +294,7 @@ def test_another_process_tells_by_a_file_that_is_there_if_somebody_reads_it(
         token = progress._shown.set(None)  # in the other process
         telling = of_run(tmp_path)
         assert telling
-        telling.follow(strategy())
+        telling.run = a_run()
         telling.progressed(30, 100)
         progress._shown.reset(token)
         look()
@@ -314,7 +310,7 @@ def test_a_file_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     (tmp_path / ".progress").touch()
     telling = of_run(tmp_path)
     assert telling
-    telling.follow(strategy())
+    telling.run = a_run()
     tmp_path.joinpath(".progress").unlink()
     tmp_path.rmdir()
     telling.progressed(30, 100)

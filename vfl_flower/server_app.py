@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.split import held_out_again, used_by
 from vfl_flower.data.tables import Table
 from vfl_flower.label_holder import checkpoint, progress
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.label_holder.label_holder import of_group
 from vfl_flower.label_holder.predict import predict
@@ -62,6 +63,16 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Do the configured task with the parties of the grid."""
+    serve(grid, context)
+
+
+def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> None:
+    """Do the configured task with the parties of the grid.
+
+    Parameters
+    ----------
+    callbacks : of a training run, besides the one that option ``observer`` names.
+    """
     config, run = checkpoint.configured(context.run_config), str(context.run_id)
     transport = transport_of(grid)
     if config.task == "predict":
@@ -71,7 +82,7 @@ def main(grid: Grid, context: Context) -> None:
         with _streams(transport, config) as transport:
             _align(transport, config, run)
     else:
-        _train(transport, config, run)
+        _train(transport, config, run, callbacks)
 
 
 def _align(transport: Transport, config: RunConfig, run: str) -> None:
@@ -89,7 +100,9 @@ def _align(transport: Transport, config: RunConfig, run: str) -> None:
         write_whole(folder / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
 
-def _train(transport: Transport, config: RunConfig, run: str) -> None:
+def _train(
+    transport: Transport, config: RunConfig, run: str, callbacks: Sequence[Callback]
+) -> None:
     """Train the configured system in its results folder, if no other run is there."""
     own = own_table(config.data) if config.data.own_data else None
     if own:
@@ -107,11 +120,17 @@ def _train(transport: Transport, config: RunConfig, run: str) -> None:
         else:
             begins = config.running.grow and not found
             earlier = checkpoint.load(config.running.grow) if begins else None
-            _train_in(results, transport, config, own, Keeper(folder, run, found, earlier))
+            keeper = Keeper(folder, run, found, earlier)
+            _train_in(results, transport, config, own, keeper, callbacks)
 
 
 def _train_in(
-    results: Results, transport: Transport, config: RunConfig, own: Table | None, keeper: Keeper
+    results: Results,
+    transport: Transport,
+    config: RunConfig,
+    own: Table | None,
+    keeper: Keeper,
+    callbacks: Sequence[Callback],
 ) -> None:
     """Train; whatever happens, save what came of it."""
     found, before = keeper.found, keeper.found or keeper.earlier
@@ -132,14 +151,12 @@ def _train_in(
                     "then."
                 )
             named = OBSERVERS.load(config.running.observer)()
-            telling = progress.of_run(results.folder)
-            observers = [results, named, *transport.observers, *([telling] if telling else [])]
-            for each in observers:
+            shown = progress.of_run(results.folder)
+            told = [results, named, *callbacks, *([shown] if shown else [])]
+            for each in told:
                 each.began(results.folder)
             warn_if_lost(config, labels)
-            strategy = strategy_of(config)(config, labels, observers, keeper)
-            if telling:
-                telling.follow(strategy)
+            strategy = strategy_of(config)(config, labels, told, keeper)
             strategy.start(transport)
     except BaseException as error:
         failure = why(error)

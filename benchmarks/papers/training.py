@@ -13,14 +13,14 @@ from torch import Tensor
 
 from strategies.vertical import Vertical
 from vfl_flower.data import samples
-from vfl_flower.label_holder.observers import Observer
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.models.training import trained
 from vfl_flower.party import context
 
 _AT_ONCE = 4096  # rows
 
 
-class Training(Observer):
+class Training(Callback):
     """Adds ``train_accuracy`` to each entry, and with ``gradient`` also ``gradient_norm``.
 
     The latter is the squared norm of the gradient of the mean loss over all training rows, with

@@ -23,8 +23,8 @@ from vfl_flower.data.at_party import FeatureBlock, load_partition
 from vfl_flower.data.augmentation import augmented
 from vfl_flower.data.labels import Labels
 from vfl_flower.data.samples import Samples
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Keeper
-from vfl_flower.label_holder.observers import Observer
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.losses import penalty
@@ -48,7 +48,7 @@ class Joined(Vertical):
         self,
         config: RunConfig,
         labels: Labels,
-        observers: Sequence[Observer] = (),
+        observers: Sequence[Callback] = (),
         keeper: Keeper | None = None,
     ) -> None:
         super().__init__(config, labels, observers, keeper)

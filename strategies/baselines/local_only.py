@@ -17,13 +17,13 @@ from strategies.checkpoints import Checkpoints
 from strategies.enrolment import Member
 from strategies.run import Run
 from strategies.vertical import Vertical
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.figures import main_metric
-from vfl_flower.label_holder.observers import Observer
 from vfl_flower.protocol.privacy.ledger import hides_labels
 from vfl_flower.transport.messages import Arrays
 
 
-class _Share(Observer):
+class _Share(Callback):
     """Tells how far the whole baseline is while one of its runs goes on.
 
     number, of : of the runs before this one, and of all.

@@ -19,8 +19,8 @@ from strategies.step_budget import StepBudget
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.labels import Labels
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.metrics import Metrics
-from vfl_flower.label_holder.observers import Observer
 from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.privacy.journal import Mark
 from vfl_flower.protocol.privacy.ledger import Ledger
@@ -124,7 +124,7 @@ class Told(Ledger):
         return 7
 
 
-class Heard(Observer):
+class Heard(Callback):
     """What observers are told."""
 
     def __init__(self) -> None:

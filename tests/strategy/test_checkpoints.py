@@ -33,7 +33,7 @@ class Paused:
             records=parts.records,
             ledger=parts.ledger,
             budget=parts.budget,
-            pace=AdaptiveWindow(Schedule(3, True, 8, 32), 40, parts.records),
+            adaptive_window=AdaptiveWindow(Schedule(3, True, 8, 32), 40, parts.records),
             history=parts.history,
             messenger=parts.messenger,
             holder=parts.holder,

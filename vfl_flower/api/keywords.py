@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict
 
-from vfl_flower.label_holder.observers import Observer
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.protocol.systems import System
 
 Code = str | type[Any] | Callable[..., Any]
@@ -106,7 +106,7 @@ class Options(TypedDict, total=False):
     on_party_failure: Literal["stop", "continue"] | None
     eval_every: float | None
     checkpoint_every: int | None
-    observer: Code | Observer | None
+    observer: Code | Callback | None
     resume: str | None
     grow: str | None
     device: str | None

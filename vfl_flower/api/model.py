@@ -87,7 +87,7 @@ def train(*given: Any, **options: Any) -> Model:
     **options : options of `vfl list` in snake_case, such as ``party_lr=0.1``. None stands for the
         default. ``strategy`` also takes a `System`. ``estimator``, ``codec``, ``downlink_codec``,
         ``bottom_model``, ``top_model``, ``loss``, ``metrics``, ``privacy``, ``augment`` and
-        ``observer`` also take classes and functions; ``observer`` also an `Observer`. The values
+        ``observer`` also take classes and functions; ``observer`` also a `Callback`. The values
         of ``config`` may be the same objects. Give option "labels" in ``config``.
 
     Returns

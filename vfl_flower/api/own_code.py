@@ -21,7 +21,7 @@ from torch.nn import Module
 from vfl_flower.config.errors import IN_PROCESS, ConfigError
 from vfl_flower.config.plugins import PLUGIN_MODULES, Registry
 from vfl_flower.config.run_config import KEYS, parse
-from vfl_flower.label_holder.observers import Observer
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.protocol.systems import System
 
 _PLACE = f"{__name__}:"
@@ -78,7 +78,7 @@ def values_of(
         values[name] = value.item() if isinstance(value, np.generic) else value
     more: dict[str, Any] = {}
     observer = values.get("observer")
-    if isinstance(observer, Observer):
+    if isinstance(observer, Callback):
         more["observers"] = [values.pop("observer")]
     for name, registry in _CODE.items():
         if not isinstance(values.get(name), str | None):

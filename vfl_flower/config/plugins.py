@@ -258,12 +258,12 @@ OBSERVERS = Registry(
     "observer",
     "observers",
     {
-        "none": "vfl_flower.label_holder.observers:Observer",
+        "none": "vfl_flower.label_holder.callbacks:Callback",
         "tensorboard": "vfl_flower.label_holder.tensorboard:TensorBoard",
     },
     parts=("evaluated", "progressed", "failed", "ended", "began"),
 )
-"""Who is told what happens in a run, at the label holder: `label_holder.observers.Observer`."""
+"""Who is told what happens in a run, at the label holder: `label_holder.callbacks.Callback`."""
 
 ENGINES = Registry(
     "--engine",

@@ -189,7 +189,8 @@ class LabelHolder:
             knows nothing of it then, and if a run can go on without it, the top model is as it was.
         """
         if self.config.secure:
-            arrivals = summed(self, arrivals)
+            read = self.estimator.read
+            arrivals = summed(arrivals, self.table, lambda m, *sent: read(self.links[m], *sent))
         coordinated = arrivals[0].coordinated
         batches = [each.batches for each in arrivals[: 1 if coordinated else None]]
         joint = join(self.config, len(self.labels), batches)

@@ -18,13 +18,10 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.figures import in_brief, reached, validated
-from vfl_flower.label_holder.observers import Observer
-
-if TYPE_CHECKING:
-    from strategies.vertical import Vertical
 
 _APART = 0.1  # seconds between two drawings of a line
 
@@ -96,7 +93,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class Progress(Observer):
+class Progress(Callback):
     """Tells where a run stands: at each evaluation, and between them ten times a second at most.
 
     Parameters
@@ -106,14 +103,9 @@ class Progress(Observer):
 
     def __init__(self, tell: Callable[[Standing], None]) -> None:
         self._tell = tell
-        self._strategy: Vertical | None = None
         self._due = 0.0
         self._done, self._planned = 0, 0
         self._first: tuple[float, int, int] | None = None  # when, steps, exchanges
-
-    def follow(self, strategy: Vertical) -> None:
-        """Tell of the run of this strategy."""
-        self._strategy = strategy
 
     def evaluated(self, entry: dict[str, Any]) -> None:
         """Tell of it."""
@@ -128,31 +120,25 @@ class Progress(Observer):
 
     def _say(self, now: float, entry: dict[str, Any] | None = None) -> None:
         self._due = now + _APART
-        if self._strategy is None:
-            return
-        run, history = self._strategy.run, self._strategy.history
-        exchanges = sum(record.traffic.exchanges for record in run.records)
+        state = self.run.state
         if self._first is None and self._planned:
-            self._first = now, self._done, exchanges
+            self._first = now, self._done, state.exchanges
         rate = left = None
         if self._first and now > self._first[0]:
             since, done, before = self._first
-            rate = (exchanges - before) / (now - since)
+            rate = (state.exchanges - before) / (now - since)
             if self._done > done:
                 left = (now - since) * (self._planned - self._done) / (self._done - done)
-        each = run.budget.of_epoch
-        epochs = self._planned / each if self._planned else self._strategy.config.training.epochs
+        epochs = (self._planned or state.planned) / state.steps_per_epoch
         self._tell(
             Standing(
-                epoch=min(self._done / each, epochs),
+                epoch=min(self._done / state.steps_per_epoch, epochs),
                 epochs=epochs,
-                last=entry or history.last,
-                best={} if history.best is None else history.entries[history.best],
+                last=entry or state.last,
+                best=state.best,
                 rate=rate,
                 left=left,
-                early=bool(
-                    self._strategy.config.training.patience and self._strategy.labels.validation
-                ),
+                early=state.may_stop_early,
             )
         )
 

@@ -17,15 +17,15 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import append, locked, make_own_folder, told, whole, write_whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.charts import draw_curves
 from vfl_flower.label_holder.figures import headline
-from vfl_flower.label_holder.observers import Observer
 from vfl_flower.transport.messages import Arrays
 
 log = logging.getLogger("flwr")
 
 
-class Results(Observer):
+class Results(Callback):
     """A folder that is `in_use`; an earlier run's is never written over, unless it is gone on with.
 
     Parameters

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vfl_flower.config.errors import PartyError, VflError
 from vfl_flower.config.options import RunningConfig
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.protocol.estimators.base import Arrival
+from vfl_flower.label_holder.table import Table
+from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.estimators.base import Arrival, Reading
 from vfl_flower.protocol.secure_sum import OFFERS, MaskedReading, Sum, check_tags, read_offers
 from vfl_flower.transport.base import Transport, ask_all
 from vfl_flower.transport.messages import (
@@ -23,9 +24,6 @@ from vfl_flower.transport.messages import (
     KeyMade,
     KeyOrder,
 )
-
-if TYPE_CHECKING:
-    from vfl_flower.label_holder.label_holder import LabelHolder
 
 
 def offered(transport: Transport, running: RunningConfig, about: RunConfig) -> Arrays:
@@ -73,8 +71,14 @@ def check(answers: Iterable[Introduction]) -> None:
         raise PartyError("A party", f"sent no tags of its keys: {error}") from None
 
 
-def summed(holder: LabelHolder, arrivals: Sequence[Arrival]) -> list[Arrival]:
+def summed(
+    arrivals: Sequence[Arrival], table: Table, read: Callable[[int, Arrays, Window, int], Reading]
+) -> list[Arrival]:
     """Uploads of all parties, each read as what can be read of them: their sum, now in the table.
+
+    Parameters
+    ----------
+    read : reads the arrays of one party's window, of embeddings of this width.
 
     Raises
     ------
@@ -82,8 +86,8 @@ def summed(holder: LabelHolder, arrivals: Sequence[Arrival]) -> list[Arrival]:
         If there is none: some are missing, or of other rows, or masks do not vanish.
     """
     party, window = arrivals[0].party, arrivals[0].window
-    of_all, total = Sum(holder.parties), None
-    width = holder.table.received
+    of_all, total = Sum(len(table.columns)), None
+    width = table.received
     for arrival in arrivals:
         assert isinstance(arrival.reading, MaskedReading)
         if not np.array_equal(arrival.window.ids, window.ids):
@@ -91,6 +95,6 @@ def summed(holder: LabelHolder, arrivals: Sequence[Arrival]) -> list[Arrival]:
         total = of_all.add(arrival.party, arrival.reading.blocks, (len(window.ids), width))
     if total is None:
         raise VflError("Not all parties are there, without whom their sum is not known.")
-    reading = holder.estimator.read(holder.links[party], total, window, width)
-    holder.table.write(party, window, reading.fresh.to(holder.device))
+    reading = read(party, total, window, width)
+    table.write(party, window, reading.fresh.to(table.rows.device))
     return [replace(arrival, reading=reading) for arrival in arrivals]

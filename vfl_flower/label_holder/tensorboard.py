@@ -12,12 +12,12 @@ from typing import Any, BinaryIO
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import make_folder, opened_to_append, told
-from vfl_flower.label_holder.observers import Observer
+from vfl_flower.label_holder.callbacks import Callback
 
 _ROWS = ("train", "validation", "test")
 
 
-class TensorBoard(Observer):
+class TensorBoard(Callback):
     """Writes ``RUN/tensorboard``, a file for each time that the run begins or goes on.
 
     Its steps are those of the top model. Where a run that is resumed goes over some again, they

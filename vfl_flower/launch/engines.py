@@ -21,8 +21,8 @@ from vfl_flower.config.files import make_own_folder, told, whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Checkpoint, PartyState
-from vfl_flower.label_holder.observers import Observer
 from vfl_flower.label_holder.predict import predictions_file, who_is_there
 from vfl_flower.label_holder.results import in_use, results_folder
 from vfl_flower.launch.processes import SuperLink, ray_cluster, ray_cpus
@@ -67,7 +67,7 @@ def run_local(
     run_config: Mapping[str, Any],
     client: ClientApp = client_app.app,
     node_configs: Sequence[Mapping[str, Any]] = (),
-    observers: Sequence[Observer] = (),
+    observers: Sequence[Callback] = (),
 ) -> Finished:
     """Run the application in this process, on a `LocalGrid` with so many parties.
 
@@ -77,7 +77,7 @@ def run_local(
     Parameters
     ----------
     node_configs : of each party, such as the file that it has; none where data is divided.
-    observers : who is told of the run, besides the one that key ``observer`` names.
+    observers : callbacks of this run, besides the one that option ``observer`` names.
 
     Raises
     ------
@@ -88,12 +88,11 @@ def run_local(
     finished = Finished(Path(run_config["out"]))
     bring_states(config, finished.folder)
     grid = _in_process(parties, run_config, config, client, node_configs, finished.folder)
-    grid.observers = observers
     found = checkpoint.load(finished.folder) if config.running.resume else None
     if found and found.finished:  # only to be saved
         _load_states(grid, found)
     try:
-        server_app.app(grid, of_server(run_config, grid.run_id))
+        server_app.serve(grid, of_server(run_config, grid.run_id), observers)
     except BaseException:
         with suppress(VflError):  # of a full disk; what ended the run is told
             _save_models(grid, config, finished.folder)

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -19,7 +19,6 @@ from flwr.serverapp import Grid
 
 from vfl_flower.config.errors import BY_NODE, ConfigError, PartyError, VflError
 from vfl_flower.config.options import RunningConfig
-from vfl_flower.label_holder.observers import Observer
 from vfl_flower.transport.flower_internals import is_simulation
 from vfl_flower.transport.messages import SMALL, Introduction, Order, Payload
 from vfl_flower.transport.wire import read_reply, to_message
@@ -50,7 +49,6 @@ class Transport(Grid):
     calls : whether messages need not be records, since it takes their payloads
         (`transport.wire.Call`).
     clock : virtual seconds, where there are such.
-    observers : who of this process is told of the run, besides those that it has anyway.
     largest : bytes of the arrays of an answer, at most, by the kind of its order; `SMALL` for those
         that are not in it. It is set by who knows: rows and sizes follow from the run.
     """
@@ -63,7 +61,6 @@ class Transport(Grid):
     contexts: Mapping[int, Context] = MappingProxyType({})
     calls: bool = False
     clock: float = 0.0
-    observers: Sequence[Observer] = ()
     largest: Mapping[str, int] = MappingProxyType({})
 
     @property

@@ -46,8 +46,7 @@ class SharedActors(Transport):
     calls = True
 
     def __init__(self, transport: Transport, parties: int) -> None:
-        self.engine, self.observers = transport.engine, transport.observers
-        self.parties = parties
+        self.engine, self.parties = transport.engine, parties
         self._transport = transport
         self._actors = list(transport.get_node_ids())
         self._waiting: dict[int, list[Message]] = {actor: [] for actor in self._actors}

@@ -91,7 +91,7 @@ class RunningConfig:
     observer: str = key(
         "none",
         "Names an observer of the run. It is told of evaluations, progress, failures and the end. "
-        "`tensorboard` writes scalars to RUN/tensorboard. FILE.py:NAME names your own Observer.",
+        "`tensorboard` writes scalars to RUN/tensorboard. FILE.py:NAME names your own Callback.",
         example="observer='tensorboard'",
         registry=plugins.OBSERVERS,
         related=("eval-every", "metrics"),

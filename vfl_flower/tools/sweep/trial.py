@@ -16,8 +16,8 @@ from threading import Thread
 from typing import Any
 
 from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.figures import SECOND, chosen_by
-from vfl_flower.label_holder.observers import Observer
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.protocol.privacy.together import Claim
 from vfl_flower.tools.seeds import repeated
@@ -34,7 +34,7 @@ class _ImpossibleError(VflError):
     """No trial of this sweep can be judged."""
 
 
-class _Watch(Observer):
+class _Watch(Callback):
     """Tells what each evaluation found; stops the run if the answer says so."""
 
     def __init__(self, tell: Callable[[Event], bool]) -> None:

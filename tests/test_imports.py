@@ -1,0 +1,98 @@
+"""The import contract in `pyproject.toml`: imports run downwards, and a violation is found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parent.parent
+PACKAGES = "vfl_flower", "strategies"
+CONTRACTS = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["importlinter"]
+
+
+def checked(folder: Path) -> tuple[int, str]:
+    """Exit status and output of the check on the packages in a folder."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=folder, env=without, capture_output=True, text=True)
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("copy")
+    for package in PACKAGES:
+        shutil.copytree(
+            CHECKOUT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    shutil.copy(CHECKOUT / "pyproject.toml", folder)
+    return folder
+
+
+def test_imports_keep_the_contract(copy: Path) -> None:
+    status, said = checked(copy)
+    assert status == 0, said
+
+
+@pytest.mark.parametrize(
+    ("file", "planted", "broken"),
+    [
+        (
+            "vfl_flower/transport/base.py",
+            "from vfl_flower.label_holder.callbacks import Callback\n",
+            "vfl_flower.transport is not allowed to import vfl_flower.label_holder",
+        ),
+        (
+            "vfl_flower/label_holder/progress.py",
+            "from typing import TYPE_CHECKING\n\n"
+            "if TYPE_CHECKING:\n    from strategies.vertical import Vertical\n",
+            "vfl_flower.label_holder is not allowed to import strategies",
+        ),
+        (
+            "vfl_flower/config/files.py",
+            "def late() -> None:\n    from vfl_flower.data import ids\n",
+            "vfl_flower.config is not allowed to import vfl_flower.data",
+        ),
+        (
+            "vfl_flower/party/party.py",
+            "from vfl_flower.label_holder.table import Table\n",
+            "vfl_flower.party is not allowed to import vfl_flower.label_holder",
+        ),
+        (
+            "vfl_flower/label_holder/sums.py",
+            "from vfl_flower.label_holder.label_holder import LabelHolder\n",
+            "No cycles are allowed in vfl_flower.label_holder",
+        ),
+        (
+            "strategies/reference/vafl.py",
+            "from vfl_flower.data import ids\n",
+            "strategies.reference is not allowed to import vfl_flower",
+        ),
+    ],
+    ids=["upwards", "for types alone", "in a function", "sideways", "circle", "reference"],
+)
+def test_a_planted_import_breaks_the_contract(
+    copy: Path, file: str, planted: str, broken: str
+) -> None:
+    path = copy / file
+    before = path.read_text()
+    path.write_text(f"{before}\n\n{planted}")
+    try:
+        status, said = checked(copy)
+    finally:
+        path.write_text(before)
+    assert status == 1 and broken in said, said
+
+
+def test_every_part_of_the_package_has_a_floor() -> None:
+    """Else a new folder could import what it likes."""
+    floors = {each for line in CONTRACTS["contracts"][0]["layers"] for each in line.split(" | ")}
+    found = {path for path in (CHECKOUT / "vfl_flower").iterdir() if path.name[:1] not in "_."}
+    parts = {f"vfl_flower.{path.stem}" for path in found}
+    assert parts ^ floors == {"strategies"}
