@@ -15,7 +15,7 @@ folder=$(mkdir -p -m 700 "$1" && CDPATH= cd -- "$1" && pwd)
 if [ ! -f "$folder/supernode.key" ]; then
     python -P -m vfl_flower.transport.nodes.certificates supernode "$folder"
     echo "made $folder/supernode.pub: start again when the label holder has registered it"
-    echo "key for masked sums, for the other parties: $(python -P -m vfl_flower.party.masked_sums "$folder/vfl-flower")"
+    echo "key for masked sums, for the other parties: $(python -P -m vfl_flower.protocol.aggregation.keys "$folder/vfl-flower")"
     exit
 fi
 # Where its ClientApp may connect to, if the owner says nothing else: the host of the SuperLink.

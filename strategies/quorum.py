@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from strategies.party_record import PartyRecord
 from strategies.step_budget import StepBudget
-from vfl_flower.protocol.estimators.base import Arrival
+from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.messages import TrainOrder
 
 

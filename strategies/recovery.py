@@ -23,7 +23,7 @@ from vfl_flower.config.errors import (
 )
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.label_holder import LabelHolder
-from vfl_flower.protocol.estimators.base import Arrival
+from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.messages import SMALL, Arrays, Description, RejoinOrder, Upload
 from vfl_flower.transport.wire import read_reply
 
@@ -137,7 +137,7 @@ class Recovery:
     def _bring_into_step(self, record: PartyRecord, error: OutOfStepError) -> None:
         """A party has an older state than it should: tell it what is known of it, and go on."""
         record.out_of_step += 1
-        if self.config.secure:  # its masks would serve twice, and a sum's change be its own
+        if self.holder.aggregation.abreast:  # no party does anything alone
             cause = f"{error} Resume the run, by which all go back to its last checkpoint."
             self.fail(record, PartyError(f"Party {record.party}", cause))
             return

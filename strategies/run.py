@@ -23,8 +23,8 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.callbacks import RunState
 from vfl_flower.label_holder.figures import TRANSPORTS
 from vfl_flower.label_holder.label_holder import LabelHolder
-from vfl_flower.label_holder.sums import agree
 from vfl_flower.protocol import estimators
+from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import most_rows, steps_per_epoch
 from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.privacy.ledger import ledger_of
@@ -72,10 +72,11 @@ class Run:
         secret = self.ledger.secret_batches
         costs = transport.cost, transport.measures
         self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, *costs)
-        if config.secure:
-            agree(transport, config)
+        aggregation = aggregation_of(config)
+        aggregation.agree(transport)
+        self.abreast = aggregation.abreast  # whether all parties serve the same orders
         each = steps_per_epoch(config, rows)
-        self.budget = StepBudget(config.training.epochs, each, parties, config.secure)
+        self.budget = StepBudget(config.training.epochs, each, parties, self.abreast)
         self.adaptive_window = AdaptiveWindow(self.schedule, self.budget.per_epoch, self.records)
         top_learns = config.models.top != "sum" or labels.features is not None
         self.budget.allowed = self.ledger.steps_allowed(
@@ -171,7 +172,7 @@ class Run:
         Without it some would have a window that others of a synchronous system have not. Where
         nobody stops by validation, that window is waited for, unless only sums are known.
         """
-        together = bool(self.labels.validation) or self.config.secure  # so do sums need it
+        together = bool(self.labels.validation) or self.abreast
         return self.schedule.coordinated and together and record.evaluation > self.history.recorded
 
     def evaluation(self, record: PartyRecord, number: int) -> EvaluateOrder:

@@ -31,8 +31,8 @@ from vfl_flower import client_app
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import VflError
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.protocol.estimators.base import Arrival
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.tools.report import report
 from vfl_flower.transport.flower_internals import (
     from_bytes,

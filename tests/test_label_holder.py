@@ -38,11 +38,11 @@ from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.protocol.batches import Window, draw_window
-from vfl_flower.protocol.estimators.base import Arrival
 from vfl_flower.protocol.estimators.directions import Directions
 from vfl_flower.protocol.estimators.zeroth_order import PairReading
 from vfl_flower.protocol.server_update import by_differences, by_gradient
 from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.tools.audit import audit
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, table

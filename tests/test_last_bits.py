@@ -27,11 +27,11 @@ from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import FEWEST
+from vfl_flower.protocol.aggregation.fixed_point import to_fixed
+from vfl_flower.protocol.aggregation.masks import Masks
 from vfl_flower.protocol.estimators.directions import step_means
-from vfl_flower.protocol.fixed_point import to_fixed
 from vfl_flower.protocol.privacy import noise
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise, grid_step, on_grid
-from vfl_flower.protocol.secure_sum import Masks
 from vfl_flower.protocol.server_update import by_gradient, noisy_means
 from vfl_flower.protocol.systems import load_system, resolve, sized
 from vfl_flower.transport.local import LocalGrid

@@ -36,10 +36,13 @@ from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.label_holder.contribution import contribution
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local, run_supernodes
+from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top, grow_top
 from vfl_flower.models.training import load_model, model_arrays
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_about
+from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.protocol.aggregation.partial import PartialTop
 from vfl_flower.protocol.systems import RATES, resolve
 
 HERE = str(Path(__file__).absolute())
@@ -112,9 +115,10 @@ def test_a_grown_top_model_says_the_same_where_no_new_party_is(
     keys = {"embedding-size": 3, "top-model": top_model, "combine": combine}
     config = resolve({**keys, "subsets": "sampled"})
     generator = torch.Generator().manual_seed(0)
-    then, now = build_top(config, SIZES, OUTPUTS, own), build_top(config, [*SIZES, 3], OUTPUTS, own)
+    aggregation = aggregation_of(config)
+    then, now = (aggregation.build_top(each, OUTPUTS, own) for each in (SIZES, [*SIZES, 3]))
     exact(then, generator)
-    grow_top(config, now, model_arrays(then), SIZES, partial=True)
+    grow_top(config, now, model_arrays(then), SIZES, PartialTop)
     h, features, present = rows_of(2, own, generator)
     said = then(torch.cat([h, features, present], 1))
     news = torch.randint(-8, 9, (ROWS, 3), generator=generator) / 4
@@ -140,9 +144,9 @@ def test_a_model_of_all_its_parties_becomes_one_of_any_subset(combine: str) -> N
     generator = torch.Generator().manual_seed(0)
     then = build_top(resolve(keys), SIZES, OUTPUTS, 2)
     config = resolve({**keys, "subsets": "sampled"})
-    now = build_top(config, [*SIZES, 3], OUTPUTS, 2)
+    now = aggregation_of(config).build_top([*SIZES, 3], OUTPUTS, 2)
     exact(then, generator)
-    grow_top(config, now, model_arrays(then), SIZES, partial=False)
+    grow_top(config, now, model_arrays(then), SIZES, TopModel)
     h, features, _ = rows_of(2, 2, generator)
     two = torch.tensor([1.0, 1.0, 0.0]).expand(ROWS, 3)
     given = torch.cat([h, torch.zeros(ROWS, 3), features, two], 1)

@@ -26,9 +26,9 @@ from vfl_flower.data.at_party import load_partition
 from vfl_flower.data.row_mask import draw_row_masks
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.models.bottoms import build_bottom
-from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer, trained
 from vfl_flower.protocol import subsets
+from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Window, among, draw_window, kept
 from vfl_flower.protocol.server_update import by_gradient
 from vfl_flower.protocol.systems import resolve, sized
@@ -86,7 +86,7 @@ def test_an_absent_party_has_no_part_in_outputs_and_gets_no_gradient(
     model: dict[str, Any], own: int
 ) -> None:
     config = resolve({"presence": 0.5, "embedding-size": 3, "server-lr": 0.0, **model})
-    top = build_top(config, SIZES, OUTPUTS, own)
+    top = aggregation_of(config).build_top(SIZES, OUTPUTS, own)
     h, labels = rows_of(own)
     junk = h.clone()
     junk[:, : sum(SIZES)] += 5 * (1 - h[:, -3:]).repeat_interleave(3, 1)
@@ -107,7 +107,7 @@ def test_an_absent_party_has_no_part_in_outputs_and_gets_no_gradient(
 def test_parameters_learn_as_by_autograd(model: dict[str, Any]) -> None:
     keys = {"presence": 0.5, "embedding-size": 3, "optimizer": "sgd", **model}
     config = sized(resolve(keys), MANY)
-    tops = [build_top(config, SIZES, OUTPUTS) for _ in range(2)]
+    tops = [aggregation_of(config).build_top(SIZES, OUTPUTS) for _ in range(2)]
     h, labels = rows_of()
     optimizers = [torch.optim.SGD(trained(top).values(), 0.5) for top in tops]
     functional.cross_entropy(tops[0](h), labels).backward()
@@ -120,7 +120,7 @@ def test_parameters_learn_as_by_autograd(model: dict[str, Any]) -> None:
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: "-".join(model.values()).split("/")[-1])
 def test_a_pair_is_evaluated_as_its_two_cases(model: dict[str, Any]) -> None:
     config = resolve({"presence": 0.5, "embedding-size": 3, **model})
-    top = build_top(config, SIZES, OUTPUTS)
+    top = aggregation_of(config).build_top(SIZES, OUTPUTS)
     h, _ = rows_of()
     columns, blocks = slice(3, 6), (torch.randn(ROWS, 3), torch.randn(ROWS, 3))
     with torch.no_grad():
@@ -174,7 +174,7 @@ def test_laser_weights_are_those_of_the_mean_over_all_subsets() -> None:
 
 def test_gradients_of_copies_are_those_of_their_mean_loss() -> None:
     config = resolve({"presence": 0.5, "embedding-size": 3, "combine": "mean"})
-    top = build_top(config, SIZES, OUTPUTS)
+    top = aggregation_of(config).build_top(SIZES, OUTPUTS)
     h, labels = rows_of()
     found = subsets.copies("sampled", h, [5, 7], 3, 1, [3])
     rows, losses = by_gradient(*(top, None, h, labels, [5, 7], [5, 7]), copies=found)
@@ -229,7 +229,7 @@ def centralised(keys: dict[str, Any], parties: int) -> tuple[list[Any], Any]:
     blocks = [load_partition(whole, m, parties) for m in range(parties)]
     x = [torch.from_numpy(np.asarray(block.train)) for block in blocks]
     bottoms = [build_bottom(config, m, x[m][0], 4) for m in range(parties)]
-    top = build_top(config, [4] * parties, 1)
+    top = aggregation_of(config).build_top([4] * parties, 1)
     every = [p for model in (*bottoms, top) for p in model.parameters()]
     optimizer = torch.optim.SGD(every, config.training.party_lr)
     steps = -(-len(y) // 64)

@@ -22,11 +22,11 @@ from vfl_flower.data import at_party
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.split import divide
 from vfl_flower.party import context as between
-from vfl_flower.party import masked_sums
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
-from vfl_flower.protocol import fixed_point
-from vfl_flower.protocol.secure_sum import Masks, check_tags
+from vfl_flower.protocol.aggregation import fixed_point
+from vfl_flower.protocol.aggregation import keys as sum_keys
+from vfl_flower.protocol.aggregation.masks import Masks, check_tags
 from vfl_flower.transport.flower_internals import begin_task
 from vfl_flower.transport.messages import (
     Arrays,
@@ -95,7 +95,7 @@ def test_who_refuses_feedback_that_another_learns_from_is_in_no_sum_any_more(
 ) -> None:
     """Parties 1 and 2 have a rule by which they refuse a message, and party 0 has none."""
     if not defended:
-        monkeypatch.setattr(masked_sums, "part", masked_sums.keep)
+        monkeypatch.setattr(sum_keys, "part", sum_keys.keep)
     parties = Parties(tmp_path, keys=[{"epochs": 1}] * 3)
     for node in parties.nodes[1:]:
         node.node_config[rule] = {"max-epochs": 1, "max-uploads": 2}[rule]
@@ -239,7 +239,7 @@ def test_embeddings_of_another_size_are_in_no_sum(
         with pytest.raises(ConfigError, match="Parties 0 and 1 have no key"):
             parties.agree()
         return
-    monkeypatch.setattr(Party, "alike", property(lambda party: party.lineage))
+    monkeypatch.setattr(Party, "alike", property(lambda party: b""))
     parties.agree()
     one, seen = between._skeletons[0, 3][1], []
     for run, first in enumerate([(0, 1), (0, 9)], 2):
@@ -289,7 +289,7 @@ def test_whose_embeddings_are_too_large_is_not_told(
         raise VflError(f"of number {self.party} has embeddings that are too large.")
 
     monkeypatch.setattr(Masks, "part", refuse)
-    monkeypatch.setattr(masked_sums, "part", masked_sums.keep)
+    monkeypatch.setattr(sum_keys, "part", sum_keys.keep)
     least, most = 1.0, 1e6
     for _ in range(12):
         scale = (least * most) ** 0.5

@@ -28,9 +28,11 @@ from vfl_flower.config.options import DataConfig
 from vfl_flower.label_holder import results
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party import context as between
-from vfl_flower.party import masked_sums, state_file
-from vfl_flower.protocol import fixed_point, secure_sum
-from vfl_flower.protocol.secure_sum import Offer, check_tags, place_of
+from vfl_flower.party import state_file
+from vfl_flower.protocol.aggregation import fixed_point
+from vfl_flower.protocol.aggregation import keys as sum_keys
+from vfl_flower.protocol.aggregation import masks as masking
+from vfl_flower.protocol.aggregation.masks import Offer, check_tags, place_of
 from vfl_flower.transport.flower_internals import begin_task, state_from_bytes, state_to_bytes
 from vfl_flower.transport.messages import (
     Agreed,
@@ -67,7 +69,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _keys_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parties make keys as often as they are asked: what else defends them is to do without."""
-    monkeypatch.setattr(masked_sums, "refuse_second", lambda context: None)
+    monkeypatch.setattr(sum_keys, "refuse_second", lambda context: None)
 
 
 @pytest.fixture
@@ -114,7 +116,7 @@ def in_the_middle(parties: Parties, victim: int) -> Arrays:
 
 def public(parties: Parties, party: int) -> str:
     folder = Path(str(parties.nodes[party].node_config["states"]))
-    return masked_sums.public_half(masked_sums.lasting_key(folder))
+    return sum_keys.public_half(sum_keys.lasting_key(folder))
 
 
 @pytest.mark.usefixtures("_keys_anew")
@@ -244,7 +246,7 @@ def test_a_key_that_is_none_and_offers_of_other_shapes_are_refused(parties: Part
     lasting = Ed25519PrivateKey.generate()
     own = Offer.of(private, lasting, b"")
     with pytest.raises(VflError, match="a key of another party that is none"):
-        secure_sum.agreed(private, 0, [own, Offer(bytes(32), own.identity, b"")], [])
+        masking.agreed(private, 0, [own, Offer(bytes(32), own.identity, b"")], [])
 
 
 # --- what is not told alike ---------------------------------------------------------------------
@@ -263,7 +265,7 @@ def test_feedback_to_one_party_alone_tells_nothing_of_it(parties: Parties) -> No
 
 def test_without_the_transcript_it_would(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the change of one party's embeddings, to the last digit."""
-    monkeypatch.setattr(secure_sum, "told", lambda order: str(order.exchange).encode())
+    monkeypatch.setattr(masking, "told", lambda order: str(order.exchange).encode())
     first, embeddings = total(parties.evaluated()), parties.embeddings(0)
     total(parties.trained())
     change = total(parties.evaluated([gradient(1.0), gradient(0.0), gradient(0.0)])) - first
@@ -412,7 +414,7 @@ def test_who_forgot_how_far_it_was_would_mask_twice_alike(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: where what is random in an upload has changed, its difference is bare."""
-    monkeypatch.setattr(masked_sums, "_note", lambda context, offer, number: None)
+    monkeypatch.setattr(sum_keys, "_note", lambda context, offer, number: None)
     parties.moved()
     older = state_to_bytes(parties.nodes[0].state)
     uploads = []
@@ -490,7 +492,7 @@ def test_a_model_of_an_earlier_run_is_not_begun_by(parties: Parties) -> None:
         parties=3,
         config='{"combine": "mean", "aggregation": "secure", "dataset": "breast-cancer"}',
     )
-    with pytest.raises(VflError, match="to begin masked sums by an earlier model"):
+    with pytest.raises(VflError, match="asked to begin aggregation = 'secure' by an earlier model"):
         asked(parties.nodes[0], order, Description)
 
 
@@ -636,9 +638,9 @@ def test_feedback_in_a_message_that_fails_parts_a_party_from_the_others(
     parties: Parties, moved: bool, defence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if defence in ("lineage", "none"):
-        no_defence(monkeypatch, "vfl_flower.party.masked_sums.refuse_second")
+        no_defence(monkeypatch, "vfl_flower.protocol.aggregation.keys.refuse_second")
     if defence in ("keys", "none"):  # as if its model had come about as it was left before
-        monkeypatch.setattr(between, "no_lineage", lambda: bytes(32))
+        monkeypatch.setattr(sum_keys, "no_lineage", lambda: bytes(32))
     before, first = seen(parties)
     total(parties.trained())
     for node, feedback in zip(parties.nodes, ONE_SIDED, strict=True):
@@ -679,7 +681,7 @@ def test_keys_of_a_prediction_serve_nothing_else(
     parties.exchange += 1
     parties.ask([EvaluateOrder(exchange=parties.exchange, arrays=each) for each in ONE_SIDED])
     if not defended:
-        no_defence(monkeypatch, "vfl_flower.party.masked_sums.forget")
+        no_defence(monkeypatch, "vfl_flower.protocol.aggregation.keys.forget")
     predicted(parties, 1)
     assert told_apart(parties, before, first, agree=False) is not defended
 
@@ -702,7 +704,7 @@ def test_nor_after_parties_have_gone_on_from_different_checkpoints(
         for node, number in zip(later.nodes, (2, 1, 1), strict=True)
     ]
     if not defended:
-        no_defence(monkeypatch, "vfl_flower.party.masked_sums.forget")
+        no_defence(monkeypatch, "vfl_flower.protocol.aggregation.keys.forget")
     predicted(later, 1)
     orders = [EvaluateOrder(exchange=each + 1) for each in at]
     try:

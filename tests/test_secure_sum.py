@@ -23,10 +23,11 @@ from vfl_flower.api.model import train
 from vfl_flower.config.errors import ConfigError, SumError, VflError
 from vfl_flower.label_holder import results
 from vfl_flower.launch.engines import Finished, run_local
-from vfl_flower.party.state_file import KEYS_OF_SUMS
-from vfl_flower.protocol import fixed_point, secure_sum
-from vfl_flower.protocol.fixed_point import BOUND, from_fixed, places, to_fixed
-from vfl_flower.protocol.secure_sum import Sum
+from vfl_flower.protocol.aggregation import fixed_point
+from vfl_flower.protocol.aggregation import masks as masking
+from vfl_flower.protocol.aggregation.fixed_point import BOUND, from_fixed, places, to_fixed
+from vfl_flower.protocol.aggregation.keys import RECORD
+from vfl_flower.protocol.aggregation.masks import Sum
 from vfl_flower.protocol.systems import resolve
 
 PARTIES = 3
@@ -182,13 +183,13 @@ def test_no_number_is_small_enough_to_pass_for_a_sum(zeros: bool) -> None:
     assert passed == 0 if zeros else 10 < passed < 65
 
 
-def agreed_masks(parties: int) -> list[secure_sum.Masks]:
+def agreed_masks(parties: int) -> list[masking.Masks]:
     """What parties that have agreed on keys mask uploads by."""
     privates = [X25519PrivateKey.generate() for _ in range(parties)]
     lasting = Ed25519PrivateKey.generate()
-    offers = [secure_sum.Offer.of(private, lasting, b"") for private in privates]
-    found = [secure_sum.agreed(each, n, offers, []) for n, each in enumerate(privates)]
-    return [secure_sum.Masks(n, keys, script) for n, (script, keys, _) in enumerate(found)]
+    offers = [masking.Offer.of(private, lasting, b"") for private in privates]
+    found = [masking.agreed(each, n, offers, []) for n, each in enumerate(privates)]
+    return [masking.Masks(n, keys, script) for n, (script, keys, _) in enumerate(found)]
 
 
 def test_a_run_that_grows_beyond_the_range_ends_with_that_sentence(run: Start) -> None:
@@ -264,20 +265,20 @@ def test_a_run_that_is_cut_short_ends_as_if_it_had_not_been(
 
 def test_no_file_of_a_run_holds_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
-    made = secure_sum.Masks.__init__
+    made = masking.Masks.__init__
 
     def remember(self: Any, party: int, keys: bytes, transcript: bytes) -> None:
         seen.extend(keys[at : at + 32] for at in range(0, len(keys), 32))
         made(self, party, keys, transcript)
 
-    monkeypatch.setattr(secure_sum.Masks, "__init__", remember)
+    monkeypatch.setattr(masking.Masks, "__init__", remember)
     keys = {**SHORT, "aggregation": "secure", "checkpoint-every": 9}
     run_local(PARTIES, {**keys, "out": str(tmp_path / "run")})
     assert len(set(seen)) == 3  # of each pair, at both ends
     files = [path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert any(b"lineage" in each for each in files)
     assert not any(key in each for each in files for key in seen)
-    assert not any(KEYS_OF_SUMS.encode() + b"\x12" in each for each in files)
+    assert not any(RECORD.encode() + b"\x12" in each for each in files)
 
 
 # --- from Python --------------------------------------------------------------------------------

@@ -26,12 +26,12 @@ from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window, join
 from vfl_flower.protocol.estimators import directions as directions_module
-from vfl_flower.protocol.estimators.base import Arrival
 from vfl_flower.protocol.estimators.directions import Directions, values_of_pairs
 from vfl_flower.protocol.estimators.zeroth_order import Pair, PairReading, ZerothOrder
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.protocol.server_update import by_differences, by_gradient
 from vfl_flower.protocol.systems import resolve, sized
+from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.messages import TrainOrder
 
 SECRET = b"secret"

@@ -21,12 +21,13 @@ from vfl_flower.alignment import at_party, reuse
 from vfl_flower.config.errors import CodeError, OutOfStepError, VflError
 from vfl_flower.data.source import Source
 from vfl_flower.party import context as between
-from vfl_flower.party import masked_sums, stacked, state_file
+from vfl_flower.party import stacked, state_file
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
 from vfl_flower.party.predict import predict
 from vfl_flower.party.refusals import check_order
 from vfl_flower.party.stacked import Turn
+from vfl_flower.protocol.aggregation import aggregation_of, keys
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport import shared_actor
 from vfl_flower.transport.messages import (
@@ -132,7 +133,7 @@ def describe(message: Message, context: Context) -> Message:
 
     def begin(context: Context, order: DescribeOrder) -> Payload:
         payload = _by(Party.describe, between.begin)(context, order)
-        if not resolve(context.run_config).secure:  # else once all have agreed on these models
+        if not aggregation_of(resolve(context.run_config)).agrees:  # else once all have agreed
             _keep_first(context)
         return payload
 
@@ -154,7 +155,7 @@ def grow(message: Message, context: Context) -> Message:
 @app.query("key")
 def key(message: Message, context: Context) -> Message:
     """A fresh key for masked sums of this run, signed."""
-    return _serve(message, context, KeyOrder, masked_sums.make_key)
+    return _serve(message, context, KeyOrder, keys.make_key)
 
 
 @app.query("agree")
@@ -162,7 +163,9 @@ def agree(message: Message, context: Context) -> Message:
     """From now on uploads are masked by keys with all other parties."""
 
     def agree(party: Party, order: AgreeOrder) -> Payload:
-        party.masks, tags = masked_sums.agree(context, order.arrays, party.alike)
+        if party.seal is None:
+            raise VflError("was asked to agree on keys, and its uploads are not masked.")
+        tags = party.seal.agree(context, order.arrays, party.alike)
         return Agreed(party=party.index, parties=party.parties, arrays=tags)
 
     def agree_and_keep(context: Context, order: AgreeOrder) -> Payload:
@@ -241,7 +244,7 @@ def resume(message: Message, context: Context) -> Message:
         for name, record in loaded.items():
             context.state[name] = record
         between.rename(context, run)
-        masked_sums.forget(context)
+        keys.forget(context)
         describe: Callable[[Party, ResumeOrder], Description] = Party.describe
         payload = _by(describe)(context, order)
         state_file.save(context, order.number)  # this run's first, should it lose its state

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from vfl_flower.models.training import as_tensor
 from vfl_flower.protocol.batches import Joint, Window
-from vfl_flower.protocol.estimators.base import Arrival, HolderEnd, PartyEnd
+from vfl_flower.protocol.estimators.base import HolderEnd, PartyEnd
 from vfl_flower.protocol.estimators.first_order import FirstOrder
+from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.messages import Arrays, TrainOrder, checked
 
 Q, MU = 20, 1e-2

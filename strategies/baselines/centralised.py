@@ -76,10 +76,10 @@ class Joined(Vertical):
             for own, bottom in zip(configs, models, strict=True)
         ]
         optimizers += [holder.optimizer] if holder.optimizer else []
-        if self.fills and holder.partial:  # nobody lacks a row, then, and figures are of all
+        if self.fills and holder.by_subsets:  # nobody lacks a row, then, and figures are of all
             for table in (holder.table, holder.test_table):
                 table.rows[:, -len(run.records) :] = 1
-            holder.partial = False
+            holder.by_subsets = False
         batches = self._batches(self._rows())
         for epoch in range(training.epochs):
             for ids, divisor in islice(batches, run.budget.per_epoch):
@@ -133,7 +133,7 @@ class Joined(Vertical):
         for the rows that a party lacks is not kept: predictions would leave such a party out.
         """
         contexts, keeper = self.run.transport.contexts, self._keeper
-        filled = self.fills and self.config.partial
+        filled = self.fills and self.run.holder.aggregation.any_subset
         if not (keeper and contexts) or keeper.found or keeper.earlier or filled:
             return
         for context, bottom in zip(contexts.values(), bottoms, strict=True):

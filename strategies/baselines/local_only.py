@@ -83,7 +83,7 @@ class Alone(Vertical):
         each = {str(m): run.run.history.chosen[metric] for m, run in self._finished.items()}
         figures |= {"best_party": who, f"{metric}_of_party": each}
         figures.pop("test_by_parties", None)
-        if self.config.partial:  # of each by itself, on the rows that it has
+        if self.run.holder.aggregation.any_subset:  # of each by itself, on the rows that it has
             runs = {party: run for party, run in self._finished.items() if party != "label holder"}
             of_party = {
                 str(m): each.run.history.chosen["test_by_party"] for m, each in runs.items()

@@ -20,8 +20,9 @@ from vfl_flower.alignment import at_party, psi
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.party import context as between
-from vfl_flower.party import masked_sums, predict, state_file
+from vfl_flower.party import predict, state_file
 from vfl_flower.party.state import load_about
+from vfl_flower.protocol.aggregation import keys as sum_keys
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.messages import (
     AgreeOrder,
@@ -113,7 +114,7 @@ def touching_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         (client_app, ["own_source"]),
         (between, ["load_block", "party_of"]),
         (predict, ["load_block", "own_source"]),
-        (masked_sums, ["lasting_key"]),
+        (sum_keys, ["lasting_key"]),
         (psi, ["_libsodium"]),
         (at_party, ["_keep"]),
     ):

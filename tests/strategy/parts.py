@@ -148,6 +148,7 @@ class Holder:
 
     def __init__(self) -> None:
         self.estimator = SimpleNamespace(broadcasts=False)
+        self.aggregation = SimpleNamespace(abreast=False)
         self.back: list[int] = []  # parties that have come back
         self.gone_on_from: tuple[Any, Any] | None = None
 

@@ -14,7 +14,7 @@ from strategies.quorum import Waiting
 from strategies.step_budget import StepBudget
 from tests.strategy.parts import EMBED, EVALUATE, TRAIN, record_in
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.estimators.base import Arrival, Reading
+from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import Turn
 
 

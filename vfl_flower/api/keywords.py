@@ -46,7 +46,7 @@ class Options(TypedDict, total=False):
     top_args: str | None
     top_hidden: int | None
     combine: Literal["concat", "mean", "sum"] | None
-    aggregation: Literal["plain", "secure"] | None
+    aggregation: Code | None
     loss: Code | None
     metrics: Code | None
     epochs: int | None

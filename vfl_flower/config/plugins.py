@@ -207,6 +207,17 @@ TOPS = Registry(
 )
 """Top models: widths of layers of ours, or what makes torch modules (`models.tops`)."""
 
+AGGREGATIONS = Registry(
+    "aggregation",
+    "aggregations",
+    {
+        "plain": "vfl_flower.protocol.aggregation.base:Aggregation",
+        "secure": "vfl_flower.protocol.aggregation.secure:Secure",
+    },
+    parts=("tops", "check", "columns", "read", "seal"),
+)
+"""How embeddings are brought together: `protocol.aggregation.base.Aggregation`."""
+
 LOSSES = Registry("loss", "losses", {"standard": "vfl_flower.models.losses:loss_per_row"})
 """What training minimises: the loss of each row, from outputs and labels (`models.losses`)."""
 

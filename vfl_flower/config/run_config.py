@@ -113,16 +113,6 @@ class RunConfig:
         """What the top model learns from besides each row's parties."""
         return self.training.subsets or ("sampled" if self.data.partial else "off")
 
-    @property
-    def partial(self) -> bool:
-        """Whether the top model reads any subset of the parties' embeddings."""
-        return self.data.partial or self.subsets != "off"
-
-    @property
-    def secure(self) -> bool:
-        """Whether the label holder learns sums of embeddings alone."""
-        return self.models.aggregation == "secure"
-
     def values(self) -> dict[str, Any]:
         """Key -> value: what `of` makes this configuration of again."""
         return {name: each.of(self) for name, each in KEYS.items()}

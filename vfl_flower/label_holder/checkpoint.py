@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import check_own, unsealed, whole
 from vfl_flower.config.run_config import KEYS, RunConfig, parse
+from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.ledger import ledger_of
 from vfl_flower.protocol.systems import optimizer_kind, resolve
 from vfl_flower.transport.messages import Arrays
@@ -262,7 +263,7 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
                 f"{folder} holds a model with {name} = {'auto' if was is None else repr(was)}, not "
                 f"{now!r}: leave the key out to begin by that model, or leave grow out."
             )
-    if then.partial and not config.partial:
+    if aggregation_of(then).any_subset and not aggregation_of(config).any_subset:
         raise ConfigError(
             f"{folder} holds a model of any subset of its parties: leave align and subsets out to "
             "begin by that model, or leave grow out."
@@ -283,7 +284,7 @@ def check_number(folder: str, found: Checkpoint, config: RunConfig, parties: int
             f"{config.data.dataset} is divided, so that {parties} parties would have other columns "
             f"than the {then} of the run in {folder}: new parties need data of their own."
         )
-    if parties > then and not config.partial:
+    if parties > then and not aggregation_of(config).any_subset:
         raise ConfigError(
             f"The model in {folder} predicts only with all its parties, and cannot get new ones: "
             "add subsets = 'sampled' to this run. Then it learns to predict by any subset."

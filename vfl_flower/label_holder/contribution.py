@@ -35,7 +35,8 @@ from vfl_flower.label_holder.checkpoint import Checkpoint
 from vfl_flower.label_holder.figures import aligned
 from vfl_flower.label_holder.label_holder import of_group
 from vfl_flower.models.losses import loss_per_row
-from vfl_flower.models.tops import build_top, load_top
+from vfl_flower.models.tops import load_top
+from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.ledger import hides_labels
 
 FILE = "contribution.json"
@@ -90,7 +91,7 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
         If the model does not predict by any subset, or its data are not there any more.
     """
     found = checkpoint.load(folder)
-    if not found.config.partial:
+    if not aggregation_of(found.config).any_subset:
         raise ConfigError(
             f"The model in {folder} needs all its parties: train one that predicts by any subset, "
             "with subsets = 'sampled', to see what each is worth."
@@ -237,7 +238,7 @@ def _outputs(found: Checkpoint, labels: Labels) -> Callable[[tuple[bool, ...]], 
     """Outputs for the test rows [R, C], by those parties alone that are to be used."""
     sizes: list[int] = found.strategy["holder"]["sizes"]
     own = labels.features[1] if labels.features else np.zeros((len(labels.test), 0), np.float32)
-    top = build_top(found.config, sizes, labels.outputs, own.shape[1]).eval()
+    top = aggregation_of(found.config).build_top(sizes, labels.outputs, own.shape[1]).eval()
     load_top(found.config, top, of_group("top", found.arrays))
     has = labels.present[1] if labels.present else np.ones((len(own), len(sizes)), bool)
     table = found.arrays["test_table.rows"]  # with validation rows, which come first

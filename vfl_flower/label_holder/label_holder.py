@@ -22,11 +22,10 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder import metrics as figures
 from vfl_flower.label_holder.metrics import Metrics, check_finite, metrics
-from vfl_flower.label_holder.sums import summed
-from vfl_flower.label_holder.table import USUAL, Table, own_features, present_of
+from vfl_flower.label_holder.table import USUAL, Table, own_features
 from vfl_flower.models import losses
 from vfl_flower.models.losses import loss_of
-from vfl_flower.models.tops import build_top, grow_top, load_top
+from vfl_flower.models.tops import grow_top, load_top
 from vfl_flower.models.training import (
     as_tensor,
     build_optimizer,
@@ -37,16 +36,16 @@ from vfl_flower.models.training import (
     optimizer_arrays,
     trained,
 )
-from vfl_flower.protocol import estimators, secure_sum, server_update, subsets
+from vfl_flower.protocol import estimators, server_update, subsets
+from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Window, among, join, take, uploaded
 from vfl_flower.protocol.codecs.channel import Channel, digest
-from vfl_flower.protocol.estimators.base import Arrival
 from vfl_flower.protocol.estimators.directions import Directions
 from vfl_flower.protocol.privacy.noise import ScalarNoise
-from vfl_flower.protocol.secure_sum import MaskedReading, Sum
 from vfl_flower.protocol.subsets import Copies
 from vfl_flower.protocol.systems import sized
-from vfl_flower.transport.messages import LARGEST, Arrays, TrainOrder, Upload, bounded, checked
+from vfl_flower.protocol.uploads import Arrival
+from vfl_flower.transport.messages import LARGEST, Arrays, TrainOrder, Upload
 
 
 class LabelHolder:
@@ -89,16 +88,18 @@ class LabelHolder:
         self.more = METRICS.load(config.models.metrics)
         figures.try_out(self.more, config.models.metrics, labels.outputs, self.test_labels)
         train, test = own_features(config, labels)
-        present = present_of(config, labels, list(sizes))
+        self.aggregation = aggregation_of(config)
+        present = self.aggregation.row_masks(labels, list(sizes))
         delay = config.schedule.max_delay
         of_train, of_test = present or (None, None)
-        self.table = Table(sizes, train, self.device, delay, of_train, config.secure)
-        self.test_table = Table(sizes, test, self.device, 0, of_test, config.secure)
-        self.test_sum = Sum(len(sizes)) if config.secure else None  # of what has come
-        self.columns = self.table.columns
+        self.columns = self.aggregation.columns(sizes)
+        self.table = Table(self.columns, train, self.device, delay, of_train)
+        self.test_table = Table(self.columns, test, self.device, 0, of_test)
+        self.collection = self.aggregation.collection(len(sizes))  # of test rows that have come
         self.parties = len(sizes)
-        self.partial = config.partial  # whether figures are by subsets of the parties too
-        top = build_top(config, list(sizes.values()), labels.outputs, train.shape[1], alone)
+        self.by_subsets = self.aggregation.any_subset  # whether figures are by subsets too
+        of_parties, own = list(sizes.values()), train.shape[1]
+        top = self.aggregation.build_top(of_parties, labels.outputs, own, alone)
         self.top = top.to(self.device)
         trainable = bool(trained(self.top))
         rate = config.training.server_lr
@@ -126,18 +127,10 @@ class LabelHolder:
         """
         rows, present = len(self.labels), self.table.present[party]
         batches, window = uploaded(self.config, rows, party, order, upload.arrays, present)
-        columns = self.columns[party]
-        size = columns.stop - columns.start
         try:
-            if self.config.secure:
-                shape = len(window.ids), size
-                blocks = secure_sum.read(upload.arrays, self.estimator.block_names(), shape)
-                masked = MaskedReading.of(blocks)
-                return Arrival(party, window, order.coordinated, masked, batches)
-            reading = self.estimator.read(self.links[party], upload.arrays, window, size)
+            reading = self.aggregation.read(self, party, window, upload.arrays)
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
-        self._write(party, window, reading.fresh, reading.embeddings)
         return Arrival(party, window, order.coordinated, reading, batches)
 
     def refresh(self, party: int, ids: NDArray[np.int32], upload: Upload) -> None:
@@ -150,16 +143,8 @@ class LabelHolder:
             )
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
-        self._write(party, window, rows, (rows,))
-
-    def _write(
-        self, party: int, window: Window, embeddings: Tensor, sent: Sequence[Tensor]
-    ) -> None:
-        """Write a party's embeddings into the table, if all that it ``sent`` is usual."""
-        self.table.refuse_unusual(party, sent)
-        if self.links[party]["uplink"].surrogate is None:  # which else is these columns, written
-            self.table.write(party, window, embeddings.to(self.device))
-        self.table.date(party, window.ids, self.steps)
+        held = self.links[party]["uplink"].surrogate is not None
+        self.table.write(party, window, rows, (rows,), self.steps, held)
 
     def too_old(
         self, arrivals: Sequence[Arrival], parties: Sequence[int]
@@ -188,9 +173,8 @@ class LabelHolder:
             embeddings are the largest, if they are such that they can have done it. The table
             knows nothing of it then, and if a run can go on without it, the top model is as it was.
         """
-        if self.config.secure:
-            read = self.estimator.read
-            arrivals = summed(arrivals, self.table, lambda m, *sent: read(self.links[m], *sent))
+        if self.aggregation.waits:
+            arrivals = self.aggregation.complete(self, arrivals)
         coordinated = arrivals[0].coordinated
         batches = [each.batches for each in arrivals[: 1 if coordinated else None]]
         joint = join(self.config, len(self.labels), batches)
@@ -212,7 +196,7 @@ class LabelHolder:
 
     def _refuse_largest(self, arrivals: Sequence[Arrival] = ()) -> None:
         """Raise `PoisonError` of the party with the largest embeddings, if they are unusual."""
-        if self.config.secure:  # whose they are nobody knows
+        if self.aggregation.waits:  # nobody knows which party they came from
             return
         party, peak = self.table.largest({m.party: m.reading.embeddings for m in arrivals})
         if peak > USUAL:
@@ -236,7 +220,7 @@ class LabelHolder:
 
     def gather(self, window: Window) -> tuple[Tensor, Tensor]:
         """The window's rows of the table, as `TopModel` reads them, and its labels."""
-        return self.table.take(window), take(self.labels, window)
+        return take(self.table.rows, window), take(self.labels, window)
 
     def step(
         self, h: Tensor, labels: Tensor, lengths: list[int], divisors: list[int], gradients: bool
@@ -326,15 +310,11 @@ class LabelHolder:
         """
         table, held = self.test_table.of(party), self.test_table.present[party]
         rows = len(table) if held is None else int(held.sum())
-        shape, sent = (rows, table.shape[1]), upload.arrays
         try:
-            if self.test_sum:
-                masked = secure_sum.read(sent, self.estimator.block_names()[-1:], shape)
-                sent = self.test_sum.add(party, masked, shape) or {}  # once all are there
-            if sent or not self.test_sum:
-                new = bounded("embedding", checked(sent, "embedding", "float32", shape))
+            new = self.collection.add(party, upload.arrays, (rows, table.shape[1]))
+            if new is not None:
                 at = slice(None) if held is None else torch.from_numpy(held)
-                table[at] = as_tensor(new).to(self.device)
+                table[at] = new.to(self.device)
         except SumError:
             raise
         except VflError as error:
@@ -353,7 +333,7 @@ class LabelHolder:
         given = self.test_labels[first:], self.deviation
         validation = self._validated(outputs[:first]) if first else None
         test = metrics(outputs[first:], *given, self.loss.own, self.more)
-        if self.partial:
+        if self.by_subsets:
             test = replace(test, subsets=figures.by_subset(self._by, self._test_present, *given))
         self.top.train()
         return validation, test
@@ -465,7 +445,8 @@ class LabelHolder:
     def begin_by(self, config: RunConfig, scalars: dict[str, Any], arrays: Arrays) -> None:
         """Begin by the top model of an earlier run, so configured, of which `state` gave these."""
         sizes: list[int] = scalars["sizes"]
-        grow_top(self.config, self.top, of_group("top", arrays), sizes, config.partial)
+        then = aggregation_of(config).tops[0]
+        grow_top(self.config, self.top, of_group("top", arrays), sizes, then)
         if self.config.training.freeze:
             self.frozen = range(len(sizes))
 

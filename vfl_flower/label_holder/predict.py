@@ -34,17 +34,13 @@ from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint, check_states
 from vfl_flower.label_holder.label_holder import of_group
 from vfl_flower.label_holder.metrics import Metrics, metrics
-from vfl_flower.label_holder.sums import check as check_agreed
-from vfl_flower.label_holder.sums import offered
-from vfl_flower.models.tops import build_top, load_top
-from vfl_flower.models.training import as_tensor
-from vfl_flower.protocol import secure_sum
+from vfl_flower.models.tops import load_top
+from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.embeddings import epsilon as epsilon_of_uploads
 from vfl_flower.protocol.privacy.journal import Journal
 from vfl_flower.protocol.privacy.ledger import EVALUATE, hides_labels, ledger_of
-from vfl_flower.protocol.secure_sum import Sum
 from vfl_flower.transport.base import AvailableParties, Transport, ask, ask_all, ask_present
-from vfl_flower.transport.messages import SMALL, Predicted, PredictOrder, bounded, checked
+from vfl_flower.transport.messages import SMALL, Predicted, PredictOrder
 
 notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
 
@@ -103,9 +99,8 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     sizes: list[int] = found.strategy["holder"]["sizes"]
     transport.expect({PredictOrder.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
     order = PredictOrder(run=found.run, number=found.number)
-    secure = found.config.secure
-    if secure:
-        order = replace(order, arrays=offered(transport, config.running, found.config))
+    aggregation = aggregation_of(found.config)
+    order = replace(order, arrays=aggregation.question(transport, config.running))
     if there is None:
         answers = ask_all(transport, order, Predicted, config.running)
     elif rows.nodes is not None:
@@ -114,39 +109,30 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
     else:
         answers = ask_present(transport, order, Predicted, config.running, there)
     check_states(found, answers.values(), whole=there is None)
-    total = Sum(len(sizes)) if secure else None
-    if secure:
-        check_agreed(answers.values())
+    aggregation.check_agreed(answers.values())
     present = np.ones((len(rows.ids), len(sizes)), bool) if rows.present is None else rows.present
-    h = [torch.zeros(len(rows.ids), size) for size in sizes[: 1 if secure else None]]
+    columns = aggregation.columns(dict(enumerate(sizes)))
+    collection = aggregation.collection(len(sizes))
+    blocks = torch.zeros(len(rows.ids), max((each.stop for each in columns.values()), default=0))
     for answer in answers.values():
         party = answer.party
         places = torch.from_numpy(present[:, party])
         try:
             if (answer.alignment, answer.code_digest) != (rows.alignment, code_digest()):
                 raise VflError("embeddings of other rows, or by another version of the code.")
-            shape, sent = (int(places.sum()), sizes[party]), answer.arrays
-            if total:
-                masked = secure_sum.read(sent, ("embedding",), shape)
-                added = total.add(party, masked, shape)
-                if added is None:
-                    continue
-                sent, party = added, 0
-            block = checked(sent, "embedding", "float32", shape)
-            bounded("embedding", block)
+            block = collection.add(party, answer.arrays, (int(places.sum()), sizes[party]))
         except SumError:
             raise
         except VflError as error:
             raise PartyError(f"Party {party}", f"sent {error}") from None
-        h[party][places] = as_tensor(block)
-    h.append(torch.from_numpy(rows.own))
-    if there is not None:
-        absent = sorted(set(range(len(sizes))) - {answer.party for answer in answers.values()})
-        present[:, absent] = False
-        h.append(torch.from_numpy(present.astype(np.float32)))
-    top = build_top(found.config, sizes, outputs, rows.own.shape[1]).eval()
+        if block is not None:
+            blocks[places, columns[party]] = block
+    absent = sorted(set(range(len(sizes))) - {answer.party for answer in answers.values()})
+    present[:, absent] = False
+    top = aggregation.build_top(sizes, outputs, rows.own.shape[1]).eval()
     load_top(found.config, top, of_group("top", found.arrays))
-    said = top(torch.cat(h, dim=1))
+    own = torch.from_numpy(rows.own)
+    said = top(aggregation.rows(blocks, own, torch.from_numpy(present)))
     known = present.sum(1) + rows.own.shape[1] > 0
     if not known.all():
         said = _with_prior(said, known, found)
@@ -177,7 +163,7 @@ def who_is_there(config: RunConfig, found: Checkpoint) -> AvailableParties | Non
     """
     parties = len(found.strategy["holder"]["sizes"])
     words = config.without.replace(",", " ").split()
-    if not found.config.partial:
+    if not aggregation_of(found.config).any_subset:
         asked = "without" if words else "align = 'any'" if config.data.align == "any" else ""
         if asked:
             raise ConfigError(

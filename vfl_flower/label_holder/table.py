@@ -23,7 +23,7 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.models.training import as_tensor
 from vfl_flower.protocol import estimators
-from vfl_flower.protocol.batches import Window, put, take
+from vfl_flower.protocol.batches import Window, put
 from vfl_flower.protocol.privacy.ledger import ledger_of
 from vfl_flower.transport.messages import Arrays
 
@@ -40,34 +40,25 @@ class Table:
 
     Parameters
     ----------
-    sizes : party -> embedding size.
+    columns : of each party's embeddings (`Aggregation.columns`).
     own : features of the label holder's own, [N, F].
     max_delay : bound D on the age of an embedding that is used, in label-holder steps; 0: none.
     present : who has which rows, [N, M], where any may lack some.
-    summed : whether there is one block alone, the sum of all parties' embeddings.
     """
 
     def __init__(
         self,
-        sizes: Mapping[int, int],
+        columns: Mapping[int, slice],
         own: NDArray[Any],
         device: torch.device,
         max_delay: int = 0,
         present: NDArray[np.bool_] | None = None,
-        summed: bool = False,
     ) -> None:
-        ends = np.cumsum(list(sizes.values())).tolist()
-        self.columns = {
-            party: slice(end - size, end)
-            for (party, size), end in zip(sizes.items(), ends, strict=True)
-        }
-        self.received = sum(sizes.values())  # columns of parties
-        if summed:
-            self.received //= len(sizes)  # their sizes are alike
-            self.columns = dict.fromkeys(sizes, slice(0, self.received))
-        self.present = dict.fromkeys(sizes)  # masks [N]; none of who has all rows
+        self.columns = dict(columns)
+        self.received = max((each.stop for each in columns.values()), default=0)  # of parties
+        self.present = dict.fromkeys(columns)  # masks [N]; none of a party that has all rows
         if present is not None:
-            self.present = dict(zip(sizes, present.T, strict=True))
+            self.present = dict(zip(columns, present.T, strict=True))
             own = np.concatenate([own, present.astype(np.float32)], axis=1)
         self.rows = torch.zeros(len(own), self.received + own.shape[1], device=device)
         self.rows[:, self.received :] = torch.from_numpy(own)
@@ -76,34 +67,47 @@ class Table:
         self.max_delay = max_delay
         # The step at which each row's entry was written, -1 for never.
         self.written = (
-            {party: np.full(len(own), -1, np.int64) for party in sizes} if max_delay else {}
+            {party: np.full(len(own), -1, np.int64) for party in columns} if max_delay else {}
         )
 
     def of(self, party: int) -> Tensor:
         """A party's columns, [N, E]."""
         return self._of[party]
 
-    def take(self, window: Window) -> Tensor:
-        """The window's rows; for a full batch, the table itself."""
-        return take(self.rows, window)
+    def write(
+        self,
+        party: int,
+        window: Window,
+        rows: Tensor,
+        sent: Sequence[Tensor] = (),
+        step: int = 0,
+        held: bool = False,
+    ) -> None:
+        """Write a party's embeddings of a window, [R, E], if all that it ``sent`` is usual.
 
-    def write(self, party: int, window: Window, embeddings: Tensor) -> None:
-        """Write a party's embeddings of a window, [R, E]."""
-        put(self.of(party), window, embeddings)
+        Parameters
+        ----------
+        step : of the label holder, at which they came.
+        held : whether they are here already, as the party's surrogates.
 
-    def refuse_unusual(self, party: int, sent: Sequence[Tensor]) -> None:
-        """Raise `VflError` if embeddings exceed all that a party has sent before, by far.
-
-        One upload could else end the learning of all others, and nobody would know whose it was.
+        Raises
+        ------
+        VflError
+            If embeddings exceed all that the party has sent before, by far. One upload could else
+            end the learning of all others, and nobody would know which party it came from.
         """
         peak, known = _peak(sent), self.peaks.get(party)
         if known is not None and peak > max(USUAL, _GROWTH * known):
-            self.forget(party)  # they may be here already, as its surrogates
+            self.forget(party)
             raise VflError(
                 f"sent embeddings of up to {peak:,.0f}, when its largest were {known:,.4g}: lower "
                 "the learning rates, or see to that party."
             )
         self.peaks[party] = max(known or 0.0, peak)
+        if not held:
+            put(self._of[party], window, rows.to(self.rows.device))
+        if self.max_delay:
+            self.written[party][window.ids] = step
 
     def largest(self, sent: Mapping[int, Sequence[Tensor]]) -> tuple[int, float]:
         """The party with the largest embeddings, here or in what is ``sent``, and how large."""
@@ -115,11 +119,6 @@ class Table:
         self.of(party).zero_()
         if self.max_delay:
             self.written[party][:] = -1
-
-    def date(self, party: int, ids: Ids, step: int) -> None:
-        """Note when a party's entries of these rows were written."""
-        if self.max_delay:
-            self.written[party][ids] = step
 
     def too_old(
         self, uploads: Sequence[tuple[int, Window]], parties: Sequence[int], step: int
@@ -189,16 +188,3 @@ def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArr
             "= 'zeroth-order' for the label holder's own columns, or columns = 'none'."
         )
     return labels.features
-
-
-def present_of(
-    config: RunConfig, labels: Labels, parties: Sequence[int]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
-    """Who of these parties has which training and test rows; none where no row is looked at so."""
-    if not config.partial:
-        return None
-    if labels.present is None:
-        every = (np.ones((len(part), len(parties)), bool) for part in (labels.train, labels.test))
-        return next(every), next(every)
-    train, test = (part[:, list(parties)] for part in labels.present)
-    return train, test

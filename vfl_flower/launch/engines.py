@@ -29,6 +29,7 @@ from vfl_flower.launch.processes import SuperLink, ray_cluster, ray_cpus
 from vfl_flower.launch.submission import from_anywhere, of_node_from_anywhere, run_on
 from vfl_flower.party import context as between
 from vfl_flower.party import state, state_file
+from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.local import LocalGrid
 
@@ -175,8 +176,7 @@ def run_supernodes(
     permitted: dict[str, Any] = {}  # by the parties, which are all whose run this is
     if config.privacy.noise_seed >= 0:
         permitted["noise-seed"] = config.privacy.noise_seed
-    if config.secure and config.models.embedding_activation not in (None, "none"):
-        permitted["embedding-activation"] = config.models.embedding_activation
+    permitted |= aggregation_of(config).permissions()
     if ":" in config.data.dataset and not config.data.own_data:
         permitted["dataset"] = config.data.dataset
         if config.data.tokenizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,16 @@ class TopModel(nn.Module):
         self.outputs = outputs
         self.layers = nn.ModuleList(layers)
         self.own = own
+
+    @classmethod
+    def placeholders(cls, parties: int) -> int:
+        """Return the columns that the first layer reads besides blocks side by side."""
+        return 0
+
+    @classmethod
+    def whole(cls, blocks: Tensor, parties: int) -> Tensor:
+        """Return rows h of embeddings [R, ...] that all these parties have."""
+        return blocks
 
     def forward(self, h: Tensor) -> Tensor:
         """Outputs [R, C] of rows h; whatever the precision, both are float32."""
@@ -175,91 +185,6 @@ class TopModel(nn.Module):
         for each, read in zip(signals, inputs, strict=False) if parameters else ():
             gradients += [each.T @ read, each.sum(0)]
         return outputs, in_float32(signal), list(map(in_float32, gradients))
-
-
-class SummedTop(TopModel):
-    """The same where the parties' embeddings have been added already: rows h are [R, E + F]."""
-
-    def __init__(self, sizes: Sequence[int], *rest: Any) -> None:
-        super().__init__(sizes, *rest)
-        self.received = sizes[0]
-
-    def combined(self, blocks: Tensor, h: Tensor) -> Tensor:
-        """What the first layer reads of the sum, and of the label holder's own block if any."""
-        x = blocks.view(len(blocks), -1, self.received).sum(1)
-        return x / self.blocks if self.combine == "mean" else x
-
-    def spread(self, rows: Tensor, h: Tensor) -> Tensor:
-        """Gradient rows with respect to the sum, [R, E], from those of what the first layer reads.
-
-        They are every party's.
-        """
-        return rows / self.blocks if self.combine == "mean" else rows
-
-
-class PartialTop(TopModel):
-    """The same of any subset of the parties' embeddings, which each row says itself.
-
-    The last M columns of rows h are 1 for each party that has the row, and 0 for one that lacks it,
-    whose embedding is left out: of a mean or sum; side by side it is replaced by a placeholder, one
-    learned column of the first layer for each party that is absent.
-    """
-
-    def present(self, h: Tensor) -> Tensor:
-        """Who has rows h, [R, M]; of a label holder that is alone [R, 0]."""
-        return h[:, h.shape[1] - self.parties :]
-
-    def embedded(self, h: Tensor) -> Tensor:
-        """Embeddings of all blocks, [R, B * E], of rows h."""
-        return super().embedded(h) if self.own is not None else h[:, : self.received]
-
-    def features(self, h: Tensor) -> Tensor:
-        """The label holder's own features of rows h, [R, F]."""
-        return h[:, self.received : h.shape[1] - self.parties]
-
-    def combined(self, blocks: Tensor, h: Tensor) -> Tensor:
-        """What the first layer reads of the embeddings [R, B * E] of rows h."""
-        if self.combine == "concat":
-            return torch.cat([self._masked(blocks, h), 1 - self.present(h)], dim=1)
-        blocks = self._masked(blocks, h)
-        x = blocks.view(len(blocks), self.blocks, blocks.shape[1] // self.blocks).sum(1)
-        return x / self._count(h) if self.combine == "mean" else x
-
-    def first_change(self, columns: slice, change: Tensor, h: Tensor) -> Tensor:
-        """How `first` changes when one party's ``columns`` of h change so, [R, E] to [R, width]."""
-        party = self.starts.index(columns.start)
-        change = change * self.present(h)[:, party, None]
-        change = change / self._count(h) if self.combine == "mean" else change
-        if not len(self.layers):
-            return change
-        weight = cast(nn.Linear, self.layers[0]).weight
-        return change @ (weight[:, columns] if self.combine == "concat" else weight).T
-
-    def spread(self, rows: Tensor, h: Tensor) -> Tensor:
-        """Gradient rows of the parties, [R, M * E], zero of who lacks the row."""
-        if self.combine == "concat":
-            return self._masked(rows[:, : self.received], h)
-        rows = rows / self._count(h) if self.combine == "mean" else rows
-        return self._masked(rows.repeat(1, self.parties), h)
-
-    def spread_to(self, columns: slice, rows: Tensor, h: Tensor) -> Tensor:
-        """Gradient rows of the label holder's own block, [R, E]; its columns are ``columns``."""
-        if self.combine == "concat":
-            return rows[:, columns.start : rows.shape[1] - self.parties]  # placeholders last
-        return rows / self._count(h) if self.combine == "mean" else rows
-
-    def _masked(self, blocks: Tensor, h: Tensor) -> Tensor:
-        """Blocks [R, ...] of which those of absent parties are zero."""
-        sizes = torch.tensor(self.starts, device=h.device).diff()
-        held = self.present(h).repeat_interleave(sizes, 1, output_size=self.received)
-        if blocks.shape[1] == self.received:
-            return blocks * held
-        return torch.cat([blocks[:, : self.received] * held, blocks[:, self.received :]], dim=1)
-
-    def _count(self, h: Tensor) -> Tensor:
-        """Blocks that each row has, [R, 1]; at least one."""
-        own = int(self.own is not None)
-        return (self.present(h).sum(1, keepdim=True) + own).clamp_min(1)
 
 
 def with_block(h: Tensor, columns: slice, block: Tensor) -> Tensor:

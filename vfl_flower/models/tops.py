@@ -34,7 +34,7 @@ from vfl_flower.config.plugins import BOTTOMS, TOPS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import BottomModel, build_bottom, built, embedding_size, seeded
-from vfl_flower.models.top_layers import PartialTop, SummedTop, TopModel, with_block
+from vfl_flower.models.top_layers import TopModel, with_block
 from vfl_flower.models.training import check_size, in_float32, load_model, trained
 
 
@@ -131,18 +131,6 @@ class OwnTop(TopModel):
         return [each.view_as(p) for each, p in zip(of_all, of_module.values(), strict=True)]
 
 
-class PartialOwnTop(OwnTop, PartialTop):
-    """The same of any subset of the parties' embeddings, which the module is told."""
-
-    def given(self, z: Tensor) -> tuple[Tensor, ...]:
-        """Embeddings, and which are there."""
-        embeddings, absent = z.tensor_split([z.shape[1] - self.parties], dim=1)
-        present = 1 - absent
-        if self.own is not None:
-            present = torch.cat([present, present.new_ones(len(z), 1)], dim=1)
-        return embeddings, present
-
-
 def check(models: ModelConfig) -> None:
     """Raise `ConfigError` if keys of the top model contradict each other."""
     if models.top == "sum" and models.combine != "concat":
@@ -168,8 +156,11 @@ def build_top(
     outputs: int,
     own_columns: int = 0,
     alone: bool = False,
+    kinds: tuple[type[TopModel], type[OwnTop] | None] = (TopModel, OwnTop),
 ) -> TopModel:
-    """The label holder's model, with the initial parameters that the seed gives.
+    """Build the label holder's model, with the initial parameters that the seed gives.
+
+    `Aggregation.build_top` calls this with the classes by which the run's rows are read.
 
     A bottom model for columns of its own is such as the parties', with the parameters that a party
     after the last would have; an mlp where theirs is a cnn, an lstm or one's own, since these
@@ -180,6 +171,7 @@ def build_top(
     sizes : embedding size of each party; all the same unless embeddings are concatenated.
     own_columns : how many columns the label holder has itself.
     alone : whether noise hides what one row adds, so that none may have a part in another's.
+    kinds : classes of a top model of ours, and of one's own.
 
     Raises
     ------
@@ -195,11 +187,12 @@ def build_top(
         own = build_bottom(own_config, len(sizes), torch.zeros(own_columns), blocks[-1])
     precision = config.training.precision
     if models.top not in TOPS.known:
-        module = _build_own(config, blocks, outputs, alone)
-        own_top = PartialOwnTop if config.partial else OwnTop
+        own_top = kinds[1]
+        assert own_top is not None  # which `aggregation.check` has refused
+        module = _build_own(config, own_top, blocks, outputs, alone)
         return own_top(sizes, module, outputs, own, precision)
-    placeholders = len(sizes) if config.partial else 0
-    inputs = sum(blocks) + placeholders if models.combine == "concat" else blocks[0]
+    beside = sum(blocks) + kinds[0].placeholders(len(sizes))
+    inputs = beside if models.combine == "concat" else blocks[0]
     widths = TOPS.load(models.top)(inputs, outputs, models)
     with seeded(config, -1):
         check_size(
@@ -207,8 +200,7 @@ def build_top(
         )
         layers = [nn.Linear(wide, out) for wide, out in pairwise(widths)]
     combine = models.combine if layers else "sum"
-    top = PartialTop if config.partial else SummedTop if config.secure else TopModel
-    return top(sizes, combine, layers, outputs, own, precision)
+    return kinds[0](sizes, combine, layers, outputs, own, precision)
 
 
 def load_top(config: RunConfig, top: TopModel, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -224,7 +216,7 @@ def grow_top(
     top: TopModel,
     arrays: Mapping[str, NDArray[Any]],
     sizes: Sequence[int],
-    partial: bool,
+    then: type[TopModel],
 ) -> None:
     """Copy a top model that was kept into one of as many parties, or of more, the last being new.
 
@@ -234,8 +226,7 @@ def grow_top(
 
     Parameters
     ----------
-    sizes, partial : embedding size of each party of then, and whether the model of then was one of
-        any subset.
+    sizes, then : embedding size of each party in the earlier run, and the class of its top model.
 
     Raises
     ------
@@ -253,27 +244,28 @@ def grow_top(
         return
     if top.combine == "concat" and len(top.layers):
         first = cast(nn.Linear, top.layers[0])
-        own = first.in_features - top.received - (top.parties if config.partial else 0)
+        own = first.in_features - top.received - top.placeholders(top.parties)
         ends = top.received + own
         places = [*range(sum(sizes)), *range(top.received, ends)]
-        places += range(ends, ends + len(sizes)) if partial else ()
+        places += range(ends, ends + then.placeholders(len(sizes)))
         weight = np.zeros(tuple(first.weight.shape), np.float32)
         weight[:, places] = arrays["layers.0.weight"]
         arrays = {**arrays, "layers.0.weight": weight}
     load_top(config, top, arrays)
 
 
-def _build_own(config: RunConfig, blocks: list[int], outputs: int, alone: bool) -> nn.Module:
-    """A module of one's own, that has been tried out."""
+def _build_own(
+    config: RunConfig, kind: type[OwnTop], blocks: list[int], outputs: int, alone: bool
+) -> nn.Module:
+    """Build a module of one's own, and try it out."""
     said = f"top-model = {config.models.top!r}"
     make = TOPS.load(config.models.top)
     with seeded(config, -1):
         module = built(make, said, config.models.top_args, blocks, outputs)
-    top = (PartialOwnTop if config.partial else OwnTop)(blocks, module, outputs)
+    top = kind(blocks, module, outputs)
     h = torch.randn(3, sum(blocks), generator=torch.Generator().manual_seed(0))
     other = torch.cat([h[:1], 2 * h[1:] + 1])
-    if config.partial:
-        h, other = (torch.cat([each, torch.ones(3, len(blocks))], dim=1) for each in (h, other))
+    h, other = (kind.whole(each, len(blocks)) for each in (h, other))
     try:
         top.eval()
         said_of_h = passes.one(top, h, 0, learns=False)

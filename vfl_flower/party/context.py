@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 import weakref
 from functools import partial
 from pathlib import Path
@@ -23,15 +22,15 @@ from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig, parse
 from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.models.training import load_model, load_optimizer, model_tensors, optimizer_tensors
-from vfl_flower.party import masked_sums, state, state_file
+from vfl_flower.party import state, state_file
 from vfl_flower.party.about import read
 from vfl_flower.party.inputs import load_block
 from vfl_flower.party.limits import Limits
 from vfl_flower.party.own_model import own_config
 from vfl_flower.party.party import Party
 from vfl_flower.party.refusals import check, told
+from vfl_flower.protocol.aggregation import aggregation_of, keys
 from vfl_flower.protocol.batches import steps_per_epoch
-from vfl_flower.protocol.secure_sum import alike
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.flower_internals import config_record
 from vfl_flower.transport.messages import (
@@ -69,7 +68,8 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     rules = check(context, config, party.rows)
     party.origin = str(context.run_id)
     party.run = state_file.run_name(context, order.nonce)
-    party.lineage = alike("begun", party.run)
+    if party.seal:
+        party.seal.begin(party.run)
     party.limits = limits_of(context, rules, party.origin)
     if isinstance(order, DescribeOrder):
         if state.load_about(context.state) or state_file.is_there(context, party.run):
@@ -77,7 +77,7 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
         party.limits.begin()
     else:  # it has served messages of this run, and remembers none
         party.limits.go_on()
-    masked_sums.forget(context)  # not before: who is refused stays as it was
+    keys.forget(context)  # not before: a party that is refused stays as it was
     forget_copies(context)
     _skeletons[index, parties] = context.run_id, party
     return party
@@ -97,8 +97,9 @@ def grow(context: Context, order: GrowOrder) -> Party:
     """
     index, parties = seat(context)
     config = told(context, order.config)
-    if config.secure:  # whatever became of the key `grow`
-        raise VflError("was asked to begin masked sums by an earlier model.")
+    if not aggregation_of(config).may_grow:  # whatever became of the option `grow`
+        name = config.models.aggregation
+        raise VflError(f"was asked to begin aggregation = {name!r} by an earlier model.")
     saved, number = None, 0
     if index < order.parties:
         saved, number = state_file.load(context, order.run, order.number)
@@ -201,16 +202,16 @@ def keep(party: Party, context: Context) -> None:
         "largest": party.largest_order,
         "pending": [p.exchange, p.epoch, p.first, p.steps, int(p.coordinated)] if p else [],
     }
-    if party.config.secure:
-        scalars["lineage"] = party.masks.transcript if party.masks else party.lineage
+    if party.seal:
+        scalars |= party.seal.scalars
     surrogates = {
         name: link.surrogate.numpy()
         for name, link in party.links.items()
         if link.surrogate is not None
     }
     _save(party, context, scalars, {**surrogates, **party.arrays})
-    if party.masks:
-        masked_sums.keep(context, party.masks)
+    if party.seal:
+        party.seal.keep(context)
     party.left = context.state["scalars"]
 
 
@@ -270,20 +271,10 @@ def break_off(party: Party, context: Context) -> None:
     changed = {}
     if awaited and (party.pending is None or party.pending.exchange != awaited[0]):
         changed = {"pending": [], "pending-secret": b""}
-    if party.config.secure and scalars:
-        if party.masks:
-            masked_sums.part(context, party.masks)
-        changed["lineage"] = no_lineage()
+    if party.seal and scalars:
+        changed |= party.seal.fail(context)
     if changed:
         _save(party, context, {**scalars, **changed}, {})
-
-
-def no_lineage() -> bytes:
-    """How a model came about after a message that failed: as nobody else's, so that none agrees.
-
-    What was learned from it, the label holder may have sent to this party alone.
-    """
-    return secrets.token_bytes(32)
 
 
 def _save(party: Party, context: Context, scalars: dict[str, Any], large: state.Memory) -> None:
@@ -306,7 +297,8 @@ def resume(context: Context) -> Party:
     if party is not None and run == context.run_id and _is_as_left(party, context):
         party.limits.go_on()
         party.left = None  # until it leaves something again
-        _take_masks(party, context)
+        if party.seal:
+            party.seal.load(context, state.load_scalars(context.state))
         return party
     written = read(about)
     rules = Rules.of(context.node_config)
@@ -328,7 +320,8 @@ def resume(context: Context) -> Party:
     for name, link in party.links.items():
         if link.surrogate is not None:
             link.surrogate = torch.from_numpy(party.arrays.pop(name))
-    _take_masks(party, context)
+    if party.seal:
+        party.seal.load(context, scalars)
     party.exchange = scalars["exchange"]
     party.steps = scalars["steps"]
     party.pending_secret = scalars["pending-secret"]
@@ -352,13 +345,6 @@ def resume(context: Context) -> Party:
     party.node_config = dict(context.node_config)  # by whose rules it was looked at
     party.learning()  # whatever a message that failed has left
     return party
-
-
-def _take_masks(party: Party, context: Context) -> None:
-    """Take up what its uploads are masked by, and how its model came about, if that matters."""
-    if party.config.secure:
-        party.masks = masked_sums.load(context, party.masks)
-        party.lineage = state.load_scalars(context.state).get("lineage", b"")
 
 
 def _is_as_left(party: Party, context: Context) -> bool:

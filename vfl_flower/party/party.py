@@ -36,7 +36,9 @@ from vfl_flower.models.training import (
 )
 from vfl_flower.party import about
 from vfl_flower.party.limits import Limits
-from vfl_flower.protocol import estimators, secure_sum
+from vfl_flower.protocol import estimators
+from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.protocol.aggregation.masks import alike
 from vfl_flower.protocol.batches import (
     Window,
     check_order,
@@ -49,7 +51,6 @@ from vfl_flower.protocol.batches import (
 from vfl_flower.protocol.codecs.channel import check_memory, digest
 from vfl_flower.protocol.privacy.ledger import ledger_of
 from vfl_flower.protocol.privacy.noise import Perturbation
-from vfl_flower.protocol.secure_sum import Masks
 from vfl_flower.protocol.systems import sized
 from vfl_flower.transport.messages import (
     SMALL,
@@ -133,8 +134,7 @@ class Party:
         self.pending: TrainOrder | None = None  # the window that awaits feedback
         self.pending_secret = b""  # the secret by which it was uploaded
         self.limits = Limits()  # by rules of its own
-        self.masks: Masks | None = None  # of what it uploads, where only sums are to be learned
-        self.lineage = b""  # how its model came about, a hash that other parties share then
+        self.seal = aggregation_of(config).seal(index, parties)  # of its uploads, if there is one
         self.run = ""  # the name of its run, under which its states are kept
         self.brought_from = 0  # and the number of that from which its model of an earlier run is
         self.origin = ""  # the Flower run in which this one began, since when uploads are counted
@@ -176,8 +176,8 @@ class Party:
 
     def describe(self, order: Order) -> Description:
         """What the label holder must check before this party may train."""
-        if isinstance(order, ResumeOrder):
-            self.lineage = secure_sum.alike(self.lineage, secure_sum.told(order))
+        if self.seal and isinstance(order, ResumeOrder):
+            self.seal.resume(order)
         masks = self.block.row_masks
         return Description(
             party=self.index,
@@ -201,8 +201,8 @@ class Party:
     def begin(self, order: TrainOrder) -> Window:
         """Count what a turn asks for, and draw its rows."""
         check_order(self.config, self.rows, self.parties, order)
-        if not order.coordinated:
-            self._refuse_alone()
+        if self.seal and not order.coordinated:
+            self.seal.refuse_alone()
         self._count(order)
         self.steps += 0 if self.frozen else order.steps
         self.limits.check_steps(self.steps, steps_per_epoch(self.config, self.rows))
@@ -237,7 +237,7 @@ class Party:
         self.learn(order.arrays)
         h = self.embeddings(self.block.test).cpu().numpy()
         return replace(
-            self._upload(self._hidden({"embedding": h})),
+            self._upload(self._sealed({"embedding": h})),
             surrogates=digest(self.links.values()),
             peak_memory_mb=peak_memory_mb(),
         )
@@ -245,7 +245,8 @@ class Party:
     def embed(self, order: EmbedOrder) -> Upload:
         """Upload fresh embeddings of the rows that have grown too old at the label holder."""
         self._count(order)
-        self._refuse_alone()
+        if self.seal:
+            self.seal.refuse_alone()
         ids = order.arrays.get("ids", np.zeros(0))
         if ids.dtype != np.int32 or ids.ndim != 1 or not _within(ids, self.rows):
             raise VflError("was asked for rows that it does not have.")
@@ -276,7 +277,8 @@ class Party:
 
     def rejoin(self, order: RejoinOrder) -> Description:
         """Go on after a failure, with the label holder's count and copy of the surrogate."""
-        self._refuse_alone()
+        if self.seal:
+            self.seal.refuse_alone()
         if order.exchange <= self.exchange:  # with a seed, its number decides noise and directions
             raise VflError(f"was asked to go back to message {order.exchange}: it has served it.")
         self.exchange = order.exchange
@@ -324,17 +326,18 @@ class Party:
         """What is sent of rows [R, E], over the link for blocks of this name."""
         link = self.links["uplink" if name == "embedding" else "changes"]
         key = f"{self.config.training.seed}|up|{self.index}|{self.exchange}"
-        return self._hidden(link.send(name, rows, window, key))
+        arrays = link.send(name, rows, window, key)
+        return self._sealed(arrays) if self.seal else arrays
 
-    def _hidden(self, arrays: Arrays) -> Arrays:
-        """Blocks of embeddings as they are uploaded: masked, if only their sum is to be learned."""
-        return self.masks.hide(arrays) if self.masks else arrays
+    def _sealed(self, arrays: Arrays) -> Arrays:
+        """Return blocks of embeddings as the party uploads them."""
+        return self.seal.hide(arrays) if self.seal else arrays
 
     @property
     def alike(self) -> bytes:
-        """What must be the same at all parties whose embeddings are summed."""
+        """Return a hash of what must be the same at all parties that agree on something."""
         run = json.dumps([self.config.values(), self.parties, self.outputs, self.size])
-        return secure_sum.alike(run, self.block.ids_digest, self.lineage)
+        return alike(run, self.block.ids_digest)
 
     @property
     def epochs(self) -> float:
@@ -346,7 +349,7 @@ class Party:
         """Bytes of the arrays of an order, at most: an answer to an epoch's rows, or surrogates."""
         steps = steps_per_epoch(self.config, self.rows)
         rows = most_rows(self.config, self.rows, steps)
-        keys = 128 * self.parties if self.config.secure else 0
+        keys = self.estimator.aggregation.order_bytes(self.parties)
         return SMALL + keys + self.estimator.answer_bytes(self, rows, steps)
 
     # --- what the messages have in common -------------------------------------------------------
@@ -355,22 +358,12 @@ class Party:
         if order.exchange != self.exchange + 1:
             raise OutOfStepError(f"got message {order.exchange} after message {self.exchange}.")
         self.exchange = order.exchange
-        if self.config.secure:
-            if self.masks is None:
-                raise VflError("has not agreed with the other parties on keys for masked sums.")
-            self.masks.bind(order)
+        if self.seal:
+            self.seal.bind(order)
         if self.config.privacy.noise_seed < 0:
             # So that what is served twice, by an older state or by two processes at once, has other
             # noise and directions each time.
             self.secret = secrets.token_bytes(16)
-
-    def _refuse_alone(self) -> None:
-        """Raise `VflError` where embeddings are summed, for what one party does by itself."""
-        if self.config.secure:
-            raise VflError(
-                "takes part in masked sums, and so does nothing that the other parties do not: "
-                "resume the run from its last checkpoint."
-            )
 
     def learn(self, arrays: Arrays) -> None:
         """Apply the feedback for the pending window, by the parameters that made its upload."""

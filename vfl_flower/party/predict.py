@@ -12,7 +12,7 @@ from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.at_party import FeatureBlock, prepared
 from vfl_flower.data.source import Compact
 from vfl_flower.models.training import load_model
-from vfl_flower.party import masked_sums, state
+from vfl_flower.party import state
 from vfl_flower.party.about import read
 from vfl_flower.party.context import (
     check_model,
@@ -24,7 +24,7 @@ from vfl_flower.party.context import (
 from vfl_flower.party.inputs import load_block, own_source
 from vfl_flower.party.limits import count_predictions
 from vfl_flower.party.state_file import Saved
-from vfl_flower.protocol.secure_sum import alike
+from vfl_flower.protocol.aggregation.masks import alike
 from vfl_flower.transport.messages import Predicted, PredictOrder
 from vfl_flower.transport.node import seat
 
@@ -68,15 +68,9 @@ def predict(context: Context, kept: Saved, order: PredictOrder) -> Predicted:
     check_weights(party, about)
     load_model(party.model, state.load_arrays(saved, "model"))
     arrays = {"embedding": party.embeddings(block.test, rows).cpu().numpy()}
-    if config.secure:
-        masked_sums.refuse_second(context)
-        party.lineage = scalars["lineage"]
-        model = alike("predict", party.alike, order.run, str(order.number), ids)
-        try:
-            masks, tags = masked_sums.agree(context, order.arrays, model)
-            arrays = {**masks.hide(arrays), **tags}
-        finally:  # they are of this model, and of no other that the state may have
-            masked_sums.forget(context)
+    if party.seal:
+        of_rows, lineage = alike(party.alike, ids), scalars.get("lineage", b"")
+        arrays = party.seal.predict(context, order, arrays, of_rows, lineage)
     return Predicted(
         party=index,
         parties=parties,

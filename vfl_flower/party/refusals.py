@@ -22,6 +22,7 @@ from vfl_flower.config.run_config import RunConfig, parse
 from vfl_flower.party import about, state, state_file
 from vfl_flower.party.own_model import own_config
 from vfl_flower.protocol import estimators
+from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.ledger import ledger_of
 from vfl_flower.protocol.systems import (
     load_system,
@@ -170,8 +171,7 @@ def check(context: Context, config: RunConfig, rows: int | None = None) -> Rules
     if rules.aggregation and aggregation != rules.aggregation:
         rule = f"its rule is aggregation = {rules.aggregation!r}"
         raise refused(context, f"aggregation = {aggregation!r}: {rule}")
-    if config.secure and not (one_owner and not rules.aggregation):
-        _check_activation(context, config.models.embedding_activation, rules.embedding_activation)
+    aggregation_of(config).check_rules(context, rules)
     epochs = (config if rows is None else sized(config, rows)).training.epochs
     if epochs is not None and rules.max_epochs is not None and epochs > rules.max_epochs:
         raise refused(context, f"epochs = {epochs}: its rule is max-epochs = {rules.max_epochs}")
@@ -211,20 +211,6 @@ def _check_seed(context: Context, seed: int, permitted: int | None) -> None:
             context,
             f"noise-seed = {seed}, by which others know its noise and its first model: its own "
             f"node configuration gives {_or_none('noise-seed', permitted)}",
-        )
-
-
-def _check_activation(context: Context, activation: str | None, permitted: str) -> None:
-    """Refuse an activation by which units can stop to learn, where sums are masked.
-
-    If a unit has stopped at all parties but one, the sum is the embedding of that party.
-    """
-    if activation not in (None, "none", permitted):
-        raise refused(
-            context,
-            f"embedding-activation = {activation!r} in masked sums, by which a sum can become its "
-            "own embedding: its own node configuration gives "
-            f"{_or_none('embedding-activation', permitted or None)}",
         )
 
 

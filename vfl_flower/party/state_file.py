@@ -13,36 +13,27 @@ A file is named by the run, the party and the checkpoint, and a mark inside it s
 name of a run is Flower's run id and a nonce that the label holder draws. So a run id that comes
 again names no old state, and a file under another's name is refused.
 
-The folder is FLWR_HOME/vfl-flower, or the one that ``states`` in the node configuration names; of
-actors of a Ray cluster, which have no such, the one that a run of `vfl` has told them.
+`transport.node.states_folder` says which folder the files are in.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from vfl_flower.config.errors import ConfigError, SharedError, VflError
-from vfl_flower.config.files import check_own, make_folder, told, unsealed, whole
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import make_folder, told, unsealed, whole
 from vfl_flower.party.state import load_scalars
-from vfl_flower.transport.flower_internals import (
-    STATES,
-    flower_home,
-    state_from_bytes,
-    state_to_bytes,
-)
+from vfl_flower.protocol.aggregation.keys import RECORD
+from vfl_flower.transport.flower_internals import state_from_bytes, state_to_bytes
+from vfl_flower.transport.node import states_folder
 from vfl_flower.transport.wire import record_of
 
 log = logging.getLogger("flwr")
-
-KEYS_OF_SUMS = "sums"
-"""Name of the record in ``Context.state`` that no file gets (`party.sums`)."""
-
 
 _MARK = "mark"
 _SESSION = -1  # in the place of a checkpoint's number, at the end of a session
@@ -92,19 +83,10 @@ def place(context: Context, number: int | None = None, run: str = "") -> Path:
     ConfigError
         If another user can change the folder.
     """
-    named = context.node_config.get("states") or os.environ.get(STATES)
     party = context.node_config.get("partition-id")
-    folder = Path(str(named)).expanduser() if named else flower_home() / "vfl-flower"
-    try:
-        check_own(folder)
-    except SharedError as error:
-        log.warning("%s", error)
-        raise ConfigError(
-            f"Party {party} keeps its states in a folder that other users can change: its own log "
-            "says how to mend that."
-        ) from None
     suffix = "" if number is None else f"-checkpoint-{number}"
-    return folder / f"run-{run or run_of(context)}-party-{party}{suffix}.state"
+    name = f"run-{run or run_of(context)}-party-{party}{suffix}.state"
+    return states_folder(context) / name
 
 
 def save(context: Context, number: int | None = None, run: str = "") -> None:
@@ -127,7 +109,7 @@ def save(context: Context, number: int | None = None, run: str = "") -> None:
     try:
         with told(path):
             make_folder(path.parent)
-            kept = {name: each for name, each in context.state.items() if name != KEYS_OF_SUMS}
+            kept = {name: each for name, each in context.state.items() if name != RECORD}
             kept[_MARK] = ConfigRecord(mark._asdict())
             with whole(path, sealed=True) as file:
                 file.write(state_to_bytes(RecordDict(kept)))

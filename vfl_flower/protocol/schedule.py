@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.protocol import secure_sum
+from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.estimators.base import Estimator
 
 _LONGEST = 32  # steps of a window that is chosen by what exchanges take: larger ones are too stale
@@ -91,7 +91,7 @@ class Schedule:
                 "perturbs = 'all' has one difference for the directions of all parties, which then "
                 f"step together: it needs a synchronous system, with a quorum of all {parties}."
             )
-        secure_sum.check_schedule(config, parties, coordinated)
+        aggregation_of(config).check_schedule(parties, coordinated)
         if coordinated and config.running.on_party_failure == "continue":
             raise ConfigError(
                 "on-party-failure = 'continue' needs a quorum below the number of parties, "

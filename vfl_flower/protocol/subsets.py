@@ -17,8 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.losses import Loss
 
 
@@ -99,37 +97,6 @@ def copies(
         np.bincount(step, minlength=len(lengths)).tolist(),
         len(h),
     )
-
-
-def check(config: RunConfig) -> None:
-    """Raise `ConfigError` if keys of partial rows contradict each other, or the rest."""
-    data = config.data
-    if config.without and config.task != "predict":
-        raise ConfigError("without is for task = 'predict', vfl predict --without: leave it out.")
-    if data.presence > 1:
-        raise ConfigError(f"presence = {data.presence} is no share: give one of at most 1.")
-    if data.presence < 1 and data.own_data:
-        raise ConfigError(
-            "presence is for data sets that are divided, and here each party has what it has: "
-            "leave it out, and set align = 'any'."
-        )
-    if data.align == "any" and not data.own_data:
-        raise ConfigError(
-            "align = 'any' is for parties with files of their own: try partial rows of a divided "
-            "data set by presence."
-        )
-    if data.min_parties != 1 and data.align != "any":
-        raise ConfigError("min-parties is for align = 'any': add it, or leave min-parties out.")
-    if config.partial and config.estimator.labels == "shared":
-        raise ConfigError(
-            "labels = 'shared' has parties use the top model, for which they would have to know "
-            "who has which rows: leave it out, or partial rows and subsets."
-        )
-    if config.subsets == "laser" and config.privacy.mechanism == "scalar":
-        raise ConfigError(
-            "subsets = 'laser' weighs copies of a row, which privacy = 'scalar' cannot bound one "
-            "by one: set subsets = 'sampled'."
-        )
 
 
 @lru_cache(maxsize=4)

@@ -14,13 +14,13 @@ from functools import lru_cache
 from typing import Any
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.plugins import SYSTEMS
+from vfl_flower.config.plugins import AGGREGATIONS, SYSTEMS
 from vfl_flower.config.run_config import KEYS, RunConfig, parse
 from vfl_flower.data import labels
 from vfl_flower.data.partitioned import is_code
 from vfl_flower.models import bottoms, losses, rates, tops
 from vfl_flower.models.bottoms import has_gradient
-from vfl_flower.protocol import estimators, secure_sum, subsets
+from vfl_flower.protocol import aggregation, estimators
 from vfl_flower.protocol.codecs import channel as codecs
 from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.privacy.ledger import check_validation, ledger_of
@@ -121,9 +121,8 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     other_privacy = given.get("privacy", "scalar") != "scalar"
     if {"epsilon", "noise-multiplier"} & given.keys() or other_privacy:
         defaults.pop("epsilon", None)
-    if {**defaults, **given}.get("aggregation") == "secure":
-        # Of a masked sum, a unit that is dead at all parties but one would show that party's.
-        defaults.setdefault("embedding-activation", "none")
+    named = {**defaults, **given}.get("aggregation")
+    defaults = {**(AGGREGATIONS.load(named).defaults if named else {}), **defaults}
     defaults |= _by_what_it_learns_from({**defaults, **given})
     unknown = dict.fromkeys(BY_ROWS)
     config = check_validation(RunConfig.of({**unknown, **defaults, **given}))
@@ -134,11 +133,10 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     tops.check(config.models)
     losses.check(config)
     rates.check(config.training)
-    subsets.check(config)
     streams.check(config.running)
     estimator = estimators.choose(config)(config)
     ledger_of(config).check(config, estimator)
-    secure_sum.check(config, estimator.answers_by_scalars, bool(system.baseline))
+    aggregation.check(config, estimator.answers_by_scalars, bool(system.baseline))
     _check_system(system, config, estimator)
     return config
 

@@ -33,6 +33,8 @@ from vfl_flower.label_holder.results import results_folder
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.protocol import estimators
+from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.protocol.aggregation.secure import Secure
 from vfl_flower.protocol.systems import baselines, resolve
 from vfl_flower.tools import audit_features as features
 from vfl_flower.tools.audit_canary import Canary, canary
@@ -159,7 +161,7 @@ def audit(
             "An audit looks at both sides of a run, so it needs a data set that is divided among "
             "the parties: name one by dataset, such as 'csv:PATH' of like columns."
         )
-    if config.partial:
+    if aggregation_of(config).any_subset:
         raise ConfigError(
             "An audit is of rows that all parties have: leave presence and subsets out."
         )
@@ -171,7 +173,8 @@ def audit(
         raise ConfigError(
             "An audit trains anew what it attacks: leave task, model, resume and grow out."
         )
-    if config.secure:  # whatever is looked at without masks is to be the same model
+    # Masks change the default activation: runs without masks must train the same model.
+    if isinstance(aggregation_of(config), Secure):
         run_config = {**run_config, "embedding-activation": config.models.embedding_activation}
     labels = load_labels(config).train
     counts = np.bincount(labels)
@@ -194,13 +197,13 @@ def audit(
         plain = {**run_config, "aggregation": "plain"}
         _run({**plain, "party-lr": 0.0, "epochs": 1}, parties, untrained, run.summary)
         own = tap
-        if config.secure:
+        if tap.is_masked:
             own = Wiretap(resolve(plain))
             _run(plain, parties, own, run.summary)
         bar.update()
         findings = _direct_inference(parties, run_config, labels, trials, bar)
     findings += _with_known_rows(config, labels, known, taps, own, untrained)
-    first = tap if config.secure else untrained  # of masked embeddings the last say no less
+    first = tap if tap.is_masked else untrained  # of masked embeddings the last say no less
     findings += _of_features(config, parties, shown, taps, first, folder)
     claim = canary(config.with_values({"aggregation": "plain"}))  # parties are its adversary
     report = {
@@ -295,7 +298,7 @@ def _direct_inference(
     benign = [taps[1] for taps in heard]
     outputs = [(direct(-tap.embeddings[tap.uploaded]), labels[tap.uploaded]) for tap in benign]
     findings.append(_finding("embeddings as outputs*", "eavesdropper: uploads of party 0", outputs))
-    if config.secure:  # of which an eavesdropper reads none
+    if isinstance(aggregation_of(config), Secure):  # of which an eavesdropper reads none
         read = ("uploads of", "uploads and") if len(attackers) == 3 else ("uploads of",)
         findings = [each for each in findings if not any(word in each.attacker for word in read)]
     return findings
@@ -324,7 +327,7 @@ def _with_known_rows(
             untrained.uploaded,
         ),
     ]
-    if config.secure:
+    if tap.is_masked:
         views = ("one party", "party 0", tap.embeddings), ("sum", "all parties", summed(taps))
         attacks += [
             (

@@ -25,7 +25,6 @@ from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.party.party import Party
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.batches import Window, draw_window
-from vfl_flower.protocol.estimators.base import Arrival, Reading
 from vfl_flower.protocol.estimators.zeroth_order import PairReading
 from vfl_flower.protocol.privacy.embeddings import epsilon
 from vfl_flower.protocol.privacy.labels import randomised
@@ -33,6 +32,7 @@ from vfl_flower.protocol.privacy.ledger import Ledger, ledger_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise, grid_step
 from vfl_flower.protocol.privacy.paper import delta_of
 from vfl_flower.protocol.systems import sized
+from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import EmbedOrder, RejoinOrder, TrainOrder
 
 Scores = NDArray[np.float64]

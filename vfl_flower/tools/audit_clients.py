@@ -25,11 +25,12 @@ from vfl_flower.models.training import as_tensor
 from vfl_flower.party import about
 from vfl_flower.party.state import load_about, load_large
 from vfl_flower.protocol import estimators
+from vfl_flower.protocol.aggregation.fixed_point import Ints, from_fixed
+from vfl_flower.protocol.aggregation.secure import Secure
 from vfl_flower.protocol.batches import Window, divisors, draw_window
-from vfl_flower.protocol.estimators.base import Reading
 from vfl_flower.protocol.estimators.zeroth_order import PairReading, ZerothOrder
-from vfl_flower.protocol.fixed_point import Ints, from_fixed
 from vfl_flower.protocol.systems import sized
+from vfl_flower.protocol.uploads import Reading
 from vfl_flower.transport.messages import (
     Arrays,
     CheckpointOrder,
@@ -96,6 +97,7 @@ class Wiretap(ClientApp):
         self.client = client
         self.guess = guess
         self.estimator = estimators.choose(config)(config)
+        self.is_masked = isinstance(self.estimator.aggregation, Secure)
         # The window that awaits its feedback, and what its upload said.
         self.pending: tuple[Window, Reading] | None = None
 
@@ -130,7 +132,7 @@ class Wiretap(ClientApp):
         if isinstance(order, TrainOrder):
             rows_of = len(self.embeddings)
             window = window_of(self.config, order, upload.arrays, rows_of, self.party)
-            arrays = self._unmasked(upload.arrays, window) if self.config.secure else upload.arrays
+            arrays = self._unmasked(upload.arrays, window) if self.is_masked else upload.arrays
             reading = self.estimator.read(self.links, arrays, window, size)
             self._write(window, reading.fresh)
             if isinstance(reading, PairReading):
@@ -179,7 +181,7 @@ class Wiretap(ClientApp):
 
 def summed(taps: Sequence[Wiretap]) -> Rows:
     """The sum of the embeddings of parties, of each row as last uploaded."""
-    if not taps[0].config.secure:
+    if not taps[0].is_masked:
         total: Rows = np.sum([each.embeddings for each in taps], 0)
         return total
     return from_fixed(np.sum([each.masked for each in taps], 0, dtype=np.int32), len(taps))

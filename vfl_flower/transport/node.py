@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
 
 from flwr.app import Context
 
-from vfl_flower.config.errors import ConfigError
-from vfl_flower.transport.flower_internals import in_ray
+from vfl_flower.config.errors import ConfigError, SharedError
+from vfl_flower.config.files import check_own
+from vfl_flower.transport.flower_internals import STATES, flower_home, in_ray
 
 log = logging.getLogger("flwr")
 
@@ -27,6 +30,30 @@ def seat(context: Context) -> tuple[int, int]:
 def simulated(context: Context) -> bool:
     """Whether all parties are of one owner: in one process, or under Ray."""
     return bool(context.node_config.get("simulated")) or in_ray()
+
+
+def states_folder(context: Context) -> Path:
+    """Return the folder in which a node keeps its states and keys.
+
+    It is FLWR_HOME/vfl-flower, or the one that ``states`` in the node configuration names. Actors
+    of a Ray cluster have no node configuration, and a run of `vfl` tells them the folder.
+
+    Raises
+    ------
+    ConfigError
+        If another user can change the folder.
+    """
+    named = context.node_config.get("states") or os.environ.get(STATES)
+    folder = Path(str(named)).expanduser() if named else flower_home() / "vfl-flower"
+    try:
+        check_own(folder)
+    except SharedError as error:
+        log.warning("%s", error)
+        raise ConfigError(
+            f"Party {context.node_config.get('partition-id')} keeps its states in a folder that "
+            "other users can change: its own log says how to mend that."
+        ) from None
+    return folder
 
 
 def refused(context: Context, what: str) -> ConfigError:

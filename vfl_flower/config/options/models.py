@@ -99,10 +99,10 @@ class ModelConfig:
         "plain",
         "Chooses whether the label holder sees each embedding (plain) or only their sum (secure). "
         "`secure` masks the embeddings. It needs a synchronous system and a top model that reads "
-        "the sum or the mean.",
+        "the sum or the mean. FILE.py:NAME names your own aggregation.",
         example="aggregation='secure' combine='mean'",
         basic=True,
-        choices=("plain", "secure"),
+        registry=plugins.AGGREGATIONS,
         related=("combine", "embedding-activation", "privacy"),
     )
     loss: str = key(

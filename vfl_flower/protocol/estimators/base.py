@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -21,12 +20,14 @@ from vfl_flower.data.samples import Samples
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import Loss
 from vfl_flower.models.top_layers import TopModel
+from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Channel, zeros
 from vfl_flower.protocol.estimators.directions import Directions
 from vfl_flower.protocol.privacy.ledger import ledger_of
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.protocol.subsets import Copies
+from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import Arrays, TrainOrder
 
 Links = dict[str, Channel]
@@ -98,33 +99,6 @@ class HolderEnd(Protocol):
         """Count steps of the top model, whose losses are to be finite."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What an upload says: embeddings [R, E] for the table; estimators add what they answer by."""
-
-    fresh: Tensor
-
-    @property
-    def embeddings(self) -> Sequence[Tensor]:
-        """All embeddings that it holds."""
-        return (self.fresh,)
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A party's upload of one window, now in the table.
-
-    ``batches`` are the mini-batches that losses are means over: the window, or if it is coordinated
-    those of all parties, of which this one may lack rows.
-    """
-
-    party: int
-    window: Window
-    coordinated: bool
-    reading: Reading
-    batches: Window
-
-
 class Estimator(ABC):
     """How parties learn. Each end of a run has one of its own.
 
@@ -146,6 +120,7 @@ class Estimator(ABC):
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+        self.aggregation = aggregation_of(config)
 
     @property
     def word(self) -> str:

@@ -22,15 +22,9 @@ from vfl_flower.models.losses import penalty_gradient
 from vfl_flower.models.training import factors_of, is_plain_sgd, step_along, step_as_one, trained
 from vfl_flower.protocol.batches import Joint, Window, divisors, first_step
 from vfl_flower.protocol.codecs.channel import Channel, zeros
-from vfl_flower.protocol.estimators.base import (
-    Arrival,
-    Estimator,
-    HolderEnd,
-    Links,
-    PartyEnd,
-    Reading,
-)
+from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, Links, PartyEnd
 from vfl_flower.protocol.privacy.noise import Perturbation
+from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import Arrays, TrainOrder
 
 
@@ -90,7 +84,7 @@ class FirstOrder(Estimator):
             if joint.places:
                 mine = self._of_own_batches(mine, joint, number, arrival, len(end.labels))
             # With respect to a sum they are alike, and must be so to the last bit.
-            whose = "all" if self.config.secure else arrival.party
+            whose = "all" if self.aggregation.alike else arrival.party
             key = f"{self.config.training.seed}|down|{whose}|{end.steps}"
             link: Channel = end.links[arrival.party]["gradient"]
             feedback[arrival.party] = link.send("gradient", mine, arrival.window, key)

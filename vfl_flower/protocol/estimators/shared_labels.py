@@ -23,12 +23,12 @@ from vfl_flower.data import samples
 from vfl_flower.models import passes
 from vfl_flower.models.losses import loss_of, penalty_gradient, targets
 from vfl_flower.models.top_layers import TopModel
-from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import autocast, count, flat, load_flat, step_along
 from vfl_flower.protocol.batches import Joint, Window, divisors, first_step
 from vfl_flower.protocol.codecs.channel import Channel, zeros
-from vfl_flower.protocol.estimators.base import Arrival, HolderEnd, Links, PartyEnd, Reading
+from vfl_flower.protocol.estimators.base import HolderEnd, Links, PartyEnd
 from vfl_flower.protocol.estimators.first_order import FirstOrder
+from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import Arrays, TrainOrder
 
 
@@ -72,7 +72,8 @@ class SharedLabels(FirstOrder):
 
     def party_links(self, end: PartyEnd) -> Links:
         """Its embeddings up, those of the others and the top model down."""
-        self._top = build_top(self.config, [end.size] * end.parties, end.outputs).to(end.device)
+        top = self.aggregation.build_top([end.size] * end.parties, end.outputs)
+        self._top = top.to(end.device)
         others = [other for other in range(end.parties) if other != end.index]
         return {
             "uplink": self.uplink(zeros((end.rows, end.size))),

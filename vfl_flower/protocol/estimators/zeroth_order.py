@@ -24,14 +24,7 @@ from vfl_flower.models.losses import penalty
 from vfl_flower.models.training import as_tensor
 from vfl_flower.protocol.batches import Joint, Window, divisors, first_step
 from vfl_flower.protocol.codecs.channel import Channel
-from vfl_flower.protocol.estimators.base import (
-    Arrival,
-    Estimator,
-    HolderEnd,
-    Links,
-    PartyEnd,
-    Reading,
-)
+from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, Links, PartyEnd
 from vfl_flower.protocol.estimators.directions import (
     Directions,
     blocks,
@@ -43,6 +36,7 @@ from vfl_flower.protocol.estimators.directions import (
 )
 from vfl_flower.protocol.server_update import noisy_means
 from vfl_flower.protocol.subsets import row_losses
+from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import LARGEST, Arrays, TrainOrder, bounded, checked
 
 Pair = tuple[Tensor, Tensor]
@@ -131,12 +125,12 @@ class ZerothOrder(Estimator):
     @property
     def _apart(self) -> bool:
         """Whether bits are lost on the way."""
-        return self.config.uplink.codec != "identity" or self.config.secure
+        return self.config.uplink.codec != "identity" or self.aggregation.rounds
 
     @property
     def _unit(self) -> float:
         """What a difference is a multiple of, as it is sent."""
-        return self.config.estimator.mu if self.config.secure else 1.0
+        return self.config.estimator.mu if self.aggregation.rounds else 1.0
 
     def _fresh(self, pair: Pair) -> Tensor:
         two_sided = self.config.estimator.differences == "two-sided"

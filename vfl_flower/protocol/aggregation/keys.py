@@ -1,12 +1,13 @@
-"""A party's part in masked sums, between messages: its keys, and whom it takes for the others.
+"""A party's half of masked sums, between messages: its keys, and the keys of the other parties.
 
 The lasting key is in a file of the party's own, and its owner gives the public half to the others.
 Keys of a run, and how far they have been used, are in ``Context.state``, in a record that no file
-of the party's gets. Whoever reads that record from bytes first notes on the disk how far it is: so
-a state that comes twice, since a process or its SuperNode was killed, is not used twice.
+of the party's gets. A process that reads this record from bytes first notes on the disk how far the
+keys have been used. So a state that comes twice, since a process or its SuperNode was killed, is
+not used twice.
 
-python -m vfl_flower.party.masked_sums FOLDER: the public half of the key in a folder of states,
-which is made if it is not there.
+python -m vfl_flower.protocol.aggregation.keys FOLDER: print the public half of the key in a folder
+of states. The key is made if it is not there.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from __future__ import annotations
 import json
 import logging
 import re
+import secrets
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -31,29 +35,104 @@ from vfl_flower.config.files import (
     write_whole,
 )
 from vfl_flower.config.node_rules import Rules
-from vfl_flower.party import state_file
-from vfl_flower.party.state_file import KEYS_OF_SUMS
-from vfl_flower.protocol import secure_sum
-from vfl_flower.protocol.secure_sum import Masks, Offer, place_of
-from vfl_flower.transport.messages import Arrays, KeyMade, KeyOrder
-from vfl_flower.transport.node import refused, seat, simulated
+from vfl_flower.protocol.aggregation import masks as masking
+from vfl_flower.protocol.aggregation.base import Seal
+from vfl_flower.protocol.aggregation.masks import Masks, Offer, alike, place_of
+from vfl_flower.transport.messages import Arrays, KeyMade, KeyOrder, Order, PredictOrder
+from vfl_flower.transport.node import refused, seat, simulated, states_folder
 
 log = logging.getLogger("flwr")
+
+RECORD = "sums"
+"""Name of the record in ``Context.state`` that no file gets."""
 
 _FIRST_SEEN = "first-seen"
 _LASTING = "sums.key"
 _PEER = re.compile(r"(\d+):([0-9a-f]{64})")
 
 
-def _folder(context: Context) -> Path:
-    return state_file.place(context).parent
+class MaskedSums(Seal):
+    """The masks of a party's uploads, and how its model came about."""
+
+    masks: Masks | None = None  # none before the parties have agreed on keys
+
+    def hide(self, arrays: Arrays) -> Arrays:
+        """Return masked blocks."""
+        return self.masks.hide(arrays) if self.masks else arrays
+
+    def bind(self, order: Order) -> None:
+        """Mask by a new stream, which follows from all orders so far."""
+        if self.masks is None:
+            raise VflError("has not agreed with the other parties on keys for masked sums.")
+        self.masks.bind(order)
+
+    def refuse_alone(self) -> None:
+        """Raise `VflError`: by what one party does alone, a sum would change by its embeddings."""
+        raise VflError(
+            "takes part in masked sums, and so does nothing that the other parties do not: "
+            "resume the run from its last checkpoint."
+        )
+
+    def begin(self, run: str) -> None:
+        """Begin with a new model."""
+        self.lineage = alike("begun", run)
+
+    def resume(self, order: Order) -> None:
+        """Go on with the model of a checkpoint."""
+        self.lineage = alike(self.lineage, masking.told(order))
+
+    def agree(self, context: Context, arrays: Arrays, about: bytes) -> Arrays:
+        """Agree on keys with the parties whose offers these are; return tags of the keys."""
+        self.masks, tags = agree(context, arrays, alike(about, self.lineage))
+        return tags
+
+    def predict(
+        self, context: Context, order: PredictOrder, arrays: Arrays, about: bytes, lineage: bytes
+    ) -> Arrays:
+        """Mask predictions by keys that serve this model and nothing else."""
+        refuse_second(context)
+        model = alike("predict", about, lineage, order.run, str(order.number))
+        try:
+            masks, tags = agree(context, order.arrays, model)
+            return {**masks.hide(arrays), **tags}
+        finally:  # the state may hold another model, and these keys are not for it
+            forget(context)
+
+    def load(self, context: Context, scalars: Mapping[str, Any]) -> None:
+        """Take over the masks and the lineage."""
+        self.masks = load(context, self.masks)
+        self.lineage = scalars.get("lineage", b"")
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """Return the lineage of the model as it is now."""
+        return {"lineage": self.masks.transcript if self.masks else self.lineage}
+
+    def keep(self, context: Context) -> None:
+        """Leave in the state how far the masks have been used."""
+        if self.masks:
+            keep(context, self.masks)
+
+    def fail(self, context: Context) -> dict[str, Any]:
+        """Part from the other parties, in masks and lineage."""
+        if self.masks:
+            part(context, self.masks)
+        return {"lineage": no_lineage()}
+
+
+def no_lineage() -> bytes:
+    """Return a lineage that no other party has, so that no other party agrees.
+
+    The label holder may have sent this party alone what it learned from a message that failed.
+    """
+    return secrets.token_bytes(32)
 
 
 # --- the lasting key ----------------------------------------------------------------------------
 
 
 def lasting_key(folder: Path) -> Ed25519PrivateKey:
-    """The key of a folder, which is made if it is not there.
+    """Return the key of a folder, and make it if it is not there.
 
     Raises
     ------
@@ -69,17 +148,18 @@ def lasting_key(folder: Path) -> Ed25519PrivateKey:
 
 
 def public_half(lasting: Ed25519PrivateKey) -> str:
-    """What others are to know of a lasting key, in 64 hexadecimal digits."""
+    """Return what other parties need of a lasting key, in 64 hexadecimal digits."""
     return lasting.public_key().public_bytes_raw().hex()
 
 
 def make_key(context: Context, order: KeyOrder) -> KeyMade:
-    """A fresh key for this run, signed.
+    """Make a fresh key for this run, and sign it.
 
     Raises
     ------
     VflError
-        If it has agreed on keys: two sums of one model by different ones could be subtracted.
+        If the party has agreed on keys: two sums of one model by different keys could be
+        subtracted.
     """
     party, parties = seat(context)
     refuse_second(context)
@@ -87,10 +167,10 @@ def make_key(context: Context, order: KeyOrder) -> KeyMade:
     if simulated(context):
         lasting = Ed25519PrivateKey.generate()
     else:
-        lasting = lasting_key(_folder(context))
+        lasting = lasting_key(states_folder(context))
         log.info("Party %d's key for masked sums is %s", party, public_half(lasting))
     offer = Offer.of(private, lasting, place_of(context.run_id, party, parties))
-    context.state[KEYS_OF_SUMS] = ConfigRecord(
+    context.state[RECORD] = ConfigRecord(
         {"private": private.private_bytes_raw(), "offer": offer.key, "number": 1}
     )
     _note(context, offer.key, 0)
@@ -99,25 +179,25 @@ def make_key(context: Context, order: KeyOrder) -> KeyMade:
 
 def refuse_second(context: Context) -> None:
     """Raise `VflError` if a party has agreed on keys since it began, or went on."""
-    record = context.state.get(KEYS_OF_SUMS)
+    record = context.state.get(RECORD)
     if isinstance(record, ConfigRecord) and "keys" in record:
         raise VflError("has agreed on keys for masked sums already: resume the run to have others.")
 
 
-# --- whom it takes for the others ---------------------------------------------------------------
+# --- the keys of the other parties --------------------------------------------------------------
 
 
-def agree(context: Context, arrays: Arrays, alike: bytes) -> tuple[Masks, Arrays]:
-    """Agree with the others whose keys these are; what uploads are masked by, and tags.
+def agree(context: Context, arrays: Arrays, about: bytes) -> tuple[Masks, Arrays]:
+    """Agree with the parties whose offers these are; return masks for uploads, and tags.
 
     Parameters
     ----------
-    alike : what must be the same at all parties.
+    about : a hash of what must be the same at all parties.
 
     Raises
     ------
     ConfigError, VflError
-        If a key is not signed, or by another than this party takes for that one.
+        If a key is not signed, or not by the lasting key that this party knows of the other.
     """
     party, parties = seat(context)
     if parties < 2:
@@ -126,14 +206,14 @@ def agree(context: Context, arrays: Arrays, alike: bytes) -> tuple[Masks, Arrays
     private = record.get("private")
     if not isinstance(private, bytes):
         raise VflError("was asked to agree on keys before it had made its own.")
-    offers = secure_sum.read_offers(arrays, parties)
+    offers = masking.read_offers(arrays, parties)
     for other, offer in enumerate(offers):
         offer.check(place_of(context.run_id, other, parties))
     if offers[party].key != record["offer"]:
         raise VflError("was sent another key as its own.")
     if not simulated(context):
         _check_peers(context, party, offers)
-    found = secure_sum.agreed(X25519PrivateKey.from_private_bytes(private), party, offers, [alike])
+    found = masking.agreed(X25519PrivateKey.from_private_bytes(private), party, offers, [about])
     transcript, keys, tags = found
     del record["private"]
     record["keys"], record["transcript"], record["number"] = keys, transcript, 2
@@ -143,9 +223,9 @@ def agree(context: Context, arrays: Arrays, alike: bytes) -> tuple[Masks, Arrays
 
 
 def _check_peers(context: Context, party: int, offers: list[Offer]) -> None:
-    """Refuse, by `ConfigError`, keys of others than the node configuration names, or were here."""
+    """Raise `ConfigError` if a lasting key is not the named one, or not the one first seen."""
     named = peers_of(context)
-    known, path = named, _folder(context) / f"sums-peers-of-{party}.json"
+    known, path = named, states_folder(context) / f"sums-peers-of-{party}.json"
     if not named and path.exists():
         try:
             known = {int(number): key for number, key in json.loads(path.read_text()).items()}
@@ -196,18 +276,18 @@ def peers_of(context: Context) -> dict[int, str]:
 
 
 def load(context: Context, live: Masks | None) -> Masks | None:
-    """What uploads are masked by, as the last message left it; none before there is agreement.
+    """Return the masks as the last message left them; none before the parties agree.
 
     Parameters
     ----------
-    live : what this process still has of it.
+    live : the masks that this process still has.
 
     Raises
     ------
     VflError
         If the state is one that has been used.
     """
-    record = context.state.get(KEYS_OF_SUMS)
+    record = context.state.get(RECORD)
     if not isinstance(record, ConfigRecord) or "keys" not in record:
         return None
     if live is not None and live.record is record:
@@ -221,13 +301,13 @@ def load(context: Context, live: Masks | None) -> Masks | None:
 
 
 def forget(context: Context) -> None:
-    """Have no keys any more: a model that is another's, or of then, is in no sum with theirs."""
-    context.state.pop(KEYS_OF_SUMS, None)
+    """Discard the keys of a run, so that a replaced or restored model cannot reuse its masks."""
+    context.state.pop(RECORD, None)
 
 
 def keep(context: Context, masks: Masks) -> None:
-    """Leave in the state how far the masks have been used, whatever became of the message."""
-    record = context.state[KEYS_OF_SUMS]
+    """Leave in the state how far the masks have been used."""
+    record = context.state[RECORD]
     assert isinstance(record, ConfigRecord)
     if record["transcript"] != masks.transcript:
         record["transcript"] = masks.transcript
@@ -236,11 +316,12 @@ def keep(context: Context, masks: Masks) -> None:
 
 
 def part(context: Context, masks: Masks) -> None:
-    """As `keep`, after a message that failed: if it was bound, masks vanish in no sum any more.
+    """Do as `keep`, after a message that failed; if masks were bound, they vanish in no sum again.
 
-    All may have been sent it alike, and others may have learned from it where this party did not.
+    The label holder may have sent the message to all parties alike, and others may have learned
+    from it where this party did not.
     """
-    record = context.state[KEYS_OF_SUMS]
+    record = context.state[RECORD]
     assert isinstance(record, ConfigRecord)
     if record["transcript"] != masks.transcript:
         masks.part()
@@ -248,14 +329,14 @@ def part(context: Context, masks: Masks) -> None:
 
 
 def _taken(context: Context) -> ConfigRecord:
-    """The record, which has been noted to be in use from where it stands.
+    """Return the record, after a note on the disk that it is in use from where it stands.
 
     Raises
     ------
     VflError
         If there is none, or it was in use from there, or from further on.
     """
-    record = context.state.get(KEYS_OF_SUMS)
+    record = context.state.get(RECORD)
     if not isinstance(record, ConfigRecord):
         raise VflError("has no keys for masked sums: resume the run from its last checkpoint.")
     number, offer = record["number"], record["offer"]
@@ -265,13 +346,14 @@ def _taken(context: Context) -> ConfigRecord:
 
 
 def _note(context: Context, offer: bytes, number: int) -> None:
-    """Note on the disk how far the keys of this offer have been used, if that is further than was.
+    """Note on the disk how far the keys of this offer have been used, if further than before.
 
-    An offer is noted first with number 0. In a simulation, where all are one's own, nothing is.
+    An offer is noted first with number 0. A simulation, whose parties have one owner, notes none.
     """
     if simulated(context):
         return
-    path = state_file.place(context, run=str(context.run_id)).with_suffix(".sums")
+    name = f"run-{context.run_id}-party-{context.node_config.get('partition-id')}.sums"
+    path = states_folder(context) / name
     try:
         make_folder(path.parent)
         with alone_in(path.parent):

@@ -31,7 +31,6 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import torch
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -39,12 +38,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
-from torch import Tensor
 
 from vfl_flower.config.errors import ConfigError, SumError, VflError
-from vfl_flower.config.run_config import RunConfig
-from vfl_flower.protocol.estimators.base import Reading
-from vfl_flower.protocol.fixed_point import Ints, from_fixed, to_fixed
+from vfl_flower.protocol.aggregation.fixed_point import Ints, from_fixed, to_fixed
 from vfl_flower.transport.messages import Arrays, Order, checked
 
 log = logging.getLogger("flwr")
@@ -52,70 +48,6 @@ log = logging.getLogger("flwr")
 _NAME = b"vfl-flower secure sum|"
 _KEY, _TAG, _SIGNATURE = 32, 16, 64  # bytes
 _ZEROS = 4  # numbers at the end of a block, by which masks that have not vanished are noticed
-
-
-# --- what goes with it --------------------------------------------------------------------------
-
-
-def check(config: RunConfig, answers_by_scalars: bool, baseline: bool) -> None:
-    """Raise `ConfigError` if more than sums is needed of the embeddings.
-
-    Parameters
-    ----------
-    answers_by_scalars, baseline : whether the estimator does, and the strategy is one.
-    """
-    if not config.secure:
-        return
-    models = config.models
-    if baseline:
-        raise _refusal(
-            f"strategy = {config.strategy!r} is a baseline, which sums nothing", "aggregation"
-        )
-    if models.top != "sum" and models.combine == "concat":
-        raise _refusal(
-            f"top-model = {models.top!r} reads the parties' embeddings side by side",
-            "aggregation, or set combine = 'mean' or 'sum' for a linear or mlp top model",
-        )
-    if config.estimator.labels == "shared":
-        raise _refusal("labels = 'shared' sends every party's embeddings to all", "labels")
-    if answers_by_scalars and config.estimator.perturbs != "all":
-        raise _refusal(
-            "a difference for each party is of that party's embeddings alone",
-            "estimator, or set perturbs = 'all'",
-        )
-    if config.uplink.codec != "identity":
-        raise _refusal(
-            f"codec = {config.uplink.codec!r} has nothing to compress in numbers that look random",
-            "codec",
-        )
-    if config.data.partial:
-        raise _refusal(
-            "of a row that one party alone has, the sum is its embedding", "partial rows"
-        )
-    if config.partial:
-        raise _refusal("the top model would read single parties' embeddings", "subsets")
-    if config.running.grow:
-        raise _refusal(
-            "a sum with a new party's embeddings less one without them would be that party's",
-            "grow",
-        )
-
-
-def check_schedule(config: RunConfig, parties: int, coordinated: bool) -> None:
-    """Raise `ConfigError` unless so many parties, all of them together, make a sum."""
-    if not config.secure:
-        return
-    if parties < 2:
-        raise _refusal("a sum of one party's embeddings hides nothing", "it, or add parties")
-    if not coordinated:
-        raise _refusal(
-            "parties that do not step together upload other rows at other times",
-            f"the system, or set quorum = {parties}",
-        )
-
-
-def _refusal(why: str, leave: str) -> ConfigError:
-    return ConfigError(f"aggregation = 'secure' cannot be, since {why}: leave out {leave}.")
 
 
 # --- 1. the parties agree -----------------------------------------------------------------------
@@ -309,23 +241,6 @@ def alike(*parts: str | bytes) -> bytes:
 
 
 # --- 4. the label holder adds -------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class MaskedReading(Reading):
-    """A party's upload, of which nothing can be read before all are added."""
-
-    blocks: Arrays
-
-    @classmethod
-    def of(cls, blocks: Arrays) -> MaskedReading:
-        """What is kept of these."""
-        return cls(torch.empty(0), blocks)
-
-    @property
-    def embeddings(self) -> Sequence[Tensor]:
-        """None."""
-        return ()
 
 
 def read(

@@ -1,0 +1,168 @@
+"""Partial aggregation: the top model reads the embeddings of any subset of the parties.
+
+The last M columns of the label holder's table are row masks: 1 for each party that has the row, and
+0 for one that lacks it. `protocol.subsets` draws the subsets that the top model learns from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.labels import Labels
+from vfl_flower.models.top_layers import TopModel
+from vfl_flower.models.tops import OwnTop
+from vfl_flower.protocol.aggregation.base import Aggregation, Masks
+
+
+class PartialTop(TopModel):
+    """A top model of any subset of the parties' embeddings, which each row says itself.
+
+    The last M columns of rows h are the row mask. The embedding of an absent party is left out of a
+    mean or sum. Side by side it is replaced by a placeholder: one learned column of the first layer
+    for each party that is absent.
+    """
+
+    @classmethod
+    def placeholders(cls, parties: int) -> int:
+        """Return the columns that the first layer reads besides blocks side by side."""
+        return parties
+
+    @classmethod
+    def whole(cls, blocks: Tensor, parties: int) -> Tensor:
+        """Return rows h of embeddings [R, ...] that all these parties have."""
+        return torch.cat([blocks, blocks.new_ones(len(blocks), parties)], dim=1)
+
+    def present(self, h: Tensor) -> Tensor:
+        """Return which party has which of rows h, [R, M]; for no parties [R, 0]."""
+        return h[:, h.shape[1] - self.parties :]
+
+    def embedded(self, h: Tensor) -> Tensor:
+        """Return embeddings of all blocks, [R, B * E], of rows h."""
+        return super().embedded(h) if self.own is not None else h[:, : self.received]
+
+    def features(self, h: Tensor) -> Tensor:
+        """Return the label holder's own features of rows h, [R, F]."""
+        return h[:, self.received : h.shape[1] - self.parties]
+
+    def combined(self, blocks: Tensor, h: Tensor) -> Tensor:
+        """Return what the first layer reads of the embeddings [R, B * E] of rows h."""
+        if self.combine == "concat":
+            return torch.cat([self._masked(blocks, h), 1 - self.present(h)], dim=1)
+        blocks = self._masked(blocks, h)
+        x = blocks.view(len(blocks), self.blocks, blocks.shape[1] // self.blocks).sum(1)
+        return x / self._count(h) if self.combine == "mean" else x
+
+    def first_change(self, columns: slice, change: Tensor, h: Tensor) -> Tensor:
+        """Return how `first` changes when one party's ``columns`` of h change, [R, E]."""
+        party = self.starts.index(columns.start)
+        change = change * self.present(h)[:, party, None]
+        change = change / self._count(h) if self.combine == "mean" else change
+        if not len(self.layers):
+            return change
+        weight = cast(nn.Linear, self.layers[0]).weight
+        return change @ (weight[:, columns] if self.combine == "concat" else weight).T
+
+    def spread(self, rows: Tensor, h: Tensor) -> Tensor:
+        """Return gradient rows of the parties, [R, M * E]; zero where a party lacks the row."""
+        if self.combine == "concat":
+            return self._masked(rows[:, : self.received], h)
+        rows = rows / self._count(h) if self.combine == "mean" else rows
+        return self._masked(rows.repeat(1, self.parties), h)
+
+    def spread_to(self, columns: slice, rows: Tensor, h: Tensor) -> Tensor:
+        """Return gradient rows of the label holder's own block, [R, E], in these ``columns``."""
+        if self.combine == "concat":
+            return rows[:, columns.start : rows.shape[1] - self.parties]  # placeholders last
+        return rows / self._count(h) if self.combine == "mean" else rows
+
+    def _masked(self, blocks: Tensor, h: Tensor) -> Tensor:
+        """Return blocks [R, ...] with zeros for absent parties."""
+        sizes = torch.tensor(self.starts, device=h.device).diff()
+        held = self.present(h).repeat_interleave(sizes, 1, output_size=self.received)
+        if blocks.shape[1] == self.received:
+            return blocks * held
+        return torch.cat([blocks[:, : self.received] * held, blocks[:, self.received :]], dim=1)
+
+    def _count(self, h: Tensor) -> Tensor:
+        """Return the number of blocks that each row has, [R, 1]; at least one."""
+        own = int(self.own is not None)
+        return (self.present(h).sum(1, keepdim=True) + own).clamp_min(1)
+
+
+class PartialOwnTop(OwnTop, PartialTop):
+    """A module of one's own that reads any subset of the embeddings, and is told which."""
+
+    def given(self, z: Tensor) -> tuple[Tensor, ...]:
+        """Return embeddings, and which of them are there."""
+        embeddings, absent = z.tensor_split([z.shape[1] - self.parties], dim=1)
+        present = 1 - absent
+        if self.own is not None:
+            present = torch.cat([present, present.new_ones(len(z), 1)], dim=1)
+        return embeddings, present
+
+
+class Partial(Aggregation):
+    """The embeddings that are there, and which they are."""
+
+    tops: ClassVar = (PartialTop, PartialOwnTop)
+    any_subset = True
+
+    @staticmethod
+    def is_for(config: RunConfig) -> bool:
+        """Return whether parties may lack rows, or the top model learns from subsets."""
+        return config.data.partial or config.subsets != "off"
+
+    def check(self, answers_by_scalars: bool, baseline: bool) -> None:
+        """Raise `ConfigError` if options contradict it."""
+        if self.config.estimator.labels == "shared":
+            raise ConfigError(
+                "labels = 'shared' has parties use the top model, for which they would have to "
+                "know who has which rows: leave it out, or partial rows and subsets."
+            )
+        if self.config.subsets == "laser" and self.config.privacy.mechanism == "scalar":
+            raise ConfigError(
+                "subsets = 'laser' weighs copies of a row, which privacy = 'scalar' cannot bound "
+                "one by one: set subsets = 'sampled'."
+            )
+
+    def row_masks(self, labels: Labels, parties: Sequence[int]) -> tuple[Masks, Masks]:
+        """Return which party has which training and test rows, [N, M]."""
+        if labels.present is None:
+            train, test = (
+                np.ones((len(part), len(parties)), bool) for part in (labels.train, labels.test)
+            )
+        else:
+            train, test = (part[:, list(parties)] for part in labels.present)
+        return train, test
+
+    def rows(self, blocks: Tensor, own: Tensor, present: Tensor) -> Tensor:
+        """Return rows of a table as the top model reads them."""
+        return torch.cat([blocks, own, present.to(blocks)], dim=1)
+
+
+def check_rows(config: RunConfig) -> None:
+    """Raise `ConfigError` if options about rows that parties lack contradict each other."""
+    data = config.data
+    if config.without and config.task != "predict":
+        raise ConfigError("without is for task = 'predict', vfl predict --without: leave it out.")
+    if data.presence > 1:
+        raise ConfigError(f"presence = {data.presence} is no share: give one of at most 1.")
+    if data.presence < 1 and data.own_data:
+        raise ConfigError(
+            "presence is for data sets that are divided, and here each party has what it has: "
+            "leave it out, and set align = 'any'."
+        )
+    if data.align == "any" and not data.own_data:
+        raise ConfigError(
+            "align = 'any' is for parties with files of their own: try partial rows of a divided "
+            "data set by presence."
+        )
+    if data.min_parties != 1 and data.align != "any":
+        raise ConfigError("min-parties is for align = 'any': add it, or leave min-parties out.")

@@ -1,0 +1,253 @@
+"""Secure aggregation: the label holder learns the sum of the parties' embeddings alone.
+
+Parties mask their blocks (`masks`, `keys`), and the label holder adds what they upload. The masks
+vanish in the sum over all parties.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from flwr.app import Context
+from torch import Tensor
+
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.config.options import RunningConfig
+from vfl_flower.models.top_layers import TopModel
+from vfl_flower.protocol.aggregation.base import Aggregation, Collection, HolderEnd, Seal
+from vfl_flower.protocol.aggregation.keys import MaskedSums
+from vfl_flower.protocol.aggregation.masks import OFFERS, Sum, check_tags, read, read_offers
+from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.uploads import Arrival, Reading
+from vfl_flower.transport.base import Transport, ask_all
+from vfl_flower.transport.messages import (
+    Agreed,
+    AgreeOrder,
+    Arrays,
+    Introduction,
+    KeyMade,
+    KeyOrder,
+    bounded,
+)
+from vfl_flower.transport.node import refused, simulated
+
+
+class SummedTop(TopModel):
+    """A top model of rows h [R, E + F], in which the parties' embeddings are added already."""
+
+    def __init__(self, sizes: Sequence[int], *rest: Any) -> None:
+        super().__init__(sizes, *rest)
+        self.received = sizes[0]
+
+    def combined(self, blocks: Tensor, h: Tensor) -> Tensor:
+        """What the first layer reads of the sum, and of the label holder's own block if any."""
+        x = blocks.view(len(blocks), -1, self.received).sum(1)
+        return x / self.blocks if self.combine == "mean" else x
+
+    def spread(self, rows: Tensor, h: Tensor) -> Tensor:
+        """Gradient rows with respect to the sum, [R, E], from those of what the first layer reads.
+
+        They are every party's.
+        """
+        return rows / self.blocks if self.combine == "mean" else rows
+
+
+@dataclass(frozen=True)
+class MaskedReading(Reading):
+    """A party's upload, of which nothing can be read before all are added."""
+
+    blocks: Arrays
+
+    @property
+    def embeddings(self) -> Sequence[Tensor]:
+        """Return none."""
+        return ()
+
+
+class MaskedCollection(Collection):
+    """The parties' masked blocks of the same rows, of which only the sum can be read."""
+
+    def __init__(self, parties: int) -> None:
+        self.sum = Sum(parties)
+
+    def add(self, party: int, arrays: Arrays, shape: tuple[int, int]) -> Tensor | None:
+        """Take a party's block; with the last of them, return the sum, [R, E]."""
+        total = self.sum.add(party, read(arrays, ("embedding",), shape), shape)
+        return torch.from_numpy(bounded("embedding", total["embedding"])) if total else None
+
+
+class Secure(Aggregation):
+    """Sums of embeddings that the parties mask."""
+
+    tops: ClassVar = (SummedTop, None)
+    # Of a masked sum, a unit that is dead at all parties but one would show that party's.
+    defaults: ClassVar[Mapping[str, Any]] = {"embedding-activation": "none"}
+    abreast = agrees = waits = alike = rounds = True
+    may_grow = False
+
+    def check(self, answers_by_scalars: bool, baseline: bool) -> None:
+        """Raise `ConfigError` if more than sums is needed of the embeddings."""
+        config, models = self.config, self.config.models
+        if baseline:
+            raise _refusal(
+                f"strategy = {config.strategy!r} is a baseline, which sums nothing", "aggregation"
+            )
+        if models.top != "sum" and models.combine == "concat":
+            raise _refusal(
+                f"top-model = {models.top!r} reads the parties' embeddings side by side",
+                "aggregation, or set combine = 'mean' or 'sum' for a linear or mlp top model",
+            )
+        if config.estimator.labels == "shared":
+            raise _refusal("labels = 'shared' sends every party's embeddings to all", "labels")
+        if answers_by_scalars and config.estimator.perturbs != "all":
+            raise _refusal(
+                "a difference for each party is of that party's embeddings alone",
+                "estimator, or set perturbs = 'all'",
+            )
+        if config.uplink.codec != "identity":
+            raise _refusal(
+                f"codec = {config.uplink.codec!r} has nothing to compress in numbers that look "
+                "random",
+                "codec",
+            )
+        if config.data.partial:
+            raise _refusal(
+                "of a row that one party alone has, the sum is its embedding", "partial rows"
+            )
+        if config.subsets != "off":
+            raise _refusal("the top model would read single parties' embeddings", "subsets")
+        if config.running.grow:
+            raise _refusal(
+                "a sum with a new party's embeddings less one without them would be that party's",
+                "grow",
+            )
+
+    def check_schedule(self, parties: int, coordinated: bool) -> None:
+        """Raise `ConfigError` unless so many parties, all of them together, make a sum."""
+        if parties < 2:
+            raise _refusal("a sum of one party's embeddings hides nothing", "it, or add parties")
+        if not coordinated:
+            raise _refusal(
+                "parties that do not step together upload other rows at other times",
+                f"the system, or set quorum = {parties}",
+            )
+
+    def permissions(self) -> dict[str, Any]:
+        """Return the activation, by which units can stop to learn.
+
+        Where a unit has stopped at all parties but one, its sum is that party's own embedding.
+        """
+        activation = self.config.models.embedding_activation
+        return {} if activation in (None, "none") else {"embedding-activation": activation}
+
+    def check_rules(self, context: Context, rules: Rules) -> None:
+        """Raise `ConfigError` if a party's own rules do not permit the activation."""
+        if simulated(context) and not rules.aggregation:
+            return
+        permitted = rules.embedding_activation
+        for key, value in self.permissions().items():
+            if value != permitted:
+                gives = f"{key} = {permitted!r}" if permitted else f"no {key}"
+                raise refused(
+                    context,
+                    f"{key} = {value!r} in masked sums, by which a sum can become its own "
+                    f"embedding: its own node configuration gives {gives}",
+                )
+
+    # --- the label holder -----------------------------------------------------------------------
+
+    def columns(self, sizes: Mapping[int, int]) -> dict[int, slice]:
+        """Return the columns of the sum, for every party; their embeddings have one size."""
+        return dict.fromkeys(sizes, slice(0, next(iter(sizes.values()), 0)))
+
+    def agree(self, transport: Transport) -> None:
+        """Have all parties agree on keys; their uploads are masked from then on.
+
+        Raises
+        ------
+        PartyError, ConfigError
+            If a party refuses another's key, or two parties differ in what must be alike.
+        """
+        running = self.config.running
+        order = AgreeOrder(arrays=self.question(transport, running))
+        self.check_agreed(ask_all(transport, order, Agreed, running).values())
+
+    def question(self, transport: Transport, running: RunningConfig) -> Arrays:
+        """Return the fresh keys of all parties, in order, as orders bring them.
+
+        Raises
+        ------
+        PartyError, ConfigError
+            If a party makes no key, or not all parties are there.
+        """
+        order = KeyOrder(config=json.dumps(self.config.values()))
+        answers = ask_all(transport, order, KeyMade, running).values()
+        made = sorted(answers, key=lambda each: each.party)
+        for each in made:
+            try:
+                read_offers(each.arrays, 1)
+            except VflError as error:
+                raise PartyError(f"Party {each.party}", f"sent no key: {error}") from None
+        return {name: np.concatenate([each.arrays[name] for each in made]) for name in OFFERS}
+
+    def check_agreed(self, answers: Iterable[Introduction]) -> None:
+        """Raise an error, as `check_tags`, if two of these parties have not agreed."""
+        by_party = sorted(answers, key=lambda each: each.party)
+        try:
+            check_tags([each.arrays for each in by_party])
+        except VflError as error:
+            if type(error) is not VflError:
+                raise
+            raise PartyError("A party", f"sent no tags of its keys: {error}") from None
+
+    def read(self, end: HolderEnd, party: int, window: Window, arrays: Arrays) -> Reading:
+        """Check the shapes of a masked upload."""
+        columns = end.columns[party]
+        shape = len(window.ids), columns.stop - columns.start
+        return MaskedReading(torch.empty(0), read(arrays, end.estimator.block_names(), shape))
+
+    def complete(self, end: HolderEnd, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
+        """Write the sum of all parties' uploads into the table, and read each upload as that sum.
+
+        Raises
+        ------
+        SumError, VflError
+            If uploads are missing, or of other rows, or if masks do not vanish.
+        """
+        party, window = arrivals[0].party, arrivals[0].window
+        of_all, total = Sum(end.parties), None
+        width = end.table.received
+        for arrival in arrivals:
+            assert isinstance(arrival.reading, MaskedReading)
+            if not np.array_equal(arrival.window.ids, window.ids):
+                raise VflError(f"Party {arrival.party} was asked for other rows than the others.")
+            total = of_all.add(arrival.party, arrival.reading.blocks, (len(window.ids), width))
+        if total is None:
+            raise VflError("Not all parties are there, without whom their sum is not known.")
+        reading = end.estimator.read(end.links[party], total, window, width)
+        end.table.write(party, window, reading.fresh)
+        return [replace(arrival, reading=reading) for arrival in arrivals]
+
+    def collection(self, parties: int) -> Collection:
+        """Return what adds the masked blocks of so many parties."""
+        return MaskedCollection(parties)
+
+    # --- the party ------------------------------------------------------------------------------
+
+    def seal(self, party: int, parties: int) -> Seal:
+        """Return the masks of a party."""
+        return MaskedSums()
+
+    def order_bytes(self, parties: int) -> int:
+        """Return the bytes of all parties' keys in an order."""
+        return 128 * parties
+
+
+def _refusal(why: str, leave: str) -> ConfigError:
+    return ConfigError(f"aggregation = 'secure' cannot be, since {why}: leave out {leave}.")
