@@ -196,9 +196,11 @@ NEW: dict[str, dict[str, Any]] = {
         **{"strategy": "syn-zoo", "aggregation": "secure", "combine": "mean"},
         **{"embedding-activation": "none", "epochs": 1, "perturbs": "all"},
     },
-    "presence": {"presence": 0.6},
+    "presence": {"presence": 0.6, "subsets": "sampled"},
     "presence, laser": {"presence": 0.6, "subsets": "laser", "combine": "mean"},
-    "presence, vafl, balanced": {**VAFL, "presence": 0.7, "class-weights": "balanced"},
+    "presence, vafl, balanced": {
+        **{**VAFL, "presence": 0.7, "class-weights": "balanced", "subsets": "sampled"},
+    },
     "sampled subsets": {"subsets": "sampled"},
     "validation, patience": {**ALL_KEPT, "epochs": 6, "patience": 2.0, "party-lr": 1.0},
     "validation, cascaded": {"strategy": "cascaded", **ALL_KEPT, "window": 4},

@@ -196,6 +196,7 @@ def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
         if _has_exact_gradients(values):
             if "combine" not in values and values.get("top-model", "mlp") in _OF_LAYERS:
                 chosen["combine"] = "mean"
+            chosen["subsets"] = values.get("subsets", "laser")
             if free:
                 decay = values.get("weight-decay", 0.05)
                 chosen |= {"optimizer": "adamw", "weight-decay": decay}

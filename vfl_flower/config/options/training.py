@@ -136,7 +136,8 @@ class TrainingConfig:
         "subset, of uniform size. `laser` takes one subset of each size, weighted as in "
         "LASER-VFL.",
         example="subsets='sampled' combine='mean'",
-        auto="sampled if parties may lack rows, else off.",
+        auto="off. If parties may lack rows: laser for first-order systems but cvfl, sampled for "
+        "others.",
         choices=("off", "sampled", "laser"),
         related=("presence", "align", "without"),
     )
