@@ -128,8 +128,8 @@ def assert_copies_agree(strategy: Vertical, grid: LocalGrid, *names: str) -> Non
     for party, context in enumerate(grid.contexts.values()):
         here: dict[str, Any] = {f"other-{m}": holder.table.of(m) for m in holder.columns}
         here["uplink"] = here.pop(f"other-{party}")
-        links = {**holder.links[party], **holder.estimator.links_of_all(holder)}
-        here |= {name: link.surrogate for name, link in links.items() if name != "uplink"}
+        for links in (holder.downlinks[party], holder.estimator.links_of_all(holder)):
+            here |= links.with_surrogates()
         kept = load_large(context.state)
         kept.pop("labels", None)
         assert sorted(kept) == sorted({*names} - {f"other-{party}"})

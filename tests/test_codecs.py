@@ -504,7 +504,7 @@ def test_both_ends_of_a_channel_know_the_same_and_come_nearer(
     for number, window in enumerate(windows(*[[10, 0, 20, 10]] * 30, distinct=distinct)):
         rows = truth[torch.from_numpy(window.ids).long()]
         arrays = ends[0].send("h", rows, window, str(number))
-        found = ends[1].receive("h", arrays, window, 6)
+        found = ends[1].receive("h", arrays, window)
         one, other = (end.surrogate for end in ends)
         assert one is not None and other is not None
         assert torch.equal(one, other)
@@ -521,7 +521,7 @@ def test_a_window_without_rows_goes_through_a_channel(
     config = resolve({**keys, "compression": compression})
     one, other = (uplink(config, torch.zeros(40, 6)) for _ in range(2))
     (window,) = windows([0, 0])
-    found = other.receive("h", one.send("h", torch.zeros(0, 6), window, "key"), window, 6)
+    found = other.receive("h", one.send("h", torch.zeros(0, 6), window, "key"), window)
     assert found.shape == (0, 6)
 
 
@@ -535,8 +535,8 @@ def test_rows_of_a_step_are_one_vector_and_those_of_another_step_do_not_matter(
     louder = torch.cat([rows[:10], 100 * rows[10:]])
     found = []
     for each in (rows, louder):
-        arrays = uplink(config, torch.zeros(0)).send("h", each, window, "key")
-        found.append(uplink(config, torch.zeros(0)).receive("h", arrays, window, 6))
+        arrays = uplink(config, torch.zeros(0, 6)).send("h", each, window, "key")
+        found.append(uplink(config, torch.zeros(0, 6)).receive("h", arrays, window))
     assert torch.equal(found[0][:10], found[1][:10])
     assert not torch.equal(found[0][10:], found[1][10:])
 
@@ -554,8 +554,8 @@ def test_under_scalar_privacy_a_record_changes_no_other_row(
     lengths = window.lengths - np.array([gone < 10, gone >= 10], np.int32)
     found = []
     for each, ids in ((rows, window), (rows[others], Window(window.ids[others], lengths))):
-        arrays = uplink(config, torch.zeros(0)).send("h", each, ids, "key")
-        found.append(uplink(config, torch.zeros(0)).receive("h", arrays, ids, 6))
+        arrays = uplink(config, torch.zeros(0, 6)).send("h", each, ids, "key")
+        found.append(uplink(config, torch.zeros(0, 6)).receive("h", arrays, ids))
     assert torch.equal(found[0][others], found[1])
 
 
@@ -566,13 +566,13 @@ def test_a_frame_that_would_take_a_surrogate_beyond_all_bounds_is_refused() -> N
     arrays = uplink(config, torch.zeros(40, 4)).send("h", torch.ones(1, 4), window, "key")
     largest = {**arrays, "h.exponents": np.full(1, 19, np.int8)}  # 2^19, below a million
     largest["h.values"] = np.ones_like(arrays["h.values"])
-    link.receive("h", largest, window, 4)
+    link.receive("h", largest, window)
     assert link.surrogate is not None
     known = link.surrogate.clone()
     for exponent in (19, 127):
         largest["h.exponents"] = np.full(1, exponent, np.int8)
         with pytest.raises(VflError, match="'h' has values beyond 1,000,000, by which no model"):
-            link.receive("h", largest, window, 4)
+            link.receive("h", largest, window)
         assert torch.equal(link.surrogate, known) and known.max() == 2**19
 
 

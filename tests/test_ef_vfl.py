@@ -31,6 +31,7 @@ from vfl_flower.party import context as between
 from vfl_flower.party.party import Party
 from vfl_flower.party.state import load_arrays, load_large
 from vfl_flower.protocol.batches import draw_window, steps_per_epoch
+from vfl_flower.protocol.codecs.channel import Links
 from vfl_flower.protocol.estimators.shared_labels import SharedLabels
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.local import LocalGrid
@@ -351,6 +352,7 @@ def test_a_party_refuses_labels_that_it_cannot_use(labels: Any, sentence: str) -
 def test_a_party_does_not_learn_without_the_labels() -> None:
     served, order = shared_party()
     served.train(order)
+    served.downlinks = Links()  # without which only the labels are missed
     with pytest.raises(VflError, match=r"cannot use: the labels, .* have not come"):
         served.train(replace(order, exchange=2, first=3))
 
@@ -367,14 +369,14 @@ def test_a_party_does_not_learn_without_the_labels() -> None:
 def test_a_party_refuses_a_broadcast_that_it_cannot_use(
     run: Start, monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]
 ) -> None:
-    broadcast = SharedLabels.answer
+    broadcast = SharedLabels.encode
 
     def altered(*ends: Any) -> dict[int, dict[str, Any]]:
         feedback = broadcast(*ends)
         feedback[1][name] = change(feedback[1][name])
         return feedback
 
-    monkeypatch.setattr(SharedLabels, "answer", altered)
+    monkeypatch.setattr(SharedLabels, "encode", altered)
     with pytest.raises(PartyError) as error:
         run(2, {**ALL_ROWS, **SHARED, "dataset": "breast-cancer", "epochs": 1})
     sentence = str(error.value)

@@ -442,7 +442,7 @@ def test_a_zeroth_order_run_goes_on_without_the_party(
 def test_a_party_refuses_scalars_that_it_cannot_use(
     run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]
 ) -> None:
-    answer = ZerothOrder.answer
+    answer = ZerothOrder.encode
 
     def answered(*given: Any) -> dict[int, Any]:
         return {
@@ -450,7 +450,7 @@ def test_a_party_refuses_scalars_that_it_cannot_use(
             for party, arrays in answer(*given).items()
         }
 
-    monkeypatch.setattr(ZerothOrder, "answer", answered)
+    monkeypatch.setattr(ZerothOrder, "encode", answered)
     finished, sentence = failing(run, tmp_path / "out", ZEROTH, client_app.app)
     assert "was sent feedback that it cannot use: 'difference'" in sentence
     assert finished.summary["failure"] == sentence

@@ -207,9 +207,9 @@ def with_data(config: RunConfig, x: Tensor) -> Party:
 def test_embedding_is_the_forward_pass() -> None:
     config = config_of(embedding_size=SIZE)
     model, x, _ = party(config)
-    arrays = FirstOrder(config).embed(with_data(config, x), ORDER, WINDOW)
-    assert arrays.keys() == {"embedding"}
-    torch.testing.assert_close(torch.from_numpy(arrays["embedding"]), model(x).detach())
+    blocks = FirstOrder(config).embed(with_data(config, x), ORDER, WINDOW)
+    assert blocks.keys() == {"embedding"}
+    torch.testing.assert_close(blocks["embedding"].detach(), model(x).detach())
 
 
 def test_update_from_the_embeddings_at_hand_repeats_no_pass_and_gives_the_same() -> None:
@@ -223,7 +223,7 @@ def test_update_from_the_embeddings_at_hand_repeats_no_pass_and_gives_the_same()
             end.trace = None
         passes: list[nn.Module] = []
         end.model.register_forward_hook(lambda model, *_, passes=passes: passes.append(model))
-        estimator.update(end, {"gradient": gradient_rows.numpy()}, ORDER, WINDOW)
+        estimator.update(end, {"gradient": gradient_rows}, ORDER, WINDOW)
         assert len(passes) == (0 if at_hand else 1)
         results.append([p.detach() for p in end.model.parameters()])
         # The same as from the model, its rows and the answer alone, at the configured rate.

@@ -39,10 +39,9 @@ from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.protocol.batches import Window, draw_window
 from vfl_flower.protocol.estimators.directions import Directions
-from vfl_flower.protocol.estimators.zeroth_order import PairReading
 from vfl_flower.protocol.server_update import by_differences, by_gradient
 from vfl_flower.protocol.systems import resolve, sized
-from vfl_flower.protocol.uploads import Arrival
+from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.tools.audit import audit
 from vfl_flower.tools.cli import main
 from vfl_flower.tools.compare import compare, table
@@ -368,7 +367,7 @@ def test_scalars_and_zeroth_order_steps_of_weighted_rows(combine: str, own: int)
     top = copy.deepcopy(holder.top)
     halves = [torch.cat([h[:, :SIZE], half, h[:, 2 * SIZE :]], dim=1) for half in pair]
     expected = (f(top, halves[0], [4] * 4) - f(top, halves[1], [4] * 4)) / 0.1
-    answers = holder.answer([Arrival(1, window, False, PairReading(pair[1], pair), window)])
+    answers = holder.answer([Arrival(1, window, False, Reading(pair[1], pair), window)])
     assert answers.keys() == {1}
     found = torch.from_numpy(answers[1]["difference"])
     torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5)

@@ -77,23 +77,21 @@ class Signs:
 ESTIMATOR = '''
 """Signs of gradient rows: the label holder answers the direction alone (signSGD)."""
 
-import numpy as np
-
 from vfl_flower.protocol.estimators.first_order import FirstOrder
-from vfl_flower.transport.messages import checked
 
 
 class SignRows(FirstOrder):
+    answer_dtype = "int8"  # as gradient rows travel, unless a codec compresses them
+
     def answer(self, end, arrivals, joint):
         answers = super().answer(end, arrivals, joint)
         return {
-            party: {"sign": np.sign(arrays["gradient"]).astype(np.int8)}
-            for party, arrays in answers.items()
+            party: {name: rows.sign().char() for name, rows in blocks.items()}
+            for party, blocks in answers.items()
         }
 
-    def update(self, end, arrays, order, window):
-        signs = checked(arrays, "sign", "int8", (len(window.ids), end.size))
-        rows = signs.astype(np.float32) / len(window.ids)
+    def update(self, end, blocks, order, window):
+        rows = blocks["gradient"].float() / len(window.ids)
         super().update(end, {"gradient": rows}, order, window)
 '''
 
@@ -232,6 +230,22 @@ def test_an_estimator_of_ones_own_trains(run: Start, tmp_path: Path) -> None:
     assert signs["bytes_down"] == whole["bytes_down"] / 4
     assert signs["test_accuracy"] > 0.85
     assert signs["test_loss"] != whole["test_loss"]
+
+
+@pytest.mark.parametrize("compression", ["direct", "error-feedback"])
+@pytest.mark.parametrize("codec", ["identity", "top-k", "qsgd", "float16", "bfloat16"])
+def test_an_estimator_of_ones_own_goes_with_every_codec(
+    codec: str, compression: str, run: Start, tmp_path: Path
+) -> None:
+    estimator = f"{write(tmp_path, 'sign_rows.py', ESTIMATOR)}:SignRows"
+    whole = run(2, SMALL).summary
+    keys = {"codec": codec, "compression": compression, "keep": 0.25 if codec == "top-k" else None}
+    both = {f"{way}{key}": value for way in ("", "downlink-") for key, value in keys.items()}
+    given = {key: value for key, value in both.items() if value is not None}
+    summary = run(2, {**SMALL, **given, "estimator": estimator, "party-lr": 0.05}).summary
+    assert summary["test_accuracy"] > 0.6
+    assert summary["bytes_down"] < whole["bytes_down"] / 1.8
+    assert (summary["bytes_up"] == whole["bytes_up"]) is (codec == "identity")
 
 
 def test_a_runtime_of_ones_own_gives_what_ours_do(run: Start, tmp_path: Path) -> None:

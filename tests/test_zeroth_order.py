@@ -27,11 +27,11 @@ from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window, join
 from vfl_flower.protocol.estimators import directions as directions_module
 from vfl_flower.protocol.estimators.directions import Directions, values_of_pairs
-from vfl_flower.protocol.estimators.zeroth_order import Pair, PairReading, ZerothOrder
+from vfl_flower.protocol.estimators.zeroth_order import Pair, ZerothOrder
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.protocol.server_update import by_differences, by_gradient
 from vfl_flower.protocol.systems import resolve, sized
-from vfl_flower.protocol.uploads import Arrival
+from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import TrainOrder
 
 SECRET = b"secret"
@@ -89,7 +89,7 @@ def learn(
     """A party's steps, where the directions ``u`` of its upload are still at hand, or not."""
     party.optimizer, party.trace = optimizer, u
     order, window = order_of(len(scalars)), window_of([0] * len(scalars))
-    ZerothOrder(party.config).update(party, {"difference": scalars.numpy()}, order, window)
+    ZerothOrder(party.config).update(party, {"difference": scalars}, order, window)
 
 
 def holder_of(
@@ -106,11 +106,11 @@ def answer(holder: LabelHolder, pair: Pair, lengths: list[int]) -> Tensor:
     """The scalars that the second party gets for a pair of the first rows."""
     assert holder.columns[1] == MINE
     window = window_of(lengths)
-    arrival = Arrival(1, window, False, PairReading(pair[1], pair), window)
+    arrival = Arrival(1, window, False, Reading(pair[1], pair), window)
     joint = join(holder.config, len(holder.labels), [window])
     feedback = ZerothOrder(holder.config).answer(holder, [arrival], joint)
     assert feedback.keys() == {1} and feedback[1].keys() == {"difference"}
-    return torch.from_numpy(feedback[1]["difference"])
+    return feedback[1]["difference"]
 
 
 def others(rows: int = ROWS) -> tuple[Tensor, Tensor]:
@@ -322,9 +322,9 @@ def test_stacked_steps_are_those_taken_one_after_the_other(
         for exchange in range(2):  # the optimizer's state passes on
             order = order_of(len(lengths), exchange)
             sent = estimator.embed(party, order, window)
-            pairs.append([torch.from_numpy(sent[name]) for name in estimator.block_names()])
+            pairs.append([sent[name] for name in estimator.block_names()])
             assert (party.trace is None) == (in_place or len(lengths) == 1)
-            estimator.update(party, {"difference": scalars.numpy()}, order, window)
+            estimator.update(party, {"difference": scalars}, order, window)
         models.append(party.model)
     for ours, theirs in zip(pairs[:2], pairs[2:], strict=True):
         for one, other in zip(ours, theirs, strict=True):
@@ -557,7 +557,7 @@ def joint_answer(holder: LabelHolder, pairs: dict[int, Pair], lengths: list[int]
     """The scalars that all parties get for pairs of the same rows."""
     window = window_of(lengths)
     arrivals = [
-        Arrival(party, window, True, PairReading(pair[1], pair), window)
+        Arrival(party, window, True, Reading(pair[1], pair), window)
         for party, pair in pairs.items()
     ]
     answers = holder.answer(arrivals)
@@ -725,10 +725,9 @@ def test_what_a_pair_is_called_and_brings_to_the_table(
     assert estimator.block_names() == names
     pair = np.array([[1.0, 2.0]], np.float32), np.array([[2.0, 4.0]], np.float32)
     sent = dict(zip(names, pair, strict=True))
-    reading = estimator.read(estimator.holder_links(table), sent, window, 2)
+    reading = estimator.read(estimator.uplinks(table).decode(sent, window), window)
     assert reading.fresh.tolist() == [kept]
-    assert isinstance(reading, PairReading)
-    assert [each.tolist() for each in reading.pair] == [each.tolist() for each in pair]
+    assert [each.tolist() for each in reading.embeddings] == [each.tolist() for each in pair]
 
 
 @both_differences
@@ -737,14 +736,13 @@ def test_a_lossy_codec_keeps_what_tells_a_pair_apart(differences: str) -> None:
     party, x = party_of(config)
     estimator, window = ZerothOrder(config), window_of(LENGTHS)
     sent = estimator.embed(party, order_of(len(LENGTHS)), window)
-    links = estimator.holder_links(torch.zeros(ROWS, SIZE))
-    reading = estimator.read(links, sent, window, SIZE)
-    assert isinstance(reading, PairReading)
+    one, other = (estimator.uplinks(torch.zeros(ROWS, SIZE)) for _ in range(2))
+    reading = estimator.read(other.decode(one.encode(sent, window, ""), window), window)
     exact, _ = values_of_pairs(
         party.model, x, LENGTHS, Directions(config.estimator, KEY, party.model)
     )
     # Numbers are sent as float16, by which two embeddings sent apart would differ as by mu.
-    change, found = (pair[0] - pair[1] for pair in (exact, reading.pair))
+    change, found = (pair[0] - pair[1] for pair in (exact, reading.embeddings))
     assert (found - change).norm() < 1e-3 * change.norm()
     fresh = sum(exact) / 2 if differences == "two-sided" else exact[1]
     torch.testing.assert_close(reading.fresh, fresh, rtol=1e-3, atol=1e-3)

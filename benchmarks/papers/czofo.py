@@ -4,26 +4,23 @@ Vertical Federated Learning"), a rival in DPZV's experiments, as an estimator of
 The gradient with respect to the embeddings is estimated by differences, and what is behind them
 learns by its own gradient: Avg-RandGradEst, the mean over q directions u of d / mu (l(h + mu u) -
 l(h)) u, of one mini-batch's mean loss l and unit directions of all its embeddings' d numbers. The
-label holder answers the q differences, and from what the directions are drawn.
+label holder answers the q differences, and the seed of the directions.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.models.training import as_tensor
 from vfl_flower.protocol.batches import Joint, Window
+from vfl_flower.protocol.codecs.channel import Blocks, Links, of_steps
 from vfl_flower.protocol.estimators.base import HolderEnd, PartyEnd
 from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.uploads import Arrival
-from vfl_flower.transport.messages import Arrays, TrainOrder, checked
+from vfl_flower.transport.messages import TrainOrder
 
 Q, MU = 20, 1e-2
 
@@ -36,14 +33,19 @@ class Czofo(FirstOrder):
         """What it is, in few words."""
         return "cascaded zeroth and first order"
 
+    def downlinks(self, rows: int, size: int) -> Links:
+        """Carry Q differences of each step, and what their directions are drawn from."""
+        return Links(difference=of_steps(Q), seed=of_steps(dtype="int64"))
+
     @torch.no_grad()
     def answer(
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
-    ) -> dict[int, Arrays]:
-        """Differences at the top model that the windows met; then it steps by its gradient."""
-        answers: dict[int, Arrays] = {}
+    ) -> dict[int, Blocks]:
+        """Answer differences at the top model that the windows met; then step by its gradient."""
+        answers: dict[int, Blocks] = {}
         for arrival in arrivals:
-            seed = np.array([secrets.randbits(63)], np.int64)
+            seeds = [secrets.randbits(63) for _ in arrival.window.lengths]
+            seed = torch.tensor(seeds)
             h, labels = end.gather(arrival.window)
             mine, found = end.columns[arrival.party], []
             u = directions(seed, arrival.window, mine.stop - mine.start)
@@ -55,26 +57,26 @@ class Czofo(FirstOrder):
                 outputs = end.top(many.flatten(0, 1))
                 losses = end.loss.per_row(outputs, y.repeat(Q + 1)).view(Q + 1, -1).mean(1)
                 found.append((losses[1:] - losses[0]) / MU)
-            answers[arrival.party] = {"difference": torch.stack(found).numpy(), "seed": seed}
+            answers[arrival.party] = {"difference": torch.stack(found), "seed": seed}
         h, labels = end.gather(joint.window)
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
         end.count(end.step(h, labels, lengths, divided, gradients=False)[1])
         return answers
 
-    def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
-        """The estimated gradient rows, by which the party steps as it does by any."""
-        steps = len(window.lengths)
-        sent = as_tensor(checked(arrays, "difference", "float32", (steps, Q)))
-        seed = checked(arrays, "seed", "int64", (1,))
+    def update(self, end: PartyEnd, blocks: Blocks, order: TrainOrder, window: Window) -> None:
+        """Step along the estimated gradient rows, as along any."""
+        of_steps = directions(blocks["seed"], window, end.size)
         rows = [
             torch.einsum("q,qre->re", each, u) * u[0].numel() / Q
-            for each, u in zip(sent, directions(seed, window, end.size), strict=True)
+            for each, u in zip(blocks["difference"], of_steps, strict=True)
         ]
-        super().update(end, {"gradient": torch.cat(rows).numpy()}, order, window)
+        super().update(end, {"gradient": torch.cat(rows)}, order, window)
 
 
-def directions(seed: NDArray[Any], window: Window, size: int) -> list[Tensor]:
-    """Unit directions of each step's embeddings, [Q, R, E]."""
-    generator = torch.Generator().manual_seed(int(seed[0]))
-    drawn = [torch.randn(Q, rows, size, generator=generator) for rows in window.lengths.tolist()]
-    return [u / u.flatten(1).norm(dim=1)[:, None, None] for u in drawn]
+def directions(seeds: Tensor, window: Window, size: int) -> list[Tensor]:
+    """Draw unit directions of each step's embeddings, [Q, R, E]."""
+    found = []
+    for seed, rows in zip(seeds.tolist(), window.lengths.tolist(), strict=True):
+        u = torch.randn(Q, rows, size, generator=torch.Generator().manual_seed(seed))
+        found.append(u / u.flatten(1).norm(dim=1)[:, None, None])
+    return found

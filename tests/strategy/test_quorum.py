@@ -20,7 +20,7 @@ from vfl_flower.transport.messages import Turn
 
 def arrival(party: int) -> Arrival:
     window = Window(np.arange(3, dtype=np.int32), np.array([3], np.int32))
-    return Arrival(party, window, False, Reading(torch.zeros(3, 1)), window)
+    return Arrival(party, window, False, Reading(torch.zeros(3, 1), ()), window)
 
 
 def waiting_for(quorum: int, states: Iterable[State] = (State.IDLE,) * 4) -> Waiting:

@@ -39,7 +39,7 @@ from vfl_flower.models.training import (
 from vfl_flower.protocol import estimators, server_update, subsets
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Window, among, join, take, uploaded
-from vfl_flower.protocol.codecs.channel import Channel, digest
+from vfl_flower.protocol.codecs.channel import digest
 from vfl_flower.protocol.estimators.directions import Directions
 from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.subsets import Copies
@@ -105,7 +105,11 @@ class LabelHolder:
         rate = config.training.server_lr
         self.optimizer = build_optimizer(config, self.top, rate, per_epoch) if trainable else None
         self.estimator = estimators.choose(config)(config)
-        self.links = {party: self.estimator.holder_links(self.table.of(party)) for party in sizes}
+        # The label holder's ends of the links of uploads, and of answers.
+        self.uplinks = {party: self.estimator.uplinks(self.table.of(party)) for party in sizes}
+        self.downlinks = {
+            party: self.estimator.downlinks(*self.table.of(party).shape) for party in sizes
+        }
         self.secret = secrets.token_bytes(16)  # decides zeroth-order directions of the top model
         if config.privacy.noise_seed >= 0:
             self.secret = f"{config.privacy.noise_seed} top model".encode()
@@ -131,19 +135,18 @@ class LabelHolder:
             reading = self.aggregation.read(self, party, window, upload.arrays)
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
-        return Arrival(party, window, order.coordinated, reading, batches)
+        sent = self.uplinks[party].select(upload.arrays) if self.estimator.broadcasts else {}
+        return Arrival(party, window, order.coordinated, reading, batches, sent)
 
     def refresh(self, party: int, ids: NDArray[np.int32], upload: Upload) -> None:
         """Write a party's fresh embeddings of these rows into the table."""
         window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
-        columns = self.columns[party]
         try:
-            rows = self.links[party]["uplink"].receive(
-                "embedding", upload.arrays, window, columns.stop - columns.start
-            )
+            links = self.estimator.fresh_links(self.uplinks[party], self.table.of(party))
+            rows = links.decode(upload.arrays, window)["embedding"]
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
-        held = self.links[party]["uplink"].surrogate is not None
+        held = self.config.uplink.surrogates  # as these columns, which decoding has written
         self.table.write(party, window, rows, (rows,), self.steps, held)
 
     def too_old(
@@ -183,7 +186,8 @@ class LabelHolder:
             joint = replace(joint, places=places)
         before = self._top_state() if self.config.running.on_party_failure == "continue" else {}
         try:
-            return self.estimator.answer(self, arrivals, joint)
+            answers = self.estimator.answer(self, arrivals, joint)
+            return self.estimator.encode(self, arrivals, answers)
         except DivergedError:
             if before:
                 self._load_top(before)
@@ -192,7 +196,8 @@ class LabelHolder:
 
     def silent(self, arrivals: Sequence[Arrival]) -> dict[int, Arrays]:
         """Answers that say nothing, and nothing is learned from."""
-        return {arrival.party: self.estimator.silence(arrival) for arrival in arrivals}
+        answers = {arrival.party: self.estimator.silence(arrival) for arrival in arrivals}
+        return self.estimator.encode(self, arrivals, answers)
 
     def _refuse_largest(self, arrivals: Sequence[Arrival] = ()) -> None:
         """Raise `PoisonError` of the party with the largest embeddings, if they are unusual."""
@@ -385,14 +390,14 @@ class LabelHolder:
 
     def surrogate_of(self, party: int) -> Arrays:
         """The copy that a party needs which comes back; empty without error feedback."""
-        known = self.links[party]["uplink"].surrogate
-        return {} if known is None else {"embedding": known.cpu().contiguous().numpy()}
+        if not self.config.uplink.surrogates:
+            return {}
+        return {"embedding": self.table.of(party).cpu().contiguous().numpy()}
 
     def rejoined(self, party: int) -> None:
         """A party has come back, with its surrogates as they are here."""
-        for name, link in self.links[party].items():
-            if name != "uplink" and link.surrogate is not None:
-                link.surrogate.zero_()
+        for _, surrogate in self.downlinks[party].with_surrogates():
+            surrogate.zero_()
 
     # --- checkpoints ----------------------------------------------------------------------------
 
@@ -415,11 +420,7 @@ class LabelHolder:
             "table": self.table.state(),
             "test_table": self.test_table.state(),
             **self._top_arrays(),
-            "link": {
-                name: link.surrogate.cpu().numpy()
-                for name, link in self._other_links()
-                if link.surrogate is not None
-            },
+            "link": {name: each.cpu().numpy() for name, each in self._surrogates_of_answers()},
             "best": self.best,
         }
         arrays = {
@@ -438,9 +439,8 @@ class LabelHolder:
         self.losses = [as_tensor(arrays["losses"]).to(self.device)]
         self.best = of_group("best", arrays)
         self._load_top({group: of_group(group, arrays) for group in ("top", "optimizer")})
-        for name, link in self._other_links():
-            if link.surrogate is not None:
-                link.surrogate.copy_(as_tensor(arrays[f"link.{name}"]))
+        for name, surrogate in self._surrogates_of_answers():
+            surrogate.copy_(as_tensor(arrays[f"link.{name}"]))
 
     def begin_by(self, config: RunConfig, scalars: dict[str, Any], arrays: Arrays) -> None:
         """Begin by the top model of an earlier run, so configured, of which `state` gave these."""
@@ -466,13 +466,12 @@ class LabelHolder:
         if self.optimizer:
             load_optimizer(self.optimizer, groups["optimizer"])
 
-    def _other_links(self) -> Iterator[tuple[str, Channel]]:
-        """The links whose surrogates are not in the table."""
-        yield from self.estimator.links_of_all(self).items()
-        for party, links in self.links.items():
-            for name, link in links.items():
-                if name != "uplink":
-                    yield f"{name}.{party}", link
+    def _surrogates_of_answers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the surrogates outside the table, by the names under which they are saved."""
+        yield from self.estimator.links_of_all(self).with_surrogates()
+        for party, links in self.downlinks.items():
+            for name, surrogate in links.with_surrogates():
+                yield f"{name}.{party}", surrogate
 
 
 def of_group(group: str, arrays: Arrays) -> Arrays:

@@ -204,11 +204,7 @@ def keep(party: Party, context: Context) -> None:
     }
     if party.seal:
         scalars |= party.seal.scalars
-    surrogates = {
-        name: link.surrogate.numpy()
-        for name, link in party.links.items()
-        if link.surrogate is not None
-    }
+    surrogates = {name: surrogate.numpy() for name, surrogate in party.surrogates()}
     _save(party, context, scalars, {**surrogates, **party.arrays})
     if party.seal:
         party.seal.keep(context)
@@ -317,9 +313,10 @@ def resume(context: Context) -> Party:
     party.limits = limits_of(context, rules, party.origin)
     party.limits.go_on()
     party.arrays = state.load_large(context.state)
-    for name, link in party.links.items():
-        if link.surrogate is not None:
-            link.surrogate = torch.from_numpy(party.arrays.pop(name))
+    for links in (party.uplinks, party.downlinks):
+        for link in links.values():
+            if link.surrogate is not None:
+                link.surrogate = torch.from_numpy(party.arrays.pop(link.saved))
     if party.seal:
         party.seal.load(context, scalars)
     party.exchange = scalars["exchange"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -48,7 +48,7 @@ from vfl_flower.protocol.batches import (
     steps_per_epoch,
     take,
 )
-from vfl_flower.protocol.codecs.channel import check_memory, digest
+from vfl_flower.protocol.codecs.channel import Blocks, Links, check_memory, digest, zeros
 from vfl_flower.protocol.privacy.ledger import ledger_of
 from vfl_flower.protocol.privacy.noise import Perturbation
 from vfl_flower.protocol.systems import sized
@@ -126,7 +126,9 @@ class Party:
         self.estimator = estimators.choose(config)(config)
         tables = self.estimator.party_tables(parties)
         check_memory("this party's", 4 * tables * self.rows * self.size)
-        self.links = self.estimator.party_links(self)
+        # This party's ends of the links of uploads, and of answers.
+        self.uplinks = self.estimator.uplinks(zeros((self.rows, self.size)))
+        self.downlinks = self.estimator.downlinks_of(self)
         self.arrays: Arrays = {}  # the estimator's own
         self.exchange = 0  # number of the last message served
         self.brought = 0  # and of the last that its model of an earlier run had seen
@@ -215,15 +217,16 @@ class Party:
         """Upload a turn's window, whose answer is awaited from then on."""
         self.await_answer(order)
         with torch.set_grad_enabled(not self.frozen):
-            arrays = self.estimator.embed(self, order, window)
-        return self.uploaded(order, window, arrays)
+            blocks = self.estimator.embed(self, order, window)
+        return self.uploaded(order, window, blocks)
 
     def await_answer(self, order: TrainOrder) -> None:
         """The window of this order is the one that feedback will be for."""
         self.pending, self.pending_secret = order, self.secret
 
-    def uploaded(self, order: TrainOrder, window: Window, arrays: Arrays) -> Upload:
-        """The upload of a turn's window, of which the estimator has made these arrays."""
+    def uploaded(self, order: TrainOrder, window: Window, blocks: Blocks) -> Upload:
+        """The upload of a turn's window, of which the estimator has made these blocks."""
+        arrays = self.encoded(self.uplinks, blocks, window)
         if not order.coordinated:
             arrays["ids"] = window.ids
             if self.config.schedule.sampling == "poisson":
@@ -238,7 +241,7 @@ class Party:
         h = self.embeddings(self.block.test).cpu().numpy()
         return replace(
             self._upload(self._sealed({"embedding": h})),
-            surrogates=digest(self.links.values()),
+            surrogates=digest(each for _, each in self.surrogates()),
             peak_memory_mb=peak_memory_mb(),
         )
 
@@ -260,7 +263,8 @@ class Party:
             self.learn(order.arrays)
         h = self.embeddings(self.block.train, places)
         window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
-        return self._upload(self.send("embedding", h, window))
+        links = self.estimator.fresh_links(self.uplinks, zeros((self.rows, self.size)))
+        return self._upload(self.encoded(links, {"embedding": h}, window))
 
     def restore(self, order: RestoreOrder, then: Arrays) -> Upload:
         """Have the model of an earlier evaluation; it learns no more."""
@@ -283,15 +287,12 @@ class Party:
             raise VflError(f"was asked to go back to message {order.exchange}: it has served it.")
         self.exchange = order.exchange
         self.pending = self.trace = None
-        for name, link in self.links.items():
-            if link.surrogate is not None:
-                shape = tuple(link.surrogate.shape)
-                if name == "uplink":
-                    known = checked(order.arrays, "embedding", "float32", shape)
-                    bounded("embedding", known)
-                    link.surrogate.copy_(as_tensor(known))
-                else:
-                    link.surrogate.zero_()
+        for name, surrogate in self.surrogates():
+            if name == "uplink":
+                known = checked(order.arrays, "embedding", "float32", tuple(surrogate.shape))
+                surrogate.copy_(as_tensor(bounded("embedding", known)))
+            else:
+                surrogate.zero_()
         return self.describe(order)
 
     # --- what an estimator has of it ------------------------------------------------------------
@@ -322,12 +323,16 @@ class Party:
         last, lengths = len(self.model.layers) - 1, tuple(window.lengths.tolist())
         return Perturbation(self.config.privacy, self.secret, exchange, lengths, last)
 
-    def send(self, name: str, rows: Tensor, window: Window) -> Arrays:
-        """What is sent of rows [R, E], over the link for blocks of this name."""
-        link = self.links["uplink" if name == "embedding" else "changes"]
+    def encoded(self, links: Links, blocks: Blocks, window: Window) -> Arrays:
+        """Make the arrays of an upload from its blocks, each of rows [R, E]."""
         key = f"{self.config.training.seed}|up|{self.index}|{self.exchange}"
-        arrays = link.send(name, rows, window, key)
+        arrays = links.encode(blocks, window, key)
         return self._sealed(arrays) if self.seal else arrays
+
+    def surrogates(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield this party's surrogates, by the names under which they are saved."""
+        yield from self.uplinks.with_surrogates()
+        yield from self.downlinks.with_surrogates()
 
     def _sealed(self, arrays: Arrays) -> Arrays:
         """Return blocks of embeddings as the party uploads them."""
@@ -374,7 +379,8 @@ class Party:
         window = self.pending_window()
         present, self.secret = self.secret, self.pending_secret
         try:
-            self.estimator.update(self, arrays, self.pending, window)
+            blocks = self.downlinks.decode(arrays, window)
+            self.estimator.update(self, blocks, self.pending, window)
         except VflError as error:
             raise VflError(f"was sent feedback that it cannot use: {error}") from None
         finally:

@@ -37,7 +37,7 @@ from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.privacy.ledger import ledger_of
-from vfl_flower.transport.messages import Arrays, TrainOrder, Upload, bounded
+from vfl_flower.transport.messages import Arrays, TrainOrder, Upload
 
 FEWEST = 16
 """Parties that are worth it."""
@@ -225,13 +225,9 @@ class Stack:
             party.kept = None  # which is over other memory
         group = {**one.optimizer.param_groups[0], "params": list(self.model.parameters())}
         self.optimizer = cast(Any, type(one.optimizer))([group])
-        self.links: Any = {"gradient": self}
         self.trace: Any = None
         self.pending = [party.pending for party in parties]  # what was last asked for
         self.windows: list[Window] = []
-        self._answers: Sequence[Arrays] = ()
-        self._sent: list[Arrays] = []
-        self._failed: dict[int, Exception] = {}
 
     def is_of(self, parties: Sequence[Party]) -> bool:
         """Whether it is still of these parties, as they are."""
@@ -246,27 +242,30 @@ class Stack:
         if order is None:
             return
         self.windows = self.windows or [party.pending_window() for party in self.members]
-        self._answers = arrays
+        of_each = zip(self.members, arrays, self.windows, strict=True)
+        answers = [party.downlinks.decode(sent, own)["gradient"] for party, sent, own in of_each]
         self._take_optimizers()
-        self.estimator.update(self, {}, order, self.windows[0])
+        blocks = {"gradient": torch.stack(answers, dim=1)}
+        self.estimator.update(self, blocks, order, self.windows[0])
         self._give_optimizers_back()
         for party in self.members:
             party.forget_window()
 
     def embed(self, turns: Sequence[Turn]) -> None:
         """As `Party.embed_window`, of each."""
-        self.windows, self._sent = [turn.window for turn in turns], [{} for _ in turns]
-        self._failed.clear()
+        self.windows = [turn.window for turn in turns]
         for turn in turns:
             turn.party.await_answer(turn.order)
         self.pending = [turn.order for turn in turns]
-        self.estimator.embed(self, turns[0].order, self.windows[0])
-        for number, turn in enumerate(turns):
+        blocks = self.estimator.embed(self, turns[0].order, self.windows[0])
+        of_each = blocks["embedding"].detach().cpu().unbind(1)
+        for turn, rows in zip(turns, of_each, strict=True):
             turn.party.stack = self
-            sent = self._sent[number]
-            turn.outcome = self._failed.get(number) or turn.party.uploaded(
-                turn.order, turn.window, sent
-            )
+            try:
+                mine = {"embedding": rows}
+                turn.outcome = turn.party.uploaded(turn.order, turn.window, mine)
+            except Exception as error:
+                turn.outcome = error
 
     def _take_optimizers(self) -> None:
         """Take over what the parties' optimizers keep of each parameter, if they do."""
@@ -304,20 +303,3 @@ class Stack:
 
     def noise(self, exchange: int, window: Window) -> None:
         """None of it."""
-
-    def send(self, name: str, rows: Tensor, window: Window) -> Arrays:
-        """Each party's of rows [R, M, E] over its own link; nothing is left to send."""
-        for number, mine in enumerate(rows.detach().cpu().unbind(1)):
-            try:
-                sent = self.members[number].send(name, mine, self.windows[number])
-                self._sent[number].update(sent)
-            except Exception as error:
-                self._failed[number] = error
-        return {}
-
-    def receive(self, name: str, arrays: Arrays, window: Window, width: int) -> Tensor:
-        """What has come over each party's own link, without surrogates, for rows [R, M, E]."""
-        of_each = zip(self.members, self._answers, self.windows, strict=True)
-        rows = [party.links[name].decoded(name, sent, own, width) for party, sent, own in of_each]
-        stacked: Tensor = bounded(name, torch.from_numpy(np.stack(rows)))
-        return stacked.movedim(0, 1)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from vfl_flower.protocol.batches import Window
+from vfl_flower.transport.messages import Arrays
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The embeddings of an upload, [R, E]; estimators add what they answer by."""
+    """What an upload says.
+
+    fresh : embeddings for the table, [R, E].
+    embeddings : all blocks of embeddings that the upload holds.
+    """
 
     fresh: Tensor
-
-    @property
-    def embeddings(self) -> Sequence[Tensor]:
-        """Return all blocks of embeddings that the upload holds."""
-        return (self.fresh,)
+    embeddings: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Arrival:
     """A party's upload of one window.
 
     ``batches`` are the mini-batches that losses are means over: the window, or if it is coordinated
-    the mini-batches of all parties, of which this party may lack rows.
+    the mini-batches of all parties, of which this party may lack rows. ``arrays`` are the upload as
+    it came, if the estimator passes uploads on.
     """
 
     party: int
@@ -35,3 +36,4 @@ class Arrival:
     coordinated: bool
     reading: Reading
     batches: Window
+    arrays: Arrays = field(default_factory=dict)

@@ -25,7 +25,6 @@ from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.party.party import Party
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.batches import Window, draw_window
-from vfl_flower.protocol.estimators.zeroth_order import PairReading
 from vfl_flower.protocol.privacy.embeddings import epsilon
 from vfl_flower.protocol.privacy.labels import randomised
 from vfl_flower.protocol.privacy.ledger import Ledger, ledger_of
@@ -164,7 +163,7 @@ def of_labels(
             sizes = dict.fromkeys(range(_PARTIES), 1)
             holder = LabelHolder(small, randomised(small, labels, key), sizes)
             window = draw_window(small, rows, None, 0, 0, 1)
-            nothing = Reading(torch.zeros(rows, 1))
+            nothing = Reading(torch.zeros(rows, 1), ())
             both = [Arrival(each, window, True, nothing, window) for each in (0, 1)]
             answer = holder.answer(both)
             answers.append(-answer[0]["gradient"][:, 0].astype(np.float64) * rows)
@@ -247,7 +246,7 @@ def _played(
         if not ledger.answered([(party, window) for party in parties]):
             return 0.0
         answers = holder.answer(
-            [Arrival(party, window, together, PairReading(at, pair), window) for party in parties]
+            [Arrival(party, window, together, Reading(at, pair), window) for party in parties]
         )
         return float(sum(answer["difference"].sum() for answer in answers.values()))
 
@@ -314,7 +313,7 @@ def _uploaded(config: RunConfig, feature: float, rows: int, uploads: int) -> Sco
         number = party.exchange + 1
         train = TrainOrder(exchange=number, epoch=epoch, first=0, steps=1, coordinated=True)
         arrays = party.train(train).arrays
-        sent += [arrays[name][:, 0] for name in party.estimator.block_names()]
+        sent += [arrays[name][:, 0] for name in party.uplinks]
         fresh = EmbedOrder(exchange=number + 1, arrays={"ids": ids.astype(np.int32)})
         sent.append(party.embed(fresh).arrays["embedding"][:, 0])
         party.rejoin(RejoinOrder(exchange=number + 2, outputs=1))  # nothing was answered

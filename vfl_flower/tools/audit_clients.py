@@ -28,7 +28,7 @@ from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation.fixed_point import Ints, from_fixed
 from vfl_flower.protocol.aggregation.secure import Secure
 from vfl_flower.protocol.batches import Window, divisors, draw_window
-from vfl_flower.protocol.estimators.zeroth_order import PairReading, ZerothOrder
+from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
 from vfl_flower.protocol.systems import sized
 from vfl_flower.protocol.uploads import Reading
 from vfl_flower.transport.messages import (
@@ -117,7 +117,8 @@ class Wiretap(ClientApp):
                 self.masked = np.zeros(shape, np.int32)
                 self.pairs = np.zeros((shape[0], 2 * shape[1]), np.float32)
                 self.uploaded, self.answered = np.zeros((2, described.train_rows), bool)
-                self.links = self.estimator.holder_links(torch.zeros(shape))
+                self.uplinks = self.estimator.uplinks(torch.zeros(shape))
+                self.downlinks = self.estimator.downlinks(*shape)
             return
         upload = read_reply(reply, Upload)
         if upload.party != self.party:
@@ -128,21 +129,20 @@ class Wiretap(ClientApp):
         elif self.pending and order.arrays.keys() - {"ids"}:
             self._read_feedback(*self.pending, order.arrays)
             self.pending = None
-        size = self.embeddings.shape[1]
         if isinstance(order, TrainOrder):
             rows_of = len(self.embeddings)
             window = window_of(self.config, order, upload.arrays, rows_of, self.party)
             arrays = self._unmasked(upload.arrays, window) if self.is_masked else upload.arrays
-            reading = self.estimator.read(self.links, arrays, window, size)
+            reading = self.estimator.read(self.uplinks.decode(arrays, window), window)
             self._write(window, reading.fresh)
-            if isinstance(reading, PairReading):
-                self.pairs[window.ids] = torch.cat(reading.pair, dim=1).numpy()
+            if len(reading.embeddings) == 2:
+                self.pairs[window.ids] = torch.cat(reading.embeddings, dim=1).numpy()
             self.pending = window, reading
         elif isinstance(order, EmbedOrder):
             ids = order.arrays["ids"]
             window = Window(ids, np.array([len(ids)], np.int32), distinct=True)
-            rows = self.links["uplink"].receive("embedding", upload.arrays, window, size)
-            self._write(window, rows)
+            links = self.estimator.fresh_links(self.uplinks, torch.zeros(self.embeddings.shape))
+            self._write(window, links.decode(upload.arrays, window)["embedding"])
 
     def _unmasked(self, arrays: Arrays, window: Window) -> Arrays:
         """Masked blocks as if they were numbers between -2 and 2."""
@@ -153,26 +153,25 @@ class Wiretap(ClientApp):
 
     def _rejoin(self, order: RejoinOrder) -> None:
         self.pending = None
-        for name, link in self.links.items():
-            if link.surrogate is not None:
-                link.surrogate.zero_()
-                if name == "uplink":
-                    link.surrogate.copy_(as_tensor(order.arrays["embedding"]))
+        for _, surrogate in self.downlinks.with_surrogates():
+            surrogate.zero_()
+        for _, surrogate in self.uplinks.with_surrogates():
+            surrogate.copy_(as_tensor(order.arrays["embedding"]))
 
     def _write(self, window: Window, embeddings: Tensor) -> None:
         self.embeddings[window.ids] = embeddings.numpy()
         self.uploaded[window.ids] = True
 
     def _read_feedback(self, window: Window, reading: Reading, feedback: Arrays) -> None:
-        lengths, (rows_of, width) = window.lengths, self.embeddings.shape
-        if isinstance(reading, PairReading):
-            directions = (reading.pair[0] - reading.pair[1]).numpy()
+        lengths, rows_of = window.lengths, len(self.embeddings)
+        if len(reading.embeddings) == 2:
+            directions = (reading.embeddings[0] - reading.embeddings[1]).numpy()
             if self.guess:
                 directions = self.guess.standard_normal(directions.shape, np.float32)
             rows = np.repeat(feedback["difference"], lengths)[:, None] * directions
         else:
             scale = np.repeat(divisors(sized(self.config, rows_of), rows_of, lengths), lengths)
-            sent = self.links["gradient"].receive("gradient", feedback, window, width)
+            sent = self.downlinks.decode(feedback, window)["gradient"]
             rows = sent.numpy() * scale[:, None]
         new = ~self.answered[window.ids]
         self.gradients[window.ids[new]] = rows[new]
@@ -234,10 +233,8 @@ class Curious(ClientApp):
             pair = c + mu * u, second
             queries = dict(zip(estimator.block_names(), estimator.blocks(pair), strict=True))
         table = torch.zeros(0) if surrogate is None else torch.from_numpy(surrogate)
-        links = estimator.holder_links(table.view(-1, width))
-        for name, rows in queries.items():
-            link = links["uplink" if name == "embedding" else "changes"]
-            arrays.update(link.send(name, rows, window, f"query|{upload.exchange}"))
+        links = estimator.uplinks(table.view(-1, width))
+        arrays |= links.encode(queries, window, f"query|{upload.exchange}")
         return to_reply(replace(upload, arrays=arrays), message)
 
 

@@ -25,7 +25,7 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import OwnTop, build_top
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.codecs.channel import Channel
+from vfl_flower.protocol.codecs.channel import Blocks, Links
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.messages import (
@@ -43,11 +43,8 @@ Masks = NDArray[np.bool_]
 class Reader(Protocol):
     """What an aggregation has of an estimator."""
 
-    def block_names(self) -> tuple[str, ...]:
-        """Return the names of the blocks of embeddings in an upload."""
-
-    def read(self, links: dict[str, Channel], arrays: Arrays, window: Window, size: int) -> Reading:
-        """Return what an upload says."""
+    def read(self, blocks: Blocks, window: Window) -> Reading:
+        """Return what the blocks of an upload say."""
 
 
 class Columns(Protocol):
@@ -72,7 +69,7 @@ class HolderEnd(Protocol):
 
     parties: int
     columns: dict[int, slice]  # of each party's embeddings in the table
-    links: dict[int, dict[str, Channel]]  # by party
+    uplinks: dict[int, Links]  # by party
     steps: int  # of the top model so far
 
     @property
@@ -256,10 +253,9 @@ class Aggregation:
         VflError
             If there is nothing to read, as the end of a sentence.
         """
-        columns, links = end.columns[party], end.links[party]
-        reading = end.estimator.read(links, arrays, window, columns.stop - columns.start)
-        # With error feedback the columns are the surrogates, which reading has written.
-        held = links["uplink"].surrogate is not None
+        reading = end.estimator.read(end.uplinks[party].decode(arrays, window), window)
+        # With error feedback the columns are the surrogates, which decoding has written.
+        held = self.config.uplink.surrogates
         end.table.write(party, window, reading.fresh, reading.embeddings, end.steps, held)
         return reading
 

@@ -64,11 +64,6 @@ class MaskedReading(Reading):
 
     blocks: Arrays
 
-    @property
-    def embeddings(self) -> Sequence[Tensor]:
-        """Return none."""
-        return ()
-
 
 class MaskedCollection(Collection):
     """The parties' masked blocks of the same rows, of which only the sum can be read."""
@@ -210,7 +205,7 @@ class Secure(Aggregation):
         """Check the shapes of a masked upload."""
         columns = end.columns[party]
         shape = len(window.ids), columns.stop - columns.start
-        return MaskedReading(torch.empty(0), read(arrays, end.estimator.block_names(), shape))
+        return MaskedReading(torch.empty(0), (), read(arrays, tuple(end.uplinks[party]), shape))
 
     def complete(self, end: HolderEnd, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
         """Write the sum of all parties' uploads into the table, and read each upload as that sum.
@@ -230,7 +225,7 @@ class Secure(Aggregation):
             total = of_all.add(arrival.party, arrival.reading.blocks, (len(window.ids), width))
         if total is None:
             raise VflError("Not all parties are there, without whom their sum is not known.")
-        reading = end.estimator.read(end.links[party], total, window, width)
+        reading = end.estimator.read(end.uplinks[party].decode(total, window), window)
         end.table.write(party, window, reading.fresh)
         return [replace(arrival, reading=reading) for arrival in arrivals]
 

@@ -1,10 +1,12 @@
-"""One end of one direction of a party's link: a codec, and the surrogate that both ends keep.
+"""Links between a party and the label holder: codecs, and the surrogates that both ends keep.
 
-A codec is an operator C on vectors (EF-VFL, section 5) and its wire format. C1 keeps the rows of a
-mini-batch, C2 compresses their B x E numbers as one vector: so the rows of each step of a window
-are a vector of their own. A `Channel` sends C(v) itself (``direct``; CVFL), or the compressed
-change C(v - g) against a surrogate g of which both ends hold a copy (``error-feedback``; EF21,
-EF-VFL Eq. 3). Both ends step their copy by the message as it decodes, so that they never drift.
+An estimator gives and takes tensors, which it calls blocks. `Links` makes arrays of them at one end
+and tensors again at the other, and nothing else does. A codec is an operator C on vectors (EF-VFL,
+section 5) and its wire format. C1 keeps the rows of a mini-batch, C2 compresses their B x E numbers
+as one vector: so the rows of each step of a window are a vector of their own. A `Channel` sends
+C(v) itself (``direct``; CVFL), or the compressed change C(v - g) against a surrogate g of which
+both ends hold a copy (``error-feedback``; EF21, EF-VFL Eq. 3). Both ends step their copy by the
+message as it decodes, so that the copies stay equal.
 
 Surrogates start at zero, and so a row's first upload makes its surrogate C(H), as in EF-VFL.
 """
@@ -12,7 +14,7 @@ Surrogates start at zero, and so a row's first upload makes its surrogate C(H), 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -25,10 +27,11 @@ from vfl_flower.config.options import CodecConfig
 from vfl_flower.config.plugins import CODECS
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.models.training import as_tensor
 from vfl_flower.protocol.batches import Window, put, take
-from vfl_flower.transport.messages import Arrays, bounded
+from vfl_flower.transport.messages import Arrays, bounded, checked
 
+Blocks = dict[str, Tensor]
+"""Tensors by their names in messages: rows [R, E] of a window, or one number for each step."""
 Rows = NDArray[np.float32]
 Sizes = NDArray[np.int64]
 Names = NDArray[np.uint64]
@@ -62,26 +65,42 @@ class Codec(Protocol):
 
 
 class Channel:
-    """One end of one direction of a party's link.
+    """One end of the link that carries blocks of one name.
 
     Parameters
     ----------
     config : of this direction.
-    table : [N, E], where this end keeps the surrogates of all rows that the link may speak of, if
-        there are any.
+    table : [N, E], in which this end keeps the surrogates of all rows that the link may carry. A
+        vector stands for numbers without rows, of which there are no surrogates.
     by_row : whether a row is a vector of its own, and its rounding too. Under scalar privacy one
         record could else change how others decode, and with them more differences than its own,
         which is all that the noise accounts for.
+    saved : name of the surrogates in checkpoints and states; without a name there are none.
+    by_step : whether a block has one row for each step of a window, all of one row of the table.
+    dtype : of the numbers in a message, if the codec is ``identity``.
     """
 
-    def __init__(self, config: CodecConfig, table: Tensor | None, by_row: bool) -> None:
-        self.codec = _codec(config)(config)
-        self.surrogate = table if config.surrogates else None
-        self.by_row = by_row
+    def __init__(
+        self,
+        config: CodecConfig,
+        table: Tensor,
+        by_row: bool = False,
+        *,
+        saved: str = "",
+        by_step: bool = False,
+        dtype: str = "float32",
+    ) -> None:
+        self.codec: Codec = CODECS.load(config.codec)(config)
+        self.plain = config.codec == "identity"
+        self.surrogate = table if config.surrogates and saved else None
+        self.shape = tuple(table.shape[1:])  # of a row
+        self.by_row, self.by_step = by_row, by_step
+        self.saved, self.dtype = saved, dtype
 
     def send(self, name: str, rows: Tensor, window: Window, key: str) -> Arrays:
-        """The arrays that say what these rows [R, E] of a window are."""
-        sizes, sent = self._sizes(window, rows.shape[1]), rows.detach().cpu()
+        """Encode rows [R, E] of a window; ``key`` decides what the codec draws by chance."""
+        window = _of_steps(window) if self.by_step else window
+        sizes, sent = self._sizes(window), rows.detach().cpu().float()
         of_row = _names(window) if self.by_row else None
         if self.surrogate is None:
             return self.codec.encode(name, sent.numpy(), sizes, key, of_row)
@@ -91,8 +110,8 @@ class Channel:
         put(self.surrogate, window, known + torch.from_numpy(change))
         return arrays
 
-    def receive(self, name: str, arrays: Arrays, window: Window, width: int) -> Tensor:
-        """The rows [R, width] as this end now knows them.
+    def receive(self, name: str, arrays: Arrays, window: Window) -> Tensor:
+        """Decode rows [R, E] of a window, as this end now knows them.
 
         Raises
         ------
@@ -100,7 +119,9 @@ class Channel:
             If they do not decode, or are not `bounded`; as the end of a sentence. The surrogate is
             then as it was.
         """
-        rows = as_tensor(self.decoded(name, arrays, window, width))
+        window = _of_steps(window) if self.by_step else window
+        shape = len(window.ids), self.shape[0]
+        rows = torch.from_numpy(self.codec.decode(name, arrays, shape, self._sizes(window)))
         if self.surrogate is None:
             bounded(name, rows)
             return rows
@@ -109,15 +130,67 @@ class Channel:
         put(self.surrogate, window, rows)
         return rows
 
-    def decoded(self, name: str, arrays: Arrays, window: Window, width: int) -> Rows:
-        """What has come for rows [R, width]; `VflError` if it does not decode."""
-        sizes, shape = self._sizes(window, width), (len(window.ids), width)
-        return self.codec.decode(name, arrays, shape, sizes)
-
-    def _sizes(self, window: Window, width: int) -> Sizes:
+    def _sizes(self, window: Window) -> Sizes:
+        """Count the numbers of each vector."""
         if self.by_row:
-            return np.full(len(window.ids), width, np.int64)
-        return window.lengths.astype(np.int64) * width
+            return np.full(len(window.ids), self.shape[0], np.int64)
+        return window.lengths.astype(np.int64) * self.shape[0]
+
+
+class Links(dict[str, Channel]):
+    """One end of the links of a kind of message, by the names of the blocks that they carry."""
+
+    def encode(self, blocks: Blocks, window: Window, key: str) -> Arrays:
+        """Make the arrays of a message from blocks; ``key`` is as in `Channel.send`."""
+        arrays: Arrays = {}
+        for name, rows in blocks.items():
+            if self[name].plain:
+                arrays[name] = rows.detach().cpu().numpy()
+            else:
+                arrays.update(self[name].send(name, rows, window, key))
+        return arrays
+
+    def decode(self, arrays: Arrays, window: Window) -> Blocks:
+        """Make the blocks of a message from its arrays, of which all must be there.
+
+        Raises
+        ------
+        VflError
+            As `Channel.receive`.
+        """
+        blocks: Blocks = {}
+        for name, link in self.items():
+            if link.plain:
+                shape = len(window.lengths if link.by_step else window.ids), *link.shape
+                rows = checked(arrays, name, link.dtype, shape)
+                blocks[name] = torch.from_numpy(
+                    bounded(name, rows) if rows.dtype.kind == "f" else rows
+                )
+            else:
+                blocks[name] = link.receive(name, arrays, window)
+        return blocks
+
+    def select(self, arrays: Arrays) -> Arrays:
+        """Return the arrays of a message that encode its blocks."""
+        names = [each for name, link in self.items() for each in link.codec.names(name)]
+        return {name: arrays[name] for name in names}
+
+    def with_surrogates(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the surrogates of these links, by the names under which they are saved."""
+        for link in self.values():
+            if link.surrogate is not None:
+                yield link.saved, link.surrogate
+
+
+def of_steps(*shape: int, dtype: str = "float32") -> Channel:
+    """Make an end of a link without a codec, for numbers of each step, [S, *shape]."""
+    return Channel(CodecConfig(), torch.zeros(0, *shape), by_step=True, dtype=dtype)
+
+
+def _of_steps(window: Window) -> Window:
+    """Return the steps of a window, as the one row of a table, each time anew."""
+    steps = len(window.lengths)
+    return Window(np.zeros(steps, np.int32), np.ones(steps, np.int32))
 
 
 def check(config: RunConfig) -> None:
@@ -130,16 +203,11 @@ def check(config: RunConfig) -> None:
         if of.bits is not None and not 1 <= of.bits <= 16:
             raise ConfigError(f"{prefix}bits = {of.bits} must lie between 1 and 16.")
         for name, value, codec in (("keep", of.keep, "top-k"), ("bits", of.bits, "qsgd")):
-            if value is not None and name not in _codec(of).uses:
+            if value is not None and name not in CODECS.load(of.codec).uses:
                 raise ConfigError(
                     f"{prefix}{name} is for {prefix}codec = {codec!r}, and not for {of.codec!r}: "
                     "leave it out, or choose that codec."
                 )
-
-
-def _codec(config: CodecConfig) -> type[Codec]:
-    found: type[Codec] = CODECS.load(config.codec)
-    return found
 
 
 def zeros(shape: tuple[int, int]) -> Tensor:
@@ -147,13 +215,13 @@ def zeros(shape: tuple[int, int]) -> Tensor:
     return torch.from_numpy(np.zeros(shape, np.float32))
 
 
-def digest(channels: Iterable[Channel]) -> str:
-    """What must be equal at both ends: a digest of the surrogates; empty if there are none."""
-    digests = hashlib.blake2b(digest_size=16)
-    tables = [channel.surrogate for channel in channels if channel.surrogate is not None]
-    for table in tables:
+def digest(surrogates: Iterable[Tensor]) -> str:
+    """Return a digest of surrogates, which must be equal at both ends; empty if there are none."""
+    digests, found = hashlib.blake2b(digest_size=16), False
+    for table in surrogates:
         digests.update(np.ascontiguousarray(table.cpu().numpy()).data)
-    return digests.hexdigest() if tables else ""
+        found = True
+    return digests.hexdigest() if found else ""
 
 
 def check_memory(whose: str, needed: float) -> None:

@@ -1,8 +1,9 @@
 """What an estimator is: both halves of how parties learn, in the order in which data meets them.
 
 A party embeds a window of rows (`Estimator.embed`), the label holder reads the upload (`read`) and
-answers it (`answer`), and the party learns from the answer (`update`). Of each end it is given what
-`PartyEnd` and `HolderEnd` say, and keeps its links: `Channel` by name, "uplink" for embeddings.
+answers it (`answer`), and the party learns from the answer (`update`). All four give and take
+tensors by name. `Links` encode these tensors before they leave an end, and decode them when they
+have reached the other. An estimator sees of each end what `PartyEnd` and `HolderEnd` say.
 """
 
 from __future__ import annotations
@@ -22,15 +23,13 @@ from vfl_flower.models.losses import Loss
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Joint, Window
-from vfl_flower.protocol.codecs.channel import Channel, zeros
+from vfl_flower.protocol.codecs.channel import Blocks, Channel, Links
 from vfl_flower.protocol.estimators.directions import Directions
 from vfl_flower.protocol.privacy.ledger import ledger_of
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.protocol.subsets import Copies
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import Arrays, TrainOrder
-
-Links = dict[str, Channel]
 
 
 class PartyEnd(Protocol):
@@ -46,7 +45,6 @@ class PartyEnd(Protocol):
     model: BottomModel
     frozen: bool  # whether the model stays as it is
     optimizer: torch.optim.Optimizer
-    links: Links
     arrays: Arrays  # of its own, which are kept with the party's state
     secret: bytes  # which only this party knows
     trace: Any  # of the upload, if this process still has it when the answer comes
@@ -56,9 +54,6 @@ class PartyEnd(Protocol):
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
         """The noise of the upload that answers this message, if there is any."""
-
-    def send(self, name: str, rows: Tensor, window: Window) -> Arrays:
-        """What is sent of rows [R, E], over the link for blocks of this name."""
 
 
 class HolderEnd(Protocol):
@@ -73,7 +68,8 @@ class HolderEnd(Protocol):
     parties: int
     frozen: Collection[int]  # parties whose models stay as they are, and which are not answered
     columns: dict[int, slice]  # of each party's embeddings in the table
-    links: dict[int, Links]  # by party
+    uplinks: dict[int, Links]  # by party
+    downlinks: dict[int, Links]  # by party
     noise: ScalarNoise | None
     steps: int  # of the top model so far
 
@@ -109,6 +105,7 @@ class Estimator(ABC):
     gradients : whether bottom models need one.
     answers_by_scalars : whether the label holder answers one number a step.
     broadcasts : whether uploads and the top model go on to all parties, which then step together.
+    answer_dtype : type of the numbers in gradient rows where no codec changes it.
     """
 
     windows: ClassVar[Mapping[str, int]] = {"free": 1, "cheap": 8, "dear": 16}
@@ -117,6 +114,7 @@ class Estimator(ABC):
     gradients: ClassVar[bool] = True
     answers_by_scalars: ClassVar[bool] = False
     broadcasts: ClassVar[bool] = False
+    answer_dtype: ClassVar[str] = "float32"
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -136,50 +134,65 @@ class Estimator(ABC):
                 "labels and top model, a party has a gradient for one step only."
             )
 
-    def block_names(self) -> tuple[str, ...]:
-        """Names of the blocks of embeddings that an upload consists of, in messages."""
-        return ("embedding",)
-
     # --- links: both ends ---------------------------------------------------------------------
 
-    def party_links(self, end: PartyEnd) -> Links:
-        """A party's ends of its links, in the order in which surrogates are compared."""
-        return {"uplink": self.uplink(zeros((end.rows, end.size)))}
+    def uplinks(self, table: Tensor) -> Links:
+        """Make either end of the links of uploads, in the order in which surrogates are compared.
 
-    def holder_links(self, table: Tensor) -> Links:
-        """The label holder's ends of the links of one party, whose columns of the table these are.
-
-        With error feedback the table holds the label holder's copy of the party's surrogates.
+        Parameters
+        ----------
+        table : [N, E], where this end keeps surrogates. At the label holder these are the party's
+            columns of the table.
         """
-        return {"uplink": self.uplink(table)}
+        return Links(embedding=self.uplink(table))
+
+    def fresh_links(self, uplinks: Links, table: Tensor) -> Links:
+        """Return either end of the link of fresh embeddings, for rows that have grown too old.
+
+        That is the link among ``uplinks`` that carries embeddings, with its surrogates, or one
+        made as by `uplinks`.
+        """
+        return Links(embedding=uplinks.get("embedding") or self.uplink(table))
+
+    def downlinks(self, rows: int, size: int) -> Links:
+        """Make the label holder's end of the links of answers to a party with rows [N, E]."""
+        return Links()
+
+    def downlinks_of(self, end: PartyEnd) -> Links:
+        """Make a party's end of the links of its answers."""
+        return self.downlinks(end.rows, end.size)
 
     def links_of_all(self, end: HolderEnd) -> Links:
-        """Ends of links that are not of one party."""
-        return {}
+        """Return links that are not of one party."""
+        return Links()
 
-    def compared(self, end: HolderEnd, party: int) -> list[Channel]:
-        """The links of which a party has the other end, in the order of `party_links`."""
-        return list(end.links[party].values())
+    def compared(self, end: HolderEnd, party: int) -> list[Tensor]:
+        """Return surrogates that a party must have too, in the order in which it compares them."""
+        links = end.uplinks[party], end.downlinks[party]
+        return [surrogate for each in links for _, surrogate in each.with_surrogates()]
 
     def party_tables(self, parties: int) -> int:
-        """Surrogates [N, E] that a party keeps."""
+        """Count the surrogates [N, E] that a party keeps."""
         return int(self.config.uplink.surrogates)
 
     def holder_tables(self) -> int:
-        """Surrogates [N, E] that the label holder keeps of each party, beside its table."""
+        """Count the surrogates [N, E] that the label holder keeps of a party, beside its table."""
         return 0
 
     def answer_bytes(self, end: PartyEnd, rows: int, steps: int) -> int:
-        """Bytes of what a party is sent for a window of so many rows and steps, at most."""
+        """Bound the bytes of what a party is sent for a window of so many rows and steps."""
         return 2 * 4 * rows * (end.size + 1)  # with ids, and as much again for what a codec adds
 
-    def uplink(self, table: Tensor) -> Channel:
-        """A link of embeddings; ``table`` is where this end keeps surrogates, if there are any."""
-        return Channel(self.config.uplink, table, self._by_row)
+    def uplink(self, table: Tensor, saved: str = "uplink") -> Channel:
+        """Make an end of a link of embeddings; ``table`` and ``saved`` are as in `Channel`."""
+        return Channel(self.config.uplink, table, self._by_row, saved=saved)
 
-    def downlink(self, table: Tensor) -> Channel:
-        """A link of what the label holder sends."""
-        return Channel(self.config.downlink, table, self._by_row)
+    def downlink(self, table: Tensor, saved: str, by_step: bool = False) -> Channel:
+        """Make an end of a link of answers."""
+        dtype = "float32" if by_step else self.answer_dtype
+        return Channel(
+            *(self.config.downlink, table, self._by_row), saved=saved, by_step=by_step, dtype=dtype
+        )
 
     @property
     def _by_row(self) -> bool:
@@ -188,25 +201,41 @@ class Estimator(ABC):
     # --- the protocol ---------------------------------------------------------------------------
 
     def opening(self, end: HolderEnd) -> Arrays:
-        """What goes with a party's first order."""
+        """Return what goes with a party's first order."""
         return {}
 
     @abstractmethod
-    def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Arrays:
-        """Party: the upload of a window."""
+    def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Blocks:
+        """Embed the rows of a window at a party: the blocks of its upload, by `uplinks`."""
 
-    @abstractmethod
-    def read(self, links: Links, arrays: Arrays, window: Window, size: int) -> Reading:
-        """Label holder: what an upload says; `VflError`, as the end of a sentence, if nothing."""
+    def read(self, blocks: Blocks, window: Window) -> Reading:
+        """Read the blocks of an upload at the label holder."""
+        rows = blocks["embedding"]
+        return Reading(rows, (rows,))
 
     @abstractmethod
     def answer(
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
-    ) -> dict[int, Arrays]:
-        """Label holder: step the top model; party -> the answer to its window."""
+    ) -> dict[int, Blocks]:
+        """Step the top model at the label holder, and answer each party: blocks, by `downlinks`.
 
-    def silence(self, arrival: Arrival) -> Arrays:
-        """Label holder: an answer to an upload that says nothing, for scalars that are spent.
+        A party whose model stays as it is gets no blocks.
+        """
+
+    def encode(
+        self, end: HolderEnd, arrivals: Sequence[Arrival], answers: Mapping[int, Blocks]
+    ) -> dict[int, Arrays]:
+        """Make the arrays of each party's answer."""
+        encoded = {}
+        for arrival in arrivals:
+            whose = "all" if self.aggregation.alike else arrival.party
+            key = f"{self.config.training.seed}|down|{whose}|{end.steps}"
+            links, blocks = end.downlinks[arrival.party], answers[arrival.party]
+            encoded[arrival.party] = links.encode(blocks, arrival.window, key)
+        return encoded
+
+    def silence(self, arrival: Arrival) -> Blocks:
+        """Return an answer to an upload that says nothing, for scalars that are spent.
 
         An estimator that answers by scalars has one, and hands all that labels have a part in to
         the noise of its `HolderEnd`, if there is any: what it does not is not counted.
@@ -214,8 +243,8 @@ class Estimator(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
-        """Party: learn from the answer to an upload, by the parameters that made it.
+    def update(self, end: PartyEnd, blocks: Blocks, order: TrainOrder, window: Window) -> None:
+        """Learn from the answer to an upload at a party, by the parameters that made the upload.
 
         The model changes in place, by whole steps: there is no copy of it to go back to.
         `VflError`, as the end of a sentence, if the answer says nothing.

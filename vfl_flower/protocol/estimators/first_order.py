@@ -21,74 +21,60 @@ from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import penalty_gradient
 from vfl_flower.models.training import factors_of, is_plain_sgd, step_along, step_as_one, trained
 from vfl_flower.protocol.batches import Joint, Window, divisors, first_step
-from vfl_flower.protocol.codecs.channel import Channel, zeros
-from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, Links, PartyEnd
+from vfl_flower.protocol.codecs.channel import Blocks, Links, zeros
+from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, PartyEnd
 from vfl_flower.protocol.privacy.noise import Perturbation
-from vfl_flower.protocol.uploads import Arrival, Reading
-from vfl_flower.transport.messages import Arrays, TrainOrder
+from vfl_flower.protocol.uploads import Arrival
+from vfl_flower.transport.messages import TrainOrder
 
 
 class FirstOrder(Estimator):
     """Gradient rows, with the labels at the label holder alone (EF-VFL Alg. 2)."""
 
-    def party_links(self, end: PartyEnd) -> Links:
-        """Embeddings up, gradient rows down."""
-        gradient = self.downlink(zeros((end.rows, end.size)))
-        return {**super().party_links(end), "gradient": gradient}
-
-    def holder_links(self, table: Tensor) -> Links:
-        """Embeddings up, gradient rows down."""
-        rows, size = table.shape
-        return {**super().holder_links(table), "gradient": self.downlink(zeros((rows, size)))}
+    def downlinks(self, rows: int, size: int) -> Links:
+        """Carry gradient rows."""
+        return Links(gradient=self.downlink(zeros((rows, size)), "gradient"))
 
     def party_tables(self, parties: int) -> int:
-        """One for each direction with error feedback."""
+        """Count one for each direction with error feedback."""
         return super().party_tables(parties) + self.holder_tables()
 
     def holder_tables(self) -> int:
-        """One for the gradient rows, with error feedback."""
+        """Count one for the gradient rows, with error feedback."""
         return int(self.config.downlink.surrogates)
 
     # --- the party ------------------------------------------------------------------------------
 
-    def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Arrays:
-        """The embeddings of the window's rows."""
+    def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Blocks:
+        """Embed the window's rows, [R, E]."""
         x, noise = end.features(window), end.noise(order.exchange, window)
         lengths, key = window.lengths.tolist(), _key(end, order)
         hs = passes.window(end.model, x, lengths, noise, key, learns=not end.frozen)
         in_one = is_plain_sgd(end.optimizer) or len(window.lengths) == 1
         end.trace = x, hs if in_one else None
-        return end.send("embedding", passes.joined(hs), window)
+        return {"embedding": passes.joined(hs)}
 
     # --- the label holder -----------------------------------------------------------------------
 
-    def read(self, links: Links, arrays: Arrays, window: Window, size: int) -> Reading:
-        """The embeddings."""
-        return Reading(links["uplink"].receive("embedding", arrays, window, size))
-
     def answer(
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
-    ) -> dict[int, Arrays]:
-        """Gradient rows of each party's own mean loss, each step's at the top model it met."""
+    ) -> dict[int, Blocks]:
+        """Answer gradient rows of each party's mean loss, each step's at the top model it met."""
         h, labels = end.gather(joint.window)
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
         rows, losses = end.step(h, labels, lengths, divided, gradients=True)
         assert rows is not None
         end.count(losses)
-        feedback: dict[int, Arrays] = {}
+        answers: dict[int, Blocks] = {}
         for number, arrival in enumerate(arrivals):
             if arrival.party in end.frozen:
-                feedback[arrival.party] = {}
+                answers[arrival.party] = {}
                 continue
             mine = rows[:, end.columns[arrival.party]]
             if joint.places:
                 mine = self._of_own_batches(mine, joint, number, arrival, len(end.labels))
-            # With respect to a sum they are alike, and must be so to the last bit.
-            whose = "all" if self.aggregation.alike else arrival.party
-            key = f"{self.config.training.seed}|down|{whose}|{end.steps}"
-            link: Channel = end.links[arrival.party]["gradient"]
-            feedback[arrival.party] = link.send("gradient", mine, arrival.window, key)
-        return feedback
+            answers[arrival.party] = {"gradient": mine}
+        return answers
 
     def _of_own_batches(
         self, rows: Tensor, joint: Joint, number: int, arrival: Arrival, of: int
@@ -101,9 +87,9 @@ class FirstOrder(Estimator):
 
     # --- the party again ------------------------------------------------------------------------
 
-    def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
-        """Optimizer steps along the gradient rows."""
-        rows = end.links["gradient"].receive("gradient", arrays, window, end.size)
+    def update(self, end: PartyEnd, blocks: Blocks, order: TrainOrder, window: Window) -> None:
+        """Step along the gradient rows [R, E]."""
+        rows = blocks["gradient"]
         x, hs = end.trace or (end.features(window), None)
         noise, training = end.noise(order.exchange, window), self.config.training
         rows, lengths = rows.to(end.device), window.lengths.tolist()

@@ -7,8 +7,7 @@ are by then: so it can take several local steps on a mini-batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,18 +24,11 @@ from vfl_flower.models.losses import loss_of, penalty_gradient, targets
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import autocast, count, flat, load_flat, step_along
 from vfl_flower.protocol.batches import Joint, Window, divisors, first_step
-from vfl_flower.protocol.codecs.channel import Channel, zeros
-from vfl_flower.protocol.estimators.base import HolderEnd, Links, PartyEnd
+from vfl_flower.protocol.codecs.channel import Blocks, Links, zeros
+from vfl_flower.protocol.estimators.base import HolderEnd, PartyEnd
 from vfl_flower.protocol.estimators.first_order import FirstOrder
-from vfl_flower.protocol.uploads import Arrival, Reading
+from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.messages import Arrays, TrainOrder
-
-
-@dataclass(frozen=True)
-class Sent(Reading):
-    """Embeddings, and the upload as it came, to be sent on."""
-
-    arrays: Arrays
 
 
 class SharedLabels(FirstOrder):
@@ -48,7 +40,7 @@ class SharedLabels(FirstOrder):
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
         self._top: TopModel | None = None  # at a party
-        self._top_link: Channel | None = None  # at the label holder
+        self._top_link = Links()  # at the label holder
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
@@ -70,31 +62,35 @@ class SharedLabels(FirstOrder):
 
     # --- links: both ends -----------------------------------------------------------------------
 
-    def party_links(self, end: PartyEnd) -> Links:
-        """Its embeddings up, those of the others and the top model down."""
+    def downlinks(self, rows: int, size: int) -> Links:
+        """Carry nothing for one party alone."""
+        return Links()
+
+    def downlinks_of(self, end: PartyEnd) -> Links:
+        """Carry the embeddings of the others and the top model."""
         top = self.aggregation.build_top([end.size] * end.parties, end.outputs)
         self._top = top.to(end.device)
-        others = [other for other in range(end.parties) if other != end.index]
-        return {
-            "uplink": self.uplink(zeros((end.rows, end.size))),
-            **{f"other-{other}": self.uplink(zeros((end.rows, end.size))) for other in others},
-            "top": self.downlink(zeros((1, count(self._top)))),
-        }
-
-    def holder_links(self, table: Tensor) -> Links:
-        """Embeddings up; they are sent on as they came."""
-        return {"uplink": self.uplink(table)}
+        links = Links()
+        for other in range(end.parties):
+            if other != end.index:
+                table = zeros((end.rows, end.size))
+                links[_block_of(other)] = self.uplink(table, f"other-{other}")
+        if count(self._top):
+            links["top"] = self.downlink(zeros((1, count(self._top))), "top", by_step=True)
+        return links
 
     def links_of_all(self, end: HolderEnd) -> Links:
-        """The top model, as one row."""
-        if self._top_link is None:
-            self._top_link = self.downlink(zeros((1, count(end.top))))
-        return {"top": self._top_link}
+        """Carry the top model, as one row."""
+        if not self._top_link and count(end.top):
+            top = self.downlink(zeros((1, count(end.top))), "top", by_step=True)
+            self._top_link = Links(top=top)
+        return self._top_link
 
-    def compared(self, end: HolderEnd, party: int) -> list[Channel]:
-        """Its own, the others', and the top model's."""
-        others = [end.links[other]["uplink"] for other in end.links if other != party]
-        return [end.links[party]["uplink"], *others, *self.links_of_all(end).values()]
+    def compared(self, end: HolderEnd, party: int) -> list[Tensor]:
+        """Return the party's own surrogates, the others' and the top model's."""
+        others = [other for other in end.uplinks if other != party]
+        links = *(end.uplinks[each] for each in (party, *others)), self.links_of_all(end)
+        return [surrogate for each in links for _, surrogate in each.with_surrogates()]
 
     def party_tables(self, parties: int) -> int:
         """One for each party."""
@@ -117,30 +113,28 @@ class SharedLabels(FirstOrder):
         labels = end.labels.cpu().numpy()
         return {"labels": labels.astype(np.min_scalar_type(labels.max()))}
 
-    def read(self, links: Links, arrays: Arrays, window: Window, size: int) -> Reading:
-        """The embeddings, and the arrays that they came in."""
-        fresh = super().read(links, arrays, window, size).fresh
-        return Sent(
-            fresh, {name: arrays[name] for name in links["uplink"].codec.names("embedding")}
-        )
-
     def answer(
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
-    ) -> dict[int, Arrays]:
-        """To each party the others' uploads, and the top model that each step met."""
+    ) -> dict[int, Blocks]:
+        """Answer the top model that each step met, [S, d_0]."""
         h, labels = end.gather(joint.window)
         tops = self._steps(end, h, labels, joint)
-        top: Arrays = {}
-        if end.optimizer:
-            key = f"{self.config.training.seed}|down|{end.steps}"
-            top = self.links_of_all(end)["top"].send("top", tops, _top_window(len(tops)), key)
-        uploads = {each.party: _for_party(each.party, _sent(each)) for each in arrivals}
-        feedback: dict[int, Arrays] = {}
+        top = {"top": tops} if end.optimizer else {}
+        return {each.party: top for each in arrivals}
+
+    def encode(
+        self, end: HolderEnd, arrivals: Sequence[Arrival], answers: Mapping[int, Blocks]
+    ) -> dict[int, Arrays]:
+        """Make arrays of the top model, once for all, and add the others' uploads as they came."""
+        key, party = f"{self.config.training.seed}|down|{end.steps}", arrivals[0].party
+        top = self.links_of_all(end).encode(answers[party], arrivals[0].window, key)
+        uploads = {each.party: _for_others(each) for each in arrivals}
+        encoded: dict[int, Arrays] = {}
         for party in uploads:
-            feedback[party] = dict(top)
+            encoded[party] = dict(top)
             for other in uploads.keys() - {party}:
-                feedback[party].update(uploads[other])
-        return feedback
+                encoded[party].update(uploads[other])
+        return encoded
 
     def _steps(self, end: HolderEnd, h: Tensor, labels: Tensor, joint: Joint) -> Tensor:
         """Q steps of the top model on each mini-batch; its parameters before each [S, d_0].
@@ -162,8 +156,8 @@ class SharedLabels(FirstOrder):
 
     # --- the party ------------------------------------------------------------------------------
 
-    def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Arrays:
-        """The embeddings; the first order brings the labels."""
+    def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Blocks:
+        """Embed the window's rows; the first order brings the labels."""
         if "labels" in order.arrays:
             end.arrays["labels"] = self._checked_labels(end, order.arrays["labels"])
         return super().embed(end, order, window)
@@ -175,9 +169,9 @@ class SharedLabels(FirstOrder):
             raise VflError(f"was sent labels of more than {max(2, end.outputs)} classes.")
         return labels
 
-    def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
-        """Q optimizer steps on each mini-batch of the upload (Alg. 1 line 2)."""
-        embeddings, tops = self._broadcast(end, arrays, window)
+    def update(self, end: PartyEnd, blocks: Blocks, order: TrainOrder, window: Window) -> None:
+        """Take Q optimizer steps on each mini-batch of the upload (Alg. 1 line 2)."""
+        embeddings, tops = self._broadcast(end, blocks, window)
         x, hs = end.trace or (end.features(window), None)
         top, known = self._top, end.arrays["labels"]
         assert top is not None
@@ -217,45 +211,24 @@ class SharedLabels(FirstOrder):
                 ]
                 step_along(end.optimizer, whole, first + step)
 
-    def _broadcast(self, end: PartyEnd, arrays: Arrays, window: Window) -> tuple[Tensor, Tensor]:
-        """The others' embeddings of the window's rows, [R, M * E], and each step's top model.
+    def _broadcast(self, end: PartyEnd, blocks: Blocks, window: Window) -> tuple[Tensor, Tensor]:
+        """Return all embeddings of the window's rows, [R, M * E], and each step's top model.
 
         Embeddings of the party's own are left for it to fill in.
         """
         if len(end.arrays.get("labels", ())) != end.rows:
             raise VflError("the labels, which were to be shared, have not come.")
-        blocks = []
-        for party in range(end.parties):
-            if party == end.index:
-                blocks.append(torch.empty(len(window.ids), end.size))
-                continue
-            link = end.links[f"other-{party}"]
-            sent = _of_party(party, arrays, link.codec.names("embedding"))
-            blocks.append(link.receive("embedding", sent, window, end.size))
-        assert self._top is not None
-        steps, size = _top_window(len(window.lengths)), count(self._top)
-        tops = torch.zeros(len(steps.ids), 0)
-        if size:
-            tops = end.links["top"].receive("top", arrays, steps, size)
-        return torch.cat(blocks, dim=1).to(end.device), tops.to(end.device)
+        own, tops = torch.empty(len(window.ids), end.size), torch.zeros(len(window.lengths), 0)
+        of_parties = [blocks.get(_block_of(party), own) for party in range(end.parties)]
+        tops = blocks.get("top", tops)
+        return torch.cat(of_parties, dim=1).to(end.device), tops.to(end.device)
 
 
-def _top_window(steps: int) -> Window:
-    """The top model of each step, as the one row of a table, each time anew."""
-    return Window(np.zeros(steps, np.int32), np.ones(steps, np.int32))
+def _block_of(party: int) -> str:
+    """Name a party's block of embeddings in what is sent to the others."""
+    return f"party-{party}/embedding"
 
 
-def _sent(arrival: Arrival) -> Arrays:
-    assert isinstance(arrival.reading, Sent)
-    return arrival.reading.arrays
-
-
-def _for_party(party: int, arrays: Arrays) -> Arrays:
-    """A party's upload, named so that it can be sent on to the others."""
-    return {f"party-{party}/{name}": array for name, array in arrays.items()}
-
-
-def _of_party(party: int, arrays: Arrays, names: Sequence[str]) -> Arrays:
-    """A party's upload, among what was sent on."""
-    sent = {name: f"party-{party}/{name}" for name in names}
-    return {name: arrays[sent[name]] for name in names if sent[name] in arrays}
+def _for_others(arrival: Arrival) -> Arrays:
+    """Name a party's upload so that it can be sent on to the others."""
+    return {f"party-{arrival.party}/{name}": array for name, array in arrival.arrays.items()}

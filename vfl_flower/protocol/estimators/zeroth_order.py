@@ -9,10 +9,8 @@ embeddings of a pair and answers one scalar a step (line 9; DPZV Eq. 7-8), the p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +19,9 @@ from vfl_flower.config.options import EstimatorConfig, TrainingConfig
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models import passes
 from vfl_flower.models.losses import penalty
-from vfl_flower.models.training import as_tensor
 from vfl_flower.protocol.batches import Joint, Window, divisors, first_step
-from vfl_flower.protocol.codecs.channel import Channel
-from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, Links, PartyEnd
+from vfl_flower.protocol.codecs.channel import Blocks, Links, of_steps
+from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, PartyEnd
 from vfl_flower.protocol.estimators.directions import (
     Directions,
     blocks,
@@ -37,22 +34,10 @@ from vfl_flower.protocol.estimators.directions import (
 from vfl_flower.protocol.server_update import noisy_means
 from vfl_flower.protocol.subsets import row_losses
 from vfl_flower.protocol.uploads import Arrival, Reading
-from vfl_flower.transport.messages import LARGEST, Arrays, TrainOrder, bounded, checked
+from vfl_flower.transport.messages import LARGEST, TrainOrder
 
 Pair = tuple[Tensor, Tensor]
 """Embeddings [R, E] at w + mu u, and at w or w - mu u."""
-
-
-@dataclass(frozen=True)
-class PairReading(Reading):
-    """A pair, of which the fresh embedding is f(w), or the centre if it is two-sided."""
-
-    pair: Pair
-
-    @property
-    def embeddings(self) -> Sequence[Tensor]:
-        """Those of the pair."""
-        return self.pair
 
 
 class ZerothOrder(Estimator):
@@ -80,21 +65,20 @@ class ZerothOrder(Estimator):
 
     # --- links: both ends -----------------------------------------------------------------------
 
-    def party_links(self, end: PartyEnd) -> Links:
-        """Embeddings up, and what tells the two of a pair apart."""
-        return {**super().party_links(end), "changes": self._changes()}
+    def uplinks(self, table: Tensor) -> Links:
+        """Carry a pair: embeddings for the table have surrogates, differences are new each time."""
+        return Links(
+            (name, self.uplink(table, "uplink" if name == "embedding" else ""))
+            for name in self.block_names()
+        )
 
-    def holder_links(self, table: Tensor) -> Links:
-        """Embeddings up, and what tells the two of a pair apart."""
-        return {**super().holder_links(table), "changes": self._changes()}
+    def downlinks(self, rows: int, size: int) -> Links:
+        """Carry one number for each step, as it is."""
+        return Links(difference=of_steps())
 
     def answer_bytes(self, end: PartyEnd, rows: int, steps: int) -> int:
         """A number a step; and what else an order may bring, as under any estimator."""
         return super().answer_bytes(end, rows, steps) + 4 * steps
-
-    def _changes(self) -> Channel:
-        """Differences of pairs are new each time, and so have no surrogates."""
-        return Channel(self.config.uplink, None, self._by_row)
 
     def block_names(self) -> tuple[str, str]:
         """Names of the two blocks of a pair, in messages: see `blocks`."""
@@ -138,8 +122,8 @@ class ZerothOrder(Estimator):
 
     # --- the party ------------------------------------------------------------------------------
 
-    def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Arrays:
-        """Both embeddings of the window's rows, in the order of `block_names`."""
+    def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Blocks:
+        """Embed the window's rows twice, [R, E] each, in the order of `block_names`."""
         x, noise = end.features(window), end.noise(order.exchange, window)
         lengths, directions = window.lengths.tolist(), self._directions(end, order)
         if end.frozen:
@@ -147,10 +131,7 @@ class ZerothOrder(Estimator):
             pair = passes.joined(hs), passes.joined(hs)
         else:
             pair, end.trace = values_of_pairs(end.model, x, lengths, directions, noise)
-        arrays: Arrays = {}
-        for name, rows in zip(self.block_names(), self.blocks(pair), strict=True):
-            arrays.update(end.send(name, rows, window))
-        return arrays
+        return dict(zip(self.block_names(), self.blocks(pair), strict=True))
 
     def _directions(self, end: PartyEnd, order: TrainOrder) -> Directions:
         key = end.secret + f"|{order.exchange}".encode()
@@ -158,34 +139,27 @@ class ZerothOrder(Estimator):
 
     # --- the label holder -----------------------------------------------------------------------
 
-    def read(self, links: Links, arrays: Arrays, window: Window, size: int) -> Reading:
-        """The pair."""
-        first, second = (
-            links["uplink" if name == "embedding" else "changes"].receive(
-                name, arrays, window, size
-            )
-            for name in self.block_names()
-        )
-        pair = self._pair_of(first, second)
-        return PairReading(self._fresh(pair), pair)
+    def read(self, blocks: Blocks, window: Window) -> Reading:
+        """Read the pair, of which the fresh embedding is f(w), or the centre if two-sided."""
+        pair = self._pair_of(*blocks.values())
+        return Reading(self._fresh(pair), pair)
 
     def answer(
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
-    ) -> dict[int, Arrays]:
-        """Scalar differences, at the top model that the windows met."""
+    ) -> dict[int, Blocks]:
+        """Answer scalar differences, at the top model that the windows met."""
         if self.config.estimator.perturbs == "all":
             return self._joint_answer(end, arrivals, joint)
-        feedback: dict[int, Arrays] = {}
+        answers: dict[int, Blocks] = {}
         for arrival in arrivals:
             if arrival.party in end.frozen:
-                feedback[arrival.party] = {}
+                answers[arrival.party] = {}
                 continue
-            scalars = self._scalars(end, arrival).cpu().numpy()
-            feedback[arrival.party] = {"difference": scalars}
+            answers[arrival.party] = {"difference": self._scalars(end, arrival)}
         h, labels = end.gather(joint.window)
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
         end.count(end.step(h, labels, lengths, divided, gradients=False)[1])
-        return feedback
+        return answers
 
     @torch.no_grad()
     def _scalars(self, end: HolderEnd, arrival: Arrival) -> Tensor:
@@ -193,8 +167,7 @@ class ZerothOrder(Estimator):
 
         Every row's difference is taken before rows are averaged.
         """
-        assert isinstance(arrival.reading, PairReading)
-        first, second = (each.to(end.device) for each in arrival.reading.pair)
+        first, second = (each.to(end.device) for each in arrival.reading.embeddings)
         window, columns, top = arrival.window, end.columns[arrival.party], end.top
         h, labels = end.gather(window)
         lengths = of_steps = window.lengths.tolist()
@@ -212,7 +185,7 @@ class ZerothOrder(Estimator):
     @torch.no_grad()
     def _joint_answer(
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
-    ) -> dict[int, Arrays]:
+    ) -> dict[int, Blocks]:
         """One difference for each step along the directions of all (Spall, 1992).
 
         The top model is of them, where it learns by differences too: it then steps by this scalar.
@@ -220,8 +193,7 @@ class ZerothOrder(Estimator):
         h, labels = end.gather(joint.window)
         first, second = h.clone(), h.clone()
         for number, arrival in enumerate(arrivals):
-            assert isinstance(arrival.reading, PairReading)
-            for rows, sent in zip((first, second), arrival.reading.pair, strict=True):
+            for rows, sent in zip((first, second), arrival.reading.embeddings, strict=True):
                 mine = rows[:, end.columns[arrival.party]]
                 if joint.places:
                     mine[torch.from_numpy(joint.places[number]).to(end.device)] = sent.to(
@@ -250,7 +222,7 @@ class ZerothOrder(Estimator):
             end.count(step_means(at_centre, lengths, divided))
         else:
             end.count(end.step(h, labels, lengths, divided, gradients=False)[1])
-        answer = {"difference": scalars.cpu().numpy()}
+        answer = {"difference": scalars}
         return {each.party: {} if each.party in end.frozen else answer for each in arrivals}
 
     def _means(
@@ -260,18 +232,17 @@ class ZerothOrder(Estimator):
             raise DivergedError
         return noisy_means(of_rows, lengths, divided, end.noise)
 
-    def silence(self, arrival: Arrival) -> Arrays:
-        """Differences of zero."""
-        return {"difference": np.zeros(len(arrival.window.lengths), np.float32)}
+    def silence(self, arrival: Arrival) -> Blocks:
+        """Answer differences of zero."""
+        return {"difference": torch.zeros(len(arrival.window.lengths))}
 
     # --- the party again ------------------------------------------------------------------------
 
     @torch.no_grad()
-    def update(self, end: PartyEnd, arrays: Arrays, order: TrainOrder, window: Window) -> None:
-        """S optimizer steps; the party adds its regulariser's differences (AsyREVEL Eq. 16)."""
-        steps = len(window.lengths)
-        sent = bounded("difference", checked(arrays, "difference", "float32", (steps,)))
-        scalars, directions = as_tensor(sent).to(end.device), self._directions(end, order)
+    def update(self, end: PartyEnd, blocks: Blocks, order: TrainOrder, window: Window) -> None:
+        """Take S optimizer steps, with the regulariser's differences (AsyREVEL Eq. 16)."""
+        steps, scalars = len(window.lengths), blocks["difference"].to(end.device)
+        directions = self._directions(end, order)
         u: Tensor | None = end.trace
         if u is None and directions.can_be_stacked(steps):
             u = directions.stack(steps)
