@@ -75,8 +75,8 @@ def test_command_prints_a_row_for_each_attack_and_never_writes_over_results(
     command = ["audit", "--strategy", "vafl", "--out", str(folder)]
     command += ["-c", "epochs=2 window=8 party-lr=0.2 server-lr=0.2"]
     assert main(command) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert last == f"results: {folder}"
+    *lines, of_success, _, last = capsys.readouterr().out.splitlines()
+    assert of_success.startswith("A success near guessing") and last == f"results: {folder}"
     assert len({len(line) for line in lines}) == 1
     report = json.loads((folder / "audit.json").read_text())
     assert [line.split("  ")[0] for line in lines[1:]] == [a["attack"] for a in report["attacks"]]

@@ -379,7 +379,7 @@ def test_scalar_privacy_counts_the_rows_of_a_mini_batch_whoever_has_them(run: St
 def test_a_comparison_tells_rows_apart_by_who_has_them(tmp_path: Path) -> None:
     common = {**QUICK, "epochs": 2, "out": str(tmp_path / "compared")}
     folder = compare(2, common, [{"strategy": "split-nn"}], 0.9)
-    lines = table(folder, 0.9).splitlines()
+    lines = table(folder).splitlines()
     assert [line.split()[0] for line in lines[1:6]] == [
         *("split-nn", "frozen", "local-only", "centralised", "intersection-only")
     ]
@@ -390,7 +390,7 @@ def test_a_comparison_tells_rows_apart_by_who_has_them(tmp_path: Path) -> None:
     ]
     assert f"{figures['1']['accuracy']:.4f}" in lines[5]
     whole = compare(2, {**common, "presence": 1.0, "out": str(tmp_path / "whole")}, [], 0.9)
-    assert "intersection-only" not in table(whole, 0.9) and "of 1" not in table(whole, 0.9)
+    assert "intersection-only" not in table(whole) and "of 1" not in table(whole)
 
 
 FILES: dict[str, Any] = {

@@ -92,6 +92,21 @@ class Page:
                 return {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[1:]}
         raise AssertionError(f"no table of {head}")
 
+    @property
+    def banners(self) -> list[ElementTree.Element]:
+        return [each for each in self.all("p") if "banner" in each.get("class", "")]
+
+    @property
+    def tiles(self) -> dict[str, str]:
+        """The figures on top of the page, by label."""
+        return {"".join(tile[0].itertext()): tile[1].text or "" for tile in self.all("dl")[0]}
+
+    def rings(self, chart: str) -> list[tuple[float, float]]:
+        """How far right and how far up the rings of a chart are."""
+        [figure] = [each for each in self.all("figure") if each[0].text == chart]
+        rings = [each.attrib for each in figure.iter("circle") if "fill-opacity" in each.attrib]
+        return [(float(each["cx"]), -float(each["cy"])) for each in rings]
+
     def lines(self, chart: str = "") -> list[ElementTree.Element]:
         """The lines of a chart, or of all: in a run's colour, and not filled as its dots are."""
         figures = [each for each in self.all("figure") if chart in ("", each[0].text)]
@@ -140,41 +155,39 @@ def test_the_page_of_a_run_tells_its_figures(run: Start) -> None:
     summary = finished.summary
     page = Page(report([finished.folder]))
     assert page.all("title")[0].text == page.all("h1")[0].text == "vafl on breast-cancer"
-    tiles = {"".join(tile[0].itertext()): tile[1].text for tile in page.all("dl")[0]}
+    tiles = page.tiles
     assert tiles["test accuracy"] == f"{summary['test_accuracy']:.4f}"
-    assert tiles["exchanges"] == str(summary["exchanges"]) and tiles["epsilon"] == "none"
-    counted, delays = page.table("party", "exchanges"), page.table("party", "seconds, mean")
+    assert tiles["exchanges"] == str(summary["exchanges"]) and "epsilon" not in tiles
+    by_party = page.table("party", "exchanges")
     for each in summary["by_party"]:
-        row = counted[f"party {each['party']}"]
+        row = by_party[f"party {each['party']}"]
         assert int(row["exchanges"]) == each["exchanges"]
         assert float(row["MB up"]) == pytest.approx(each["bytes_up"] / 1e6, rel=0.01)
         assert float(row["MB down"]) == pytest.approx(each["bytes_down"] / 1e6, rel=0.01)
-        row = delays[f"party {each['party']}"]
         for key, column in DELAYS.items():
             for of in ("mean", "most"):
                 assert float(row[f"{column}, {of}"]) == pytest.approx(each[key][of], rel=0.01)
-    spent = page.table("run", "epsilon")["vafl"]
-    assert spent["epsilon"] == "none" and "no noise" in spent["protects"]
-    assert "epsilon_of_paper" not in spent  # where no run has it
-    assert page.table("what")["code"]["vafl"] == summary["code"][:16]
-    # Accuracy, and both losses, against exchanges, megabytes, seconds and virtual seconds.
-    assert len(page.lines()) == 4 * (1 + 2)
+    assert "No epsilon: no noise was added to what was sent." in page.text
+    assert page.table("what")["code"]["value"] == summary["code"][:16]
+    # Accuracy, and both losses, against epochs, exchanges, megabytes, seconds, virtual seconds.
+    assert len(page.lines()) == 5 * (1 + 2)
 
 
 DELAYS = {
-    "reply_seconds": "seconds",
-    "reply_virtual_seconds": "virtual seconds",
-    "staleness": "staleness",
+    "reply_seconds": "reply seconds",
+    "reply_virtual_seconds": "virtual reply seconds",
+    "staleness": "steps of staleness",
 }
 
 
 def test_settings_that_differ_come_first_and_all_are_there(run: Start) -> None:
     page = Page(report([run(2, {**QUICK, "strategy": "cascaded", "seed": 3}).folder]))
-    changed, rest = page.table("key", "value"), page.table("key", "default")
+    changed, rest = page.table("option", "value"), page.table("option", "default")
     assert changed["seed"] == {"value": "3", "default": "0"}
     assert changed["estimator"] == {"value": "zeroth-order°", "default": "first-order"}
     assert rest["quorum"]["default"] == "auto"
-    assert not changed.keys() & rest.keys() and changed.keys() | rest.keys() == KEYS.keys()
+    assert not changed.keys() & rest.keys()
+    assert changed.keys() | rest.keys() | {"out"} == KEYS.keys()  # out is the folder
 
 
 def test_privacy_says_what_is_spent_and_what_it_protects(run: Start) -> None:
@@ -182,26 +195,27 @@ def test_privacy_says_what_is_spent_and_what_it_protects(run: Start) -> None:
     secret = {"sampling": "poisson", "calibration": "secret"}
     paper = {"sampling": "poisson", "calibration": "paper"}
     finished = [run(3, {**keys, **more}) for more in ({}, secret, paper)]
-    table = Page(report([each.folder for each in finished])).table("run", "epsilon")
-    others = ("epsilon_of_paper", "epsilon_secret_batches")
-    for shown, summary in zip(table.values(), (each.summary for each in finished), strict=True):
-        assert list(shown) == ["epsilon", "delta", "protects", "relation", "adversary", *others]
-        for name in ("epsilon", "delta", *others):
+    page = Page(report([each.folder for each in finished]))
+    columns = {"epsilon": "epsilon", "delta": "delta"}
+    columns |= {"epsilon as the paper counts": "epsilon_of_paper"}
+    columns |= {"epsilon with secret batches": "epsilon_secret_batches"}
+    summaries = [each.summary for each in finished]
+    for shown, summary in zip(page.table("run", "epsilon").values(), summaries, strict=True):
+        assert list(shown) == list(columns)
+        for column, name in columns.items():
             if summary.get(name) is None:
-                assert shown[name] == ("none" if name == "epsilon" else "–")
+                assert shown[column] == "–"
             else:
-                assert float(shown[name]) == pytest.approx(summary[name], rel=1e-3)
+                assert float(shown[column]) == pytest.approx(summary[name], rel=1e-3)
         for name in ("protects", "relation", "adversary"):
             if summary["epsilon"] is not None:
-                assert shown[name] == summary[f"epsilon_{name}"]
-    known, _, of_paper = table.values()
-    assert "one person's label is changed" in known["relation"]
-    assert known["epsilon_secret_batches"] == "–"
-    assert "not on all that was learned from" in of_paper["protects"]
-    repeatable = run(3, {**keys, "noise-seed": 0})
-    (spent,) = Page(report([repeatable.folder])).table("run", "epsilon").values()
-    assert list(spent) == ["epsilon", "delta", "protects", "relation", "adversary"]
-    assert spent["epsilon"] == "none" and "can be repeated" in spent["protects"]
+                assert f"{name}: {summary[f'epsilon_{name}']}" in page.text
+    assert "one person's label is changed" in page.text
+    assert "not on all that was learned from" in page.text
+    page = Page(report([run(3, {**keys, "noise-seed": 0}).folder]))
+    assert "No epsilon is claimed: the noise can be repeated" in page.text
+    with pytest.raises(AssertionError, match="no table"):
+        page.table("run", "epsilon")
 
 
 def test_curves_are_drawn_to_scale(tmp_path: Path) -> None:
@@ -215,7 +229,8 @@ def test_curves_are_drawn_to_scale(tmp_path: Path) -> None:
     tips = ["".join(each.itertext()) for each in page.all("circle")]
     assert "vafl, a: 0.5 at 3" in tips and "vafl, b: 0.75 at 12" in tips  # megabytes
     said = [each.attrib["aria-label"] for each in page.all("svg") if "role" in each.attrib]
-    assert all(f"vafl, {name}: test accuracy 0.8333 at the end" in said[0] for name in "ab")
+    assert said[0].startswith("test accuracy against exchanges. ")
+    assert all(f"vafl, {name}: 0.8333 at the end" in said[0] for name in "ab")
     far = Page(report([tmp_path / "a", left(tmp_path / "c", scale=1000)]))
     first, second = far.points("test accuracy against exchanges")
     assert "exchanges, logarithmic" in far.text and "seconds, logarithmic" not in far.text
@@ -228,7 +243,7 @@ def test_runs_are_compared_and_equal_names_told_apart(tmp_path: Path) -> None:
     page = Page(report(folders))
     table = page.table("run")
     assert list(table) == ["vafl, a", "vafl, b", "dpzv"]
-    assert table["dpzv"]["epsilon"] == "1.5" and table["vafl, a"]["epsilon"] == "none"
+    assert table["dpzv"]["epsilon"] == "1.5" and table["vafl, a"]["epsilon"] == "–"
     assert table["vafl, b"]["MB up"] == "12"
     assert len(page.points("test accuracy against seconds")) == 3
 
@@ -264,7 +279,7 @@ def test_regression_is_shown_by_r2(tmp_path: Path) -> None:
     (folder / "history.jsonl").write_text(lines)
     page = Page(report([folder]))
     assert "test accuracy" not in page.text and "0.8700" in page.text and "1.25" in page.text
-    assert page.points("test R² against exchanges")
+    assert page.points("R² against exchanges")
 
 
 def test_attacks_of_an_audit_are_there(tmp_path: Path) -> None:
@@ -339,12 +354,28 @@ def test_every_table_has_headers_and_every_picture_a_text(tmp_path: Path) -> Non
         assert drawn.attrib.get("aria-label") or drawn.attrib.get("aria-hidden") == "true"
 
 
-@pytest.mark.parametrize(("failure", "said"), [("It broke.", "Failed"), (None, "Finished: ")])
+@pytest.mark.parametrize(("failure", "said"), [("It broke.", "Failed "), (None, "Finished: ")])
 def test_the_first_line_says_what_happened(tmp_path: Path, failure: str, said: str) -> None:
     page = Page(report([left(tmp_path / "a", failure=failure, config={"epochs": 9})]))
-    (verdict,) = (each for each in page.all("p") if "verdict" in each.attrib.get("class", ""))
-    assert verdict[0].text == said and "3 of 9 epochs" in (verdict[0].tail or "")
-    assert (failure or "") in (verdict[0].tail or "")
+    (banner,) = page.banners
+    assert banner[0].text == said and "3 of 9 epochs" in (banner[0].tail or "")
+    assert (failure or "") in (banner[0].tail or "")
+
+
+@pytest.mark.parametrize(
+    ("failure", "word", "said"),
+    [
+        (None, "Finished: ", "all 2 runs."),
+        ("It broke.", "1 of 2 runs have finished. ", "vafl, b: failed after 3 epochs: It broke."),
+    ],
+)
+def test_a_comparison_has_one_banner(
+    tmp_path: Path, failure: str | None, word: str, said: str
+) -> None:
+    page = Page(report([left(tmp_path / "a"), left(tmp_path / "b", failure=failure)]))
+    (banner,) = page.banners
+    assert (banner[0].text, (banner[0].tail or "").strip()) == (word, said)
+    assert "3 epochs" in page.table("run", "how it went")["vafl, a"]["how it went"]
 
 
 def test_a_run_that_failed_before_it_began_is_told_of(tmp_path: Path) -> None:
@@ -355,7 +386,53 @@ def test_a_run_that_failed_before_it_began_is_told_of(tmp_path: Path) -> None:
 def test_a_run_that_has_not_finished_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     page = Page(report([left(tmp_path / "a", finished=False)]))
     assert "its last evaluation was after 3 epochs" in page.text and "0.8333" in page.text
-    assert len(page.points("test accuracy against exchanges")[0]) == 3
+    assert len(page.points("accuracy against exchanges")[0]) == 3
+
+
+def validated(folder: Path, losses: list[float], **summary: Any) -> Path:
+    """Leave a run with validation rows, of these losses."""
+    left(folder, len(losses), **summary)
+    entries = [json.loads(each) for each in (folder / "history.jsonl").read_text().splitlines()]
+    for entry, loss in zip(entries, losses, strict=True):
+        entry |= {"validation_loss": loss, "validation_accuracy": 1 - loss}
+    (folder / "history.jsonl").write_text("".join(json.dumps(each) + "\n" for each in entries))
+    return folder
+
+
+def test_the_best_epoch_is_marked_and_validation_stands_beside_training_and_test(
+    tmp_path: Path,
+) -> None:
+    page = Page(report([validated(tmp_path / "a", [0.5, 0.2, 0.3, 0.4], best_epoch=2)]))
+    assert page.tiles["best epoch"] == "2 of 4"
+    assert len(page.points("accuracy against epochs")) == 2  # test and validation
+    losses = page.points("loss against epochs")
+    assert len(losses) == 3
+    for line, ring in zip(losses, page.rings("loss against epochs"), strict=True):
+        assert ring == pytest.approx(line[1], abs=0.1)
+    tips = ["".join(each.itertext()) for each in page.all("circle")]
+    assert "validation: 0.2 at 2, the best epoch" in tips and "test: 2 at 1" in tips
+
+
+@pytest.mark.parametrize("summary", [{"finished": False}, {"failure": "Ctrl-C ended the run."}])
+def test_a_run_that_was_interrupted_shows_its_best_evaluation(
+    tmp_path: Path, summary: dict[str, Any]
+) -> None:
+    page = Page(report([validated(tmp_path / "a", [0.5, 0.2, 0.3, 0.4], **summary)]))
+    assert page.tiles["best epoch"] == "2 of 4" and page.tiles["test accuracy"] == "0.7500"
+    (banner,) = page.banners
+    assert "The best evaluation so far was after epoch 2." in (banner[0].tail or "")
+
+
+def test_one_row_of_charts_is_shown_and_a_switch_has_each_axis(tmp_path: Path) -> None:
+    page = Page(report([left(tmp_path / "a")]))
+    switches = [each.attrib for each in page.all("input")]
+    rows = [each for each in page.all("div") if each.get("class") == "charts"]
+    assert len(switches) == len(rows) == 4 and [len(each) for each in rows] == [2] * 4
+    assert [each.get("checked") for each in switches] == ["checked", None, None, None]
+    labels = [each.text for each in page.all("label")]
+    assert labels == ["epochs", "exchanges", "megabytes, up and down", "seconds"]
+    several = Page(report([tmp_path / "a", left(tmp_path / "b")]))
+    assert [each.text for each in several.all("label")] == [*labels[1:], "epochs"]
 
 
 # --- the command --------------------------------------------------------------------------------

@@ -66,12 +66,11 @@ def test_curves_of_the_page_have_bands_and_its_tables_deviations(
 ) -> None:
     page, alone = Page(report([repeats.folder])), Page(report([repeats.folder / "seed-3"]))
     accuracy = f"{repeats.summary['test_accuracy']:.4f} ± "
-    tiles = {"".join(tile[0].itertext()): tile[1].text or "" for tile in page.all("dl")[0]}
-    assert tiles["test accuracy"].startswith(accuracy)
+    assert page.tiles["test accuracy"].startswith(accuracy)
     assert "means of 3 seeds" in page.text
-    for row in page.table("run", "epoch").values():
+    for row in page.table("run", "epochs").values():
         assert " ± " in row["test loss"] and " ± " in row["seconds"]
-    assert " ± " in page.table("party", "seconds, mean")["party 0"]["seconds, mean"]
+    assert " ± " in page.table("party")["party 0"]["reply seconds, mean"]
     assert bands(page) and not bands(alone)
 
 
@@ -82,7 +81,7 @@ def test_a_band_is_one_deviation_to_either_side(tmp_path: Path) -> None:
         entry["deviation"] = {"test_accuracy": 0.05}
     (folder / "history.jsonl").write_text("".join(json.dumps(each) + "\n" for each in entries))
     page = Page(report([folder]))
-    (line,) = page.points("test accuracy against exchanges")
+    (line,) = page.points("accuracy against exchanges")
     band = bands(page)[0]
     above, below = band[:3], band[3:6][::-1]
     per_accuracy = (line[2][1] - line[0][1]) / (1 / 3)  # accuracies are 0.5, 0.75, 0.833
@@ -115,9 +114,9 @@ def test_a_comparison_of_seeds_has_deviations_and_the_same_runs(comparison: Path
     for name, each in figures.items():
         of_seeds = [Finished(comparison / name / f"seed-{seed}").summary for seed in (3, 4)]
         assert each["test_loss"] == fmean(run["test_loss"] for run in of_seeds)
-    lines = table(comparison, 0.2).splitlines()
+    lines = table(comparison).splitlines()
     assert spread(figures["vafl"], "test_accuracy", ".4f") in lines[1] and " ± " in lines[1]
-    assert lines[-1].startswith("Means ± standard deviations of 2 seeds")
+    assert "Figures are means of 2 seeds ± standard deviations." in lines
     assert "means of 2 seeds" in Page(report([comparison])).text
 
 

@@ -369,7 +369,7 @@ def test_the_page_shows_trials_importance_and_the_line(folder: Path) -> None:
     assert (folder / "report.html").read_text() == report([folder])
     page = Page(report([folder]))
     assert found["line"] in page.text and "30 trials: " in page.text
-    shares = page.table("key", "importance")
+    shares = page.table("option", "importance")
     assert {key: row["importance"] for key, row in shares.items()} == {
         key: f"{share:.2f}" for key, share in found["importance"].items()
     }

@@ -36,9 +36,8 @@ def draw(histories: Mapping[str, Sequence[History]], picture: Picture, path: Pat
             points = [(float(at), float(is_)) for at, is_ in zip(x, y, strict=True)]
             made.append(Line(name, names.index(name), points))
             bands.append((x, y, of_seeds[:, :, 1].std(0)))
-        artists = chart(
-            axes, made, picture.x_label, picture.y_label if number % across == 0 else ""
-        )
+        y_label = picture.y_label if number % across == 0 else ""
+        drawn |= chart(axes, made, picture.x_label, y_label)
         for drawn_line, (x, y, deviation) in zip(made, bands, strict=True):
             if drawn_line.moves:
                 colour = COLOURS[look(drawn_line.number)[0]]
@@ -46,7 +45,6 @@ def draw(histories: Mapping[str, Sequence[History]], picture: Picture, path: Pat
         if picture.y == "gradient_norm":
             axes.set_yscale("log")
         axes.set_title(panel, fontsize=9, loc="left")
-        drawn |= {each.name: artist for each, artist in zip(made, artists, strict=True)}
     figure.legend(
         handles=list(drawn.values()),
         labels=list(drawn),

@@ -26,8 +26,9 @@ _DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (4, 1.5, 1, 1.5)))  # wh
 _TEXT, _GRID = "#58626e", "#d9dfe5"
 _VARIABLES = {_TEXT: "var(--soft)", _GRID: "var(--rule)"}  # of the style sheet, light or dark
 _VARIABLES |= {colour: f"var(--s{number})" for number, colour in enumerate(COLOURS)}
-_WIDTH, _HEIGHT = 4.0, 2.6  # of a chart, in inches
-_DOT = 3.5  # the size of a dot
+_WIDTH, _HEIGHT = 4.0, 2.6  # inches of a chart in a PNG file
+_PAGE = 1.4, 1.1  # times that on a page
+_DOT, _RING = 3.5, 9.0  # sizes
 _DOTS = 30  # a line of more points has no dots
 _BAND: dict[str, Any] = {"alpha": 0.15, "linewidth": 0}
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -41,19 +42,21 @@ _CURVES = (
 
 @dataclass(frozen=True)
 class Line:
-    """The points of a run, one or more; its number among the runs gives its colour.
+    """The points of a run, one or more; its number among the lines gives its colour.
 
-    ``aside`` is a second measure of the run: dotted, without dots. ``band`` has of each point how
-    far the seeds of the run deviate from it, if there are several. ``joined`` is whether a line
-    joins the points, in order of x.
+    Parameters
+    ----------
+    band : how far the seeds of the run deviate from each point, if there are several.
+    joined : whether a line joins the points, in order of x.
+    best : point of the best evaluation, which gets a ring.
     """
 
     name: str
     number: int
     points: Sequence[tuple[float, float]]
-    aside: bool = False
     band: Sequence[float] = ()
     joined: bool = True
+    best: tuple[float, float] | None = None
 
     @property
     def moves(self) -> bool:
@@ -65,7 +68,7 @@ class Line:
     def dots(self) -> bool:
         """Whether each of its points is to be seen."""
         many = self.joined and len(self.points) > _DOTS
-        return self.moves and not self.aside and not many
+        return self.moves and not many
 
 
 def look(number: int) -> tuple[int, int]:
@@ -73,32 +76,33 @@ def look(number: int) -> tuple[int, int]:
     return number % len(COLOURS), number // len(COLOURS) % len(_DASHES)
 
 
-def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") -> list[Line2D]:
-    """Draw lines, and a level for each that has no course.
+def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") -> dict[str, Line2D]:
+    """Draw lines, and a level for each that has no course; return what is drawn, by name.
 
-    The x axis is logarithmic if some lines go much further than others.
+    The x-axis is logarithmic if some lines go much further than others.
     """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-    drawn = []
+    drawn = {}
     for line in lines:
-        colour, _ = look(line.number)
-        if line.moves:
-            if any(line.band):
-                axes.fill(*zip(*_outline(line), strict=True), color=COLOURS[colour], **_BAND)
-            drawn += axes.plot(
-                *zip(*line.points, strict=True),
-                color=COLOURS[colour],
-                linestyle=_dashes(line) if line.joined else "none",
-                linewidth=1.5,
-                marker="o" if line.dots else "",
-                markersize=_DOT,
-            )
-        else:
+        number, dashes = look(line.number)
+        colour = COLOURS[number]
+        if not line.moves:
             level = line.points[-1][1]
-            drawn.append(
-                axes.axhline(level, color=COLOURS[colour], linestyle=(0, (8, 4)), linewidth=1)
-            )
+            drawn[line.name] = axes.axhline(level, color=colour, linestyle=(0, (8, 4)), linewidth=1)
+            continue
+        if any(line.band):
+            axes.fill(*zip(*_outline(line), strict=True), color=colour, **_BAND)
+        (drawn[line.name],) = axes.plot(
+            *zip(*line.points, strict=True),
+            color=colour,
+            linestyle=_DASHES[dashes] if line.joined else "none",
+            linewidth=1.5,
+            marker="o" if line.dots else "",
+            markersize=_DOT,
+        )
+        if line.best:
+            axes.plot(*line.best, "o", color=colour, fillstyle="none", markersize=_RING)
     xs = [x for line in lines if line.moves for x, _ in line.points]
     ends = [line.points[-1][0] for line in lines if line.moves]
     logarithmic = bool(ends) and max(ends) > 4 * min(ends)
@@ -121,11 +125,6 @@ def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") ->
     return drawn
 
 
-def _dashes(line: Line) -> Any:
-    """As matplotlib takes them."""
-    return (0, (1, 2)) if line.aside else _DASHES[look(line.number)[1]]
-
-
 def _outline(line: Line) -> list[tuple[float, float]]:
     """The outline of a band: above the points to the right, and below them back."""
     points = list(zip(line.points, line.band, strict=True))
@@ -140,60 +139,58 @@ def draw_curves(
     path: Path,
     levels: Mapping[str, float] | None = None,
 ) -> None:
-    """The main metric against exchanges, bytes and time: a line for each run, a level for others.
-
-    All runs have the same main metric.
-    """
-
-    def value(entry: dict[str, Any], key: str) -> float:
-        return float(entry["bytes_up"] + entry["bytes_down"] if key == "bytes" else entry[key])
-
+    """Draw the main metric against exchanges, bytes and time: lines of runs, levels of others."""
     used = [
         curve
         for curve in _CURVES
-        if all(any(value(entry, curve[0]) for entry in each) for each in histories.values())
+        if all(any(_spent(entry, curve[0]) for entry in each) for each in histories.values())
     ]
-    metric = main_metric(next((history[-1] for history in histories.values() if history), {}))
+    metric = _metric(histories)
     figure = _figure(max(1, len(used)))
     drawn: dict[str, Line2D] = {}
-    for number, (key, label, unit) in enumerate(used):
-        points = {
-            name: [(unit * value(entry, key), entry[metric]) for entry in history]
-            for name, history in histories.items()
-        }
-        points |= {name: [(0.0, level)] for name, level in (levels or {}).items()}
-        bands = {
-            name: [entry.get("deviation", {}).get(metric, 0.0) for entry in history]
-            for name, history in histories.items()
-        }
+    for place, (key, label, unit) in enumerate(used):
         lines = [
-            Line(name, of_run, points[name], band=bands.get(name, ()))
-            for of_run, name in enumerate(points)
+            Line(
+                name,
+                number,
+                [(unit * _spent(entry, key), entry[metric]) for entry in history],
+                [entry.get("deviation", {}).get(metric, 0.0) for entry in history],
+            )
+            for number, (name, history) in enumerate(histories.items())
         ]
-        axes = figure.add_subplot(1, len(used), number + 1)
-        artists = chart(axes, lines, label, "" if number else METRICS[metric])
-        drawn |= dict(zip(points, artists, strict=True))
+        for name, level in (levels or {}).items():
+            lines.append(Line(name, len(lines), [(0.0, level)]))
+        axes = figure.add_subplot(1, len(used), place + 1)
+        drawn |= chart(axes, lines, label, "" if place else METRICS[metric])
     _save(figure, drawn, path)
 
 
-def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, target: float) -> None:
-    """The best main metric so far against all bytes so far; runs that send nothing as levels.
+def _spent(entry: Mapping[str, Any], key: str) -> float:
+    """Return how much a run had spent at an evaluation; bytes are those up and down."""
+    return float(entry["bytes_up"] + entry["bytes_down"] if key == "bytes" else entry[key])
 
-    The broad line is the frontier: the most that any of the runs had reached by so many bytes.
+
+def _metric(histories: Mapping[str, list[dict[str, Any]]]) -> str:
+    """Return the main metric of runs, which all have the same."""
+    return main_metric(next((history[-1] for history in histories.values() if history), {}))
+
+
+def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, target: float) -> None:
+    """Draw the best main metric so far against all bytes so far; a run that sends none as a level.
+
+    The broad line is the frontier: the most that any run had reached with so many bytes.
     """
-    metric = main_metric(next((history[-1] for history in histories.values() if history), {}))
+    metric = _metric(histories)
     lines: list[Line] = []
     for name, history in histories.items():
-        megabytes = [1e-6 * (entry["bytes_up"] + entry["bytes_down"]) for entry in history]
+        megabytes = [1e-6 * _spent(entry, "bytes") for entry in history]
         best = np.maximum.accumulate([entry[metric] for entry in history]).tolist()
         points = dict(zip(megabytes, best, strict=True))  # the last of those by so many bytes
         if points:
             lines.append(Line(name, len(lines), list(points.items())))
     figure = _figure(2, high=1.8)
     axes = figure.add_subplot()
-    label = f"best {METRICS[metric]} so far"
-    artists = chart(axes, lines, "megabytes, up and down", label)
-    drawn = {line.name: artist for line, artist in zip(lines, artists, strict=True)}
+    drawn = chart(axes, lines, "megabytes, up and down", f"best {METRICS[metric]} so far")
     sent = sorted(point for line in lines if line.moves for point in line.points)
     if sent:
         x, y = [x for x, _ in sent], np.maximum.accumulate([y for _, y in sent])
@@ -203,11 +200,9 @@ def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, tar
 
 
 def draw_lines(lines: Sequence[Line], x_label: str, y_label: str, path: Path) -> None:
-    """One chart of lines, or of points that are not joined, by their names."""
+    """Draw one chart of lines, or of points that are not joined, by their names."""
     figure = _figure(2, high=1.4)
-    artists = chart(figure.add_subplot(), lines, x_label, y_label)
-    drawn = {line.name: artist for line, artist in zip(lines, artists, strict=True)}
-    _save(figure, drawn, path)
+    _save(figure, chart(figure.add_subplot(), lines, x_label, y_label), path)
 
 
 def draw_shares(shares: Mapping[str, float], label: str, path: Path) -> None:
@@ -267,21 +262,21 @@ def svg(lines: Sequence[Line], x_label: str) -> Drawing:
     """Draw a chart for a page whose style sheet has the colours."""
     from matplotlib import rc_context
 
-    figure = _figure(1)
+    figure = _figure(*_PAGE)
     figure.patch.set_visible(False)
     axes = figure.add_subplot()
     chart(axes, lines, x_label)
     file = BytesIO()
     with rc_context({"svg.fonttype": "none"}):  # texts as texts
         figure.savefig(file, format="svg")
-    width, height = 72 * _WIDTH, 72 * _HEIGHT
+    width, height = 72 * figure.get_size_inches()
     places = []
     for line in lines:
         at = axes.transData.transform(line.points)
         if not line.moves:  # the right end of the level
             at = axes.get_yaxis_transform().transform([(1, line.points[-1][1])])
         places.append([(float(x), height - float(y)) for x, y in at])
-    return Drawing(width, height, _elements(file.getvalue()), places)
+    return Drawing(float(width), float(height), _elements(file.getvalue()), places)
 
 
 def _elements(drawn: bytes) -> str:
@@ -289,8 +284,9 @@ def _elements(drawn: bytes) -> str:
     elements = []
     for each in ElementTree.fromstring(drawn).iter():
         x, y, text = each.get("x", ""), each.get("y", ""), None
-        if each.tag == f"{_SVG}use":  # of a dot
-            tag, place = "circle", {"cx": x, "cy": y, "r": str(_DOT / 2)}
+        if each.tag == f"{_SVG}use":
+            size = _RING if "fill-opacity" in each.get("style", "") else _DOT
+            tag, place = "circle", {"cx": x, "cy": y, "r": str(size / 2)}
         elif each.tag == f"{_SVG}path" and each.get("id") is None:  # or it is the shape of uses
             tag, place = "path", {"d": " ".join(each.get("d", "").split())}
         elif each.tag == f"{_SVG}text":

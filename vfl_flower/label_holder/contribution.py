@@ -32,7 +32,6 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.figures import aligned
 from vfl_flower.label_holder.label_holder import of_group
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.tops import load_top
@@ -149,21 +148,6 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     }
     write_whole(folder / FILE, (json.dumps(figures, indent=2) + "\n").encode())
     return figures
-
-
-def table(figures: dict[str, Any]) -> str:
-    """The values as aligned columns; below them whose cannot be told from zero."""
-    rows = [("party", f"value ({figures['metric']})", "95 % interval")]
-    for each in figures["parties"]:
-        low, high = (each["value"] + sign * each["margin"] for sign in (-1, 1))
-        rows.append((str(each["party"]), f"{each['value']:.4f}", f"{low:.4f} to {high:.4f}"))
-    whole, none = figures["all"], figures["nobody"]
-    total = sum(each["value"] for each in figures["parties"])
-    said = [f"all parties {whole:.4f}, nobody {none:.4f}: the values add up to {total:.4f}"]
-    idle = [str(e["party"]) for e in figures["parties"] if e["value"] <= e["margin"]]
-    if idle:
-        said.append(f"not above zero: party {', '.join(idle)}")
-    return "\n".join([aligned(rows, texts=0), *said])
 
 
 def _share(before: int, parties: int) -> float:

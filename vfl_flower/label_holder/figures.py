@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -132,23 +133,37 @@ def headline(summary: dict[str, Any]) -> str:
 
 def guarantee(summary: Mapping[str, Any]) -> str:
     """What a summary's epsilon is of, in one line; empty where there is no epsilon."""
-    if summary["epsilon"] is None:
+    if summary.get("epsilon") is None:
         return ""
-    said = [
-        f"{name}: {summary[key]}"
-        for name, key in GUARANTEE.items()
-        if key in summary  # which those of older runs have not
-    ]
-    return f"epsilon {'. '.join(said)}." if said else ""
+    said = [f"{name}: {summary[key]}" for name, key in GUARANTEE.items() if key in summary]
+    return f"epsilon {'. '.join(said)}." if said else ""  # older runs say nothing of it
 
 
-def aligned(rows: Sequence[Sequence[str]], texts: int) -> str:
-    """A table: so many columns of texts to the left, then figures to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column < texts else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
+def tabulated(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
+    """Draw a table: so many columns of texts to the left, then figures to the right.
+
+    A terminal gets a table of its width. Elsewhere each row is one line.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    live = sys.stdout.isatty()
+    console = Console(
+        width=None if live else 10_000,
+        force_terminal=live,
+        markup=False,
+        emoji=False,
+        highlight=False,
     )
+    layout = box.SIMPLE_HEAD if live else None
+    table = Table(box=layout, pad_edge=False, collapse_padding=live, header_style="bold")
+    for column, (title, *cells) in enumerate(zip(head, *rows, strict=True)):
+        whole = not column and max(map(len, cells), default=0) < 25
+        justify: Any = "left" if column < texts else "right"
+        table.add_column(title, justify=justify, overflow="fold", no_wrap=whole)
+    for row in rows:
+        table.add_row(*row)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().strip("\n")

@@ -28,7 +28,6 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.at_party import load_features
-from vfl_flower.label_holder.figures import aligned
 from vfl_flower.label_holder.results import results_folder
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom
@@ -219,22 +218,6 @@ def audit(
     }
     write_whole(folder / "audit.json", (json.dumps(report, indent=2) + "\n").encode())
     return findings, claim, folder
-
-
-def table(findings: list[Finding], claim: Canary | None) -> str:
-    """The findings, one a line, in aligned columns; and what is claimed and shown of epsilon."""
-    lines = [("attack", "attacker: what it has", "measure", "success", "guessing")]
-    for each in findings:
-        figures = f"{each.success:.4f}", f"{each.guessing:.4f}"
-        lines.append((each.attack, each.attacker, each.measure, *figures))
-    shown = aligned(lines, texts=3)
-    if claim:
-        shown += (
-            f"\n\nA game with canaries against this mechanism, by its own budget: epsilon claimed "
-            f"{claim.claimed:.3g}, shown at least {claim.shown:.3g} at delta {claim.delta:g} "
-            f"(97.5 %, {claim.trials} times in each world)"
-        )
-    return shown
 
 
 def _run(

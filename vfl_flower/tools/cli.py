@@ -171,10 +171,9 @@ def _compare(
     number = options.number(parties, node_configs)
     with shown(not quiet):
         folder = compare(number, common, own, target, node_configs, seeds)
-    lines = table(folder, target)
-    print(lines)
-    if "\njoined " not in lines:
-        print("alone and joined are left out: they train by gradients, and black boxes have none.")
+    print(table(folder))
+    if not (folder / "centralised").exists():
+        print("local-only and centralised are left out: they need gradients of the bottom models.")
     print(f"results: {folder}")
 
 
@@ -253,15 +252,18 @@ def _audit(
     others are on the run as configured. Where an epsilon is claimed, a game
     with canaries tries to refute it: what it shows must not exceed the claim.
     """
-    from vfl_flower.tools.audit import audit, table
+    from vfl_flower.tools.audit import audit
+    from vfl_flower.tools.report.read import read
+    from vfl_flower.tools.report.sections import audits
 
     keys = options.keys(run_config, out)
     if keys.get("strategy", strategy) != strategy:
         raise ConfigError(
             f"-c names strategy = {keys['strategy']!r}, and --strategy {strategy}: leave one out."
         )
-    findings, claim, folder = audit(options.number(parties), {**keys, "strategy": strategy}, known)
-    print(table(findings, claim))
+    _, _, folder = audit(options.number(parties), {**keys, "strategy": strategy}, known)
+    if found := audits(read([folder])):
+        print(found.in_terminal())
     print(f"results: {folder}")
 
 
@@ -346,9 +348,13 @@ def _contribution(
     asked for anything; the values are kept in RUN/contribution.json, for the
     report.
     """
-    from vfl_flower.label_holder.contribution import contribution, table
+    from vfl_flower.label_holder.contribution import contribution
+    from vfl_flower.tools.report.read import read
+    from vfl_flower.tools.report.subsets import worth
 
-    print(table(contribution(run.expanduser(), metric)))
+    contribution(run.expanduser(), metric)
+    if found := worth(read([run.expanduser()])):
+        print(found.in_terminal())
 
 
 @app.command("list", cls=_Command, epilog=options.LIST_EXAMPLES)

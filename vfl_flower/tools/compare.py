@@ -8,7 +8,6 @@ parties lack rows, `common` what the rows are worth that all have.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,22 +17,22 @@ from vfl_flower.config import renamed
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.label_holder.charts import draw_curves, draw_frontier
-from vfl_flower.label_holder.figures import METRICS, aligned, guarantee, main_metric, spread
+from vfl_flower.label_holder.figures import main_metric
 from vfl_flower.label_holder.progress import titled
 from vfl_flower.label_holder.results import results_folder
 from vfl_flower.launch.engines import Finished, run_local
 from vfl_flower.models.bottoms import has_gradient
-from vfl_flower.protocol.privacy.together import Claim, in_words, of_several
+from vfl_flower.protocol.privacy.together import of_several
 from vfl_flower.protocol.systems import baselines, resolve
+from vfl_flower.tools.report.read import folder_of, number, read
+from vfl_flower.tools.report.sections import comparison, privacy
 from vfl_flower.tools.seeds import mean, repeated
 
-_COLUMNS = ("MB up", "MB down", "exchanges")
 _OF_SYSTEMS = (
     *("epsilon", "noise-multiplier", "codec", "keep", "bits", "compression"),
     *("downlink-codec", "downlink-keep", "downlink-bits", "downlink-compression"),
     *("labels", "local-steps", "perturbs"),
 )
-_MORE_COLUMNS = ("epsilon", "delta", "seconds")
 
 
 def compare(
@@ -168,92 +167,28 @@ def label(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
     return " ".join([name, *(f"{key}={value}" for key, value in run.items() if key != "strategy")])
 
 
-def table(folder: Path, target: float) -> str:
-    """The figures of a comparison, as aligned columns; below them what its epsilons are of."""
-    figures: dict[str, dict[str, Any]] = json.loads((folder / "compare.json").read_text())
-    metric = main_metric(next(iter(figures.values())))
-    counts = sorted({int(k) for each in figures.values() for k in each.get("test_by_parties", {})})
-    # Of partial rows also of those that the fewest and the most parties have.
-    shown = dict.fromkeys(str(k) for k in counts[:1] + counts[-1:])
-    kind = metric.removeprefix("test_")
-    of_counts = [f"of {k}" for k in shown]
-    rows = [("", METRICS[metric], *of_counts, *_COLUMNS, f"MB to {target:g}", *_MORE_COLUMNS)]
-    for name, each in figures.items():
-        epsilon, delta = each["epsilon"], each["delta"]
-        rows.append(
-            (
-                name,
-                spread(each, metric, ".4f"),
-                *(_of_count(each, k, kind) for k in shown),
-                *(_megabytes(each, key, 1e-6) for key in ("bytes_up", "bytes_down")),
-                spread(each, "exchanges", ".0f"),
-                _to_target(each),
-                "-" if epsilon is None else spread(each, "epsilon", ".3g"),
-                "-" if delta is None else spread(each, "delta", "g"),
-                spread(each, "seconds", ".1f"),
-            )
-        )
-    said: dict[str, list[str]] = {}
-    for name, each in figures.items():
-        said.setdefault(guarantee(each), []).append(name)
-    notes = [f"{', '.join(names)}: {words}" for words, names in said.items() if words]
-    if composed := of_several(figures.values()):
-        notes += map(in_words, composed)
-        without = [name for name, each in figures.items() if Claim.of(each) is None]
-        if without:
-            notes.append(f"No epsilon holds for {', '.join(without)}.")
-    if shown:
-        notes.append("of 1, of 2, ...: on the rows that so many parties have.")
-    if seeds := next(iter(figures.values())).get("seeds"):
-        notes.append(
-            f"Means ± standard deviations of {len(seeds)} seeds; a target that is not reached by "
-            "one of them is not reached."
-        )
-    return "\n".join([aligned(rows, texts=1), *notes])
-
-
-def _of_count(figures: Mapping[str, Any], parties: str, kind: str) -> str:
-    """The measure on the rows that so many parties have, if it is known."""
-    found = figures.get("test_by_parties", {}).get(parties, {})
-    return "-" if found.get(kind) is None else spread(found, kind, ".4f")
-
-
-def _to_target(figures: Mapping[str, Any]) -> str:
-    """The megabytes to the target, if there were any."""
-    reached = figures["megabytes_to_target"]
-    if reached is None:
-        return "not reached"
-    return _megabytes(figures, "megabytes_to_target") if reached else "-"
-
-
-def folder_of(title: str) -> str:
-    """The name of the folder that a run of this title gets."""
-    return re.sub(r"[^\w.=-]+", "-", title).strip(".-")
-
-
-def _megabytes(figures: Mapping[str, Any], key: str, unit: float = 1) -> str:
-    """A figure in megabytes, and of several seeds its deviation."""
-    deviation = figures.get("deviation", {}).get(key)
-    text = megabytes(unit * figures[key])
-    return text if deviation is None else f"{text} ± {megabytes(unit * deviation)}"
-
-
-def megabytes(number: float) -> str:
-    """A number of megabytes, to three digits."""
-    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+def table(folder: Path) -> str:
+    """Return the figures of a comparison as a terminal shows them, and what its epsilons are of."""
+    runs = read([folder])
+    spent = privacy([run for run in runs if number(run.summary, "epsilon") is not None])
+    notes = [note for _, note in spent.notes] if spent else []
+    without = [run.title for run in runs if number(run.summary, "epsilon") is None]
+    if notes and without:
+        notes.append(f"No epsilon holds for {', '.join(without)}.")
+    return "\n".join([comparison(runs).in_terminal(), *notes])
 
 
 def figures_of(run: Finished, target: float) -> dict[str, Any]:
-    """A run's summary, and the megabytes to the target; of several seeds the mean, if all reach."""
+    """Return a run's summary, the target, and the megabytes to it if every seed reaches it."""
     summary = run.summary
     seeds = [Finished(run.folder / f"seed-{seed}") for seed in summary.get("seeds", ())]
     found: dict[str, Any] = mean([_reached(each, target) for each in seeds or [run]])
     deviation = {**summary.get("deviation", {}), **found.pop("deviation", {})}
-    return {**summary, **found, **({"deviation": deviation} if deviation else {})}
+    return {**summary, "target": target, **found, **({"deviation": deviation} if deviation else {})}
 
 
 def _reached(run: Finished, target: float) -> dict[str, float | None]:
-    """Megabytes up and down at the first evaluation that reaches the target."""
+    """Return the megabytes up and down at the first evaluation that reaches the target."""
     for entry in run.history:
         if entry[main_metric(entry)] >= target:
             return {"megabytes_to_target": (entry["bytes_up"] + entry["bytes_down"]) / 1e6}

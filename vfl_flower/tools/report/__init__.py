@@ -18,9 +18,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vfl_flower.tools.report.page import Verdict, page
+from vfl_flower.tools.report.page import Banner, page
 from vfl_flower.tools.report.read import read
-from vfl_flower.tools.report.sweep import FILE, page_of_sweep
+from vfl_flower.tools.report.sweep import FILE, Swept
 
 _HERE = Path(__file__).parent
 
@@ -34,7 +34,7 @@ def report(folders: Sequence[Path], live: bool = False) -> str:
         As `read`.
     """
     swept = len(folders) == 1 and (folders[0] / FILE).is_file()
-    return _laid_out(page_of_sweep(folders[0]) if swept else page(read(folders)), live)
+    return _laid_out(Swept.read(folders[0]).page() if swept else page(read(folders)), live)
 
 
 def above(folders: Sequence[Path]) -> Path:
@@ -46,8 +46,8 @@ def above(folders: Sequence[Path]) -> Path:
 
 def waiting(sentence: str) -> str:
     """A live page that says why there is none yet."""
-    verdict = Verdict("", "open", "Not yet: ", sentence, "")
-    return _laid_out({"title": "Report", "verdicts": [verdict], "tiles": {}, "sections": []}, True)
+    banner = Banner("open", "Not yet: ", sentence)
+    return _laid_out({"title": "Report", "banner": banner, "tiles": {}, "sections": []}, True)
 
 
 def policy(live: bool = False) -> str:

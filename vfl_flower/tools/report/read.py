@@ -6,6 +6,7 @@ The files may say anything: numbers are read by `number` alone, and the texts ar
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +18,11 @@ from vfl_flower.config import renamed
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.protocol.systems import System, load_system
-from vfl_flower.tools.compare import folder_of
 
 MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}
 """What a run is measured by, one of them -> what the page calls it."""
+
+_RESULTS = ("test_", "validation_", "train_", "deviation")
 
 NOTHING = "–"
 """What the page says where there is no number or text."""
@@ -42,9 +44,31 @@ class Shown:
     contribution: dict[str, Any]
 
     @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return bool(self.summary) and self.summary.get("failure") is None
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The evaluation whose model the run keeps, by validation rows; empty if there is none.
+
+        Of a run that has not finished, the evaluation with the least validation loss so far.
+        """
+        if self.finished:
+            kept = number(self.summary, "best_epoch")
+            at = (each for each in self.history if kept and number(each, "epoch") == kept)
+            return next(at, {})
+        validated = [each for each in self.history if number(each, "validation_loss") is not None]
+        return min(validated, key=lambda each: number(each, "validation_loss") or 0.0, default={})
+
+    @property
     def figures(self) -> dict[str, Any]:
-        """The summary; of a run that has not finished, its last evaluation."""
-        return self.summary or self.history[-1]
+        """The summary, or the last evaluation; the results are those of the best evaluation."""
+        last = self.summary or self.history[-1]
+        if self.finished:
+            return last
+        results = {key: each for key, each in self.best.items() if key.startswith(_RESULTS)}
+        return {**last, **results}
 
     @property
     def config(self) -> dict[str, Any]:
@@ -84,19 +108,6 @@ class Shown:
         """What was counted by party; nothing where no message was sent."""
         return mappings(self.summary.get("by_party")) if number(self.figures, "exchanges") else []
 
-    def curve(self, against: str, measure: str) -> list[tuple[float, float]]:
-        """The points of a curve."""
-        points = ((spent(entry, against), number(entry, measure)) for entry in self.history)
-        return [(x, y) for x, y in points if x is not None and y is not None]
-
-    def band(self, against: str, measure: str) -> list[float]:
-        """How far the seeds deviate from the points of that curve."""
-        return [
-            number(entry, "deviation", measure) or 0.0
-            for entry in self.history
-            if spent(entry, against) is not None and number(entry, measure) is not None
-        ]
-
 
 def read(folders: Sequence[Path]) -> list[Shown]:
     """The runs of results folders, in order; that of a comparison, or of runs, has several.
@@ -117,10 +128,14 @@ def read(folders: Sequence[Path]) -> list[Shown]:
 def _of(folder: Path) -> list[Shown]:
     """The run in a folder, those of a comparison, or those of a folder of both."""
     if (folder / "compare.json").is_file():
-        titles = {folder_of(title): title for title in json_of(folder / "compare.json")}
+        compared = json_of(folder / "compare.json")
+        titles = {folder_of(title): title for title in compared}
         failed = (each.name for each in sorted(folder.iterdir()) if _is_run(each))
         titles |= {name: name for name in failed if name not in titles}
-        return [_run(folder / name, title) for name, title in titles.items()]
+        return [
+            _run(folder / name, title, mapping(compared.get(title)))
+            for name, title in titles.items()
+        ]
     if _is_run(folder):
         return [_run(folder)]
     if not folder.exists():
@@ -135,6 +150,11 @@ def _of(folder: Path) -> list[Shown]:
             "compare` or `vfl audit` has left."
         )
     return found
+
+
+def folder_of(title: str) -> str:
+    """Return the name of the folder that a run of this title gets in a comparison."""
+    return re.sub(r"[^\w.=-]+", "-", title).strip(".-")
 
 
 def _has_figures(folder: Path) -> bool:
@@ -155,8 +175,8 @@ def _is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("summary.json", "history.jsonl"))
 
 
-def _run(folder: Path, title: str = "") -> Shown:
-    summary = json_of(folder / "summary.json")
+def _run(folder: Path, title: str = "", more: Mapping[str, Any] | None = None) -> Shown:
+    summary = {**json_of(folder / "summary.json"), **(more or {})}
     path = folder / "history.jsonl"
     history = [_parsed(path, line) for line in _content(path).splitlines()]
     if not summary and not history:
@@ -165,8 +185,8 @@ def _run(folder: Path, title: str = "") -> Shown:
             "evaluated yet: wait for it."
         )
     title = title or text(renamed.accepted("strategy", summary.get("strategy", folder.name)))
-    more = (json_of(folder / name) for name in ("audit.json", "contribution.json"))
-    return Shown(title, folder, summary, history, *more)
+    besides = (json_of(folder / name) for name in ("audit.json", "contribution.json"))
+    return Shown(title, folder, summary, history, *besides)
 
 
 def json_of(path: Path) -> dict[str, Any]:

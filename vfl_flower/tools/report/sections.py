@@ -1,173 +1,137 @@
-"""The sections of the page that are tables, and what a section consists of."""
+"""The sections of the page that are tables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from markupsafe import Markup
+from typing import Any
 
 from vfl_flower.config.run_config import KEYS
-from vfl_flower.label_holder.figures import GUARANTEE
+from vfl_flower.label_holder.figures import guarantee
 from vfl_flower.protocol.privacy.together import in_words, of_several
 from vfl_flower.protocol.systems import BY_ROWS
-from vfl_flower.tools.compare import megabytes
-from vfl_flower.tools.report.read import NOTHING, Shown, number, spent, text
+from vfl_flower.tools.report.curves import titles
+from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, measured, megabytes, shown
+from vfl_flower.tools.report.read import MEASURES, NOTHING, Shown, mapping, number, text
 
 _DIRECTIONS = ("bytes_up", "bytes_down")
+_OTHERS = {  # epsilons that hold by other assumptions
+    "epsilon_of_paper": "epsilon as the paper counts",
+    "epsilon_secret_batches": "epsilon with secret batches",
+}
+_NO_NOISE = "No epsilon: no noise was added to what was sent."
+_NO_CLAIM = (
+    "No epsilon is claimed: the noise can be repeated (noise-seed), was none, was not on all that "
+    "was learned from (calibration), or was not added before the run failed."
+)
 
 
-@dataclass(frozen=True)
-class Bar:
-    """Where its parts begin and how long they are, and a mark to compare them with."""
-
-    parts: Sequence[tuple[float, float]]
-    mark: float | None = None
-    length: ClassVar = 200  # of the longest
-
-    @classmethod
-    def of(cls, parts: Sequence[float], most: float, mark: float | None = None) -> Bar:
-        """A bar as long as its parts' share of the most."""
-        scale = cls.length / (most or 1)
-        lengths = [scale * max(0.0, part) for part in parts]
-        starts = [sum(lengths[:before]) for before in range(len(lengths))]
-        return cls(list(zip(starts, lengths, strict=True)), None if mark is None else scale * mark)
+# --- what was reached and spent -----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A text, perhaps as code; or beside a line of these classes of the style sheet; or a bar."""
+def headlines(run: Shown, counts: Sequence[str] = ()) -> dict[str, str]:
+    """Return label -> figure: what a run reached, and what it took.
 
-    text: str = ""
-    code: bool = False
-    line: str = ""
-    bar: Bar | None = None
-
-
-Row = Sequence[str | Cell]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows, in groups, under a head; each begins with what it is about."""
-
-    head: Sequence[str]
-    bodies: Sequence[Sequence[Row]]
-    kind: str = "figures"
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Chart:
-    """SVG elements in which nothing is from a folder; what they show; what to say at a place."""
-
-    title: str
-    said: str
-    width: float
-    height: float
-    elements: Markup
-    tips: Sequence[tuple[float, float, str]]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page: a legend and rows of charts; tables; notes; and a table to unfold.
-
-    A note comes with the kind of bar part that it explains, if any.
+    Parameters
+    ----------
+    counts : results are also on the rows that so many parties have.
     """
-
-    title: str
-    tables: Sequence[Table] = ()
-    notes: Sequence[tuple[str, str]] = ()
-    legend: Sequence[Cell] = ()
-    charts: Sequence[Sequence[Chart]] = ()
-    more: tuple[str, Table] | None = None
-
-
-def shown(figure: float | None, form: str = ".4g") -> str:
-    """A number as text, or that there is none."""
-    return NOTHING if figure is None else format(figure, form)
-
-
-def measured(of: Mapping[str, Any], *path: str, form: str = ".4g") -> str:
-    """A number that is found so, as text; of several seeds with the standard deviation."""
-    *above, key = path
-    text, deviation = shown(number(of, *path), form), number(of, *above, "deviation", key)
-    return text if deviation is None else f"{text} ± {deviation:{form}}"
-
-
-def shown_megabytes(of: Mapping[str, Any], key: str) -> str:
-    """A number of bytes as text, in megabytes, or that there is none."""
-    figure, deviation = number(of, key), number(of, "deviation", key)
-    text = NOTHING if figure is None else megabytes(figure / 1e6)
-    return text if deviation is None else f"{text} ± {megabytes(deviation / 1e6)}"
+    of, kind = run.figures, run.measure.removeprefix("test_")
+    found = {label: measured(of, key, form=".4f") for key, label in MEASURES.items()}
+    for count in counts:
+        rows = mapping(mapping(of.get("test_by_parties")).get(count))
+        found[f"of {count}"] = measured(rows, kind, form=".4f")
+    best, last = number(run.best, "epoch"), number(of, "epochs" if run.summary else "epoch")
+    found |= {
+        "AUC": measured(of, "test_auc"),
+        "RMSE": measured(of, "test_rmse"),
+        "best epoch": f"{shown(best)} of {shown(last)}" if best else NOTHING,
+        "exchanges": measured(of, "exchanges", form=",.0f"),
+        "MB up": megabytes(of, "bytes_up"),
+        "MB down": megabytes(of, "bytes_down"),
+    }
+    if target := number(of, "target"):
+        reached = megabytes(of, "megabytes_to_target", 1)
+        found[f"MB to {target:g}"] = "not reached" if reached == NOTHING else reached
+    virtual = measured(of, "virtual_seconds", form=",.1f")
+    return found | {
+        "seconds": measured(of, "seconds", form=",.1f"),
+        "virtual seconds": virtual if number(of, "virtual_seconds") else NOTHING,
+        "epsilon": measured(of, "epsilon", form=".3g"),
+        "delta": measured(of, "delta"),
+    }
 
 
-def counted(figure: float | None, one: str, several: str) -> str:
-    """A number of things as text."""
-    return f"{shown(figure)} {one if figure == 1 else several}"
+def _counts(runs: Sequence[Shown]) -> list[str]:
+    """Return how few and how many parties have a row, where parties lack rows."""
+    by_parties = (mapping(run.figures.get("test_by_parties")) for run in runs)
+    counts = sorted({int(each) for found in by_parties for each in found if each.isdecimal()})
+    return list(dict.fromkeys(str(each) for each in counts[:1] + counts[-1:]))
+
+
+def comparison(runs: Sequence[Shown]) -> Section:
+    """Compare what runs reached and took."""
+    counts = _counts(runs)
+    found = [headlines(run, counts) for run in runs]
+    every = dict.fromkeys(label for each in found for label in each)
+    labels = [key for key in every if any(each.get(key, NOTHING) != NOTHING for each in found)]
+    rows: list[Row] = [
+        [title, *(each.get(label, NOTHING) for label in labels)]
+        for title, each in zip(titles(runs), found, strict=True)
+    ]
+    notes = []
+    if counts:
+        notes.append("of 1, of 2, ...: on the rows that so many parties have.")
+    seeds = runs[0].summary.get("seeds")
+    if isinstance(seeds, list):
+        notes.append(f"Figures are means of {len(seeds)} seeds ± standard deviations.")
+        notes.append("A target is reached if every seed reaches it.")
+    return Section("Comparison", [Table(["run", *labels], [rows])], [("", note) for note in notes])
 
 
 # --- by party -----------------------------------------------------------------------------------
 
 
-def bytes_by_party(runs: Sequence[Shown]) -> Section | None:
-    """Bytes by party and direction, as figures and as bars."""
-    most = max((spent(each, "megabytes") or 0 for run in runs for each in run.parties), default=0)
+def by_party(runs: Sequence[Shown]) -> Section | None:
+    """Show what was sent by party and direction, how long replies took, and how stale they were."""
+    parties = [each for run in runs for each in run.parties]
+    if not parties:
+        return None
+    delays = {
+        "reply_seconds": "reply seconds",
+        "reply_virtual_seconds": "virtual reply seconds",
+        "staleness": "steps of staleness",
+    }
+    columns = [
+        (kind, of)
+        for kind in delays
+        for of in ("mean", "most")
+        if any(number(each, kind, "most") for each in parties)
+    ]
+    most = max(sum(number(each, key) or 0 for key in _DIRECTIONS) for each in parties)
     bodies: list[list[Row]] = [
         [
             (
                 _party(run, each, len(runs) > 1),
                 measured(each, "exchanges", form=",.0f"),
-                *(shown_megabytes(each, key) for key in (*_DIRECTIONS, "evaluation_bytes")),
-                Cell(bar=Bar.of([(number(each, key) or 0) / 1e6 for key in _DIRECTIONS], most)),
+                *(megabytes(each, key) for key in (*_DIRECTIONS, "evaluation_bytes")),
+                *(measured(each, *column, form=".3g") for column in columns),
+                Cell(bar=Bar([number(each, key) or 0 for key in _DIRECTIONS], most)),
             )
             for each in run.parties
         ]
         for run in runs
         if run.parties
     ]
-    if not bodies:
-        return None
-    head = ["party", "exchanges", "MB up", "MB down", "MB of evaluations", "up and down"]
+    head = ["party", "exchanges", "MB up", "MB down", "MB of evaluations"]
+    head += [f"{delays[kind]}, {of}" for kind, of in columns]
     notes = [
         ("up", "up: to the label holder."),
         ("down", "down: to the party. Uploads for evaluations are counted apart."),
+        ("", "A reply takes from sending an order to reading what comes back."),
     ]
-    return Section("Bytes by party", [Table(head, bodies)], notes)
-
-
-def delays(runs: Sequence[Shown]) -> Section | None:
-    """How long replies took, and how many steps the label holder had taken meanwhile."""
-    kinds = {
-        "reply_seconds": "seconds",
-        "reply_virtual_seconds": "virtual seconds",
-        "staleness": "staleness",
-    }
-    parties = [each for run in runs for each in run.parties]
-    if not any(number(each, "reply_virtual_seconds", "most") for each in parties):
-        del kinds["reply_virtual_seconds"]
-    columns = [(kind, of) for kind in kinds for of in ("mean", "most")]
-    bodies = [
-        [
-            (
-                _party(run, each, len(runs) > 1),
-                *(measured(each, *column, form=".3g") for column in columns),
-            )
-            for each in run.parties
-        ]
-        for run in runs
-        if run.parties
-    ]
-    if not bodies:
-        return None
-    head = ["party", *(f"{kinds[kind]}, {of}" for kind, of in columns)]
-    note = (
-        "Seconds are from sending an order to reading its reply. Staleness is how many steps the "
-        "label holder took between giving an order and answering what came of it."
-    )
-    return Section("Delays by party", [Table(head, bodies)], [("", note)])
+    if any(kind == "staleness" for kind, _ in columns):
+        notes.append(("", "Staleness: steps of the label holder between an order and its answer."))
+    return Section("By party", [Table([*head, "MB up and down"], bodies)], notes)
 
 
 def _party(run: Shown, party: Mapping[str, Any], named: bool) -> str:
@@ -179,103 +143,99 @@ def _party(run: Shown, party: Mapping[str, Any], named: bool) -> str:
 
 
 def privacy(runs: Sequence[Shown]) -> Section | None:
-    """What was spent, what it protects and from whom; or plainly that nothing is claimed."""
+    """Show what was spent, what it protects and from whom; or why nothing is claimed."""
     runs = [run for run in runs if run.summary]
-    # Figures that hold by other assumptions, by their names, where there are any.
-    others = [
-        key
-        for key in ("epsilon_of_paper", "epsilon_secret_batches")
-        if any(number(run.summary, key) is not None for run in runs)
-    ]
+    if not runs:
+        return None
+    said: dict[str, list[str]] = {}
     rows = []
     for run in runs:
-        epsilon, delta = (measured(run.summary, key) for key in ("epsilon", "delta"))
-        said = [text(run.summary.get(key)) for key in GUARANTEE.values()]
-        if epsilon == NOTHING:
-            epsilon = "none"
-            said[0] = (
-                "nothing: no noise was added to what was sent"
-                if run.config.get("privacy") == "none"
-                else "nothing is claimed: the noise can be repeated (noise-seed), or was none, or "
-                "not on all that was learned from (calibration), or the run failed before it was "
-                "added"
-            )
-        figures = (measured(run.summary, key) for key in others)
-        rows.append((run.title, epsilon, delta, *said, *figures))
-    if not rows:
-        return None
-    head = ["run", "epsilon", "delta", *GUARANTEE, *others]
-    notes = [("", f"If all are of the same people: {said}") for said in _together(runs)]
-    return Section("Privacy spent", [Table(head, [rows], "texts")], notes)
-
-
-def _together(runs: Sequence[Shown]) -> list[str]:
-    """What several runs have spent together, in words."""
-    return [in_words(claim) for claim in of_several(run.summary for run in runs)]
+        if number(run.summary, "epsilon") is None:
+            words = _NO_NOISE if run.config.get("privacy") == "none" else _NO_CLAIM
+        else:
+            words = guarantee(run.summary)
+        said.setdefault(words, []).append(run.title)
+        if any(number(run.summary, key) is not None for key in ("epsilon", *_OTHERS)):
+            rows.append(run)
+    keys = [key for key in _OTHERS if any(number(run.summary, key) is not None for run in rows)]
+    heads = ["run", "epsilon", "delta", *(_OTHERS[key] for key in keys)]
+    keys = ["epsilon", "delta", *keys]
+    bodies = [[(run.title, *(measured(run.summary, key) for key in keys)) for run in rows]]
+    named = len(runs) > 1
+    notes = [f"{', '.join(names)}: {words}" if named else words for words, names in said.items()]
+    together = map(in_words, of_several(run.summary for run in runs))
+    notes += [f"If all are of the same people: {each}" for each in together]
+    tables = [Table(heads, bodies)] if rows else []
+    return Section("Privacy spent", tables, [("", note) for note in notes if note])
 
 
 def audits(runs: Sequence[Shown]) -> Section | None:
-    """What published attacks made of the messages; their picture, which shows rows, stays out."""
+    """Show what published attacks found; their picture, which shows rows of a party, stays out."""
     head = ["attack", "attacker: what it has", "measure", "success", "guessing", "0 to 1"]
-    tables = []
+    tables, notes = [], []
     for run in (run for run in runs if run.attacks):
         rows: list[Row] = [
             (
                 *(text(each.get(key)) for key in ("attack", "attacker", "measure")),
                 shown(success := number(each, "success"), ".4f"),
                 shown(guessing := number(each, "guessing"), ".4f"),
-                Cell(bar=Bar.of([min(success or 0, 1)], 1, guessing)),
+                Cell(bar=Bar([min(success or 0, 1)], mark=guessing)),
             )
             for each in run.attacks
         ]
-        tables.append(Table(head, [rows], "texts", run.title if len(runs) > 1 else ""))
-    if not tables:
-        return None
-    note = (
-        "The upright mark is guessing. A success near it says that this attack found nothing, not "
-        "that none would; those with * are on one epoch of two parties whose embeddings are summed."
-    )
-    return Section("Audit", tables, [("", note)])
+        tables.append(Table(head, [rows], 3, run.title if len(runs) > 1 else ""))
+        if claim := mapping(run.audit.get("epsilon")):
+            notes.append(
+                "A game with canaries against this mechanism, by its own budget: epsilon claimed "
+                f"{measured(claim, 'claimed', form='.3g')}, shown at least "
+                f"{measured(claim, 'shown', form='.3g')} at delta {measured(claim, 'delta')} "
+                f"(97.5 %, {measured(claim, 'trials')} times in each world)."
+            )
+    notes += [
+        "A success near guessing says that this attack found nothing, not that none would.",
+        "Attacks with * are on one epoch of two parties whose embeddings are summed.",
+    ]
+    mark = ("mark", "guessing")
+    return Section("Audit", tables, [mark, *(("", each) for each in notes)]) if tables else None
 
 
 # --- settings -----------------------------------------------------------------------------------
 
 
 def settings(runs: Sequence[Shown]) -> Section | None:
-    """All configuration keys: first those that are not everywhere at their default."""
+    """Show all options: first those that differ among the runs, then others not at a default."""
     runs = [run for run in runs if run.config]
     if not runs:
         return None
     default = {key: None if key in BY_ROWS else spec.default for key, spec in KEYS.items()}
     every = dict.fromkeys(key for run in runs for key in run.config)
+    every.pop("out", None)  # which is the folder
+    differ = [key for key in every if len({repr(run.config.get(key)) for run in runs}) > 1]
     changed = [
         key
         for key in every
-        if any(key not in default or run.config.get(key) != default[key] for run in runs)
-    ]
-    rows: list[Row] = [
-        (
-            Cell(key, code=True),
-            *(_setting(run, key) for run in runs),
-            _value(default[key]) if key in default else NOTHING,
-        )
-        for key in changed
+        if key not in differ and (key not in default or runs[0].config[key] != default[key])
     ]
     rest: list[Row] = [
         (Cell(key, code=True), _value(default[key]), KEYS[key].help)
         for key in every
-        if key not in changed
+        if key not in differ and key not in changed
     ]
-    titles = [run.title for run in runs] if len(runs) > 1 else ["value"]
-    return Section(
-        "Settings",
-        [Table(["key", *titles, "default"], [rows], "texts")],
-        [("", "With °: as the system has it, unless it is told otherwise.")],
-        more=(
-            f"{len(rest)} more, at their defaults",
-            Table(["key", "default", "meaning"], [rest], "texts"),
-        ),
-    )
+    tables = []
+    if differ:
+        rows: list[Row] = [(run.title, *(_setting(run, key) for key in differ)) for run in runs]
+        tables.append(Table(["run", *differ], [rows], len(differ) + 1))
+    if changed:
+        rows = [
+            (Cell(key, code=True), _setting(runs[0], key), _default(default, key))
+            for key in changed
+        ]
+        tables.append(Table(["option", "value", "default"], [rows], 3))
+    cells = (cell for table in tables for body in table.bodies for row in body for cell in row)
+    notes = [("", "°: the default of this strategy.")] if any("°" in str(c) for c in cells) else []
+    head = ["option", "default", "meaning"]
+    more = {f"{len(rest)} more options, at their defaults": Table(head, [rest], 3)}
+    return Section("Settings", tables, notes, more=more)
 
 
 def _setting(run: Shown, key: str) -> str:
@@ -284,21 +244,30 @@ def _setting(run: Shown, key: str) -> str:
     return _value(value) + ("°" if own is not None and value == own else "")
 
 
+def _default(default: Mapping[str, Any], key: str) -> str:
+    return _value(default[key]) if key in default else NOTHING
+
+
 def _value(value: Any) -> str:
     return "auto" if value is None else "empty" if value == "" else text(value)
 
 
 def versions(runs: Sequence[Shown]) -> Section | None:
-    """Versions, digest of the code, and where the results are."""
+    """Show versions, the digest of the code, memory, and where the results are."""
     runs = [run for run in runs if run.summary]
     if not runs:
         return None
     names = dict.fromkeys(name for run in runs for name in run.versions)
-    memory = (measured(run.summary, "peak_memory_mb") for run in runs)
-    rows: list[Row] = [
-        *((name, *(text(run.versions.get(name)) for run in runs)) for name in names),
-        ("code", *(Cell(text(run.summary.get("code"))[:16], code=True) for run in runs)),
-        ("peak memory, MB", *memory),
-        ("folder", *(Cell(str(run.folder), code=True) for run in runs)),
-    ]
-    return Section("Versions", [Table(["what", *(run.title for run in runs)], [rows], "texts")])
+    found: dict[str, list[str]] = {
+        name: [text(run.versions.get(name)) for run in runs] for name in names
+    }
+    found["code"] = [text(run.summary.get("code"))[:16] for run in runs]
+    found["peak memory, MB"] = [measured(run.summary, "peak_memory_mb") for run in runs]
+    found["folder"] = [str(run.folder) for run in runs]
+    same = [(name, each[0]) for name, each in found.items() if len(set(each)) == 1]
+    differ = {name: each for name, each in found.items() if len(set(each)) > 1}
+    tables = [Table(["what", "value"], [same], 2)] if same else []
+    if differ:
+        rows = zip([run.title for run in runs], *differ.values(), strict=True)
+        tables.append(Table(["run", *differ], [list(rows)], len(differ) + 1))
+    return Section("Versions", tables)

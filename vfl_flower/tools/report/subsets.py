@@ -1,84 +1,85 @@
-"""The section of the page about rows that some parties lack, and what each party is worth."""
+"""The sections of the page about rows that parties lack, and about what each party is worth."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, counted, measured, shown
 from vfl_flower.tools.report.read import Shown, mapping, mappings, number, text
-from vfl_flower.tools.report.sections import (
-    Bar,
-    Cell,
-    Row,
-    Section,
-    Table,
-    counted,
-    measured,
-    shown,
-)
 
-_KINDS = {"accuracy": "accuracy", "auc": "AUC", "r2": "R2"}
+_KINDS = {"accuracy": "accuracy", "auc": "AUC", "r2": "R²"}
+_WHO = {"test_by_parties": "", "test_by_party": "party {} alone"}
 
 
 def subsets(runs: Sequence[Shown]) -> Section | None:
-    """How models do by how many parties have a row, by each alone, and Shapley values."""
-    tables = [table for run in runs for table in (*_by_subset(run), *_worth(run))]
-    note = (
-        "Rows of parties that are alone are those that the party has. A party is worth what it "
-        "adds to those before it, on average over all orders; the dash is where the interval of "
-        "95 % begins."
-    )
+    """Show how models do by how many parties have a row, and by each party alone."""
+    tables = [table for run in runs if (table := _by_subset(run, len(runs) > 1))]
+    note = "A party alone is tested on the rows that it has."
     return Section("By who has a row", tables, [("", note)]) if tables else None
 
 
-def _by_subset(run: Shown) -> list[Table]:
-    bodies: list[list[Row]] = []
-    names = {"test_by_parties": lambda each: counted(int(each), "party", "parties")}
-    names["test_by_party"] = lambda each: f"party {each} alone"
-    kinds = [
-        kind
-        for kind in _KINDS
-        if any(
-            number(mapping(found), kind) is not None
-            for key in names
-            for found in mapping(run.figures.get(key)).values()
-        )
+def _by_subset(run: Shown, named: bool) -> Table | None:
+    found = {key: mapping(run.figures.get(key)) for key in _WHO}
+    every = [mapping(each) for by in found.values() for each in by.values()]
+    kinds = [kind for kind in _KINDS if any(number(each, kind) is not None for each in every)]
+    bodies: list[list[Row]] = [
+        [
+            (
+                _WHO[key].format(each) or counted(int(each), "party", "parties"),
+                shown(number(by, each, "rows"), ",.0f"),
+                *(measured(by, each, kind, form=".4f") for kind in kinds),
+                Cell(bar=Bar([number(by, each, kinds[0]) or 0])),
+            )
+            for each in by
+            if each.isdecimal() and kinds
+        ]
+        for key, by in found.items()
     ]
-    for key, name in names.items():
-        found = mapping(run.figures.get(key))
-        bodies.append(
-            [
-                (
-                    name(each),
-                    shown(number(found, each, "rows"), ",.0f"),
-                    *(measured(found, each, kind, form=".4f") for kind in kinds),
-                    Cell(bar=Bar.of([number(found, each, kinds[0]) or 0], 1.0)),
-                )
-                for each in found
-                if each.isdecimal() and kinds
-            ]
-        )
     if not any(bodies):
-        return []
+        return None
     if unknown := number(run.figures, "unknown_rows"):
         blank = [""] * (len(kinds) + 1)
         bodies.append([("too few: in no figure", shown(unknown, ",.0f"), *blank)])
     head = ["who has a row", "rows", *(_KINDS[kind] for kind in kinds), "0 to 1"]
-    return [Table(head, [each for each in bodies if each], caption=run.title)]
+    return Table(head, [each for each in bodies if each], caption=run.title if named else "")
 
 
-def _worth(run: Shown) -> list[Table]:
-    parties = mappings(run.contribution.get("parties"))
+def worth(runs: Sequence[Shown]) -> Section | None:
+    """Show the Shapley values of parties that `vfl contribution` has found."""
+    found = [(run, table) for run in runs if (table := _values(run, len(runs) > 1))]
+    notes = [("mark", "where the 95 % interval begins")]
+    for run, table in found:
+        ends = (measured(run.contribution, key, form=".4f") for key in ("all", "nobody"))
+        total = sum(number(each, "value") or 0 for each in _parties(run))
+        said = "all parties {}, nobody {}: the values add up to {:.4f}.".format(*ends, total)
+        notes.append(("", f"{table.caption}: {said}" if table.caption else said.capitalize()))
+    meaning = "A party is worth what it adds to the parties before it, on average over all orders."
+    tables, notes = [table for _, table in found], [*notes, ("", meaning)]
+    return Section("What each party is worth", tables, notes) if found else None
+
+
+def _parties(run: Shown) -> list[dict[str, float]]:
+    """Return the parties whose value and margin are numbers."""
+    every = mappings(run.contribution.get("parties"))
+    keys = ("value", "margin")
+    return [each for each in every if all(number(each, key) is not None for key in keys)]
+
+
+def _values(run: Shown, named: bool) -> Table | None:
+    parties = _parties(run)
+    most = max((abs(each["value"]) for each in parties), default=0.0)
     rows: list[Row] = []
-    most = max((abs(number(each, "value") or 0) for each in parties), default=0)
     for each in parties:
-        value, margin = number(each, "value"), number(each, "margin")
-        if value is None or margin is None:
-            continue
-        said = f"{shown(value - margin, '.4f')} to {shown(value + margin, '.4f')}"
-        bar = Bar.of([value], most, max(0.0, value - margin))
-        who = f"party {shown(number(each, 'party'))}"
-        above = "" if value > margin else "not above zero"
-        rows.append((who, shown(value, ".4f"), said, above, Cell(bar=bar)))
-    metric = text(run.contribution.get("metric"))
-    head = ["what it is worth", metric, "95 % interval", "", "value"]
-    return [Table(head, [rows], caption=run.title)] if rows else []
+        value, margin = each["value"], each["margin"]
+        rows.append(
+            (
+                f"party {shown(number(each, 'party'))}",
+                f"{value:.4f}",
+                f"{value - margin:.4f} to {value + margin:.4f}",
+                "" if value > margin else "not above zero",
+                Cell(bar=Bar([value], most, max(0.0, value - margin))),
+            )
+        )
+    metric = _KINDS.get(text(run.contribution.get("metric")), text(run.contribution.get("metric")))
+    head = ["party", f"value ({metric})", "95 % interval", "", "value"]
+    return Table(head, [rows], caption=run.title if named else "") if rows else None

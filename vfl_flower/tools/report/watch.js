@@ -1,5 +1,5 @@
 "use strict";
-// The page as it is now takes the place of the one that is shown; what was unfolded stays so.
+// Show the page as it is now. What was unfolded stays unfolded, and the charts keep their x-axis.
 const apart = 2000; // milliseconds between two looks
 let shown = "";
 
@@ -7,16 +7,24 @@ function name(details) {
   return details.closest("section").querySelector("h2").textContent;
 }
 
+function axis() {
+  return document.querySelector(".axes :checked + label")?.textContent;
+}
+
 function show(text) {
   const fresh = new DOMParser().parseFromString(text, "text/html");
   const open = new Set([...document.querySelectorAll("details[open]")].map(name));
   const focused = document.activeElement.closest("details");
   const focus = focused ? name(focused) : null;
+  const against = axis();
   document.title = fresh.title;
   document.body.replaceChildren(...fresh.body.childNodes);
   for (const each of document.querySelectorAll("details")) {
     each.open = open.has(name(each));
     if (name(each) === focus) each.querySelector("summary").focus({ preventScroll: true });
+  }
+  for (const each of document.querySelectorAll(".axes label")) {
+    if (each.textContent === against) each.control.checked = true;
   }
 }
 

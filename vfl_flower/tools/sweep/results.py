@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from vfl_flower.config.files import write_whole
 from vfl_flower.label_holder.charts import draw_lines, draw_shares
-from vfl_flower.label_holder.figures import SECOND, VALIDATED, aligned
-from vfl_flower.protocol.privacy.together import Claim, in_words
+from vfl_flower.label_holder.figures import SECOND, VALIDATED
 from vfl_flower.tools.report import report
-from vfl_flower.tools.report.sweep import front_lines
+from vfl_flower.tools.report.sweep import FILE, Swept
 from vfl_flower.tools.sweep.study import Study
-
-_SHOWN = 10  # trials in the table
 
 
 def write(folder: Path, study: Study, about: Mapping[str, Any]) -> None:
@@ -32,13 +29,13 @@ def write(folder: Path, study: Study, about: Mapping[str, Any]) -> None:
     }
     found["best"] = best(found)["number"]
     found["line"] = line(found)
-    write_whole(folder / "sweep.json", (json.dumps(found, indent=2) + "\n").encode())
+    write_whole(folder / FILE, (json.dumps(found, indent=2) + "\n").encode())
     label = f"share of the variance of {VALIDATED[study.metric]}"
     if found["importance"]:
         draw_shares(found["importance"], label, folder / "importance.png")
     if about["second"]:
-        words = SECOND[about["second"]][1]
-        draw_lines(front_lines(found), words, VALIDATED[study.metric], folder / "pareto.png")
+        lines, words = Swept(found).front_lines(), SECOND[about["second"]][1]
+        draw_lines(lines, words, VALIDATED[study.metric], folder / "pareto.png")
     page = report([folder])
     write_whole(folder / "report.html", page.encode("utf-8", errors="xmlcharrefreplace"))
 
@@ -50,51 +47,13 @@ def best(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def table(folder: Path) -> str:
-    """The best trials, or those of the frontier; what came of the others; the line to paste."""
-    found: dict[str, Any] = json.loads((folder / "sweep.json").read_text())
-    trials = [each for each in found["trials"] if each["state"] == "finished"]
-    trials.sort(key=lambda each: -each["figure"])
-    if found["second"]:
-        trials = [each for each in trials if each["number"] in found["frontier"]]
-    keys = list(found["trials"][0]["keys"])
-    second = [SECOND[found["second"]][1]] if found["second"] else []
-    rows: list[Sequence[str]] = [("trial", *keys, VALIDATED[found["metric"]], *second, "seconds")]
-    for each in trials[: None if second else _SHOWN]:
-        rows.append(
-            (
-                str(each["number"]),
-                *(f"{each['keys'][key]}" for key in keys),
-                with_deviation(each),
-                *([shown_second(found, each)] if second else []),
-                f"{each['seconds']:.1f}",
-            )
-        )
-    of = {state: _count(found, state) for state in ("finished", "stopped", "failed")}
-    said = (
-        f"{len(found['trials'])} trials: {of['finished']} finished, {of['stopped']} stopped early"
-    )
-    said += f", {of['failed']} failed." if of["failed"] else "."
-    shares = ", ".join(f"{key} {share:.2f}" for key, share in found["importance"].items())
-    notes = [said, *([f"Importance: {shares}."] if shares else [])]
-    if second:
-        notes.append("These are the Pareto front: no trial is better in one and as good in both.")
-    notes += [in_words(Claim(**each)) for each in found["together"]]
-    return "\n".join([aligned(rows, texts=0), *notes, "The best configuration:", found["line"]])
-
-
-def _count(found: Mapping[str, Any], state: str) -> int:
-    return sum(each["state"] == state for each in found["trials"])
-
-
-def with_deviation(trial: Mapping[str, Any]) -> str:
-    """A trial's figure, by several seeds with the standard deviation."""
-    text, deviation = f"{trial['figure']:.4f}", trial["deviation"]
-    return text if deviation is None else f"{text} ± {deviation:.4f}"
-
-
-def shown_second(found: Mapping[str, Any], trial: Mapping[str, Any]) -> str:
-    """A trial's second figure."""
-    return f"{trial['second'] * SECOND[found['second']][2]:.4g}"
+    """Return the best trials, what came of the others, and the line to paste."""
+    swept = Swept.read(folder)
+    found = [swept.best_trials().in_terminal(), swept.sentence]
+    if swept.shares:
+        shares = ", ".join(f"{key} {share or 0:.2f}" for key, share in swept.shares.items())
+        found.append(f"Importance: {shares}.")
+    return "\n".join([*found, "The best configuration:", swept.found["line"]])
 
 
 def line(found: Mapping[str, Any]) -> str:

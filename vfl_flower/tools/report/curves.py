@@ -1,0 +1,148 @@
+"""Curves of the page: what runs reach against each thing that they spend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from vfl_flower.label_holder.charts import Line, look, svg
+from vfl_flower.tools.report.parts import Cell, Chart, Section, Table, measured, shown
+from vfl_flower.tools.report.read import Shown, number, spent
+
+_AXES = {
+    "epoch": "epochs",
+    "exchanges": "exchanges",
+    "megabytes": "megabytes, up and down",
+    "seconds": "seconds",
+    "virtual_seconds": "virtual seconds",
+}
+_MEASURES = {"accuracy": "accuracy", "r2": "R²", "loss": "loss"}
+_ROWS = {"test": 0, "validation": 1, "train": 7}
+"""Rows that a run is measured on -> number of their line on the page of one run."""
+
+_CALLED = {"test": "test", "validation": "validation", "train": "training"}
+_RING = Cell("best epoch by validation loss", line="ring")
+
+
+def curves(runs: Sequence[Shown]) -> Section | None:
+    """Draw the measures of the runs against what they spend."""
+    entries = [entry for run in runs for entry in run.history]
+    axes = [axis for axis in _AXES if any(spent(entry, axis) for entry in entries)]
+    if len(runs) > 1:
+        axes.sort(key="epoch".__eq__)  # runs are compared by what they cost
+    charts = {
+        _AXES[axis]: [each for key in _MEASURES if (each := _chart(runs, axis, key))]
+        for axis in axes
+    }
+    if not any(charts.values()):
+        return None
+    best = [_RING] if any(run.best for run in runs) else []
+    notes = []
+    if any("deviation" in entry for entry in entries):
+        notes.append("A band is one standard deviation of the seeds to either side of their mean.")
+    if len(runs) == 1 and runs[0].config.get("privacy") == "labels":
+        notes.append("Training and validation are by noisy labels, and the test by true ones.")
+    return Section(
+        "Curves",
+        legend=[*_legend(runs), *best],
+        charts={axis: row for axis, row in charts.items() if row},
+        notes=[("", note) for note in notes],
+        more={"These figures as a table": _table(runs, axes)},
+    )
+
+
+def titles(runs: Sequence[Shown]) -> list[Cell]:
+    """Return the runs' titles, each beside the line that the run has in the charts."""
+    return [Cell(run.title, line=_line(place)) for place, run in enumerate(runs)]
+
+
+def _line(place: int) -> str:
+    colour, dashes = look(place)
+    return f"line s{colour} dashes-{dashes}"
+
+
+def _legend(runs: Sequence[Shown]) -> list[Cell]:
+    if len(runs) > 1:
+        return titles(runs)
+    there = {key.partition("_")[0] for key in _columns(runs)}
+    return [Cell(_CALLED[rows], line=_line(n)) for rows, n in _ROWS.items() if rows in there]
+
+
+def _columns(runs: Sequence[Shown]) -> list[str]:
+    """Return the keys of all figures that there are."""
+    keys = (f"{rows}_{key}" for key in _MEASURES for rows in _ROWS)
+    entries = [entry for run in runs for entry in run.history]
+    return [key for key in keys if any(number(entry, key) is not None for entry in entries)]
+
+
+def _lines(runs: Sequence[Shown], axis: str, key: str) -> Iterator[Line]:
+    """Yield a line for each run; for one run alone, a line for each kind of rows."""
+    if len(runs) > 1:
+        kinds = [(run.title, place, run, f"test_{key}") for place, run in enumerate(runs)]
+    else:
+        kinds = [(_CALLED[rows], n, runs[0], f"{rows}_{key}") for rows, n in _ROWS.items()]
+    for name, place, run, of in kinds:
+        found = [
+            (x, y, each)
+            for each in run.history
+            if (x := spent(each, axis)) is not None and (y := number(each, of)) is not None
+        ]
+        band = [number(each, "deviation", of) or 0.0 for _, _, each in found]
+        best = next(((x, y) for x, y, each in found if each is run.best), None)
+        if found:
+            yield Line(name, place, [(x, y) for x, y, _ in found], band, best=best)
+
+
+def _chart(runs: Sequence[Shown], axis: str, key: str) -> Chart | None:
+    """Draw one measure; a run that spends nothing of the axis is a level."""
+    lines = list(_lines(runs, axis, key))
+    what = _MEASURES[key] if len(runs) == 1 else f"test {_MEASURES[key]}"
+    return drawn(f"{what} against {_AXES[axis].partition(',')[0]}", lines, _AXES[axis])
+
+
+def drawn(title: str, lines: Sequence[Line], x_label: str) -> Chart | None:
+    """Draw lines, with what each point is; None if none of them has a course."""
+    if not any(line.moves for line in lines):
+        return None
+    drawing = svg(lines, x_label)
+    tips = []
+    for line, places in zip(lines, drawing.places, strict=True):
+        for at, (x, y) in zip(places, line.points[-len(places) :], strict=True):
+            if line.dots or at == places[-1] or (x, y) == line.best:
+                best = ", the best epoch" if (x, y) == line.best else ""
+                tips.append((*at, f"{line.name}: {y:.4g} at {x:.4g}{best}"))
+    tips = [tip for tip in tips if math.isfinite(tip[0])]  # 0 has no place on a logarithmic axis
+    ends = "; ".join(f"{line.name}: {line.points[-1][1]:.4g} at the end" for line in lines)
+    elements = Markup(drawing.elements)  # by matplotlib, which was given numbers alone
+    return Chart(title, f"{title}. {ends}.", drawing.width, drawing.height, elements, tips)
+
+
+def _table(runs: Sequence[Shown], axes: Sequence[str]) -> Table:
+    """Return every figure that is drawn."""
+    columns = _columns(runs)
+    parted = [key.partition("_") for key in columns]
+    heads = [f"{_CALLED[rows]} {_MEASURES[key]}" for rows, _, key in parted]
+    bodies = [
+        [
+            (
+                run.title,
+                *(_spent(entry, axis) for axis in axes),
+                *(measured(entry, key, form=".4f") for key in columns),
+            )
+            for entry in run.history
+        ]
+        for run in runs
+    ]
+    return Table(["run", *(_AXES[axis] for axis in axes), *heads], bodies)
+
+
+def _spent(entry: Mapping[str, Any], axis: str) -> str:
+    """Return how much had been spent; of several seeds, with the standard deviation."""
+    if axis != "megabytes":
+        return measured(entry, axis)
+    deviation = number(entry, "deviation", "bytes")
+    text = shown(spent(entry, axis))
+    return text if deviation is None else f"{text} ± {deviation / 1e6:.4g}"

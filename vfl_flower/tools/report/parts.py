@@ -1,0 +1,116 @@
+"""The parts of a page: tables, charts, notes and sections; and figures as texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup
+
+from vfl_flower.label_holder.figures import tabulated
+from vfl_flower.tools.report.read import NOTHING, number
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Lengths that lie one after the other, beside the greatest sum; and where guessing lies."""
+
+    parts: Sequence[float]
+    most: float = 1.0
+    mark: float | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, perhaps code; a line with these classes of the style sheet before it; or a bar."""
+
+    text: str = ""
+    code: bool = False
+    line: str = ""
+    bar: Bar | None = None
+
+
+Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, in groups, under a head; so many columns are texts, and the others figures."""
+
+    head: Sequence[str]
+    bodies: Sequence[Sequence[Row]]
+    texts: int = 1
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """SVG elements without a text of a folder; what they show; what to say at a place."""
+
+    title: str
+    said: str
+    width: float
+    height: float
+    elements: Markup
+    tips: Sequence[tuple[float, float, str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    notes : sentences, each with the class of a swatch before it, or "".
+    charts : label of an x-axis -> a row of charts. The reader switches between the axes.
+    more : titles of tables that unfold.
+    """
+
+    title: str
+    tables: Sequence[Table] = ()
+    notes: Sequence[tuple[str, str]] = ()
+    legend: Sequence[Cell] = ()
+    charts: Mapping[str, Sequence[Chart]] = field(default_factory=dict)
+    more: Mapping[str, Table] = field(default_factory=dict)
+
+    def in_terminal(self) -> str:
+        """Return the tables and the notes as a terminal shows them: without bars and swatches."""
+        found = []
+        for table in self.tables:
+            rows = [[_plain(cell) for cell in row] for body in table.bodies for row in body]
+            bars = {n for row in rows for n, cell in enumerate(row) if cell is None}
+            shown = [n for n in range(len(table.head)) if n not in bars]
+            lines = [[row[n] or "" for n in shown] for row in rows]
+            found += [table.caption] if table.caption else []
+            found.append(tabulated([table.head[n] for n in shown], lines, table.texts))
+        return "\n".join([*found, *(note for swatch, note in self.notes if not swatch)])
+
+
+def _plain(cell: str | Cell) -> str | None:
+    """Return the text of a cell; None for a bar."""
+    if isinstance(cell, str):
+        return cell
+    return None if cell.bar else cell.text
+
+
+def shown(figure: float | None, form: str = ".4g") -> str:
+    """Return a number as text."""
+    return NOTHING if figure is None else format(figure, form)
+
+
+def measured(of: Mapping[str, object], *path: str, form: str = ".4g", unit: float = 1) -> str:
+    """Return the number that is found there, times ``unit``; with its deviation over seeds."""
+    *above, key = path
+    found = number(of, *path), number(of, *above, "deviation", key)
+    mean, deviation = (None if each is None else each * unit for each in found)
+    return shown(mean, form) if deviation is None else f"{shown(mean, form)} ± {deviation:{form}}"
+
+
+def megabytes(of: Mapping[str, object], key: str, unit: float = 1e-6) -> str:
+    """Return a number of bytes as text, in megabytes to three digits."""
+    figure = number(of, key)
+    large = figure is not None and figure * unit >= 100
+    return measured(of, key, form=".0f" if large else ".3g", unit=unit)
+
+
+def counted(figure: float | None, one: str, several: str) -> str:
+    """Return a number of things as text."""
+    return f"{shown(figure)} {one if figure == 1 else several}"
