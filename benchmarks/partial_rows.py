@@ -77,7 +77,7 @@ def federated(keys: dict[str, Any]) -> tuple[Outputs, float]:
     h = torch.cat(blocks, dim=1)
 
     def outputs(used: Tensor) -> Tensor:
-        made: Tensor = holder.top(torch.cat([h, used], 1) if holder.by_subsets else h)
+        made: Tensor = holder.top(torch.cat([h, used], 1) if holder.aggregation.any_subset else h)
         return made
 
     return outputs, seconds

@@ -47,7 +47,7 @@ class Checkpoints:
         if keeper.found:
             self._go_on_from(keeper.found)
         elif earlier := keeper.earlier:
-            run.holder.begin_by(earlier.config, earlier.strategy["holder"], earlier.arrays)
+            run.holder.warm_start(earlier.config, earlier.strategy["holder"], earlier.arrays)
         self._kept_at = self._exchanges  # at the last
         if keeper.found:
             mark = keeper.found.strategy["journal"]
@@ -74,7 +74,7 @@ class Checkpoints:
         run.messenger.party_memory_mb = state["party_memory_mb"]
         if state["timing"]:
             run.transport.go_on_from(state["timing"])
-        run.holder.go_on_from(state["holder"], found.arrays)
+        run.holder.load_state_dict(state["holder"], found.arrays)
 
     @contextmanager
     def held(self, can_resume: bool) -> Iterator[None]:
@@ -123,7 +123,7 @@ class Checkpoints:
         run = self.run
         if not finished and run.ledger.journal_mark() is None:  # nobody expected this checkpoint
             run.ledger.keep_journal(self.keeper.journal, self.keeper.run)
-        of_holder, arrays = run.holder.state()
+        of_holder, arrays = run.holder.state_dict()
         state = {
             "seats": [record.kept() for record in run.records],
             "history": run.history.kept(),

@@ -22,12 +22,15 @@ def refresh(
     ----------
     wait_for : takes replies until nothing is in flight to these parties.
     """
+    holder = run.holder
+    if not holder.table.max_delay:
+        return
+    uploads = [(each.party, each.window) for each in group if not each.coordinated]
 
     def late() -> list[tuple[PartyRecord, NDArray[np.int32]]]:
         alive = [record.party for record in run.records if record.alive]
-        return [
-            (run.record_of_party(m), ids) for m, ids in run.holder.too_old(group, alive).items()
-        ]
+        old = holder.table.too_old(uploads, alive, holder.steps)
+        return [(run.record_of_party(party), ids) for party, ids in old.items()]
 
     # A node serves one message at a time, and what is in flight may bring what is needed.
     wait_for([record for record, _ in late()])

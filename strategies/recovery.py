@@ -130,7 +130,7 @@ class Recovery:
             exchange=record.exchange + 1,
             outputs=self._outputs,
             nonce=self._nonce,
-            arrays=self.holder.surrogate_of(record.party),
+            arrays=self.holder.links.surrogate(record.party),
         )
         return self.messenger.message(record, order)
 
@@ -165,7 +165,7 @@ class Recovery:
         except VflError as error:
             self.fail(record, PartyError(f"Party {record.party}", str(error)))
             return
-        self.holder.rejoined(record.party)
+        self.holder.links.begin_again(record.party)
         record.remembers = False
         if not self.history.restored:
             self.history.best = None  # of which it may have lost its copy of the model
@@ -176,7 +176,7 @@ class Recovery:
             # Its feedback was for a window that the party does not know of any more.
             arrays = {key: each for key, each in record.unserved.arrays.items() if key == "ids"}
             order = replace(record.unserved, exchange=record.exchange + 1, arrays=arrays)
-            record.surrogates = self.holder.digest_for(record.party)
+            record.surrogates = self.holder.links.digest(record.party)
             self.messenger.post([self.messenger.message(record, order)])
             return
         record.rest(State.IDLE)

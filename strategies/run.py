@@ -178,7 +178,7 @@ class Run:
     def evaluation(self, record: PartyRecord, number: int) -> EvaluateOrder:
         """A party's order for the evaluation of this number."""
         record.evaluation_sent = number
-        record.surrogates = self.holder.digest_for(record.party)
+        record.surrogates = self.holder.links.digest(record.party)
         order = EvaluateOrder(exchange=record.exchange + 1, arrays=record.feedback)
         if not self.labels.validation:  # there is nothing to go back by
             return order
@@ -191,14 +191,14 @@ class Run:
 
         If none before was better, it may be gone back to; if that is too long ago, training ends.
         """
-        validation, test = self.holder.evaluate()
+        found = self.holder.evaluate()
         spent = self.history.spent(self.records, self.transport.clock)
-        so_far = self.budget, self.holder.steps, spent, self.holder.train_loss()
-        entry = self.history.record(*so_far, validation, test)
+        so_far = self.budget, self.holder.steps, spent, found.train_loss
+        entry = self.history.record(*so_far, found.validation, found.test)
         if any(record.alive and not record.remembers for record in self.records):
             self.history.best = None  # who has come back meanwhile could not go back to it
         if self.history.last_is_best:
-            self.holder.remember()
+            self.holder.held_out.remember(self.holder.top)
             for record in self.records:
                 record.best_evaluation = record.evaluation
         elif self.history.is_time_to_stop and not self.budget.all_ordered:
@@ -214,7 +214,7 @@ class Run:
 
     def restore(self) -> None:
         """Have the top model of the best evaluation; the parties' models are to be those too."""
-        self.holder.restore()
+        self.holder.held_out.restore(self.holder.top)
         self.history.restored = True
 
     def figures(self) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class Vertical(Strategy):
         run = self.run
         for record in run.records:
             if record.state is State.IDLE and not run.budget.all_ordered and not run.holds(record):
-                opening = {} if record.steps else run.holder.opening()
+                opening = {} if record.steps else run.holder.estimator.opening(run.holder)
                 epoch, first, steps = run.next_window(record)
                 order = TrainOrder(
                     exchange=record.exchange + 1,
@@ -204,7 +204,7 @@ class Vertical(Strategy):
         """Write test embeddings into the test table; a history entry once all parties' are in."""
         run = self.run
         for record, _, message in run.messenger.answers_to(EvaluateOrder, replies):
-            use = partial(run.holder.receive_test, record.party, record.surrogates)
+            use = partial(run.holder.held_out.receive, record.party, record.surrogates)
             run.recovery.take(record, message, use)
             if not record.unserved:
                 record.evaluated()

@@ -102,7 +102,7 @@ def test_such_an_upload_would_else_ruin_the_model_of_all(
     run: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: without the bound it is found too late, and others are blamed."""
-    monkeypatch.setattr("vfl_flower.label_holder.table.USUAL", math.inf)
+    monkeypatch.setattr("vfl_flower.label_holder.table._GROWTH", math.inf)
     finished = run(3, BY_STEP, misbehaving(array("embedding", first(9e5)), number=5))
     assert finished.summary["failed_parties"] != [] or finished.summary["test_accuracy"] < 0.8
 
@@ -139,10 +139,10 @@ def two_arrivals(**more: Any) -> tuple[LabelHolder, list[Any]]:
 def test_after_a_poisoned_answer_the_top_model_is_as_it_was() -> None:
     holder, arrivals = two_arrivals(**{"on-party-failure": "continue", "optimizer": "momentum"})
     holder.table.peaks[1] = LARGEST
-    before = holder.state()[1]
+    before = holder.state_dict()[1]
     with pytest.raises(PoisonError, match=r"^Party 1 sent embeddings of up to 1,000,000, by which"):
         holder.answer(arrivals)
-    after = holder.state()[1]
+    after = holder.state_dict()[1]
     for name in (each for each in before if each.startswith(("top.", "optimizer."))):
         np.testing.assert_array_equal(after[name], before[name])
     assert not holder.table.of(1).any() and holder.table.of(0).any()

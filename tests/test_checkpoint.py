@@ -264,7 +264,7 @@ def test_a_checkpoint_waits_until_nothing_is_in_flight(
 
     def look(self: Checkpoints, finished: bool = False) -> None:
         run = self.run
-        state_of_holder = run.holder.state
+        state_of_holder = run.holder.state_dict
 
         def state() -> Any:
             states.append([each.in_flight for each in run.records])
@@ -276,7 +276,7 @@ def test_a_checkpoint_waits_until_nothing_is_in_flight(
                 assert not load_scalars(context.state)["pending"]
             return state_of_holder()
 
-        with patch.object(run.holder, "state", state):
+        with patch.object(run.holder, "state_dict", state):
             keep(self, finished)
 
     monkeypatch.setattr(Checkpoints, "keep", look)

@@ -87,7 +87,7 @@ def test_models_tables_and_states_of_optimizers_are_on_the_gpu() -> None:
     strategy, _ = trained(2, {**CANCER, **ADAMW, "device": "cuda"}, client)
     holder = strategy.run.holder
     assert holder.optimizer is not None
-    tables = holder.table.rows, holder.test_table.rows, holder.labels, holder.test_labels
+    tables = holder.table.rows, holder.held_out.table.rows, holder.labels, holder.held_out.labels
     seen += [each.device for each in (*tables, *holder.top.parameters())]
     assert len(seen) > 100 and {each.type for each in seen} == {"cuda"}
     assert all(array.dtype for array in optimizer_arrays(holder.optimizer).values())

@@ -407,7 +407,7 @@ def test_labels_of_many_classes_take_two_bytes() -> None:
     config = sized(resolve(SHARED), MANY)
     labels = load_labels(config)
     holder = LabelHolder(config, replace(labels, train=labels.train + 300), {0: 8})
-    sent = holder.opening()["labels"]
+    sent = holder.estimator.opening(holder)["labels"]
     assert sent.dtype == np.uint16
     assert np.array_equal(sent, labels.train + 300)
 
@@ -455,7 +455,7 @@ def test_a_party_goes_on_in_another_process(
     for name, values in one.top_arrays().items():
         np.testing.assert_array_equal(other.top_arrays()[name], values)
     assert torch.equal(one.run.holder.table.rows, other.run.holder.table.rows)
-    assert torch.equal(one.run.holder.test_table.rows, other.run.holder.test_table.rows)
+    assert torch.equal(one.run.holder.held_out.table.rows, other.run.holder.held_out.table.rows)
     for here, there in zip(nodes.contexts.values(), nodes_elsewhere.contexts.values(), strict=True):
         kept, kept_elsewhere = load_large(here.state), load_large(there.state)
         assert kept.keys() == kept_elsewhere.keys()

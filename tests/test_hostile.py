@@ -303,7 +303,7 @@ class Exchange:
                 first=0,
                 steps=3,
                 coordinated=run.schedule.coordinated,
-                arrays=holder.opening(),
+                arrays=holder.estimator.opening(holder),
             ),
             EvaluateOrder: EvaluateOrder(exchange=1),
             EmbedOrder: EmbedOrder(exchange=1, arrays={"ids": ids}),
@@ -316,12 +316,12 @@ class Exchange:
         self.honest = client(self.message, context).content
         uses: dict[type[Turn], Callable[[Any], Any]] = {
             TrainOrder: partial(holder.receive, 0, order),
-            EvaluateOrder: partial(holder.receive_test, 0, holder.digest_for(0)),
+            EvaluateOrder: partial(holder.held_out.receive, 0, holder.links.digest(0)),
             EmbedOrder: partial(holder.refresh, 0, ids),
             CheckpointOrder: lambda upload: None,
         }
         self.use = uses[kind]
-        self.rows = holder.table.rows.clone(), holder.test_table.rows.clone()
+        self.rows = holder.table.rows.clone(), holder.held_out.table.rows.clone()
         self.was = dict(vars(seat))
         # A party's first upload says what is usual of it.
         self.take(Message(self.honest, reply_to=self.message))
@@ -332,7 +332,7 @@ class Exchange:
         holder, seat = self.run.holder, self.seat
         vars(seat).update(self.was)
         holder.table.rows.copy_(self.rows[0])
-        holder.test_table.rows.copy_(self.rows[1])
+        holder.held_out.table.rows.copy_(self.rows[1])
         if hasattr(self, "peaks"):
             holder.table.peaks = dict(self.peaks)
         used = self.run.messenger.take(seat, reply, self.use)
@@ -362,7 +362,7 @@ class Exchange:
 
     def _unusable(self, used: Any) -> str:
         holder = self.run.holder
-        for table in (holder.table, holder.test_table):
+        for table in (holder.table, holder.held_out.table):
             if not (table.rows.abs() <= LARGEST).all():
                 return "values in the table"
         if isinstance(used, Arrival):

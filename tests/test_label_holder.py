@@ -195,10 +195,10 @@ def test_rmse_and_r2_are_those_of_scikit_learn_in_units_of_the_labels(
     strategy, _ = trained(2, {**diabetes, "epochs": 3})
     holder, labels = strategy.run.holder, strategy.labels
     with torch.no_grad():
-        outputs = holder.top(holder.test_table.rows)[:, 0].double().numpy()
+        outputs = holder.top(holder.held_out.table.rows)[:, 0].double().numpy()
     predicted = labels.mean + labels.deviation * outputs
     truth = load_diabetes().target[np.random.default_rng(0).permutation(442)[:89]]
-    validation, metrics = holder.evaluate()
+    _, validation, metrics = holder.evaluate()
     assert validation is None
     assert metrics.r2 == pytest.approx(r2_score(truth, predicted), abs=1e-5)
     assert metrics.rmse == pytest.approx(root_mean_squared_error(truth, predicted), rel=1e-5)
@@ -418,7 +418,7 @@ def test_weight_draws_a_model_towards_its_class(strategy: str) -> None:
         strategy_run, _ = trained(2, {**keys, "noise-seed": 0, "class-weights": weights})
         holder = strategy_run.run.holder
         with torch.no_grad():
-            said: NDArray[Any] = holder.top(holder.test_table.rows)[:, 0].numpy()
+            said: NDArray[Any] = holder.top(holder.held_out.table.rows)[:, 0].numpy()
         return said
 
     assert named("20,1").mean() < named("").mean() < named("1,20").mean()

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from strategies.baselines import local_only
 from strategies.baselines.centralised import Joined
+from strategies.baselines.frozen import learn
 from tests.conftest import Start, nightly, trained
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.labels import LabelNoise, Labels
 from vfl_flower.label_holder.figures import chosen_by
+from vfl_flower.label_holder.held_out import HeldOut
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.label_holder.metrics import Metrics, corrected, metrics
 from vfl_flower.protocol import estimators
@@ -94,7 +96,7 @@ def holder_of(privacy: str, target: str, weighted: bool, subsets: str) -> LabelH
     holder = LabelHolder(config, labels, dict.fromkeys(range(PARTIES), SIZE), noise)
     h = torch.from_numpy(generator.standard_normal((ROWS, PARTIES * SIZE)).astype(np.float32))
     holder.table.rows[:, : PARTIES * SIZE] = h
-    holder.test_table.rows[:, : PARTIES * SIZE] = h.repeat(2, 1)
+    holder.held_out.table.rows[:, : PARTIES * SIZE] = h.repeat(2, 1)
     return holder
 
 
@@ -114,13 +116,13 @@ def test_validation_measures_the_loss_that_training_minimises(
             holder_of(privacy, target, weighted, subsets)
         return
     holder = holder_of(privacy, target, weighted, subsets)
-    validation, _ = holder.evaluate()
-    again, _ = holder.evaluate()
+    _, validation, _ = holder.evaluate()
+    _, again, _ = holder.evaluate()
     assert validation is not None and again == validation  # subsets are those of before
     with torch.no_grad():
-        outputs = holder.top(holder.test_table.rows[:ROWS])
-    holder.learn(Window(np.arange(ROWS, dtype=np.int32), np.array([ROWS], np.int32)))
-    assert validation.loss == pytest.approx(holder.train_loss(), rel=1e-5)
+        outputs = holder.top(holder.held_out.table.rows[:ROWS])
+    learn(holder, Window(np.arange(ROWS, dtype=np.int32), np.array([ROWS], np.int32)))
+    assert validation.loss == pytest.approx(holder.evaluate().train_loss, rel=1e-5)
     # The control: as test rows are measured, without weights, subsets and correction, it differs.
     plain = metrics(outputs, holder.labels, 1.0, holder.loss.own).loss
     noisy_classes = privacy == "labels" and "classes" in target
@@ -132,10 +134,10 @@ def test_a_baseline_that_learns_from_no_subsets_is_not_validated_on_them(run: St
     strategy, _ = trained(3, keys)
     assert isinstance(strategy, Joined) and strategy.config.subsets == "sampled"
     holder = strategy.run.holder
-    first = holder.validation
+    first = holder.held_out.validation
     with torch.no_grad():
-        outputs = holder.top(holder.test_table.rows[:first])
-    loss = metrics(outputs, holder.test_labels[:first], 1.0).loss
+        outputs = holder.top(holder.held_out.table.rows[:first])
+    loss = metrics(outputs, holder.held_out.labels[:first], 1.0).loss
     assert strategy.history.last["validation_loss"] == pytest.approx(loss, rel=1e-5)
 
 
@@ -217,10 +219,10 @@ def test_the_best_epoch_is_that_of_the_corrected_loss(
     assert chosen_by(summary) == "validation_accuracy"
     assert summary["validation_accuracy"] == pytest.approx(summary["test_accuracy"], abs=0.07)
 
-    def plain(self: LabelHolder, outputs: Tensor) -> Metrics:
-        return metrics(outputs, self.test_labels[: self.validation], self.deviation)
+    def plain(self: HeldOut, top: Any, outputs: Tensor, *others: Any) -> Metrics:
+        return metrics(outputs, self.labels[: self.validation], self.deviation)
 
-    monkeypatch.setattr(LabelHolder, "_validated", plain)
+    monkeypatch.setattr(HeldOut, "_validated", plain)
     control = run(4, keys).summary
     assert control["best_epoch"] < summary["best_epoch"]
     assert control["test_accuracy"] < summary["test_accuracy"] - 0.04

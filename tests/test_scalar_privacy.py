@@ -16,6 +16,7 @@ from dp_accounting.pld import PLDAccountant
 from numpy.typing import NDArray
 from torch import Tensor
 
+from strategies.baselines.frozen import learn
 from tests.conftest import Start, nightly, trained
 from tests.test_accountants import epsilon_of_scalars
 from vfl_flower import client_app
@@ -283,7 +284,7 @@ def test_no_label_decides_by_its_loss_whether_a_run_goes_on(label: int) -> None:
         with torch.no_grad():
             next(holder.top.parameters()).fill_(1e37)
         holder.table.rows[:] = 3.0
-        holder.learn(Window(np.array([0, 2], np.int32), np.array([2], np.int32)))
+        learn(holder, Window(np.array([0, 2], np.int32), np.array([2], np.int32)))
 
     config = resolve({**DPZV, **keys, "noise-multiplier": 1.0})
     answers(config, ScalarNoise(config, 1.0))

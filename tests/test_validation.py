@@ -190,7 +190,7 @@ def test_out_of_step_each_party_has_the_model_that_was_evaluated(
     for party, model in enumerate(models_of(grid)):
         assert_same(model, client.models[party, client.restored[party]])
     assert_same(strategy.top_arrays(), tops[history.best])
-    _, test = strategy.run.holder.evaluate()
+    test = strategy.run.holder.evaluate().test
     assert test.loss == history.entries[history.best]["test_loss"] == figures["test_loss"]
 
 
@@ -443,10 +443,10 @@ def test_a_party_that_came_back_without_its_copies_goes_back_to_what_it_has(
     losses = [entry["validation_loss"] for entry in history.entries]
     assert min(losses[: history.best]) < losses[history.best]  # that was before it was away
     assert figures["best_epoch"] == history.entries[history.best]["epoch"]
-    _, test = strategy.run.holder.evaluate()
+    test = strategy.run.holder.evaluate().test
     assert test.loss == history.entries[history.best]["test_loss"]
     # What the parties have is what the label holder has of them.
-    table = strategy.run.holder.test_table
+    table = strategy.run.holder.held_out.table
     for party, context in enumerate(grid.contexts.values()):
         h = between.resume(context).embeddings(load_features(strategy.config, party, 3).test)
         np.testing.assert_array_equal(h.numpy(), table.of(party).numpy())

@@ -30,7 +30,7 @@ from vfl_flower.data.tables import Table
 from vfl_flower.label_holder import checkpoint, progress
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
-from vfl_flower.label_holder.label_holder import of_group
+from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.label_holder.predict import predict
 from vfl_flower.label_holder.results import Results, in_use, results_folder
 from vfl_flower.protocol.privacy.ledger import hides_labels

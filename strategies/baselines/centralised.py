@@ -76,10 +76,12 @@ class Joined(Vertical):
             for own, bottom in zip(configs, models, strict=True)
         ]
         optimizers += [holder.optimizer] if holder.optimizer else []
-        if self.fills and holder.by_subsets:  # nobody lacks a row, then, and figures are of all
-            for table in (holder.table, holder.test_table):
+        if (
+            self.fills and holder.held_out.by_subsets
+        ):  # nobody lacks a row, then, and figures are of all
+            for table in (holder.table, holder.held_out.table):
                 table.rows[:, -len(run.records) :] = 1
-            holder.by_subsets = False
+            holder.held_out.by_subsets = False
         batches = self._batches(self._rows())
         for epoch in range(training.epochs):
             for ids, divisor in islice(batches, run.budget.per_epoch):
@@ -114,7 +116,7 @@ class Joined(Vertical):
                 bottoms.eval()
                 with torch.no_grad():
                     for party, bottom, block in zip(holder.columns, bottoms, blocks, strict=True):
-                        holder.test_table.of(party)[:] = bottom(self._whole(block, 1))
+                        holder.held_out.table.of(party)[:] = bottom(self._whole(block, 1))
                 bottoms.train()
                 run.evaluate()
                 if run.history.last_is_best:

@@ -150,22 +150,18 @@ class Holder:
         self.estimator = SimpleNamespace(broadcasts=False)
         self.aggregation = SimpleNamespace(abreast=False)
         self.back: list[int] = []  # parties that have come back
-        self.gone_on_from: tuple[Any, Any] | None = None
+        self.loaded: tuple[Any, Any] | None = None
+        self.links = SimpleNamespace(
+            surrogate=lambda party: {"embedding": np.full(2, party, np.float32)},
+            digest=lambda party: f"digest of {party}",
+            begin_again=self.back.append,
+        )
 
-    def surrogate_of(self, party: int) -> dict[str, Any]:
-        return {"embedding": np.full(2, party, np.float32)}
-
-    def digest_for(self, party: int) -> str:
-        return f"digest of {party}"
-
-    def rejoined(self, party: int) -> None:
-        self.back.append(party)
-
-    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"steps": 40}, {"table": np.arange(4.0)}
 
-    def go_on_from(self, scalars: Any, arrays: Any) -> None:
-        self.gone_on_from = scalars, arrays
+    def load_state_dict(self, scalars: Any, arrays: Any) -> None:
+        self.loaded = scalars, arrays
 
 
 @dataclass

@@ -177,7 +177,7 @@ def test_all_parts_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert parts.budget.kept() == {"planned": 120, "ordered": 42, "answered": 37, "stopped": False}
     assert len(parts.history.entries) == 1 and parts.heard.said == []
     assert parts.messenger.party_memory_mb == 9.0 and parts.post.kept_timing == [1.5]
-    assert parts.holder.gone_on_from == (found.strategy["holder"], found.arrays)
+    assert parts.holder.loaded == (found.strategy["holder"], found.arrays)
     # Exchanges since that checkpoint count, and its number is taken.
     parts.records[0].traffic.exchanges += 4
     checkpoints.keep_if_due()

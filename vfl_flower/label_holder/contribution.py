@@ -32,7 +32,7 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint
-from vfl_flower.label_holder.label_holder import of_group
+from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.tops import load_top
 from vfl_flower.protocol.aggregation import aggregation_of

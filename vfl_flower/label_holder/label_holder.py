@@ -1,13 +1,14 @@
-"""The label holder: labels, top model, and the embedding table.
+"""The label holder: labels, top model, and the table of the parties' embeddings.
 
-Messages and waiting are the strategy's; this module is what the label holder computes between them.
-What it reads of an upload, and how it answers, is the estimator's (`protocol.estimators`).
+Read from top to bottom: it receives uploads, answers a quorum of them, steps its top model, and
+evaluates. Messages and waiting are the strategy's. What an upload says and how it is answered is
+the estimator's (`protocol.estimators`); how embeddings come together is the aggregation's.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.config.errors import DivergedError, PoisonError, SumError, VflError
-from vfl_flower.config.plugins import METRICS
+from vfl_flower.config.errors import DivergedError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
-from vfl_flower.label_holder import metrics as figures
-from vfl_flower.label_holder.metrics import Metrics, check_finite, metrics
-from vfl_flower.label_holder.table import USUAL, Table, own_features
+from vfl_flower.label_holder.held_out import Evaluated, HeldOut, of_group
+from vfl_flower.label_holder.links import HolderLinks
+from vfl_flower.label_holder.table import Table, own_features
 from vfl_flower.models import losses
 from vfl_flower.models.losses import loss_of
 from vfl_flower.models.tops import grow_top, load_top
@@ -39,7 +39,6 @@ from vfl_flower.models.training import (
 from vfl_flower.protocol import estimators, server_update, subsets
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Window, among, join, take, uploaded
-from vfl_flower.protocol.codecs.channel import digest
 from vfl_flower.protocol.estimators.directions import Directions
 from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.subsets import Copies
@@ -72,52 +71,39 @@ class LabelHolder:
         per_epoch: float = 1,
     ) -> None:
         self.config = config = sized(config, len(labels.train))
-        self.noise = noise
         self.device = choose_device(config)
+        self.parties = len(sizes)
         self.labels = torch.from_numpy(labels.train).to(self.device)  # of the training rows
-        self.test_labels = torch.from_numpy(labels.test).to(self.device)
-        self.validation = labels.validation  # how many of the test rows are, the first
-        self.deviation = labels.deviation  # a unit of the outputs, under regression
-        # What is said of a row that nobody has. Where noise is not on labels, they would tell.
-        self.prior = None if noise else labels.prior(config.privacy)
         self.loss = loss_of(config, labels.train, len(labels.classes), self.device)
-        self.label_noise = labels.noise(config.privacy)
-        self.subsets = config.subsets  # of which the top model learns
         alone = noise is not None
         losses.try_out(self.loss, config.models.loss, labels.outputs, self.labels[:8], alone)
-        self.more = METRICS.load(config.models.metrics)
-        figures.try_out(self.more, config.models.metrics, labels.outputs, self.test_labels)
-        train, test = own_features(config, labels)
-        self.aggregation = aggregation_of(config)
-        present = self.aggregation.row_masks(labels, list(sizes))
-        delay = config.schedule.max_delay
-        of_train, of_test = present or (None, None)
+        self.noise = noise
+        self._noise_of_top = noise if noise and noise.of_top else None
+        # What is said of a row that nobody has. Where noise is not on labels, they would tell.
+        self.prior = None if noise else labels.prior(config.privacy)
+        # Tables of embeddings, and the links over which they come.
+        self.aggregation, self.estimator = aggregation_of(config), estimators.choose(config)(config)
         self.columns = self.aggregation.columns(sizes)
-        self.table = Table(self.columns, train, self.device, delay, of_train)
-        self.test_table = Table(self.columns, test, self.device, 0, of_test)
-        self.collection = self.aggregation.collection(len(sizes))  # of test rows that have come
-        self.parties = len(sizes)
-        self.by_subsets = self.aggregation.any_subset  # whether figures are by subsets too
-        of_parties, own = list(sizes.values()), train.shape[1]
-        top = self.aggregation.build_top(of_parties, labels.outputs, own, alone)
-        self.top = top.to(self.device)
-        trainable = bool(trained(self.top))
-        rate = config.training.server_lr
-        self.optimizer = build_optimizer(config, self.top, rate, per_epoch) if trainable else None
-        self.estimator = estimators.choose(config)(config)
-        # The label holder's ends of the links of uploads, and of answers.
-        self.uplinks = {party: self.estimator.uplinks(self.table.of(party)) for party in sizes}
-        self.downlinks = {
-            party: self.estimator.downlinks(*self.table.of(party).shape) for party in sizes
-        }
+        own, own_held_out = own_features(config, labels)
+        masks, held_masks = self.aggregation.row_masks(labels, list(sizes)) or (None, None)
+        max_delay = config.schedule.max_delay
+        self.table = Table(self.columns, own, self.device, max_delay, masks)
+        self.held_out = HeldOut(config, labels, self.columns, own_held_out, held_masks, self.device)
+        self.links = HolderLinks(self, self.estimator, self.table)
+        self.uplinks, self.downlinks = self.links.up, self.links.down
+        # The top model.
+        top_sizes = list(sizes.values()), labels.outputs, own.shape[1]
+        self.top = self.aggregation.build_top(*top_sizes, alone).to(self.device)
+        rate, learns = config.training.server_lr, bool(trained(self.top))
+        self.optimizer = build_optimizer(config, self.top, rate, per_epoch) if learns else None
+        self.subsets = config.subsets  # of the parties, of which the top model learns
         self.secret = secrets.token_bytes(16)  # decides zeroth-order directions of the top model
         if config.privacy.noise_seed >= 0:
             self.secret = f"{config.privacy.noise_seed} top model".encode()
-        self.frozen: Collection[int] = ()  # parties whose models stay as they are
-        self.drawn = 0  # how often directions were
+        self.drawn = 0  # how often directions were drawn
         self.steps = 0  # label-holder steps so far: VAFL's counter k
-        self.losses: list[Tensor] = []  # of steps, since the last `train_loss`
-        self.best: Arrays = {}  # top model and test table at the best evaluation
+        self.losses: list[Tensor] = []  # of steps, since the last evaluation
+        self.frozen: Collection[int] = ()  # parties whose models stay as they are
 
     # --- uploads --------------------------------------------------------------------------------
 
@@ -136,6 +122,10 @@ class LabelHolder:
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
         sent = self.uplinks[party].select(upload.arrays) if self.estimator.broadcasts else {}
+        if not self.aggregation.waits:
+            # With error feedback the columns are the surrogates, which decoding has written.
+            held, fresh = self.config.uplink.surrogates, reading.fresh
+            self.table.write(party, window, fresh, reading.embeddings, self.steps, held)
         return Arrival(party, window, order.coordinated, reading, batches, sent)
 
     def refresh(self, party: int, ids: NDArray[np.int32], upload: Upload) -> None:
@@ -149,18 +139,7 @@ class LabelHolder:
         held = self.config.uplink.surrogates  # as these columns, which decoding has written
         self.table.write(party, window, rows, (rows,), self.steps, held)
 
-    def too_old(
-        self, arrivals: Sequence[Arrival], parties: Sequence[int]
-    ) -> dict[int, NDArray[np.int32]]:
-        """Rows of these arrivals whose embeddings of other parties exceed the delay bound D."""
-        uploads = [(each.party, each.window) for each in arrivals if not each.coordinated]
-        return self.table.too_old(uploads, parties, self.steps)
-
     # --- answers --------------------------------------------------------------------------------
-
-    def opening(self) -> Arrays:
-        """What goes with each party's first order."""
-        return self.estimator.opening(self)
 
     def answer(self, arrivals: Sequence[Arrival]) -> dict[int, Arrays]:
         """Evaluate the windows of one quorum, step the top model, and return each party's feedback.
@@ -172,9 +151,9 @@ class LabelHolder:
         Raises
         ------
         DivergedError, PoisonError
-            If a loss is not finite, or a gradient not bounded; the latter names the party whose
-            embeddings are the largest, if they are such that they can have done it. The table
-            knows nothing of it then, and if a run can go on without it, the top model is as it was.
+            If a loss is not finite, or a gradient not bounded. `PoisonError` names the party with
+            the largest embeddings, if these are large enough to be the cause. Then the table holds
+            none of them, and if a run can go on without a party, the top model is as it was.
         """
         if self.aggregation.waits:
             arrivals = self.aggregation.complete(self, arrivals)
@@ -184,66 +163,48 @@ class LabelHolder:
         if coordinated and any(each.window is not each.batches for each in arrivals):
             places = [among(each.window, each.batches) for each in arrivals]
             joint = replace(joint, places=places)
-        before = self._top_state() if self.config.running.on_party_failure == "continue" else {}
+        before: dict[str, Arrays] = {}
+        if self.config.running.on_party_failure == "continue":
+            groups = _groups(self.top, self.optimizer).items()
+            before = {group: {k: v.copy() for k, v in of.items()} for group, of in groups}
         try:
             answers = self.estimator.answer(self, arrivals, joint)
             return self.estimator.encode(self, arrivals, answers)
         except DivergedError:
             if before:
-                self._load_top(before)
-            self._refuse_largest(arrivals)
+                _load(self, before)
+            if not self.aggregation.waits:  # else nobody knows which party they came from
+                self.table.blame({m.party: m.reading.embeddings for m in arrivals})
             raise
 
     def silent(self, arrivals: Sequence[Arrival]) -> dict[int, Arrays]:
-        """Answers that say nothing, and nothing is learned from."""
+        """Return answers that say nothing, and from which no party learns."""
         answers = {arrival.party: self.estimator.silence(arrival) for arrival in arrivals}
         return self.estimator.encode(self, arrivals, answers)
 
-    def _refuse_largest(self, arrivals: Sequence[Arrival] = ()) -> None:
-        """Raise `PoisonError` of the party with the largest embeddings, if they are unusual."""
-        if self.aggregation.waits:  # nobody knows which party they came from
-            return
-        party, peak = self.table.largest({m.party: m.reading.embeddings for m in arrivals})
-        if peak > USUAL:
-            self.table.forget(party)
-            raise PoisonError(
-                party,
-                f"sent embeddings of up to {peak:,.0f}, by which the loss is no longer finite: "
-                "lower the learning rates, or see to that party.",
-            ) from None
-
-    def learn(self, window: Window) -> None:
-        """Step the top model on a window, by what the table holds; nobody is answered."""
-        h, labels = self.gather(window)
-        joint = join(self.config, len(self.labels), [window])
-        lengths, divided = window.lengths.tolist(), joint.divisors.tolist()
-        try:
-            self.count(self.step(h, labels, lengths, divided, gradients=False)[1])
-        except DivergedError:
-            self._refuse_largest()
-            raise
+    # --- what an estimator has of it ------------------------------------------------------------
 
     def gather(self, window: Window) -> tuple[Tensor, Tensor]:
-        """The window's rows of the table, as `TopModel` reads them, and its labels."""
+        """Return the window's rows of the table, as the top model reads them, and its labels."""
         return take(self.table.rows, window), take(self.labels, window)
 
     def step(
         self, h: Tensor, labels: Tensor, lengths: list[int], divisors: list[int], gradients: bool
     ) -> tuple[Tensor | None, Tensor]:
-        """Step the top model once a mini-batch; gradient rows, if wanted, and losses [S].
+        """Step the top model once a mini-batch; return gradient rows, if wanted, and losses [S].
 
         Raises
         ------
         DivergedError
-            If gradient rows are such as no party would take.
+            If a gradient row is larger than a party would take.
         """
         rows: Tensor | None = None
-        copies = self.copies(h, lengths)
+        copies = self.copies(h, lengths, self.steps) if self.subsets != "off" else None
         batches = h, labels, lengths, divisors
         if self.config.estimator.server_update == "first-order":
             rows, losses = server_update.by_gradient(
                 *(self.top, self.optimizer, *batches, gradients),
-                *(self.loss, self.noise_of_top, self.key, self.steps, copies),
+                *(self.loss, self._noise_of_top, self.key, self.steps, copies),
             )
         else:
             if gradients:
@@ -252,157 +213,65 @@ class LabelHolder:
                 )
             losses = server_update.by_differences(
                 *(self.directions(), self.top, self.optimizer, *batches),
-                *(self.loss, self.noise_of_top, self.steps, copies),
+                *(self.loss, self._noise_of_top, self.steps, copies),
             )
         if rows is not None and not (rows.abs() <= LARGEST).all():
             raise DivergedError
         return rows, losses
 
-    def copies(self, h: Tensor, lengths: list[int], step: int | None = None) -> Copies | None:
-        """The rows with subsets of their parties, if the top model is to learn from these.
+    @property
+    def key(self) -> bytes:
+        """Return what decides all that is random in the top model's next passes."""
+        return f"{self.config.training.seed}|top model|{self.steps}".encode()
 
-        ``step`` : by whose number subsets are drawn; without it, that of the next step.
+    def copies(self, h: Tensor, lengths: Sequence[int], step: int) -> Copies | None:
+        """Return rows with subsets of their parties; none if the top model learns from no subsets.
+
+        Parameters
+        ----------
+        step : by whose number subsets are drawn.
         """
         if self.subsets == "off":
             return None
         least = int(self.top.own is None)
-        key = [self.config.training.seed, 8, self.steps if step is None else step]
+        key = [self.config.training.seed, 8, step]
         return subsets.copies(self.subsets, h, lengths, self.parties, least, key)
 
     def directions(self) -> Directions:
-        """New directions of the top model."""
+        """Draw new directions of the top model."""
         self.drawn += 1
         key = self.secret + f"|{self.drawn}".encode()
         return Directions(self.config.estimator, key, self.top)
 
-    @property
-    def key(self) -> bytes:
-        """What is random in the top model's next passes follows from it."""
-        return f"{self.config.training.seed}|top model|{self.steps}".encode()
-
-    @property
-    def noise_of_top(self) -> ScalarNoise | None:
-        """What is done to the steps of the top model, if anything."""
-        return self.noise if self.noise and self.noise.of_top else None
-
     def count(self, losses: Tensor) -> None:
-        """Count steps of the top model, whose losses are to be finite.
+        """Count steps of the top model, whose losses must be finite.
 
-        Where noise hides labels, it is the model that is to be: by whether a loss is finite, one
+        Where noise hides labels, the model must be finite instead: by whether a loss is finite, one
         label would decide if the run goes on.
         """
-        check_finite(flat(self.top) if self.noise else losses)
+        if not torch.isfinite(flat(self.top) if self.noise else losses).all():
+            raise DivergedError
         self.steps += len(losses)
         self.losses.append(losses)
 
-    def train_loss(self) -> float | None:
-        """Mean loss of the steps since the last call, if there were any, as it is minimised.
-
-        Class weights are in it.
-        """
-        if not self.losses:
-            return None
-        mean = torch.cat(self.losses).mean().item()
-        self.losses.clear()
-        return mean
-
     # --- evaluation -----------------------------------------------------------------------------
 
-    def receive_test(self, party: int, digest: str, upload: Upload) -> None:
-        """Check a party's embeddings of the test rows, and write them into the test table.
-
-        ``digest`` is what its surrogates' must be: `digest_for` when it was asked.
-        """
-        table, held = self.test_table.of(party), self.test_table.present[party]
-        rows = len(table) if held is None else int(held.sum())
-        try:
-            new = self.collection.add(party, upload.arrays, (rows, table.shape[1]))
-            if new is not None:
-                at = slice(None) if held is None else torch.from_numpy(held)
-                table[at] = new.to(self.device)
-        except SumError:
-            raise
-        except VflError as error:
-            raise VflError(f"sent an upload that cannot be used: {error}") from None
-        if digest != upload.surrogates:
-            raise VflError("keeps other surrogates than the label holder: start the run again.")
-
     @torch.no_grad()
-    def evaluate(self) -> tuple[Metrics | None, Metrics]:
-        """The model on the validation rows, if there are, and on the test rows.
-
-        It is by the latest embeddings of every party.
-        """
+    def evaluate(self) -> Evaluated:
+        """Return how the model does by the latest embeddings of every party."""
+        train_loss = torch.cat(self.losses).mean().item() if self.losses else None
+        self.losses.clear()
         self.top.eval()
-        outputs, first = self.top(self.test_table.rows), self.validation
-        given = self.test_labels[first:], self.deviation
-        validation = self._validated(outputs[:first]) if first else None
-        test = metrics(outputs[first:], *given, self.loss.own, self.more)
-        if self.by_subsets:
-            test = replace(test, subsets=figures.by_subset(self._by, self._test_present, *given))
+        rows = self.held_out.validation_rows
+        copies = self.copies(rows, [len(rows)], 0) if len(rows) else None
+        validation, test = self.held_out.metrics(self.top, self.loss, copies)
         self.top.train()
-        return validation, test
-
-    def _validated(self, outputs: Tensor) -> Metrics:
-        """The model on the validation rows, of which it makes these outputs by all their parties.
-
-        The loss is that of training: with class weights, with correction for noise on labels, and
-        over subsets of each row's parties. Every evaluation has the same subsets, so that epochs
-        differ by their models alone. Other figures are corrected for noise, too.
-        """
-        first = self.validation
-        h, labels = self.test_table.rows[:first], self.test_labels[:first]
-        copies = self.copies(h, [first], step=0)
-        said = outputs if copies is None else self.top(copies.h)
-        losses = subsets.row_losses(self.loss, said, labels, copies)
-        found = metrics(outputs, labels, self.deviation, self.loss.own)
-        check_finite(loss := losses.mean())
-        found = replace(found, loss=loss.item())
-        return figures.corrected(found, outputs, labels, self.label_noise)
-
-    @property
-    def _test_present(self) -> Tensor:
-        """Who has which test row, [R, M]."""
-        rows = self.test_table.rows[self.validation :]
-        return rows[:, rows.shape[1] - self.parties :]
-
-    def _by(self, used: Tensor) -> Tensor:
-        """Outputs for the test rows, [R, C], by the parties for which ``used`` is 1, [R, M]."""
-        rows = self.test_table.rows[self.validation :]
-        outputs: Tensor = self.top(torch.cat([rows[:, : rows.shape[1] - self.parties], used], 1))
-        return outputs
-
-    def remember(self) -> None:
-        """Keep a copy of what this evaluation was of: none was better."""
-        top = {f"top.{name}": each.copy() for name, each in model_arrays(self.top).items()}
-        self.best = {"rows": self.test_table.state()["rows"].copy(), **top}
-
-    def restore(self) -> None:
-        """Have the top model, and the embeddings of test rows, of the best evaluation."""
-        self.test_table.go_on_from(self.best)
-        load_top(self.config, self.top, of_group("top", self.best))
-
-    # --- parties that come back -----------------------------------------------------------------
-
-    def digest_for(self, party: int) -> str:
-        """The digest of all surrogates that a party should have now, in the order of its links."""
-        return digest(self.estimator.compared(self, party))
-
-    def surrogate_of(self, party: int) -> Arrays:
-        """The copy that a party needs which comes back; empty without error feedback."""
-        if not self.config.uplink.surrogates:
-            return {}
-        return {"embedding": self.table.of(party).cpu().contiguous().numpy()}
-
-    def rejoined(self, party: int) -> None:
-        """A party has come back, with its surrogates as they are here."""
-        for _, surrogate in self.downlinks[party].with_surrogates():
-            surrogate.zero_()
+        return Evaluated(train_loss, validation, test)
 
     # --- checkpoints ----------------------------------------------------------------------------
 
-    def state(self) -> tuple[dict[str, Any], Arrays]:
-        """All that the label holder must keep to go on: scalars, and arrays.
+    def state_dict(self) -> tuple[dict[str, Any], Arrays]:
+        """Return all that the label holder must keep to go on: scalars, and arrays.
 
         Secrets are not in it: after an interruption noise and directions are drawn anew, unless
         they are to be repeatable.
@@ -417,64 +286,54 @@ class LabelHolder:
         }
         losses = torch.cat([torch.zeros(0), *(each.cpu() for each in self.losses)])
         groups = {
-            "table": self.table.state(),
-            "test_table": self.test_table.state(),
-            **self._top_arrays(),
-            "link": {name: each.cpu().numpy() for name, each in self._surrogates_of_answers()},
-            "best": self.best,
+            "table": self.table.state_dict(),
+            "test_table": self.held_out.table.state_dict(),
+            **_groups(self.top, self.optimizer),
+            "link": self.links.state_dict(),
+            "best": self.held_out.best,
         }
         arrays = {
             f"{group}.{name}": each for group, of in groups.items() for name, each in of.items()
         }
         return scalars, {"losses": losses.numpy(), **arrays}
 
-    def go_on_from(self, scalars: dict[str, Any], arrays: Arrays) -> None:
-        """Take over what `state` gave."""
+    def load_state_dict(self, scalars: dict[str, Any], arrays: Arrays) -> None:
+        """Take over what `state_dict` returned."""
         self.steps, self.drawn = scalars["steps"], scalars["drawn"]
         self.frozen = scalars["frozen"]
         if self.noise:
             self.noise.drawn = scalars["noises"]
-        self.table.go_on_from(of_group("table", arrays))
-        self.test_table.go_on_from(of_group("test_table", arrays))
         self.losses = [as_tensor(arrays["losses"]).to(self.device)]
-        self.best = of_group("best", arrays)
-        self._load_top({group: of_group(group, arrays) for group in ("top", "optimizer")})
-        for name, surrogate in self._surrogates_of_answers():
-            surrogate.copy_(as_tensor(arrays[f"link.{name}"]))
+        self.table.load_state_dict(of_group("table", arrays))
+        self.held_out.table.load_state_dict(of_group("test_table", arrays))
+        _load(self, {group: of_group(group, arrays) for group in ("top", "optimizer")})
+        self.links.load_state_dict(of_group("link", arrays))
+        self.held_out.best = of_group("best", arrays)
 
-    def begin_by(self, config: RunConfig, scalars: dict[str, Any], arrays: Arrays) -> None:
-        """Begin by the top model of an earlier run, so configured, of which `state` gave these."""
+    def warm_start(self, config: RunConfig, scalars: dict[str, Any], arrays: Arrays) -> None:
+        """Begin with the top model of an earlier run, from what its `state_dict` returned.
+
+        Parameters
+        ----------
+        config : of the earlier run.
+        """
         sizes: list[int] = scalars["sizes"]
         then = aggregation_of(config).tops[0]
         grow_top(self.config, self.top, of_group("top", arrays), sizes, then)
         if self.config.training.freeze:
             self.frozen = range(len(sizes))
 
-    def _top_arrays(self) -> dict[str, Arrays]:
-        """The top model and its optimizer, which go on using this memory."""
-        optimizer = optimizer_arrays(self.optimizer) if self.optimizer else {}
-        return {"top": model_arrays(self.top), "optimizer": optimizer}
 
-    def _top_state(self) -> dict[str, Arrays]:
-        """A copy of them."""
-        groups = self._top_arrays()
-        return {group: {k: v.copy() for k, v in of.items()} for group, of in groups.items()}
-
-    def _load_top(self, groups: dict[str, Arrays]) -> None:
-        """Take over what `_top_arrays` gave."""
-        load_top(self.config, self.top, groups["top"])
-        if self.optimizer:
-            load_optimizer(self.optimizer, groups["optimizer"])
-
-    def _surrogates_of_answers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the surrogates outside the table, by the names under which they are saved."""
-        yield from self.estimator.links_of_all(self).with_surrogates()
-        for party, links in self.downlinks.items():
-            for name, surrogate in links.with_surrogates():
-                yield f"{name}.{party}", surrogate
+def _groups(top: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Arrays]:
+    """Return the arrays of a top model and its optimizer, which go on using this memory."""
+    return {
+        "top": model_arrays(top),
+        "optimizer": optimizer_arrays(optimizer) if optimizer else {},
+    }
 
 
-def of_group(group: str, arrays: Arrays) -> Arrays:
-    """Those arrays of `LabelHolder.state` that are of a group, by their names in it."""
-    prefix = f"{group}."
-    return {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
+def _load(holder: LabelHolder, groups: Mapping[str, Arrays]) -> None:
+    """Take over what `_groups` returned."""
+    load_top(holder.config, holder.top, groups["top"])
+    if holder.optimizer:
+        load_optimizer(holder.optimizer, groups["optimizer"])

@@ -32,7 +32,7 @@ from vfl_flower.data.source import Preparation
 from vfl_flower.data.tables import is_missing
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint, check_states
-from vfl_flower.label_holder.label_holder import of_group
+from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.label_holder.metrics import Metrics, metrics
 from vfl_flower.models.tops import load_top
 from vfl_flower.protocol.aggregation import aggregation_of

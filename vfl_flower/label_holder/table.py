@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.errors import ConfigError, PoisonError, VflError
 from vfl_flower.config.plugins import BOTTOMS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
@@ -109,10 +109,24 @@ class Table:
         if self.max_delay:
             self.written[party][window.ids] = step
 
-    def largest(self, sent: Mapping[int, Sequence[Tensor]]) -> tuple[int, float]:
-        """The party with the largest embeddings, here or in what is ``sent``, and how large."""
+    def blame(self, sent: Mapping[int, Sequence[Tensor]]) -> None:
+        """Raise `PoisonError` for the party with the largest embeddings, if they are unusual.
+
+        The table then holds no embedding of that party.
+
+        Parameters
+        ----------
+        sent : party -> embeddings of its last upload.
+        """
         peaks = {m: _peak([self.of(m), *sent.get(m, ())]) for m in self.columns}
-        return max(peaks.items(), key=lambda each: each[1], default=(0, 0.0))
+        party, peak = max(peaks.items(), key=lambda each: each[1], default=(0, 0.0))
+        if peak > USUAL:
+            self.forget(party)
+            raise PoisonError(
+                party,
+                f"sent embeddings of up to {peak:,.0f}, by which the loss is no longer finite: "
+                "lower the learning rates, or see to that party.",
+            ) from None
 
     def forget(self, party: int) -> None:
         """Hold nothing of a party, as before its first upload."""
@@ -136,13 +150,13 @@ class Table:
                     late.setdefault(party, []).append(window.ids[old])
         return {party: np.unique(np.concatenate(ids)) for party, ids in late.items()}
 
-    def state(self) -> Arrays:
-        """What parties have taught it."""
+    def state_dict(self) -> Arrays:
+        """Return the parties' embeddings, and the steps at which they came."""
         written = {f"written.{party}": steps for party, steps in self.written.items()}
         return {"rows": self.rows[:, : self.received].cpu().numpy(), **written}
 
-    def go_on_from(self, arrays: Arrays) -> None:
-        """Take over what `state` gave."""
+    def load_state_dict(self, arrays: Arrays) -> None:
+        """Take over what `state_dict` returned."""
         self.rows[:, : self.received] = as_tensor(arrays["rows"]).to(self.rows.device)
         for party, steps in self.written.items():
             steps[:] = arrays[f"written.{party}"]

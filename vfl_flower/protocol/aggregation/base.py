@@ -52,15 +52,7 @@ class Columns(Protocol):
 
     received: int  # columns of parties
 
-    def write(
-        self,
-        party: int,
-        window: Window,
-        rows: Tensor,
-        sent: Sequence[Tensor] = (),
-        step: int = 0,
-        held: bool = False,
-    ) -> None:
+    def write(self, party: int, window: Window, rows: Tensor) -> None:
         """Write a party's embeddings of a window, [R, E]."""
 
 
@@ -70,7 +62,6 @@ class HolderEnd(Protocol):
     parties: int
     columns: dict[int, slice]  # of each party's embeddings in the table
     uplinks: dict[int, Links]  # by party
-    steps: int  # of the top model so far
 
     @property
     def estimator(self) -> Reader:
@@ -246,21 +237,17 @@ class Aggregation:
         """Have the parties agree before they train, if it `agrees`."""
 
     def read(self, end: HolderEnd, party: int, window: Window, arrays: Arrays) -> Reading:
-        """Read a party's upload of a window, and write its embeddings into the table.
+        """Return what a party's upload of a window says.
 
         Raises
         ------
         VflError
             If there is nothing to read, as the end of a sentence.
         """
-        reading = end.estimator.read(end.uplinks[party].decode(arrays, window), window)
-        # With error feedback the columns are the surrogates, which decoding has written.
-        held = self.config.uplink.surrogates
-        end.table.write(party, window, reading.fresh, reading.embeddings, end.steps, held)
-        return reading
+        return end.estimator.read(end.uplinks[party].decode(arrays, window), window)
 
     def complete(self, end: HolderEnd, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """Read uploads that had to wait for each other, if it `waits`.
+        """Read uploads that waited for each other, and write them into the table, if it `waits`.
 
         Raises
         ------

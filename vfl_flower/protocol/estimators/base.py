@@ -85,8 +85,13 @@ class HolderEnd(Protocol):
     ) -> tuple[Tensor | None, Tensor]:
         """Step the top model once a mini-batch; gradient rows, if wanted, and losses [S]."""
 
-    def copies(self, h: Tensor, lengths: list[int]) -> Copies | None:
-        """The rows with subsets of their parties, if the top model is to learn from these."""
+    def copies(self, h: Tensor, lengths: list[int], step: int) -> Copies | None:
+        """Return rows with subsets of their parties; none if the top model learns from no subsets.
+
+        Parameters
+        ----------
+        step : by whose number subsets are drawn.
+        """
 
     def directions(self) -> Directions:
         """New directions of the top model."""

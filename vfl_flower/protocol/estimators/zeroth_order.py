@@ -171,7 +171,7 @@ class ZerothOrder(Estimator):
         window, columns, top = arrival.window, end.columns[arrival.party], end.top
         h, labels = end.gather(window)
         lengths = of_steps = window.lengths.tolist()
-        copies = end.copies(h, lengths)
+        copies = end.copies(h, lengths, end.steps)
         if copies:
             h, labels, of_steps = copies.h, labels[copies.rows], copies.lengths
             first, second = first[copies.rows], second[copies.rows]
@@ -202,7 +202,7 @@ class ZerothOrder(Estimator):
                 else:
                     mine[:] = sent.to(end.device)
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
-        of_steps, copies = lengths, end.copies(first, lengths)
+        of_steps, copies = lengths, end.copies(first, lengths, end.steps)
         if copies:
             of_steps, first = copies.lengths, copies.h
             second = torch.cat(

@@ -1,0 +1,166 @@
+"""Rows held out: the parties' embeddings of them, and how the model does on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.errors import SumError, VflError
+from vfl_flower.config.plugins import METRICS
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.labels import Labels
+from vfl_flower.label_holder.metrics import (
+    Metrics,
+    by_subset,
+    check_finite,
+    corrected,
+    metrics,
+    try_out,
+)
+from vfl_flower.label_holder.table import Table
+from vfl_flower.models.losses import Loss
+from vfl_flower.models.top_layers import TopModel
+from vfl_flower.models.training import load_model, model_arrays
+from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.protocol.subsets import Copies, row_losses
+from vfl_flower.transport.messages import Arrays, Upload
+
+
+class Evaluated(NamedTuple):
+    """How the model does at one evaluation.
+
+    train_loss : mean loss of the steps since the last evaluation, as training minimises it.
+    validation, test : figures of the validation rows, if there are any, and of the test rows.
+    """
+
+    train_loss: float | None
+    validation: Metrics | None
+    test: Metrics
+
+
+class HeldOut:
+    """The validation rows, which come first, and the test rows.
+
+    Parameters
+    ----------
+    columns : of each party's embeddings in a table.
+    own : the label holder's own features of these rows, [N, F].
+    present : which party has which row, [N, M], where any may lack some.
+
+    by_subsets : whether figures are by subsets of the parties, too.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        labels: Labels,
+        columns: Mapping[int, slice],
+        own: NDArray[Any],
+        present: NDArray[np.bool_] | None,
+        device: torch.device,
+    ) -> None:
+        self.labels = torch.from_numpy(labels.test).to(device)
+        self.validation = labels.validation  # how many rows are validation rows
+        self.deviation = labels.deviation  # a unit of the outputs, under regression
+        self.label_noise = labels.noise(config.privacy)
+        self.more = METRICS.load(config.models.metrics)
+        try_out(self.more, config.models.metrics, labels.outputs, self.labels)
+        self.table = Table(columns, own, device, 0, present)
+        aggregation = aggregation_of(config)
+        self.collection = aggregation.collection(len(columns))
+        self.by_subsets = aggregation.any_subset
+        self.best: Arrays = {}  # top model and embeddings at the best evaluation
+
+    def receive(self, party: int, digest: str, upload: Upload) -> None:
+        """Check a party's embeddings, and write them into the table.
+
+        Parameters
+        ----------
+        digest : what the digest of the party's surrogates must be.
+
+        Raises
+        ------
+        VflError
+            If the embeddings cannot be used, or the surrogates differ.
+        """
+        columns, held = self.table.of(party), self.table.present[party]
+        rows = len(columns) if held is None else int(held.sum())
+        try:
+            new = self.collection.add(party, upload.arrays, (rows, columns.shape[1]))
+        except SumError:
+            raise
+        except VflError as error:
+            raise VflError(f"sent an upload that cannot be used: {error}") from None
+        if new is not None:
+            at = slice(None) if held is None else torch.from_numpy(held)
+            columns[at] = new.to(columns.device)
+        if digest != upload.surrogates:
+            raise VflError("keeps other surrogates than the label holder: start the run again.")
+
+    def remember(self, top: TopModel) -> None:
+        """Keep a copy of the last evaluated model: no earlier one was better."""
+        copies = {f"top.{name}": each.copy() for name, each in model_arrays(top).items()}
+        self.best = {"rows": self.table.state_dict()["rows"].copy(), **copies}
+
+    def restore(self, top: TopModel) -> None:
+        """Take over the embeddings of the best evaluation, and its top model into ``top``."""
+        self.table.load_state_dict(self.best)
+        load_model(top, of_group("top", self.best))
+
+    @property
+    def validation_rows(self) -> Tensor:
+        """Return the validation rows of the table."""
+        return self.table.rows[: self.validation]
+
+    def metrics(
+        self, top: TopModel, loss: Loss, copies: Copies | None
+    ) -> tuple[Metrics | None, Metrics]:
+        """Return figures of the validation rows, if there are any, and of the test rows.
+
+        Parameters
+        ----------
+        copies : the validation rows with subsets of their parties, if training has such.
+        """
+        outputs, first = top(self.table.rows), self.validation
+        rows, labels = self.table.rows[first:], self.labels[first:]
+        validation = self._validated(top, outputs[:first], loss, copies) if first else None
+        test = metrics(outputs[first:], labels, self.deviation, loss.own, self.more)
+        if self.by_subsets:
+            parties = len(self.table.columns)
+            known, present = rows[:, : rows.shape[1] - parties], rows[:, rows.shape[1] - parties :]
+
+            def outputs_by(used: Tensor) -> Tensor:
+                of_used: Tensor = top(torch.cat([known, used], 1))
+                return of_used
+
+            test = replace(test, subsets=by_subset(outputs_by, present, labels, self.deviation))
+        return validation, test
+
+    def _validated(
+        self, top: TopModel, outputs: Tensor, loss: Loss, copies: Copies | None
+    ) -> Metrics:
+        """Return figures of the validation rows, with these outputs by all their parties.
+
+        The loss is that of training: with class weights, with correction for noise on labels, and
+        over subsets of each row's parties. Every evaluation has the same subsets, so that epochs
+        differ by their models alone. Other figures are corrected for noise, too.
+        """
+        labels = self.labels[: self.validation]
+        said = outputs if copies is None else top(copies.h)
+        losses = row_losses(loss, said, labels, copies)
+        found = metrics(outputs, labels, self.deviation, loss.own)
+        check_finite(mean := losses.mean())
+        found = replace(found, loss=mean.item())
+        return corrected(found, outputs, labels, self.label_noise)
+
+
+def of_group(group: str, arrays: Arrays) -> Arrays:
+    """Return the arrays of one group of a checkpoint, by their names in it."""
+    prefix = f"{group}."
+    return {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}

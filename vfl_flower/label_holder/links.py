@@ -1,0 +1,62 @@
+"""The label holder's ends of the links to all parties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from vfl_flower.label_holder.table import Table
+from vfl_flower.models.training import as_tensor
+from vfl_flower.protocol.codecs.channel import digest
+from vfl_flower.protocol.estimators.base import Estimator, HolderEnd
+from vfl_flower.transport.messages import Arrays
+
+
+class HolderLinks:
+    """The links of uploads and of answers, with copies of the parties' surrogates.
+
+    Parameters
+    ----------
+    end : the label holder.
+    table : has the surrogates of uploads.
+
+    up, down : party -> its links.
+    """
+
+    def __init__(self, end: HolderEnd, estimator: Estimator, table: Table) -> None:
+        blocks = {party: table.of(party) for party in table.columns}
+        self.up = {party: estimator.uplinks(block) for party, block in blocks.items()}
+        self.down = {party: estimator.downlinks(*block.shape) for party, block in blocks.items()}
+        self._end, self._estimator, self._table = end, estimator, table
+
+    def digest(self, party: int) -> str:
+        """Return the digest of all surrogates that a party should have now."""
+        return digest(self._estimator.compared(self._end, party))
+
+    def surrogate(self, party: int) -> Arrays:
+        """Return the copy of a party's surrogate, which it needs to come back; empty if none."""
+        if not self._end.config.uplink.surrogates:
+            return {}
+        return {"embedding": self._table.of(party).cpu().contiguous().numpy()}
+
+    def begin_again(self, party: int) -> None:
+        """Reset the surrogates of what a party is sent: it has come back without them."""
+        for _, surrogate in self.down[party].with_surrogates():
+            surrogate.zero_()
+
+    def state_dict(self) -> Arrays:
+        """Return the surrogates that are not in the table."""
+        return {name: each.cpu().numpy() for name, each in self._beside_table()}
+
+    def load_state_dict(self, arrays: Arrays) -> None:
+        """Take over what `state_dict` returned."""
+        for name, surrogate in self._beside_table():
+            surrogate.copy_(as_tensor(arrays[name]))
+
+    def _beside_table(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the surrogates outside the table, by the names under which they are saved."""
+        yield from self._estimator.links_of_all(self._end).with_surrogates()
+        for party, links in self.down.items():
+            for name, surrogate in links.with_surrogates():
+                yield f"{name}.{party}", surrogate
