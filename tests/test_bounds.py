@@ -194,7 +194,7 @@ def test_a_party_refuses_an_answer_that_would_ruin_its_model(
     answer = estimator.answer
 
     def answered(*given: Any) -> dict[int, Any]:
-        return {m: {name: first(1e30)(each[name].copy())} for m, each in answer(*given).items()}
+        return {m: {name: first(1e30)(each[name].clone())} for m, each in answer(*given).items()}
 
     monkeypatch.setattr(estimator, "answer", answered)
     _, sentence = failing(run, tmp_path / "out", keys, client_app.app)

@@ -132,7 +132,7 @@ def test_validation_measures_the_loss_that_training_minimises(
 def test_a_baseline_that_learns_from_no_subsets_is_not_validated_on_them(run: Start) -> None:
     keys = {"dataset": "breast-cancer", "presence": 0.7, "epochs": 1, "strategy": "centralised"}
     strategy, _ = trained(3, keys)
-    assert isinstance(strategy, Joined) and strategy.config.subsets == "sampled"
+    assert isinstance(strategy, Joined) and strategy.config.subsets == "laser"
     holder = strategy.run.holder
     first = holder.held_out.validation
     with torch.no_grad():

@@ -1,14 +1,13 @@
-"""What a trained model says of new rows.
+"""Predict new rows with a trained model.
 
-Parties embed the rows with the bottom models that they have kept; the label holder evaluates its
-top model on them, and writes a prediction for each id. With files the rows are those of the label
-holder's file that all parties have too, or of a model of any subset all of them, by whoever is
-there; else the test rows of the data set.
+Parties embed the rows with the bottom models that they have kept. The label holder evaluates its
+top model on them, and writes a prediction for each id. With files, the rows are those of the label
+holder's file that all parties have. A model of any subset predicts all rows of the file, by the
+parties that are there. A data set that is divided has its test rows.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,18 +21,22 @@ from torch import Tensor
 
 from vfl_flower.alignment.reuse import aligned
 from vfl_flower.config.errors import ConfigError, PartyError, SumError, VflError
-from vfl_flower.config.files import locked, make_folder, told, whole, write_whole
-from vfl_flower.config.plugins import LOSSES, METRICS
+from vfl_flower.config.files import locked
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels, own_table, with_row_masks
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.source import Preparation
-from vfl_flower.data.tables import is_missing
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint, check_states
 from vfl_flower.label_holder.held_out import of_group
-from vfl_flower.label_holder.metrics import Metrics, metrics
+from vfl_flower.label_holder.predictions import (
+    frame_of,
+    in_words,
+    predictions_file,
+    reached,
+    write,
+)
 from vfl_flower.models.tops import load_top
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.embeddings import epsilon as epsilon_of_uploads
@@ -47,39 +50,17 @@ notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
 Array = NDArray[Any]
 
 
-def predictions_file(config: RunConfig) -> Path:
-    """The file that predictions go to: ``out``, or predictions.csv in the folder of the run.
-
-    Raises
-    ------
-    ConfigError
-        If it is neither .csv nor .parquet, or is there already.
-    """
-    path = (
-        Path(config.running.out or Path(config.model) / "predictions.csv").expanduser().absolute()
-    )
-    if path.suffix not in (".csv", ".parquet"):
-        raise ConfigError(
-            f"out = {config.running.out!r} must be a file that ends in .csv or .parquet."
-        )
-    for each in (path, path.with_suffix(".json")):
-        if each.exists():
-            raise ConfigError(f"{each} is there already: name another file, or move it away.")
-    return path
-
-
-@torch.no_grad()
 def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
     """Write predictions by id, and beside them in JSON how they do, where there are labels.
 
-    Columns are that of the ids, by its name in the label holder's file (``id`` where rows have none
-    of their own), ``prediction``, and for classes ``probability_CLASS``; of a model of any
-    subset also ``parties``, those used, such as ``0+2`` or ``none``. Under regression a prediction
-    is in units of the labels. Rows are in the order of the label holder's file.
+    The first column has the ids, under its name in the label holder's file, or ``id``. Then come
+    ``prediction``, in units of the labels, and for classes ``probability_CLASS``. A model of any
+    subset adds ``parties``: the parties used, such as ``0+2``, or ``none``. Rows are in the order
+    of the label holder's file.
 
     Parameters
     ----------
-    given : the keys that were given, and their values: for all others those of training hold.
+    given : the options that were given. All others are those of training.
     run : number of this Flower run.
 
     Raises
@@ -91,16 +72,43 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
         raise ConfigError("There is no model to predict by: name a run's results folder by model.")
     predictions_file(config)  # before anybody is asked
     found = checkpoint.load(config.model)
-    there = who_is_there(config, found)
+    there = available_parties(config, found)
     rows = _rows(transport, config, given, found, run, there)
     epsilon = _count_uploads(config, found)
-    classes = found.about_labels["classes"]
-    outputs = 1 if len(classes) in (0, 2) else len(classes)
-    sizes: list[int] = found.strategy["holder"]["sizes"]
+    outputs, present = _outputs(transport, config, found, rows, there)
+    known = present.sum(1) + rows.own.shape[1] > 0
+    if not known.all():
+        outputs = _with_prior(outputs, known, found)
+    metrics = reached(outputs, rows.labels, known, found) if rows.labels is not None else None
+    figures = {
+        "model": str(config.model),
+        "rows": len(rows.ids),
+        "unknown_rows": int((~known).sum()),
+    }
+    figures |= {"epsilon": epsilon} if epsilon is not None else {}
+    figures |= metrics.figures() if metrics else {}
+    frame = frame_of(rows.ids, rows.called, outputs, found)
+    if there is not None:
+        used = ("+".join(map(str, np.flatnonzero(row))) for row in present)
+        frame["parties"] = [each or "none" for each in used]
+    write(config, frame.iloc[rows.order], figures)
+    spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
+    notice.info("%d predictions%s%s", len(rows.ids), in_words(metrics), spent)
+
+
+@torch.no_grad()
+def _outputs(
+    transport: Transport,
+    config: RunConfig,
+    found: Checkpoint,
+    rows: _Rows,
+    there: AvailableParties | None,
+) -> tuple[Tensor, NDArray[np.bool_]]:
+    """Ask the parties for embeddings; return outputs [R, C], and which party's were used [R, M]."""
+    aggregation, sizes = aggregation_of(found.config), found.strategy["holder"]["sizes"]
     transport.expect({PredictOrder.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
-    order = PredictOrder(run=found.run, number=found.number)
-    aggregation = aggregation_of(found.config)
-    order = replace(order, arrays=aggregation.question(transport, config.running))
+    arrays = aggregation.question(transport, config.running)
+    order = PredictOrder(run=found.run, number=found.number, arrays=arrays)
     if there is None:
         answers = ask_all(transport, order, Predicted, config.running)
     elif rows.nodes is not None:
@@ -129,37 +137,22 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
             blocks[places, columns[party]] = block
     absent = sorted(set(range(len(sizes))) - {answer.party for answer in answers.values()})
     present[:, absent] = False
+    classes = found.about_labels["classes"]
+    outputs = 1 if len(classes) in (0, 2) else len(classes)
     top = aggregation.build_top(sizes, outputs, rows.own.shape[1]).eval()
     load_top(found.config, top, of_group("top", found.arrays))
-    own = torch.from_numpy(rows.own)
-    said = top(aggregation.rows(blocks, own, torch.from_numpy(present)))
-    known = present.sum(1) + rows.own.shape[1] > 0
-    if not known.all():
-        said = _with_prior(said, known, found)
-    reached = _metrics(said, rows.labels, known, found) if rows.labels is not None else None
-    figures = {
-        "model": str(config.model),
-        "rows": len(rows.ids),
-        "unknown_rows": int((~known).sum()),
-    }
-    figures |= {"epsilon": epsilon} if epsilon is not None else {}
-    figures |= reached.figures() if reached else {}
-    table = _table(rows, said, found)
-    if there is not None:
-        used = ("+".join(map(str, np.flatnonzero(row))) for row in present)
-        table["parties"] = [each or "none" for each in used]
-    _write(config, table.iloc[rows.order], figures)
-    spent = "" if epsilon is None else f"; epsilon of the run and its predictions {epsilon:.3g}"
-    notice.info("%d predictions%s%s", len(rows.ids), _in_words(reached), spent)
+    h = aggregation.rows(blocks, torch.from_numpy(rows.own), torch.from_numpy(present))
+    said: Tensor = top(h)
+    return said, present
 
 
-def who_is_there(config: RunConfig, found: Checkpoint) -> AvailableParties | None:
-    """By whom a model of any subset predicts, by the key `without`; none of other models.
+def available_parties(config: RunConfig, found: Checkpoint) -> AvailableParties | None:
+    """Return the parties by which a model of any subset predicts; none for other models.
 
     Raises
     ------
     ConfigError
-        If these are not numbers of parties of that run, or the model needs all parties.
+        If the option ``without`` does not name parties of that run, or the model needs all parties.
     """
     parties = len(found.strategy["holder"]["sizes"])
     words = config.without.replace(",", " ").split()
@@ -201,9 +194,11 @@ def _with_prior(said: Tensor, known: NDArray[np.bool_], found: Checkpoint) -> Te
 class _Rows:
     """What the label holder has of the rows to predict.
 
-    ``called`` is the column of ``ids``. ``own`` are its own columns, float32 [N, F]; ``order`` puts
-    rows into that of its file. ``present`` says who has which, [N, M], if any may lack some;
-    ``nodes`` who was told of them.
+    ids, called : ids, and the name of their column.
+    own : the label holder's own columns, float32 [N, F].
+    order : puts rows into the order of its file.
+    present : which party has which row, [N, M], if any may lack some.
+    nodes : party -> node, of the parties that were told of the rows.
     """
 
     ids: Array
@@ -224,7 +219,7 @@ def _rows(
     run: str,
     there: AvailableParties | None,
 ) -> _Rows:
-    """The rows that all have; or the test rows, as the model was trained beside."""
+    """Return the rows of the label holder's file that can be predicted, or the test rows."""
     trained = found.config
     if not trained.data.own_data:
         if given.get("dataset", trained.data.dataset) != trained.data.dataset:
@@ -269,9 +264,9 @@ _OF_FILE = ("dataset", "id", "label", "columns", "missing", "text", "align", "pa
 
 
 def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
-    """Epsilon of perturbed embeddings, with the uploads that are about to be asked for.
+    """Return the epsilon of perturbed embeddings, with the uploads that this prediction asks for.
 
-    They are counted beside the run first, as if the rows were those that it uploaded most.
+    They are counted first, in a file beside the run, as if they were of the rows uploaded most.
     """
     trained = found.config
     if ledger_of(trained).noise_on != "embeddings" or trained.privacy.noise_seed >= 0:
@@ -283,106 +278,3 @@ def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
         journal.write((EVALUATE, 0, 0, 0, 0), np.zeros(0, np.int32))
     rows = len(found.arrays["table.rows"])
     return epsilon_of_uploads(trained, rows, found.strategy["uploads"] + times)
-
-
-def _table(rows: _Rows, outputs: Tensor, found: Checkpoint) -> Any:
-    """The data frame to write."""
-    import pandas as pd
-
-    predicted = _predicted(outputs, found)
-    called = "id" if rows.called in (*predicted, "parties") else rows.called
-    return pd.DataFrame({called: rows.ids, **predicted})
-
-
-def _predicted(outputs: Tensor, found: Checkpoint) -> dict[str, Any]:
-    """The columns to write, by name: what is predicted, and of classes how probable each is."""
-    about, classes = found.about_labels, found.about_labels["classes"]
-    if not classes:
-        numbers = about["mean"] + about["deviation"] * outputs[:, 0].double()
-        return {"prediction": numbers.numpy()}
-    if outputs.shape[1] == 1:
-        of_second = outputs[:, 0].double().sigmoid()
-        chances = torch.stack([1 - of_second, of_second], dim=1)
-    else:
-        chances = outputs.double().softmax(1)
-    predicted = np.array(classes)[chances.argmax(1).numpy()]
-    of_classes = {f"probability_{name}": chances[:, n] for n, name in enumerate(classes)}
-    return {"prediction": predicted, **of_classes}
-
-
-def _metrics(
-    outputs: Tensor, labels: Array, known: NDArray[np.bool_], found: Checkpoint
-) -> Metrics | None:
-    """Return how the outputs do on the rows that are ``known`` to somebody and have labels.
-
-    Labels are as in the file, or as `load_labels` has them.
-    """
-    about, classes = found.about_labels, found.about_labels["classes"]
-    if found.config.data.own_data:
-        known = known & ~is_missing(labels)
-    if not known.any():
-        return None
-    outputs, labels = outputs[torch.from_numpy(known)], labels[known]
-    if found.config.data.own_data:
-        labels = _encoded(labels, classes) if classes else _standardised(labels, about)
-    models = found.config.models
-    own = None if models.loss in LOSSES.known else LOSSES.load(models.loss)
-    given = outputs, torch.from_numpy(labels), about["deviation"]
-    return metrics(*given, own, METRICS.load(models.metrics))
-
-
-def _encoded(labels: Array, classes: list[Any]) -> NDArray[np.int64]:
-    numbers = {name: number for number, name in enumerate(classes)}
-    said = [_like(classes[0], label) for label in labels.tolist()]
-    unknown = set(said) - numbers.keys()
-    if unknown:
-        raise ConfigError(
-            f"The labels of the new rows have {len(unknown)} values that the model has never "
-            "seen: correct them, or leave that column out."
-        )
-    return np.array([numbers[each] for each in said], np.int64)
-
-
-def _like(known: Any, label: Any) -> Any:
-    """A label as one of the classes would be: in a column with gaps, numbers come otherwise."""
-    if isinstance(known, str):
-        return str(label)
-    words = {"True": True, "False": False} if isinstance(known, bool) else {}
-    try:
-        return words[str(label)] if str(label) in words else float(label)
-    except ValueError:
-        return str(label)
-
-
-def _standardised(labels: Array, about: dict[str, Any]) -> NDArray[np.float32]:
-    try:
-        numbers = labels.astype(np.float64)
-    except ValueError:
-        raise ConfigError(
-            "The labels of the new rows are not numbers: correct them, or leave that column out."
-        ) from None
-    standardised: NDArray[np.float32] = (numbers - about["mean"]) / about["deviation"]
-    return standardised.astype(np.float32)
-
-
-def _in_words(reached: Metrics | None) -> str:
-    names = {"accuracy": "accuracy", "auc": "AUC", "loss": "loss", "rmse": "RMSE", "r2": "R2"}
-    values = reached.figures() if reached else {}
-    said = [f"{names[key]} {values[key]:.4f}" for key in names if values.get(key) is not None]
-    return f": {', '.join(said)}" if said else ""
-
-
-def _write(config: RunConfig, frame: Any, figures: dict[str, Any]) -> None:
-    path = predictions_file(config)
-    of_figures, lock = path.with_suffix(".json"), path.with_name(f"{path.name}.lock")
-    with told(path):
-        make_folder(path.parent)
-    with locked(lock, f"Others write {path} just now: name another file."), told(path):
-        predictions_file(config)  # which others may have written by now
-        write_whole(of_figures, (json.dumps(figures, indent=2) + "\n").encode())
-        try:
-            with whole(path) as file:
-                (frame.to_csv if path.suffix == ".csv" else frame.to_parquet)(file, index=False)
-        except BaseException:
-            of_figures.unlink()
-            raise

@@ -23,7 +23,8 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Checkpoint, PartyState
-from vfl_flower.label_holder.predict import predictions_file, who_is_there
+from vfl_flower.label_holder.predict import available_parties
+from vfl_flower.label_holder.predictions import predictions_file
 from vfl_flower.label_holder.results import in_use, results_folder
 from vfl_flower.launch.processes import SuperLink, ray_cluster, ray_cpus
 from vfl_flower.launch.submission import from_anywhere, of_node_from_anywhere, run_on
@@ -210,7 +211,7 @@ def predict_local(
     found = checkpoint.load(config.model)
     parties = len(found.strategy["seats"])
     folder = Path(config.model).expanduser().absolute()
-    there = who_is_there(config, found)
+    there = available_parties(config, found)
     left = there.without if there else frozenset()
     if len(node_configs) == parties - len(left):  # of who is there
         given = iter(node_configs)

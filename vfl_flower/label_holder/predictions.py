@@ -1,0 +1,162 @@
+"""Predictions as a file: outputs as labels, how they do on known labels, and writing them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.files import locked, make_folder, told, whole, write_whole
+from vfl_flower.config.plugins import LOSSES, METRICS
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.tables import is_missing
+from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.label_holder.metrics import Metrics, metrics
+
+Array = NDArray[Any]
+
+
+def predictions_file(config: RunConfig) -> Path:
+    """Return the file of predictions: ``out``, or predictions.csv in the folder of the run.
+
+    Raises
+    ------
+    ConfigError
+        If it is neither .csv nor .parquet, or is there already.
+    """
+    path = (
+        Path(config.running.out or Path(config.model) / "predictions.csv").expanduser().absolute()
+    )
+    if path.suffix not in (".csv", ".parquet"):
+        raise ConfigError(
+            f"out = {config.running.out!r} must be a file that ends in .csv or .parquet."
+        )
+    for each in (path, path.with_suffix(".json")):
+        if each.exists():
+            raise ConfigError(f"{each} is there already: name another file, or move it away.")
+    return path
+
+
+def frame_of(ids: Array, called: str, outputs: Tensor, found: Checkpoint) -> Any:
+    """Return the data frame to write.
+
+    Parameters
+    ----------
+    ids, called : of the rows, and the name of their column.
+    """
+    import pandas as pd
+
+    predicted = _predicted(outputs, found)
+    called = "id" if called in (*predicted, "parties") else called
+    return pd.DataFrame({called: ids, **predicted})
+
+
+def _predicted(outputs: Tensor, found: Checkpoint) -> dict[str, Any]:
+    """Return columns by name: the prediction, and for classes the probability of each."""
+    about, classes = found.about_labels, found.about_labels["classes"]
+    if not classes:
+        numbers = about["mean"] + about["deviation"] * outputs[:, 0].double()
+        return {"prediction": numbers.numpy()}
+    if outputs.shape[1] == 1:
+        of_second = outputs[:, 0].double().sigmoid()
+        chances = torch.stack([1 - of_second, of_second], dim=1)
+    else:
+        chances = outputs.double().softmax(1)
+    predicted = np.array(classes)[chances.argmax(1).numpy()]
+    of_classes = {f"probability_{name}": chances[:, n] for n, name in enumerate(classes)}
+    return {"prediction": predicted, **of_classes}
+
+
+def reached(
+    outputs: Tensor, labels: Array, known: NDArray[np.bool_], found: Checkpoint
+) -> Metrics | None:
+    """Return how the outputs do on the rows that some party has and that have labels.
+
+    Parameters
+    ----------
+    labels : as in the file, or as `load_labels` has them.
+    known : which rows some party has.
+    """
+    about, classes = found.about_labels, found.about_labels["classes"]
+    if found.config.data.own_data:
+        known = known & ~is_missing(labels)
+    if not known.any():
+        return None
+    outputs, labels = outputs[torch.from_numpy(known)], labels[known]
+    if found.config.data.own_data:
+        labels = _encoded(labels, classes) if classes else _standardised(labels, about)
+    models = found.config.models
+    own = None if models.loss in LOSSES.known else LOSSES.load(models.loss)
+    given = outputs, torch.from_numpy(labels), about["deviation"]
+    return metrics(*given, own, METRICS.load(models.metrics))
+
+
+def _encoded(labels: Array, classes: list[Any]) -> NDArray[np.int64]:
+    numbers = {name: number for number, name in enumerate(classes)}
+    said = [_like(classes[0], label) for label in labels.tolist()]
+    unknown = set(said) - numbers.keys()
+    if unknown:
+        raise ConfigError(
+            f"The labels of the new rows have {len(unknown)} values that the model has never "
+            "seen: correct them, or leave that column out."
+        )
+    return np.array([numbers[each] for each in said], np.int64)
+
+
+def _like(known: Any, label: Any) -> Any:
+    """Return a label as one of the classes would be: a column with gaps reads numbers otherwise."""
+    if isinstance(known, str):
+        return str(label)
+    words = {"True": True, "False": False} if isinstance(known, bool) else {}
+    try:
+        return words[str(label)] if str(label) in words else float(label)
+    except ValueError:
+        return str(label)
+
+
+def _standardised(labels: Array, about: dict[str, Any]) -> NDArray[np.float32]:
+    try:
+        numbers = labels.astype(np.float64)
+    except ValueError:
+        raise ConfigError(
+            "The labels of the new rows are not numbers: correct them, or leave that column out."
+        ) from None
+    standardised: NDArray[np.float32] = (numbers - about["mean"]) / about["deviation"]
+    return standardised.astype(np.float32)
+
+
+def in_words(found: Metrics | None) -> str:
+    """Return figures as the end of a sentence; empty if there are none."""
+    names = {"accuracy": "accuracy", "auc": "AUC", "loss": "loss", "rmse": "RMSE", "r2": "R2"}
+    values = found.figures() if found else {}
+    said = [f"{names[key]} {values[key]:.4f}" for key in names if values.get(key) is not None]
+    return f": {', '.join(said)}" if said else ""
+
+
+def write(config: RunConfig, frame: Any, figures: dict[str, Any]) -> None:
+    """Write predictions, and beside them figures in JSON.
+
+    Raises
+    ------
+    ConfigError, VflError
+        If the file is there already, or the disk refuses.
+    """
+    path = predictions_file(config)
+    of_figures, lock = path.with_suffix(".json"), path.with_name(f"{path.name}.lock")
+    with told(path):
+        make_folder(path.parent)
+    with locked(lock, f"Others write {path} just now: name another file."), told(path):
+        predictions_file(config)  # another process may have written it by now
+        write_whole(of_figures, (json.dumps(figures, indent=2) + "\n").encode())
+        try:
+            with whole(path) as file:
+                (frame.to_csv if path.suffix == ".csv" else frame.to_parquet)(file, index=False)
+        except BaseException:
+            of_figures.unlink()
+            raise
