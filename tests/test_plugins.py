@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
 
 from tests.conftest import Start
+from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
+from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.plugins import ENGINES, SYSTEMS, Registry
 from vfl_flower.label_holder.results import results_folder
-from vfl_flower.launch.engines import prepare
-from vfl_flower.protocol.systems import resolve
+from vfl_flower.launch.engines import predict_local, prepare, run_local
+from vfl_flower.models.training import build_optimizer
+from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.protocol.server_update import by_gradient
+from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.tools.cli import main
+from vfl_flower.transport.messages import Predicted, Upload
+from vfl_flower.transport.wire import read_reply
 
 SMALL = {"dataset": "breast-cancer", "epochs": 2, "batch-size": 64, "bottom-hidden": 8}
 
@@ -72,6 +86,61 @@ class Signs:
         bits = checked(arrays, f"{name}.bits", "uint8", (-(-total // 8),))
         signs = 2 * np.unpackbits(bits)[:total].astype(np.float32) - 1
         return (signs * means.repeat(sizes)).reshape(shape)
+'''
+
+AGGREGATION = '''
+"""The mean of the parties' embeddings, where each counts with a bounded norm."""
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.models.top_layers import CombiningTop
+from vfl_flower.protocol.aggregation.base import Aggregation
+
+BOUND = 2.0
+
+
+class ClippedMean(CombiningTop):
+    def combined(self, blocks, h):
+        blocks = blocks.view(len(blocks), self.blocks, -1)
+        norms = blocks.norm(dim=2, keepdim=True).clamp_min(1e-12)
+        return (blocks * (BOUND / norms).clamp_max(1.0)).mean(1)
+
+
+class Clipped(Aggregation):
+    tops = ClippedMean, None  # a top model of one's own cannot read it
+    defaults = {"combine": "mean"}
+
+    def check(self, answers_by_scalars, baseline):
+        if self.config.models.combine != "mean":
+            raise ConfigError("aggregation = 'clipped' is a mean: set combine = 'mean'.")
+'''
+
+SEALED = '''
+"""A weighted sum of embeddings, which parties round to eighths before they leave."""
+
+import numpy as np
+
+from vfl_flower.models.top_layers import CombiningTop
+from vfl_flower.protocol.aggregation.base import Aggregation, Seal
+
+
+class WeightedSum(CombiningTop):
+    def combined(self, blocks, h):
+        blocks = blocks.view(len(blocks), self.blocks, -1)
+        weights = 2.0 / (1 + np.arange(self.blocks))
+        return sum(float(weight) * blocks[:, each] for each, weight in enumerate(weights))
+
+
+class Rounding(Seal):
+    def hide(self, arrays):
+        return {name: np.float32(np.round(8 * rows) / 8) for name, rows in arrays.items()}
+
+
+class Weighted(Aggregation):
+    tops = WeightedSum, None
+    defaults = {"combine": "sum"}
+
+    def seal(self, party, parties):
+        return Rounding()
 '''
 
 ESTIMATOR = '''
@@ -248,6 +317,140 @@ def test_an_estimator_of_ones_own_goes_with_every_codec(
     assert (summary["bytes_up"] == whole["bytes_up"]) is (codec == "identity")
 
 
+# --- an aggregation -----------------------------------------------------------------------------
+
+
+def install(folder: Path, name: str, entry_points: str) -> None:
+    """Make a distribution in a folder of `sys.path`, which declares entry points."""
+    about = folder / f"{name}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(entry_points)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"strategy": "vafl"},
+        {"strategy": "ef-vfl", "labels": "shared"},
+        {"window": 4, "top-model": "linear"},
+        {"strategy": "cascaded"},
+        {"strategy": "syn-zoo", "perturbs": "all", "server-update": "first-order", "epochs": 25},
+        {"strategy": "centralised"},
+    ],
+    ids=str,
+)
+def test_an_aggregation_of_ones_own_trains_and_predicts(
+    keys: dict[str, Any], run: Start, tmp_path: Path
+) -> None:
+    clipped = f"{write(tmp_path, 'clipped.py', AGGREGATION)}:Clipped"
+    keys = {**SMALL, "epochs": 10, "optimizer": "adam", "aggregation": clipped, **keys}
+    keys |= {"party-lr": 0.01, "server-lr": 0.01, "noise-seed": 0}
+    finished = run(3, keys)
+    assert finished.summary["config"]["combine"] == "mean"
+    assert finished.summary["test_accuracy"] > 0.85
+    plain = run(3, {**keys, "aggregation": "plain", "combine": "mean"}).summary
+    assert finished.summary["test_loss"] != plain["test_loss"]
+    assert finished.summary["bytes_up"] == plain["bytes_up"]
+    file = predict_local({"model": str(finished.folder)})
+    predicted = json.loads(file.with_suffix(".json").read_text())
+    assert predicted["accuracy"] == finished.summary["test_accuracy"]
+    assert predicted["loss"] == pytest.approx(finished.summary["test_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("own", [0, 2])
+def test_gradient_rows_of_an_aggregation_of_ones_own_are_those_of_autograd(
+    own: int, tmp_path: Path
+) -> None:
+    clipped = f"{write(tmp_path, 'clipped.py', AGGREGATION)}:Clipped"
+    aggregation = aggregation_of(resolve({"aggregation": clipped, "embedding-size": 3}))
+    top = aggregation.build_top([3, 3, 3], 4, own)
+    generator = torch.Generator().manual_seed(0)
+    h = 3 * torch.randn(20, 9 + own, generator=generator)
+    labels = torch.randint(4, (20,), generator=generator)
+    assert 5 < int((h[:, :3].norm(dim=1) > 2).sum()) < 20  # some are clipped
+    wanted = h.clone().requires_grad_()
+    (due,) = torch.autograd.grad(torch.nn.functional.cross_entropy(top(wanted), labels), wanted)
+    for optimizer in (None, build_optimizer(sized(resolve({}), 2000), top, 0.0)):
+        rows, _ = by_gradient(top, optimizer, h, labels, [20], [20])
+        torch.testing.assert_close(rows, due[:, :9], rtol=1e-4, atol=1e-7)
+    first, second = torch.randn(2, 20, 3, generator=generator)
+    for said, block in zip(
+        top.pair(h, slice(3, 6), first, second, [20], b""), (first, second), strict=True
+    ):
+        replaced = h.clone()
+        replaced[:, 3:6] = block
+        torch.testing.assert_close(said, top(replaced))
+
+
+def test_a_party_seals_its_blocks_before_they_leave(run: Start, tmp_path: Path) -> None:
+    weighted = f"{write(tmp_path, 'weighted.py', SEALED)}:Weighted"
+    uploads: list[Any] = []
+    served = client_app.app
+
+    class Listening(ClientApp):
+        def __call__(self, message: Message, context: Context) -> Message:
+            reply: Message = served(message, context)
+            if message.metadata.message_type in ("train", "evaluate", "query.predict"):
+                kind = Predicted if message.metadata.message_type == "query.predict" else Upload
+                uploads.append(read_reply(reply, kind).arrays["embedding"])
+            return reply
+
+    keys = {**SMALL, "epochs": 5, "optimizer": "adam", "party-lr": 0.01, "server-lr": 0.01}
+    finished = run(3, {**keys, "aggregation": weighted}, Listening())
+    assert finished.summary["test_accuracy"] > 0.85
+    assert len(uploads) > 50 and all((8 * each == np.round(8 * each)).all() for each in uploads)
+    with patch.object(client_app, "app", Listening()):
+        uploads.clear()
+        predict_local({"model": str(finished.folder)})
+    assert len(uploads) == 3 and all((8 * each == np.round(8 * each)).all() for each in uploads)
+
+
+def test_a_run_with_an_aggregation_of_ones_own_is_resumed(tmp_path: Path) -> None:
+    weighted = f"{write(tmp_path, 'weighted.py', SEALED)}:Weighted"
+    keys = {**SMALL, "epochs": 3, "noise-seed": 0, "checkpoint-every": 6, "aggregation": weighted}
+    whole = run_local(3, {**keys, "out": str(tmp_path / "whole")})
+    again = resumed(interrupted(tmp_path / "cut", keys, after=2, parties=3), 3)
+    assert_equal_runs(again, whole, 3)
+
+
+def test_a_package_declares_an_aggregation(tmp_path: Path) -> None:
+    """Another process finds it, as it finds what pip has installed."""
+    write(tmp_path, "clipped.py", AGGREGATION)
+    install(tmp_path, "clipped", "[vfl_flower.aggregations]\nclipped = clipped:Clipped\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-m", "vfl_flower.tools.cli"]
+    listing = [*command, "list", "aggregation"]
+    run = [*command, "run", "--parties", "2", "--out", str(tmp_path / "run"), "-c"]
+    run.append("aggregation='clipped' dataset='breast-cancer' optimizer='adam' epochs=5")
+    said = [
+        subprocess.run(
+            each, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+        ).stdout
+        for each in (listing, run)
+    ]
+    assert "plain, secure, clipped, or FILE.py:NAME" in said[0]
+    assert re.search(r"test accuracy 0\.9", said[1])
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"combine": "concat"}, "^aggregation = 'clipped' is a mean: set combine = 'mean'."),
+        ({"presence": 0.5}, "needs the embeddings of all parties: leave out align, presence and"),
+        ({"subsets": "sampled"}, "needs the embeddings of all parties: leave out align, presence"),
+        ({"top-model": f"{__name__}:Dropping"}, "Dropping' reads them side by side: choose a top"),
+    ],
+)
+def test_what_does_not_go_with_an_aggregation_of_ones_own_is_a_sentence(
+    keys: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    clipped = f"{write(tmp_path, 'clipped.py', AGGREGATION)}:Clipped"
+    with pytest.raises(ConfigError, match=said):
+        resolve({"aggregation": clipped, **keys})
+
+
 def test_a_runtime_of_ones_own_gives_what_ours_do(run: Start, tmp_path: Path) -> None:
     threads = f"{write(tmp_path, 'threads.py', RUNTIME)}:run_threads"
     finished = ENGINES.load(threads)(3, {**SMALL, "out": str(tmp_path / "threads")})
@@ -298,6 +501,7 @@ def test_a_source_of_ones_own_is_read_row_by_row(tmp_path: Path) -> None:
         {"strategy": "no-such"},
         {"codec": "no-such"},
         {"estimator": "no-such"},
+        {"aggregation": "no-such"},
         {"bottom-model": "no-such"},
         {"privacy": "no-such"},
     ],
@@ -449,6 +653,7 @@ def test_who_else_is_told_is_told_of_all(run: Start, tmp_path: Path) -> None:
     [
         ("strategy", "has no 'about'"),
         ("estimator", "has no 'check'"),
+        ("aggregation", "has no 'tops'"),
         ("codec", "has no 'uses'"),
         ("bottom-model", "cannot be called"),
         ("privacy", "has no 'check'"),
@@ -487,7 +692,9 @@ def test_every_name_of_ours_is_there() -> None:
                 assert callable(each.load(name)) or each is SYSTEMS
 
 
-@pytest.mark.parametrize("key", ["strategy", "codec", "estimator", "bottom-model", "dataset"])
+@pytest.mark.parametrize(
+    "key", ["strategy", "codec", "estimator", "aggregation", "bottom-model", "dataset"]
+)
 def test_a_node_runs_no_code_that_a_run_configuration_names(key: str, tmp_path: Path) -> None:
     from flwr.app import Context, RecordDict
 
@@ -495,7 +702,9 @@ def test_a_node_runs_no_code_that_a_run_configuration_names(key: str, tmp_path: 
     from vfl_flower.transport.messages import Description
 
     texts = {"strategy": PAPER, "codec": CODEC, "estimator": ESTIMATOR, "bottom-model": TOWER}
+    texts["aggregation"] = AGGREGATION
     names = {
+        "aggregation": "Clipped",
         "strategy": "SIXTH",
         "codec": "Signs",
         "estimator": "SignRows",

@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import vjp
 from torch.nn import functional
 
 from vfl_flower.config.options import ModelConfig
@@ -185,6 +186,39 @@ class TopModel(nn.Module):
         for each, read in zip(signals, inputs, strict=False) if parameters else ():
             gradients += [each.T @ read, each.sum(0)]
         return outputs, in_float32(signal), list(map(in_float32, gradients))
+
+
+class CombiningTop(TopModel):
+    """A top model whose way of combining embeddings is one's own: a subclass writes `combined`.
+
+    Gradients of `combined` follow by autograd. A `combined` that differs from step to step, or that
+    mixes rows, is not for this class.
+    """
+
+    def pair(
+        self,
+        h: Tensor,
+        columns: slice,
+        first: Tensor,
+        second: Tensor,
+        lengths: Sequence[int],
+        key: bytes,
+    ) -> tuple[Tensor, Tensor]:
+        """Return outputs [R, C] with the first, and with the second, in one party's ``columns``."""
+        return self(with_block(h, columns, first)), self(with_block(h, columns, second))
+
+    def spread(self, rows: Tensor, h: Tensor) -> Tensor:
+        """Return gradient rows of the parties, [R, M * E]."""
+        return self._of_blocks(rows, h)[:, : self.received]
+
+    def spread_to(self, columns: slice, rows: Tensor, h: Tensor) -> Tensor:
+        """Return gradient rows of one block, [R, E]."""
+        return self._of_blocks(rows, h)[:, columns]
+
+    def _of_blocks(self, rows: Tensor, h: Tensor) -> Tensor:
+        """Return gradient rows of all blocks, [R, B * E], from those of what `combined` gives."""
+        found: Tensor = vjp(lambda blocks: self.combined(blocks, h), self.embedded(h))[1](rows)[0]
+        return found
 
 
 def with_block(h: Tensor, columns: slice, block: Tensor) -> Tensor:

@@ -128,15 +128,15 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     config = check_validation(RunConfig.of({**unknown, **defaults, **given}))
     estimators.check(config)
     codecs.check(config)
+    estimator = estimators.choose(config)(config)
+    aggregation.check(config, estimator.answers_by_scalars, bool(system.baseline))
     labels.check(config.data)
     bottoms.check(config.models)
     tops.check(config.models)
     losses.check(config)
     rates.check(config.training)
     streams.check(config.running)
-    estimator = estimators.choose(config)(config)
     ledger_of(config).check(config, estimator)
-    aggregation.check(config, estimator.answers_by_scalars, bool(system.baseline))
     _check_system(system, config, estimator)
     return config
 

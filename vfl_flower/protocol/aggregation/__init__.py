@@ -31,14 +31,14 @@ def check(config: RunConfig, answers_by_scalars: bool, baseline: bool) -> None:
     """
     check_rows(config)
     aggregation, name = aggregation_of(config), config.models.aggregation
+    if config.models.top not in TOPS.known and aggregation.tops[1] is None:
+        raise ConfigError(
+            f"aggregation = {name!r} brings the embeddings together itself, and top-model = "
+            f"{config.models.top!r} reads them side by side: choose a top model of ours."
+        )
     aggregation.check(answers_by_scalars, baseline)
     if Partial.is_for(config) and not aggregation.any_subset:
         raise ConfigError(
             f"aggregation = {name!r} needs the embeddings of all parties: leave out align, "
             "presence and subsets."
-        )
-    if config.models.top not in TOPS.known and aggregation.tops[1] is None:
-        raise ConfigError(
-            f"aggregation = {name!r} brings the embeddings together itself, and top-model = "
-            f"{config.models.top!r} reads them side by side: choose a top model of ours."
         )
