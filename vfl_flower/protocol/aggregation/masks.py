@@ -1,23 +1,24 @@
-"""Secure sum: parties mask their embeddings so that the label holder learns their sum alone.
+"""Masks: parties hide their embeddings so that the label holder learns only the sum.
 
 Read from top to bottom as data meets it.
 
-1. **Agree.** For a run each party makes a fresh key (X25519), which its lasting one (Ed25519) signs
-   with the run and its number (`Offer`). The label holder passes these on. Each two parties derive
-   a key of their own from both (HKDF), from the first of the transcripts below, and so from all
-   keys and all that is to be alike at all parties: configuration, ids of the rows in their order,
-   how their models came about. By tags of these keys the label holder finds who does not agree.
-2. **Bind.** A party's transcript is a hash over all orders that it has served since, with what they
-   brought, but for their numbers. Honest parties of a synchronous system are sent the same.
-3. **Mask.** Embeddings in fixed point, 32-bit integers, and four zeros after them, get the stream
-   of each pair (AES-CTR, from the transcript's hash with the block's name): of the two parties, one
-   adds it and the other subtracts it, modulo 2^32. To who lacks one of a party's pair keys, its
-   upload is random.
+1. **Agree.** For a run each party makes a fresh key (X25519). Its lasting key (Ed25519) signs the
+   fresh key with the run and the party's number (`Offer`). The label holder passes the offers on.
+   Each two parties derive a key of their own (HKDF) from their fresh keys and the first of the
+   transcripts below. That transcript holds all keys and all that must be the same at all parties:
+   configuration, ids of the rows in their order, how the models came about. By tags of the derived
+   keys the label holder finds parties that do not agree.
+2. **Bind.** A party's transcript is a hash over all orders that it has served since, with all that
+   they brought, except their numbers. Honest parties of a synchronous system get the same orders.
+3. **Mask.** Embeddings in fixed point are 32-bit integers, with four zeros after them. Each pair of
+   parties has a stream (AES-CTR, from the transcript's hash with the block's name). One of the two
+   adds it, and the other subtracts it, modulo 2^32. Without one of a party's pair keys, its upload
+   is random.
 4. **Add.** In the sum over all parties the streams vanish, as the zeros show.
 
-So a stream never serves twice, for each order makes another transcript. And a label holder that
-tells parties different things, other feedback, other rows, models of another time, so that the
-difference of two sums would be one party's, gets sums in which the streams do not vanish.
+So no stream serves twice: each order makes another transcript. A label holder may tell parties
+different things, so that the difference of two sums would be one party's: other feedback, other
+rows, models of another time. Then the streams do not vanish in its sums.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ log = logging.getLogger("flwr")
 
 _NAME = b"vfl-flower secure sum|"
 _KEY, _TAG, _SIGNATURE = 32, 16, 64  # bytes
-_ZEROS = 4  # numbers at the end of a block, by which masks that have not vanished are noticed
+_ZEROS = 4  # numbers at the end of a block, which show masks that have not vanished
 
 
 # --- 1. the parties agree -----------------------------------------------------------------------
@@ -55,7 +56,7 @@ _ZEROS = 4  # numbers at the end of a block, by which masks that have not vanish
 
 @dataclass(frozen=True)
 class Offer:
-    """A party's fresh key for one run, and the lasting one that has signed it; 32, 32, 64 bytes."""
+    """A party's fresh key for one run, its lasting key, and the signature: 32, 32, 64 bytes."""
 
     key: bytes
     identity: bytes
@@ -63,15 +64,15 @@ class Offer:
 
     @classmethod
     def of(cls, private: X25519PrivateKey, lasting: Ed25519PrivateKey, place: bytes) -> Offer:
-        """Its own, for a ``place``, as `place_of` has it."""
+        """Make a party's own offer, for a ``place`` as `place_of` returns it."""
         key = private.public_key().public_bytes_raw()
         identity = lasting.public_key().public_bytes_raw()
         return cls(key, identity, lasting.sign(_NAME + place + key))
 
     def check(self, place: bytes) -> None:
-        """Raise `VflError`, as the end of a sentence, unless that key signed this, for that place.
+        """Raise `VflError`, as the end of a sentence, unless the lasting key signed this offer.
 
-        Whose that key is, its receiver must know.
+        Which party the lasting key belongs to, the receiver must know.
         """
         try:
             lasting = Ed25519PublicKey.from_public_bytes(self.identity)
@@ -82,7 +83,7 @@ class Offer:
             ) from None
 
     def arrays(self) -> Arrays:
-        """As a message has it."""
+        """Return the offer as a message has it."""
         parts = {"keys": self.key, "identities": self.identity, "signatures": self.signature}
         return {name: np.frombuffer(part, np.uint8)[None] for name, part in parts.items()}
 
@@ -92,12 +93,18 @@ OFFERS = ("keys", "identities", "signatures")
 
 
 def place_of(run: object, party: int, parties: int) -> bytes:
-    """What a key is for: one party of so many, in one Flower run."""
+    """Return what a key is for: one party of so many, in one Flower run."""
     return f"{run}|{party}|{parties}|".encode()
 
 
 def read_offers(arrays: Mapping[str, NDArray[Any]], count: int) -> list[Offer]:
-    """So many `Offer`s in the arrays of a message; `VflError`, as the end of a sentence, if not."""
+    """Read so many offers from the arrays of a message.
+
+    Raises
+    ------
+    VflError
+        If they are not there, as the end of a sentence.
+    """
     widths = _KEY, _KEY, _SIGNATURE
     parts = [
         checked(arrays, name, "uint8", (count, width))
@@ -109,7 +116,7 @@ def read_offers(arrays: Mapping[str, NDArray[Any]], count: int) -> list[Offer]:
 def agreed(
     private: X25519PrivateKey, party: int, offers: Sequence[Offer], alike: Sequence[bytes]
 ) -> tuple[bytes, bytes, Arrays]:
-    """A party's transcript, its keys with each other, in order, and tags of these.
+    """Return a party's transcript, its keys with each other party in order, and tags of these.
 
     Parameters
     ----------
@@ -119,7 +126,7 @@ def agreed(
     Raises
     ------
     VflError
-        If a key of another is none, as the end of a sentence.
+        If a key of another party is no key, as the end of a sentence.
     """
     transcript = _hash(_NAME, *(o.key + o.identity for o in offers), *alike)
     keys, tags = b"", b""
@@ -138,12 +145,12 @@ def agreed(
 
 
 def check_tags(tags: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-    """Label holder: raise `ConfigError` if two parties do not have the same key, by their tags.
+    """Raise `ConfigError` if two parties do not have the same key, by the tags of all parties.
 
     Raises
     ------
     VflError
-        If a party has sent none, as the end of a sentence.
+        If a party has sent no tags, as the end of a sentence.
     """
     count = len(tags)
     sent = [checked(each, "tags", "uint8", (count, _TAG)) for each in tags]
@@ -160,7 +167,7 @@ def check_tags(tags: Sequence[Mapping[str, NDArray[Any]]]) -> None:
 
 
 class Masks:
-    """What a party masks uploads by.
+    """The streams by which a party masks its uploads.
 
     Parameters
     ----------
@@ -182,15 +189,15 @@ class Masks:
         self._used = set()
 
     def part(self) -> None:
-        """Vanish in no sum any more."""
+        """Take another transcript than all other parties: from now on, masks vanish in no sum."""
         self.transcript = secrets.token_bytes(32)
 
     def hide(self, arrays: Arrays) -> Arrays:
-        """Blocks of float32 numbers, in fixed point with zeros at the end, masked; int32 [n + 4].
+        """Return blocks of float32 numbers in fixed point, with zeros at the end, masked: int32.
 
-        Of numbers that have no fixed point there is no sum, now and ever after, and nobody else
-        learns whose they were: by refusals to orders of its choice a label holder could measure a
-        party's embeddings.
+        Numbers that have no fixed point part this party from the others, now and ever after, and
+        nobody else learns which party it was. By refusals to orders of its choice a label holder
+        could measure a party's embeddings.
 
         Raises
         ------
@@ -219,12 +226,17 @@ class Masks:
 
 
 def told(order: Order) -> bytes:
-    """A hash of all that an order says but for its number, which failures of others may shift."""
+    """Return a hash of all that an order says except its number, which failures may shift."""
     names = [spec.name for spec in fields(order) if spec.name not in ("arrays", "exchange")]
     parts = [f"{order.kind}|{ {name: getattr(order, name) for name in names} }".encode()]
     for name, array in sorted(order.arrays.items()):
         parts += [f"{name}|{array.dtype.str}|{array.shape}".encode(), array.tobytes()]
     return _hash(*parts)
+
+
+def alike(*parts: str | bytes) -> bytes:
+    """Return a hash of what must be the same at all parties."""
+    return _hash(*(part.encode() if isinstance(part, str) else part for part in parts))
 
 
 def _hash(*parts: bytes) -> bytes:
@@ -235,24 +247,25 @@ def _hash(*parts: bytes) -> bytes:
     return digest.digest()
 
 
-def alike(*parts: str | bytes) -> bytes:
-    """A hash of what is to be the same at all parties."""
-    return _hash(*(part.encode() if isinstance(part, str) else part for part in parts))
-
-
 # --- 4. the label holder adds -------------------------------------------------------------------
 
 
 def read(
     arrays: Mapping[str, NDArray[Any]], names: Sequence[str], shape: tuple[int, int]
 ) -> Arrays:
-    """A party's masked blocks of these names, of rows [R, E]; `VflError` if there are no such."""
+    """Read a party's masked blocks of these names, of rows [R, E].
+
+    Raises
+    ------
+    VflError
+        If they are not there, as the end of a sentence.
+    """
     size = shape[0] * shape[1] + _ZEROS
     return {name: checked(arrays, name, "int32", (size,)) for name in names}
 
 
 class Sum:
-    """Masked blocks of all parties, as they come, added."""
+    """Masked blocks of all parties, added as they come."""
 
     def __init__(self, parties: int) -> None:
         self.parties = parties
@@ -260,13 +273,14 @@ class Sum:
         self._total: Arrays = {}
 
     def add(self, party: int, blocks: Arrays, shape: tuple[int, int]) -> Arrays | None:
-        """Take a party's blocks of rows [R, E]; with the last of them the sums, in float32.
+        """Take a party's blocks of rows [R, E]; with the last of them return the sums, in float32.
 
         Raises
         ------
-        SumError, VflError
-            As `from_fixed`, or if masks have not vanished; or if a party's come twice, as the end
-            of a sentence.
+        SumError
+            As `from_fixed`, or if masks have not vanished.
+        VflError
+            If a party's blocks come twice, as the end of a sentence.
         """
         if party not in self._missing:
             raise VflError("sent a second block for one sum.")
