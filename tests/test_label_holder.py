@@ -33,7 +33,7 @@ from vfl_flower.label_holder.figures import headline
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.launch import engines as engines
 from vfl_flower.models.bottoms import build_bottom, embedding_size
-from vfl_flower.models.losses import Loss, loss_gradient, loss_per_row, targets
+from vfl_flower.models.losses import Loss, loss_per_row
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
@@ -150,7 +150,7 @@ def test_loss_of_numbers_is_half_the_squared_error_and_its_gradient() -> None:
     losses = loss_per_row(outputs, labels)
     torch.testing.assert_close(losses, (outputs[:, 0] - labels) ** 2 / 2)
     (expected,) = torch.autograd.grad(losses.sum(), [outputs])
-    found = loss_gradient(outputs.detach(), targets(labels, 1), squared=True)
+    found = Loss().gradient(outputs.detach(), labels[:, None], squared=True)
     torch.testing.assert_close(found, expected)
 
 

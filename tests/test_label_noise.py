@@ -23,7 +23,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.labels import Labels, encode_labels, kept_share
 from vfl_flower.launch.engines import run_local
-from vfl_flower.models.losses import Loss, loss_of, loss_per_row, targets
+from vfl_flower.models.losses import Loss, loss_of, loss_per_row
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.privacy.labels import LabelLedger
 from vfl_flower.protocol.systems import resolve, sized
@@ -254,7 +254,7 @@ def test_the_gradient_of_the_corrected_loss_is_autograds(outputs: int, kept: flo
     z.requires_grad_()
     loss = Loss(kept=kept)
     (expected,) = torch.autograd.grad(loss.per_row(z, y).sum(), [z])
-    found = loss.gradient(z.detach(), targets(y, outputs).double())
+    found = loss.gradient(z.detach(), loss.targets(y, outputs).double())
     torch.testing.assert_close(found, expected)
 
 
@@ -352,7 +352,9 @@ def test_weights_of_classes_are_of_the_true_ones() -> None:
     expected = (1 - noted) * losses[0] + noted * losses[1]
     (slope,) = torch.autograd.grad(expected, [z])
     assert abs(slope.sum().item()) < 1e-12
-    gradient = Loss(weights, kept).gradient(z.detach(), targets(torch.tensor([0, 1]), 1).double())
+    gradient = Loss(weights, kept).gradient(
+        z.detach(), Loss().targets(torch.tensor([0, 1]), 1).double()
+    )
     torch.testing.assert_close(
         gradient * torch.tensor([[1 - noted], [noted]], dtype=torch.float64), slope
     )

@@ -14,7 +14,7 @@ from tests.conftest import MANY
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.bottoms import BottomModel, build_bottom, embedding_size, has_gradient
-from vfl_flower.models.losses import loss_gradient, loss_per_row, penalty, penalty_gradient, targets
+from vfl_flower.models.losses import Loss, loss_per_row, penalty, penalty_gradient
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer, choose_device, load_model, model_arrays
 from vfl_flower.protocol.systems import resolve, sized
@@ -307,7 +307,9 @@ def test_loss_of_one_output_is_finite_for_large_logits() -> None:
 def test_gradient_of_the_loss_is_its_derivative(outputs: int) -> None:
     h, labels = torch.randn(6, outputs, requires_grad=True), torch.randint(max(2, outputs), (6,))
     (expected,) = torch.autograd.grad(loss_per_row(h, labels).sum(), [h])
-    torch.testing.assert_close(loss_gradient(h.detach(), targets(labels, outputs)), expected)
+    torch.testing.assert_close(
+        Loss().gradient(h.detach(), Loss().targets(labels, outputs)), expected
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 from vfl_flower.config.errors import CodeError, ConfigError, DivergedError, VflError
 from vfl_flower.config.plugins import METRICS
 from vfl_flower.data.labels import LabelNoise
-from vfl_flower.models.losses import RowLoss, mean_loss
+from vfl_flower.models.losses import RowLoss, loss_per_row
 
 More = Callable[[Tensor, Tensor], Mapping[str, Any]]
 """A function of one's own, from outputs [R, C] and labels [R] of the rows evaluated to numbers by
@@ -185,7 +185,7 @@ def no_more(outputs: Tensor, labels: Tensor) -> Mapping[str, Any]:
 def _metrics(
     outputs: Tensor, labels: Tensor, deviation: float, own: RowLoss | None = None
 ) -> Metrics:
-    mean = own(outputs, labels).mean() if own else mean_loss(outputs, labels)
+    mean = own(outputs, labels).mean() if own else loss_per_row(outputs, labels, "mean")
     check_finite(mean)
     loss = mean.item()
     if labels.is_floating_point():

@@ -1,10 +1,9 @@
-"""Passes over the rows of a window, also by models in which rows of a mini-batch belong together.
+"""Passes over the rows of a window, also by models that mix the rows of a mini-batch.
 
-Layers of ours look at each row alone, and one pass serves a whole window. A model of one's own may
-normalise over its mini-batch, drop at random and keep running statistics. So it is passed one step
-after the other, as if it were trained on them one by one; what is random in a step follows from a
-key, so that a pass that is repeated gives the same; and of passes over the same mini-batch one
-alone lets buffers learn.
+Our layers look at each row alone, so one pass serves a whole window. A user's model may normalise
+over its mini-batch, use dropout and keep running statistics. So it is passed one step after the
+other, as if it trained on them one by one. Random numbers of a step follow from a key, so that a
+repeated pass gives the same. Of several passes over a mini-batch, only one updates the buffers.
 """
 
 from __future__ import annotations
@@ -24,15 +23,10 @@ from vfl_flower.data.samples import Samples
 
 
 class Noise(Protocol):
-    """Noise inside a pass: of a window, or of one of its steps."""
+    """Noise inside a pass: for a window, or for one of its steps."""
 
     def of_step(self, step: int) -> Any:
-        """The same noise, for a pass over the rows of one step of the window."""
-
-
-def by_step(model: nn.Module) -> bool:
-    """Whether rows of a step are to be passed together, and those of two steps apart."""
-    return bool(getattr(model, "by_step", False))
+        """Return the same noise for a pass over the rows of one step of the window."""
 
 
 def window(
@@ -42,15 +36,19 @@ def window(
     noise: Noise | None = None,
     key: bytes = b"",
     learns: bool = True,
-) -> list[Tensor]:
-    """Outputs of a window's rows: of all, [R, ...], or where steps are passed apart of each."""
-    if not by_step(model):
-        return [model(x, noise) if noise else model(x)]
-    parts = samples.split(x, lengths)
-    return [
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the outputs of a window's rows, [R, ...], and the same by pass.
+
+    There is one pass, or with ``by_step`` of the model one for each step.
+    """
+    if not model.by_step:
+        outputs = model(x, noise) if noise else model(x)
+        return outputs, [outputs]
+    parts = [
         one(model, part, step, noise.of_step(step) if noise else None, key, learns)
-        for step, part in enumerate(parts)
+        for step, part in enumerate(samples.split(x, lengths))
     ]
+    return torch.cat(parts), parts
 
 
 def one(
@@ -62,15 +60,16 @@ def one(
     learns: bool = True,
     parameters: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """Outputs of the rows of one step of a window, perhaps at other parameters.
+    """Return the outputs of the rows of one step of a window.
 
     Parameters
     ----------
-    noise : of that step.
-    key : what is random follows from it and the step.
-    learns : whether buffers do, such as running statistics.
+    noise : for that step.
+    key : random numbers follow from it and the step.
+    learns : whether the pass updates buffers, such as running statistics.
+    parameters : to use in place of the model's.
     """
-    if by_step(model):  # which may write to what it reads
+    if model.by_step:  # a user's model may write to what it reads
         x = samples.each(x, torch.clone)
     given = (x, noise) if noise else (x,)
     outputs: Tensor
@@ -79,31 +78,26 @@ def one(
     return outputs
 
 
-def joined(outputs: Sequence[Tensor]) -> Tensor:
-    """The outputs of all rows of a `window`, [R, ...]."""
-    return outputs[0] if len(outputs) == 1 else torch.cat(list(outputs))
-
-
 def pair(
     model: nn.Module, first: Tensor, second: Tensor, lengths: Sequence[int], key: bytes
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [R, ...] of a window's rows as they are in two cases, by the same random numbers.
+    """Return the outputs [R, ...] of a window's rows in two cases, by the same random numbers.
 
-    Buffers do not learn.
+    Neither pass updates buffers.
     """
-    of_first = window(model, first, lengths, key=key, learns=False)
-    of_second = window(model, second, lengths, key=key, learns=False)
-    return joined(of_first), joined(of_second)
+    of_first, _ = window(model, first, lengths, key=key, learns=False)
+    of_second, _ = window(model, second, lengths, key=key, learns=False)
+    return of_first, of_second
 
 
 def repeatable(
     model: nn.Module, key: bytes, step: int = 0, learns: bool = True
 ) -> AbstractContextManager[None]:
-    """Have torch's random numbers follow from key and step, and buffers learn or stay as they are.
+    """Have torch's random numbers follow from key and step, and decide whether buffers change.
 
-    Nothing of it for models of ours, which need neither.
+    It does nothing for our models, which use neither.
     """
-    return _repeatable(model, key, step, learns) if by_step(model) else nullcontext()
+    return _repeatable(model, key, step, learns) if model.by_step else nullcontext()
 
 
 @contextmanager
@@ -117,5 +111,5 @@ def _repeatable(model: nn.Module, key: bytes, step: int, learns: bool) -> Iterat
             yield
     finally:
         for name, buffer in model.named_buffers() if kept else ():
-            if name in kept and kept[name].shape == buffer.shape:  # else it was made by this pass
+            if name in kept and kept[name].shape == buffer.shape:  # else this pass made it
                 buffer.data.copy_(kept[name])  # unseen by autograd, which backward passes allow

@@ -148,7 +148,7 @@ class TopModel(nn.Module):
         Parameters
         ----------
         x : what the first layer reads, [R, width].
-        targets : `losses.targets` of the rows.
+        targets : `losses.Loss.targets` of the rows.
         weights : what each row's loss is multiplied by, [R, 1] or one number.
         loss_gradient : from outputs and targets, as `losses.Loss.gradient`.
         rows, parameters : whether gradients of x, and of the layers, are wanted.

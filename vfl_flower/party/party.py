@@ -304,7 +304,7 @@ class Party:
             x: Samples = take(torch.from_numpy(train), window).to(self.device)
         else:
             x = samples.tensors(train[self._places(window.ids)], self.device)
-        if self.pending is None:
+        if self.pending is None or self.block.augment is augmentation.none:
             return x
         return augmented(self.block.augment, x, self.secret, self.pending.exchange)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -71,9 +72,8 @@ def by_gradient(
     counts = torch.tensor(steps, device=h.device)
     weights = 1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)
     weights = weights.repeat_interleave(counts, output_size=len(h))  # else a GPU is waited for
-    of_classes = loss.row_weights(labels)
-    if of_classes is not None:
-        weights = weights * of_classes
+    if loss.class_weights is not None:
+        weights = weights * loss.row_weights(labels)
     if copies is not None:
         weights = weights * copies.weights
     weights = weights[:, None]
@@ -95,7 +95,9 @@ def by_gradient(
             blocks = torch.cat([h_step[:, : top.received], embedding.detach()], dim=1)
             x_step = top.combined(blocks, h_step)
         with (
-            passes.repeatable(top, key, step, learns=optimizer is not None),
+            passes.repeatable(top, key, step, optimizer is not None)
+            if top.by_step
+            else nullcontext(),
             autocast(top, top.precision),
         ):
             outputs, rows, gradients = top.passes(
@@ -156,7 +158,7 @@ def by_differences(
         return row_losses(loss, outputs, labels, copies)
 
     if optimizer is None:  # a top model without parameters
-        outputs = passes.joined(passes.window(top, x, of_steps, key=directions.key))
+        outputs, _ = passes.window(top, x, of_steps, key=directions.key)
         return step_means(by_row(outputs), lengths, divisors)
     pair, u = values_of_pairs(top, x, of_steps, directions)
     of_rows, losses = differences(directions.config, [by_row(outputs) for outputs in pair])

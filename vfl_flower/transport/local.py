@@ -136,7 +136,7 @@ class LocalGrid(Transport):
         self._activations = dict.fromkeys(self.contexts, 0)
         self._replies: list[tuple[float, int, Message]] = []
         self._pushed = 0
-        self._settled = False
+        self._frozen = False
 
     @property
     def timing(self) -> list[Any]:
@@ -154,46 +154,41 @@ class LocalGrid(Transport):
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Serve each message now; its reply becomes due after the party's delay."""
-        messages = list(messages)
-        keys = [str(self._pushed + 1 + number) for number in range(len(messages))]
-        for message, key in zip(messages, keys, strict=True):
-            set_message_id(message, key)
+        """Serve each message now. Its reply becomes due after the party's delay."""
+        messages, keys = list(messages), []
+        for message in messages:
+            self._pushed += 1
+            keys.append(str(self._pushed))
+            set_message_id(message, keys[-1])
         contexts = [self.contexts[message.metadata.dst_node_id] for message in messages]
-        for message, reply in zip(
-            messages,
-            serve_messages(self._client_app, messages, contexts, self._settle),
-            strict=True,
-        ):
-            self._deliver(message, reply)
+        replies = serve_messages(self._client_app, messages, contexts, self._freeze)
+        for key, message, reply in zip(keys, messages, replies, strict=True):
+            said = message.metadata
+            node = said.dst_node_id
+            due = max(self.clock, self._free_at[node])
+            if said.message_type in _TAKES_TIME:
+                self._activations[node] += 1
+                if self._config.schedule.delay != "none":
+                    about = node - SERVER_NODE - 1, len(self.contexts), self._activations[node]
+                    due += delay_seconds(self._config, *about)
+            self._free_at[node] = due
+            heapq.heappush(self._replies, (due, int(key), reply))
         return keys
 
-    def _settle(self) -> None:
-        """Have Python look for garbage no more among what is there when the first turns begin.
+    def _freeze(self) -> None:
+        """Exempt what exists at the first turns from garbage collection, until `forget`.
 
-        Of a thousand parties that is so much that it takes a fifth of the time. `forget` ends it.
+        A thousand parties are so many objects that looking at them takes a fifth of the time.
         """
-        if not self._settled:
+        if not self._frozen:
             gc.freeze()
-        self._settled = True
+        self._frozen = True
 
     def forget(self) -> None:
         """Let go of what was made for the parties."""
-        if self._settled:
+        if self._frozen:
             gc.unfreeze()
-        self._settled = False
-
-    def _deliver(self, message: Message, reply: Message) -> None:
-        """Have a reply be due after its party's delay."""
-        self._pushed += 1
-        node = message.metadata.dst_node_id
-        due = max(self.clock, self._free_at[node])
-        if message.metadata.message_type in _TAKES_TIME:
-            party = node - SERVER_NODE - 1
-            self._activations[node] += 1
-            due += delay_seconds(self._config, party, len(self.contexts), self._activations[node])
-        self._free_at[node] = due
-        heapq.heappush(self._replies, (due, self._pushed, reply))
+        self._frozen = False
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Advance the clock to the next reply, and return it with all that are due by then."""

@@ -163,7 +163,7 @@ def values_of_pairs(
     second = x if second is None else second
     at_w: Tensor | None = None
     if not two_sided and (model.by_step or not directions.large):
-        at_w = passes.joined(passes.window(model, second, lengths, perturb, directions.key))
+        at_w, _ = passes.window(model, second, lengths, perturb, directions.key)
     # Rows that fill a shorter step up would have a part in those of a model that mixes them.
     stacked = directions.can_be_stacked(len(lengths)) and perturb is None
     if stacked and model.stackable and (not model.by_step or len(set(lengths)) == 1):

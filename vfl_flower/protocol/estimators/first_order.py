@@ -49,10 +49,10 @@ class FirstOrder(Estimator):
         """Embed the window's rows, [R, E]."""
         x, noise = end.features(window), end.noise(order.exchange, window)
         lengths, key = window.lengths.tolist(), _key(end, order)
-        hs = passes.window(end.model, x, lengths, noise, key, learns=not end.frozen)
+        h, hs = passes.window(end.model, x, lengths, noise, key, learns=not end.frozen)
         in_one = is_plain_sgd(end.optimizer) or len(window.lengths) == 1
         end.trace = x, hs if in_one else None
-        return {"embedding": passes.joined(hs)}
+        return {"embedding": h}
 
     # --- the label holder -----------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ def descend(
     weight, parameters = training.regulariser_weight, optimizer.param_groups[0]["params"]
     if is_plain_sgd(optimizer) or len(lengths) == 1:
         if hs is None:
-            hs = passes.window(model, x, lengths, noise, key, learns=False)
+            _, hs = passes.window(model, x, lengths, noise, key, learns=False)
         plain, steps = is_plain_sgd(optimizer), float(len(lengths))
         factors = factors_of(optimizer, first, len(lengths)) if plain else None
         if factors is not None:

@@ -20,7 +20,7 @@ from vfl_flower.config.plugins import LOSSES, TOPS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import samples
 from vfl_flower.models import passes
-from vfl_flower.models.losses import loss_of, penalty_gradient, targets
+from vfl_flower.models.losses import loss_of, penalty_gradient
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import autocast, count, flat, load_flat, step_along
 from vfl_flower.protocol.batches import Joint, Window, divisors, first_step
@@ -181,7 +181,7 @@ class SharedLabels(FirstOrder):
         loss = loss_of(self.config, known, max(2, end.outputs), end.device)
         columns = slice(end.index * end.size, (end.index + 1) * end.size)
         parameters = end.optimizer.param_groups[0]["params"]
-        training, y, start = self.config.training, targets(labels, top.outputs), 0
+        training, y, start = self.config.training, loss.targets(labels, top.outputs), 0
         key = end.secret + f"|{order.exchange}".encode()
         first = first_step(self.config, end.rows, order)
         for step, (length, divisor) in enumerate(zip(lengths, divided, strict=True)):
@@ -189,9 +189,8 @@ class SharedLabels(FirstOrder):
             start += length
             of_step = noise.of_step(step) if noise else None
             weights: Tensor | float = 1 / divisor
-            of_classes = loss.row_weights(labels[rows])
-            if of_classes is not None:
-                weights = weights * of_classes[:, None]
+            if loss.class_weights is not None:
+                weights = weights * loss.row_weights(labels[rows])[:, None]
             load_flat(top, tops[step])
             for local_step in range(self.config.estimator.local_steps):
                 if hs is not None and len(lengths) == 1 and not local_step:

@@ -127,8 +127,8 @@ class ZerothOrder(Estimator):
         x, noise = end.features(window), end.noise(order.exchange, window)
         lengths, directions = window.lengths.tolist(), self._directions(end, order)
         if end.frozen:
-            hs = passes.window(end.model, x, lengths, noise, directions.key, learns=False)
-            pair = passes.joined(hs), passes.joined(hs)
+            h, _ = passes.window(end.model, x, lengths, noise, directions.key, learns=False)
+            pair = h, h
         else:
             pair, end.trace = values_of_pairs(end.model, x, lengths, directions, noise)
         return dict(zip(self.block_names(), self.blocks(pair), strict=True))
