@@ -103,7 +103,7 @@ def measure(kind: str, hidden: int, text: str) -> dict[str, Any]:
     gc.collect()
     before = resident("VmRSS")
     party = party_of(kind, hidden, text, small=False)
-    size = count(party.model)
+    size = count(party.learner.model)
     step, left, evaluation = (each - before for each in session(party))
     model = 4 * size / 2**20
     return {
@@ -119,8 +119,8 @@ def session(party: Party) -> tuple[float, float, float]:
     """Uploads, and updates by their feedback; peak, what is left, and peak of an evaluation."""
     node: dict[str, Any] = {"partition-id": 0, "num-partitions": PARTIES, "simulated": True}
     context = Context(1, 2, node, RecordDict(), {})
-    between._skeletons[0, PARTIES] = context.run_id, party
-    between.keep(party, context)
+    between._parties[0, PARTIES] = context.run_id, party
+    between.save(context, party)
     coordinated = party.config.strategy == "split-nn"
     forget_peak()
     feedback: dict[str, Any] = {}
@@ -141,7 +141,7 @@ def session(party: Party) -> tuple[float, float, float]:
     peak, left = resident("VmHWM"), resident("VmRSS")
     forget_peak()
     asked(context, EvaluateOrder(exchange=STEPS + 2))
-    between._skeletons.clear()
+    between._parties.clear()
     return peak, left, resident("VmHWM")
 
 

@@ -53,7 +53,7 @@ class Parties:
         run: int = 1,
         keys: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        between._skeletons.clear()
+        between._parties.clear()
         self.exchange = 0
         self.nodes = [
             Context(
@@ -103,19 +103,19 @@ class Parties:
 
     def model(self, party: int) -> Any:
         """A party's own, which the label holder does not see."""
-        return between.resume(self.nodes[party]).model
+        return between.resume(self.nodes[party]).learner.model
 
     def embeddings(self, party: int) -> Rows:
         """A party's, of its test rows, which the label holder does not see."""
-        one = between._skeletons[party, len(self.nodes)][1]
-        found: Rows = one.embeddings(one.block.test).numpy()
+        one = between._parties[party, len(self.nodes)][1]
+        found: Rows = one.learner.embeddings(one.inputs.block.test).numpy()
         return found
 
     def moved(self) -> None:
         """Every process has ended, and the next has the state that is left as bytes."""
         for node in self.nodes:
             node.state = state_from_bytes(state_to_bytes(node.state))
-        between._skeletons.clear()
+        between._parties.clear()
 
 
 def total(uploads: Sequence[Arrays], name: str = "embedding", size: int = 3) -> Rows:

@@ -155,14 +155,14 @@ def test_both_sides_use_the_same_rows(coordinated: bool) -> None:
     used = []
     for party in parties:
         upload = party.train(order)
-        arrival = holder.receive(party.index, order, upload)
+        arrival = holder.receive(party.learner.index, order, upload)
         assert arrival.window.lengths.tolist() == [20, 20, 15]  # 455 rows, 23 steps
         assert ("ids" in upload.arrays) != coordinated
         used.append(arrival.window.ids)
         with torch.no_grad():
-            h = party.model(torch.from_numpy(party.block.train[arrival.window.ids]))
+            h = party.learner.model(torch.from_numpy(party.inputs.block.train[arrival.window.ids]))
         rows = torch.from_numpy(arrival.window.ids).long()
-        torch.testing.assert_close(holder.table.of(party.index)[rows], h)
+        torch.testing.assert_close(holder.table.of(party.learner.index)[rows], h)
     assert (used[0].tolist() == used[1].tolist()) == coordinated
 
 
@@ -265,7 +265,7 @@ def test_only_the_party_knows_the_rows_of_its_poisson_mini_batches() -> None:
         party.describe(DescribeOrder(outputs=1))  # draws its secret
         upload = party.train(order)
         arrival = holder.receive(0, order, upload)
-        window = draw_window(config, 455, 0, 0, 0, 3, party.secret)
+        window = draw_window(config, 455, 0, 0, 0, 3, party.learner.secret)
         assert arrival.window.ids.tolist() == window.ids.tolist() == upload.arrays["ids"].tolist()
         assert arrival.window.lengths.tolist() == upload.arrays["lengths"].tolist()
         assert window.ids.tolist() != draw_window(config, 455, 0, 0, 0, 3).ids.tolist()

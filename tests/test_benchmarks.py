@@ -178,7 +178,7 @@ def test_the_gradient_of_all_training_rows_is_what_a_full_step_goes_along() -> N
 
     def weights(epochs: int) -> tuple[torch.Tensor, float]:
         strategy, _, _ = trained(2, {**keys, "epochs": epochs}, lambda run: Training(run, True))
-        parties = [context._skeletons[party, 2][1].model for party in range(2)]
+        parties = [context._parties[party, 2][1].learner.model for party in range(2)]
         models = [*parties, strategy.run.holder.top]
         return torch.cat([flat(each) for each in models]), strategy.history.last["gradient_norm"]
 

@@ -294,7 +294,7 @@ def test_want_of_memory_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Monk
         return np.zeros(2**62, np.int8)  # more than any address
 
     context = described(tmp_path)
-    monkeypatch.setattr("vfl_flower.party.party.Party.embeddings", embeddings)
+    monkeypatch.setattr("vfl_flower.party.learner.Learner.embeddings", embeddings)
     reply = client_app.app(to_message(EvaluateOrder(exchange=1), 2, 60), context)
     with pytest.raises(VflError, match=r"^failed: has not enough memory for what it was asked\.$"):
         read_reply(reply, Upload)

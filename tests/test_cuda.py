@@ -72,15 +72,15 @@ def test_models_tables_and_states_of_optimizers_are_on_the_gpu() -> None:
 
     def watched(message: Any, context: Any) -> Any:
         reply = client_app.app(message, context)
-        for _, party in between._skeletons.values():
+        for _, party in between._parties.values():
             of_optimizer = [
                 each
-                for state in party.optimizer.state.values()
+                for state in party.learner.optimizer.state.values()
                 for each in state.values()
                 if each.ndim  # torch keeps counts of steps on the CPU
             ]
-            seen.extend(each.device for each in (*party.model.parameters(), *of_optimizer))
-            seen.extend(each.device for each in party.trace or ())
+            seen.extend(each.device for each in (*party.learner.model.parameters(), *of_optimizer))
+            seen.extend(each.device for each in party.learner.trace or ())
         return reply
 
     client: Any = watched

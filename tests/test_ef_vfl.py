@@ -352,7 +352,7 @@ def test_a_party_refuses_labels_that_it_cannot_use(labels: Any, sentence: str) -
 def test_a_party_does_not_learn_without_the_labels() -> None:
     served, order = shared_party()
     served.train(order)
-    served.downlinks = Links()  # without which only the labels are missed
+    served.links.down = Links()  # without which only the labels are missed
     with pytest.raises(VflError, match=r"cannot use: the labels, .* have not come"):
         served.train(replace(order, exchange=2, first=3))
 
@@ -444,7 +444,7 @@ def test_a_party_goes_on_in_another_process(
     passed_on: Callable[[RecordDict], RecordDict],
 ) -> None:
     def elsewhere(message: Message, context: Context) -> Message:
-        monkeypatch.setattr(between, "_skeletons", {})
+        monkeypatch.setattr(between, "_parties", {})
         context.state = passed_on(context.state)
         reply: Message = client_app.app(message, context)
         return reply

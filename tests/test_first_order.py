@@ -17,6 +17,7 @@ from vfl_flower.models.bottoms import BottomModel, build_bottom
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
+from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.estimators.first_order import FirstOrder, descend
@@ -198,10 +199,10 @@ ORDER = TrainOrder(exchange=1, epoch=0, first=0, steps=len(LENGTHS), coordinated
 WINDOW = Window(np.arange(ROWS, dtype=np.int32), np.array(LENGTHS, np.int32), distinct=True)
 
 
-def with_data(config: RunConfig, x: Tensor) -> Party:
-    """A whole party, of which these are the training rows."""
+def with_data(config: RunConfig, x: Tensor) -> Learner:
+    """A party as its estimator sees it, with these training rows."""
     rows = x.numpy()
-    return Party(config, 0, PARTIES, 3, FeatureBlock(rows, rows[:0], ""))
+    return Party(config, 0, PARTIES, 3, FeatureBlock(rows, rows[:0], "")).learner
 
 
 def test_embedding_is_the_forward_pass() -> None:

@@ -239,7 +239,7 @@ def test_a_model_that_diverges_under_noise_is_refused() -> None:
     block = ArrayBlock(features, features, "", None, "", ids, ids)
     party = Party(resolve({"strategy": "vafl", **PERTURBED}), 0, 1, 1, block)
     with torch.no_grad():
-        next(party.model.parameters()).fill_(torch.nan)
+        next(party.learner.model.parameters()).fill_(torch.nan)
     with pytest.raises(VflError, match="parameters that are not finite"):
         party.evaluate(EvaluateOrder(exchange=1))
 

@@ -32,8 +32,8 @@ from vfl_flower.models import passes
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import kept, load_model, model_arrays
+from vfl_flower.party import builder, refusals
 from vfl_flower.party import context as between
-from vfl_flower.party import refusals
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import draw_window
 from vfl_flower.protocol.estimators.directions import Directions, values_of_pairs
@@ -136,7 +136,7 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 
 def forgetful(message: Message, context: Context) -> Message:
     """A party that each message meets in a process of its own."""
-    between._skeletons.clear()
+    between._parties.clear()
     return client_app.app(message, context)
 
 
@@ -233,13 +233,13 @@ def test_evaluation_by_parts_is_that_of_all_rows(monkeypatch: pytest.MonkeyPatch
     for name in (f"{TOWERS}:Normal", "mlp"):
         config = resolve({**CANCER, "bottom-model": name, "embedding-activation": "none"})
         party = Party(config, 0, 2, 1, FeatureBlock(rows, rows, ""))
-        party.model.eval()
-        whole = party.model(torch.from_numpy(rows)).detach()
-        monkeypatch.setattr("vfl_flower.party.party._AT_ONCE", 60)
-        torch.testing.assert_close(party.embeddings(rows), whole)
+        party.learner.model.eval()
+        whole = party.learner.model(torch.from_numpy(rows)).detach()
+        monkeypatch.setattr("vfl_flower.party.learner._AT_ONCE", 60)
+        torch.testing.assert_close(party.learner.embeddings(rows), whole)
         ids = np.arange(0, 600, 2, dtype=np.int32)
-        torch.testing.assert_close(party.embeddings(rows, ids), whole[::2])
-        assert party.embeddings(rows[:0]).shape == (0, 4)
+        torch.testing.assert_close(party.learner.embeddings(rows, ids), whole[::2])
+        assert party.learner.embeddings(rows[:0]).shape == (0, 4)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_samples_by_name_go_through_all_that_a_party_does(keys: dict[str, Any]) 
     rows = Rows(128)
     party = Party(config, 0, 2, 1, FeatureBlock(rows, rows, ""))
     assert party.describe(DescribeOrder(outputs=1)).columns == 8
-    before = {name: each.clone() for name, each in kept(party.model).items()}
+    before = {name: each.clone() for name, each in kept(party.learner.model).items()}
     order = TrainOrder(exchange=1, epoch=0, first=0, steps=2, coordinated=True)
     upload = party.train(order)
     feedback: dict[str, Any] = {"gradient": np.ones((128, 4), np.float32)}
@@ -300,7 +300,7 @@ def test_samples_by_name_go_through_all_that_a_party_does(keys: dict[str, Any]) 
         np.testing.assert_allclose(upload.arrays["embedding"], model(x).detach(), atol=1e-6)
     h = party.evaluate(EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
     assert h.shape == (128, 4)
-    assert all((each != before[name]).any() for name, each in kept(party.model).items())
+    assert all((each != before[name]).any() for name, each in kept(party.learner.model).items())
 
 
 # --- who names it -------------------------------------------------------------------------------
@@ -357,22 +357,27 @@ def node(config: dict[str, Any], keys: dict[str, Any], simulated: bool = False) 
 def test_a_node_has_the_model_that_its_own_configuration_names() -> None:
     words = {"model": f"{TOWERS}:plain", "model-args": "hidden=7", "embedding-size": 3}
     keys = {"dataset": "breast-cancer", "bottom-hidden": 5}
-    party = between.begin(node(words, keys), DescribeOrder(outputs=1))
+    party = builder.begin(node(words, keys), DescribeOrder(outputs=1))
     assert party.describe(DescribeOrder(outputs=1)).embedding_size == 3
-    assert [tuple(p.shape) for p in party.model.parameters()] == [(7, 15), (7,), (3, 7), (3,)]
+    assert [tuple(p.shape) for p in party.learner.model.parameters()] == [
+        (7, 15),
+        (7,),
+        (3, 7),
+        (3,),
+    ]
     with pytest.raises(ConfigError, match="bottom-model names code, which a node does not take"):
         named = {**keys, "bottom-model": f"{TOWERS}:plain"}
-        between.begin(node(words, named), DescribeOrder(outputs=1))
+        builder.begin(node(words, named), DescribeOrder(outputs=1))
 
 
 def test_code_of_the_label_holder_is_loaded_by_no_party(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import pathlib\n\npathlib.Path(__file__ + '.ran').touch()\n")
     place = f"{tmp_path / 'own.py'}:NAME"
     keys = {"dataset": "breast-cancer", "top-model": place, "loss": place, "metrics": place}
-    between.begin(node({}, {**keys, "observer": place}), DescribeOrder(outputs=1))
+    builder.begin(node({}, {**keys, "observer": place}), DescribeOrder(outputs=1))
     assert not (tmp_path / "own.py.ran").exists()
     with pytest.raises(ConfigError, match="labels = 'shared' has parties use the top model"):
-        between.begin(node({}, {**keys, "labels": "shared"}), DescribeOrder(outputs=1))
+        builder.begin(node({}, {**keys, "labels": "shared"}), DescribeOrder(outputs=1))
     assert not (tmp_path / "own.py.ran").exists()
 
 
@@ -407,14 +412,14 @@ def test_a_model_that_cannot_be_had_is_a_sentence_that_names_the_party(
     words: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said) as error:
-        between.begin(node(words, {"dataset": "breast-cancer"}), DescribeOrder(outputs=1))
+        builder.begin(node(words, {"dataset": "breast-cancer"}), DescribeOrder(outputs=1))
     assert len(str(error.value)) < 300
 
 
 def test_what_code_says_of_its_data_is_told_to_its_owner_alone() -> None:
     words, keys = {"model": f"{TOWERS}:unlucky"}, {"dataset": "breast-cancer"}
     with pytest.raises(CodeError, match="ValueError: the first number is") as told:
-        between.begin(node(words, keys), DescribeOrder(outputs=1))
+        builder.begin(node(words, keys), DescribeOrder(outputs=1))
     assert re.search(r"\(ValueError in unlucky, towers.py:\d+\)", told.value.outside)
     assert "the first number" not in told.value.outside
     for simulated in (False, True):
@@ -581,7 +586,7 @@ def test_noise_is_on_what_a_module_makes_which_is_clipped_before() -> None:
     for noise in (1e-6, 1.0):
         config = resolve(own("plain", **{**NOISY, "embedding-noise": noise}))
         party = Party(config, 0, 2, 1, FeatureBlock(x, x, ""))
-        norms = party.embeddings(x).norm(dim=1)
+        norms = party.learner.embeddings(x).norm(dim=1)
         assert (norms.max() <= 0.0101) == (noise == 1e-6)
         assert noise == 1e-6 or norms.mean() > 1
 
@@ -666,8 +671,8 @@ def test_an_evaluation_that_fails_leaves_the_model_as_it_was() -> None:
     x = np.zeros((64, 15), np.float32)
     party = Party(resolve(own("Normal")), 0, 2, 1, FeatureBlock(x, x, ""))
     with pytest.raises(IndexError):
-        party.embeddings(x, np.array([99], np.int32))
-    assert party.model.training
+        party.learner.embeddings(x, np.array([99], np.int32))
+    assert party.learner.model.training
 
 
 def test_a_loss_by_which_one_label_changes_all_is_refused_with_scalar_noise(run: Start) -> None:

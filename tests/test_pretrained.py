@@ -26,8 +26,8 @@ from vfl_flower.data.samples import Samples, each
 from vfl_flower.launch.submission import from_anywhere
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.training import kept, load_model, model_arrays, trained
+from vfl_flower.party import about, builder, state
 from vfl_flower.party import context as between
-from vfl_flower.party import state
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.systems import refuse_places, resolve
 from vfl_flower.transport.flower_internals import begin_task, state_from_bytes, state_to_bytes
@@ -217,7 +217,7 @@ def test_weights_that_lack_a_pooler_are_in_states_whole(folders: Path, tmp_path:
 @pytest.fixture
 def context() -> Context:
     begin_task()
-    between._skeletons.clear()
+    between._parties.clear()
     node: dict[str, Any] = {"partition-id": 0, "num-partitions": 2, "simulated": True}
     return Context(7, 2, node, RecordDict(), {})
 
@@ -232,8 +232,8 @@ def a_party(folder: Path, context: Context, strategy: str, **args: Any) -> Party
         if args:
             patch.setattr(module, "pretrained", lambda place: made_by(place, args))
         party = Party(config, 0, 2, 3, block)
-    between._skeletons[0, 2] = 7, party
-    between.keep(party, context)
+    between._parties[0, 2] = 7, party
+    between.save(context, party)
     return party
 
 
@@ -268,16 +268,18 @@ def test_a_party_learns_and_goes_on_elsewhere(
     strategy: str, args: dict[str, Any], folders: Path, context: Context
 ) -> None:
     party = a_party(folders / "distilbert", context, strategy, **args)
-    before = {name: each.detach().clone() for name, each in party.model.named_parameters()}
+    before = {name: each.detach().clone() for name, each in party.learner.model.named_parameters()}
     expected = two_turns(context).arrays["embedding"]
-    changed = {n for n, p in party.model.named_parameters() if not torch.equal(p, before[n])}
-    learn = trained(party.model).keys()
+    changed = {
+        n for n, p in party.learner.model.named_parameters() if not torch.equal(p, before[n])
+    }
+    learn = trained(party.learner.model).keys()
     assert changed <= learn and len(changed) > len(learn) / 2
     assert state.load_arrays(context.state, "model").keys() == (learn if args else before.keys())
     moved = Context(8, 2, context.node_config, state_from_bytes(state_to_bytes(context.state)), {})
     other = a_party(folders / "distilbert", Context(8, 2, {}, RecordDict(), {}), strategy, **args)
-    between._skeletons[0, 2] = 8, other
-    other.kept = None
+    between._parties[0, 2] = 8, other
+    other.in_process.model = None
     found = asked(moved, EvaluateOrder(exchange=4)).arrays["embedding"]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
@@ -288,12 +290,16 @@ def test_a_state_without_frozen_weights_is_refused_when_they_have_changed(
     place = copy_of(folders, "distilbert", tmp_path)
     party = a_party(place, context, "cascaded", lora=2)
     asked(context, EvaluateOrder(exchange=1))
-    about = party.about
-    between.check_weights(a_party(place, context, "cascaded", lora=2), about)
+    then = about.read(party.about)
+
+    def check(party: Party) -> None:
+        builder._check_weights(0, then, about.read(party.about))
+
+    check(a_party(place, context, "cascaded", lora=2))
     torch.manual_seed(5)
     transformers.AutoModel.from_config(configuration("distilbert")).save_pretrained(place)
     with pytest.raises(VflError, match="has other weights in the folder of its model"):
-        between.check_weights(a_party(place, context, "cascaded", lora=2), about)
+        check(a_party(place, context, "cascaded", lora=2))
 
 
 @pytest.mark.nightly

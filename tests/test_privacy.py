@@ -215,12 +215,12 @@ def test_every_upload_of_a_party_is_clipped_and_noisy(kind: str) -> None:
     party = described(embedding_noise=0.2)
     arrays = UPLOADS[kind](party).arrays
     x = (
-        party.block.test
+        party.inputs.block.test
         if kind == "evaluate"
-        else party.block.train[arrays.get("ids", slice(None))]
+        else party.inputs.block.train[arrays.get("ids", slice(None))]
     )
     with torch.no_grad():
-        clean = party.model(torch.from_numpy(x))
+        clean = party.learner.model(torch.from_numpy(x))
     clean = clean * (1.0 / clean.norm(dim=1, keepdim=True)).clamp_max(1.0)
     noise = torch.tensor(arrays["embedding"]) - clean
     assert noise.std().item() == pytest.approx(0.2, rel=5 / math.sqrt(2 * noise.numel()))
@@ -239,29 +239,29 @@ def test_a_party_is_not_asked_back_to_noise_that_it_has_used(number: int) -> Non
     for _ in range(2):
         UPLOADS["embed"](party)
     with pytest.raises(VflError, match="message"):
-        party.rejoin(RejoinOrder(exchange=number, outputs=party.outputs))
-    party.rejoin(RejoinOrder(exchange=7, outputs=party.outputs))  # it may have missed some
+        party.rejoin(RejoinOrder(exchange=number, outputs=party.learner.outputs))
+    party.rejoin(RejoinOrder(exchange=7, outputs=party.learner.outputs))  # it may have missed some
     assert UPLOADS["embed"](party).exchange == 8
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_party_learns_by_the_noise_of_the_upload_that_is_answered(optimizer: str) -> None:
     party = described(optimizer=optimizer, inner_noise=0.5, batch_size=20)
-    expected = copy.deepcopy(party.model)
+    expected = copy.deepcopy(party.learner.model)
     order = TrainOrder(exchange=1, epoch=0, first=0, steps=3, coordinated=True)
     party.train(order)
     UPLOADS["embed"](party)  # another message in between, with noise of its own
-    rows = np.random.default_rng(0).normal(size=(60, party.size)).astype(np.float32)
+    rows = np.random.default_rng(0).normal(size=(60, party.learner.size)).astype(np.float32)
     party.train(replace(order, exchange=3, first=3, arrays={"gradient": rows}))
 
     ids = draw_window(party.config, 455, None, 0, 0, 3).ids
-    x, lengths = torch.from_numpy(party.block.train[ids]), (20, 20, 20)
-    noise = Perturbation(party.config.privacy, party.secret, 1, lengths, LAST)
+    x, lengths = torch.from_numpy(party.inputs.block.train[ids]), (20, 20, 20)
+    noise = Perturbation(party.config.privacy, party.learner.secret, 1, lengths, LAST)
     theirs = build_optimizer(party.config, expected, party.config.training.party_lr)
     descend(
         expected, theirs, x, None, torch.from_numpy(rows), lengths, party.config.training, noise
     )
-    for p, q in zip(party.model.parameters(), expected.parameters(), strict=True):
+    for p, q in zip(party.learner.model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(p, q)
 
 
@@ -271,9 +271,9 @@ def test_parties_have_secrets_of_their_own() -> None:
     fixed = [Party(config_of(), index, 2, 10) for index in (0, 1)]
     for party in parties + fixed:
         party.describe(DescribeOrder(outputs=10))
-    secrets = [party.secret for party in parties + fixed]
+    secrets = [party.learner.secret for party in parties + fixed]
     assert len(set(secrets)) == len(secrets)
-    assert all(len(party.secret) >= 16 for party in parties)
+    assert all(len(party.learner.secret) >= 16 for party in parties)
 
 
 # --- what it is worth ---------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tests.conftest import ALL_ROWS, Start
 from vfl_flower import client_app
 from vfl_flower.config.errors import VflError
-from vfl_flower.party.state import load_arrays, load_large, load_scalars, save_state
+from vfl_flower.party.state import load_arrays, load_large, load_scalars, save_groups
 from vfl_flower.transport.messages import (
     DescribeOrder,
     Description,
@@ -211,7 +211,11 @@ def test_packing_is_the_file_format_of_numpy() -> None:
 def test_state_survives_a_message(ours: dict[str, AnyArray]) -> None:
     state = RecordDict()
     assert not load_scalars(state)
-    save_state(state, "about", {"exchange": 3, "secret": b"\0\xff"}, {}, model=ours)
+    groups: dict[str, dict[str, Any]] = {
+        "scalars": {"exchange": 3, "secret": b"\0\xff"},
+        "model": ours,
+    }
+    save_groups(state, "about", groups)
     assert dict(load_scalars(state)) == {"exchange": 3, "secret": b"\0\xff"}
     assert_same(ours, load_arrays(state, "model"))
 
@@ -221,7 +225,7 @@ def test_large_state_is_the_memory_itself_until_it_leaves_the_process(
     ours: dict[str, AnyArray],
 ) -> None:
     state = RecordDict()
-    save_state(state, "", {}, ours)
+    save_groups(state, "", {"large": ours})
     assert all(array is ours[name] for name, array in load_large(state).items())
     for left in (
         pickle.loads(pickle.dumps(state)),
@@ -234,7 +238,7 @@ def test_large_state_is_the_memory_itself_until_it_leaves_the_process(
 
 def test_large_state_leaves_as_it_is_by_then() -> None:
     array, state = np.zeros(3), RecordDict()
-    save_state(state, "", {}, {"a": array})
+    save_groups(state, "", {"large": {"a": array}})
     array[1] = 7
     copy = load_large(pickle.loads(pickle.dumps(state)))["a"]
     assert copy.tolist() == [0, 7, 0]

@@ -124,7 +124,7 @@ def test_scalar_noise_leaves_embeddings_as_they_are() -> None:
     party.describe(DescribeOrder(outputs=1))
     test = party.evaluate(EvaluateOrder(exchange=1)).arrays["embedding"]
     with torch.no_grad():
-        clean = party.model(torch.from_numpy(party.block.test))
+        clean = party.learner.model(torch.from_numpy(party.inputs.block.test))
     np.testing.assert_allclose(test, clean.numpy(), atol=1e-6)
     order = TrainOrder(exchange=2, epoch=0, first=0, steps=8, coordinated=False)
     pair = party.train(order).arrays

@@ -47,17 +47,17 @@ from vfl_flower.transport.messages import (
 @pytest.fixture(autouse=True)
 def new_process() -> None:
     begin_task()
-    between._skeletons.clear()
+    between._parties.clear()
 
 
 def embedded(parties: Parties, kind: type[Order], steps: int = 1) -> list[Rows]:
     """Return each party's embeddings, of its test rows or of its first mini-batches."""
     found: list[Rows] = []
     for number in range(len(parties.nodes)):
-        one = between._skeletons[number, len(parties.nodes)][1]
-        ids = one._window(replace(PASS, steps=steps), b"").ids if kind is TrainOrder else None
-        rows = one.block.test if ids is None else one.block.train
-        found.append(one.embeddings(rows, ids).numpy())
+        one = between._parties[number, len(parties.nodes)][1]
+        ids = one._draw(replace(PASS, steps=steps), b"").ids if kind is TrainOrder else None
+        rows = one.inputs.block.test if ids is None else one.inputs.block.train
+        found.append(one.learner.embeddings(rows, ids).numpy())
     return found
 
 
@@ -198,9 +198,12 @@ def predicted(parties: Parties) -> list[Arrays]:
 
 def own(party: Party, parties: Parties, rows: Any) -> Rows:
     """A party's embeddings of rows of its file, which the label holder does not see."""
-    source, preparation = own_source(parties.nodes[party.index]), party.block.preparation
+    source, preparation = (
+        own_source(parties.nodes[party.learner.index]),
+        party.inputs.block.preparation,
+    )
     assert preparation
-    found: Rows = party.embeddings(prepared(source, np.array(rows), preparation)).numpy()
+    found: Rows = party.learner.embeddings(prepared(source, np.array(rows), preparation)).numpy()
     return found
 
 
@@ -218,7 +221,7 @@ def test_a_row_that_one_party_is_told_to_lack_does_not_shift_its_others(
         return
     parties.begin()
     parties.agree()
-    shifted, one = total(parties.evaluated()), between._skeletons[0, 3][1]
+    shifted, one = total(parties.evaluated()), between._parties[0, 3][1]
     test = divide(one.config.data, 60)[1]
     here, there = (np.insert(np.arange(59), gap, -1)[test] for gap in (3, 40))
     together = total(predicted(with_files(tmp_path, 2)))  # by the same models
@@ -241,7 +244,7 @@ def test_embeddings_of_another_size_are_in_no_sum(
         return
     monkeypatch.setattr(Party, "alike", property(lambda party: b""))
     parties.agree()
-    one, seen = between._skeletons[0, 3][1], []
+    one, seen = between._parties[0, 3][1], []
     for run, first in enumerate([(0, 1), (0, 9)], 2):
         sent = predicted(with_files(tmp_path, run, first=first, sizes=sizes))
         flat = [
@@ -300,9 +303,9 @@ def test_whose_embeddings_are_too_large_is_not_told(
             most = scale
         else:
             least = scale
-    one = between._skeletons[0, 3][1]
-    window = [one._window(replace(PASS, first=at), b"").ids[0] for at in (0, 1)]
-    x = np.asarray(one.block.train[window])
+    one = between._parties[0, 3][1]
+    window = [one._draw(replace(PASS, first=at), b"").ids[0] for at in (0, 1)]
+    x = np.asarray(one.inputs.block.train[window])
     assert fixed_point.BOUND / (0.1 * most) == pytest.approx(abs(x[0] @ x[1] + 1), rel=0.02)
 
 

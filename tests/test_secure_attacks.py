@@ -63,7 +63,7 @@ from vfl_flower.transport.wire import read_reply, to_reply
 def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     begin_task()
-    between._skeletons.clear()
+    between._parties.clear()
 
 
 @pytest.fixture
@@ -302,8 +302,8 @@ def test_who_has_another_configuration_has_no_keys_in_common(
 @pytest.mark.usefixtures("_keys_anew")
 def test_so_has_who_has_other_rows(parties: Parties) -> None:
     """Each sum is of one person: others' ids, or the same in another order, make none."""
-    one = between._skeletons[2, 3][1]
-    object.__setattr__(one.block, "ids_digest", "of another order")
+    one = between._parties[2, 3][1]
+    object.__setattr__(one.inputs.block, "ids_digest", "of another order")
     with pytest.raises(ConfigError, match="Parties 0 and 2 have no key"):
         parties.agree()
 
@@ -404,7 +404,7 @@ def test_an_older_state_masks_nothing(parties: Parties) -> None:
     older = state_to_bytes(parties.nodes[0].state)
     total(parties.evaluated())
     parties.nodes[0].state = state_from_bytes(older)
-    between._skeletons.clear()
+    between._parties.clear()
     order = TrainOrder(exchange=2, epoch=0, first=0, steps=1, coordinated=True)
     with pytest.raises(VflError, match="older state of its masked sums, by which it would mask"):
         asked(parties.nodes[0], order)
@@ -420,9 +420,9 @@ def test_who_forgot_how_far_it_was_would_mask_twice_alike(
     uploads = []
     for shift in (0.0, 1.0):
         parties.nodes[0].state = state_from_bytes(older)
-        between._skeletons.clear()
+        between._parties.clear()
         one = between.resume(parties.nodes[0])
-        for parameter in one.model.parameters():
+        for parameter in one.learner.model.parameters():
             parameter.data += shift
         sent = asked(parties.nodes[0], EvaluateOrder(exchange=1)).arrays["embedding"]
         uploads.append((sent, parties.embeddings(0)))
@@ -452,7 +452,7 @@ def test_a_key_serves_one_agreement(tmp_path: Path) -> None:
     with pytest.raises(VflError, match="before it had made its own"):
         asked(parties.nodes[0], AgreeOrder(arrays=offers), Agreed)
     parties.nodes[0].state = state_from_bytes(before[0])
-    between._skeletons.clear()
+    between._parties.clear()
     with pytest.raises(VflError, match="older state"):
         asked(parties.nodes[0], AgreeOrder(arrays=offers), Agreed)
 
@@ -550,12 +550,12 @@ def nothing(upload: Upload, message: Message, context: Context) -> Message:
 
 def lost(upload: Upload, message: Message, context: Context) -> Message:
     """Its process dies after it has served a message, and another has the state of before."""
-    between._skeletons.clear()
+    between._parties.clear()
     return client_app.app(message, context)
 
 
 def out_of_step(upload: Upload, message: Message, context: Context) -> Message:
-    between._skeletons.clear()
+    between._parties.clear()
     context.state.clear()
     return client_app.app(message, context)
 
@@ -722,7 +722,7 @@ def test_copies_of_models_do_not_outlive_what_they_are_of(
     parties: Parties, way: str, defended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not defended:
-        no_defence(monkeypatch, "vfl_flower.party.context.forget_copies")
+        no_defence(monkeypatch, "vfl_flower.party.state.forget_copies")
     total(parties.trained())
     checkpointed(parties, 1)
     at = parties.exchange

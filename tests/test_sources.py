@@ -34,7 +34,6 @@ from vfl_flower.party import inputs
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import draw_window
 from vfl_flower.protocol.systems import refuse_places, resolve
-from vfl_flower.transport.messages import TrainOrder
 
 Array = NDArray[Any]
 
@@ -479,21 +478,20 @@ def test_augmentation_repeats_and_is_for_training_alone() -> None:
     config = resolve({"augment": "crop-flip", "embedding-size": 4, "batch-size": 32})
     plain = at_party.load_features(config, 0, 2)
     party = Party(config, 0, 2, 10, inputs.load_block(node_of({}, {}), config))
-    window = draw_window(config, party.rows, 0, 0, 0, 1)
+    window = draw_window(config, party.inputs.rows, 0, 0, 0, 1)
 
     def seen(exchange: int) -> Array:
-        about: Any = {"epoch": 0, "first": 0, "steps": 1, "coordinated": False}
-        party.pending = TrainOrder(exchange=exchange, **about)
-        x = party.features(window)
+        party.learner.exchange = exchange
+        x = party.learner.features(window)
         assert isinstance(x, torch.Tensor)
         return x.numpy()
 
     first, other = seen(3), seen(4)
     assert not np.allclose(first, plain.train[window.ids]) and (first != other).any()
     np.testing.assert_array_equal(seen(3), first)
-    party.secret = b"another"
+    party.learner.secret = b"another"
     assert (seen(3) != first).any()
-    np.testing.assert_array_equal(party.block.test[:], plain.test)
+    np.testing.assert_array_equal(party.inputs.block.test[:], plain.test)
 
 
 def test_a_party_names_its_own_augmentation(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from vfl_flower.config.errors import PartyError, VflError
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import context as between
-from vfl_flower.party.party import Party
+from vfl_flower.party.learner import Learner
 from vfl_flower.party.stacked import FEWEST, Stack
 from vfl_flower.party.state import load_scalars
 from vfl_flower.protocol.batches import Window
@@ -252,14 +252,14 @@ def test_who_is_sent_an_answer_of_no_use_fails_alone(
 def test_of_a_stack_whose_party_cannot_read_its_rows_that_party_fails_alone(
     run: Start, keys: dict[str, Any], stacks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    features = Party.features
+    features = Learner.features
 
-    def broken(party: Party, window: Window) -> Any:
-        if party.index == 7 and party.exchange == 2:
+    def broken(learner: Learner, window: Window) -> Any:
+        if learner.index == 7 and learner.exchange == 2:
             raise ValueError("a row of its own: 1234")
-        return features(party, window)
+        return features(learner, window)
 
-    monkeypatch.setattr(Party, "features", broken)
+    monkeypatch.setattr(Learner, "features", broken)
     with pytest.raises(PartyError, match=r"Party 7 failed: raised ValueError") as raised:
         run(PARTIES, keys)
     assert max(stacks) == PARTIES and "1234" not in str(raised.value)

@@ -227,13 +227,13 @@ def test_a_run_in_this_process_lets_go_of_its_parties_and_of_no_others(
 ) -> None:
     monkeypatch.setattr(results, "draw_curves", lambda histories, path: None)
     other: Any = object()
-    monkeypatch.setattr(between, "_skeletons", {(0, 9): (7, other)})
+    monkeypatch.setattr(between, "_parties", {(0, 9): (7, other)})
     parties: list[weakref.ref[Any]] = []
 
     def watched(message: Message, context: Context) -> Message:
         reply: Message = client_app.app(message, context)
         parties.extend(
-            weakref.ref(party) for _, party in between._skeletons.values() if party is not other
+            weakref.ref(party) for _, party in between._parties.values() if party is not other
         )
         if fails and message.metadata.message_type == "train":
             raise VflError("stops")
@@ -247,15 +247,15 @@ def test_a_run_in_this_process_lets_go_of_its_parties_and_of_no_others(
     except VflError:
         assert fails
     gc.collect()
-    assert between._skeletons == {(0, 9): (7, other)}
+    assert between._parties == {(0, 9): (7, other)}
     assert parties and not any(each() for each in parties)
 
 
 def test_predicting_keeps_no_party(run: Start) -> None:
     trained = run(2, {"dataset": "breast-cancer", "epochs": 1})
-    before = dict(between._skeletons)
+    before = dict(between._parties)
     predict_local({"model": str(trained.folder)})
-    assert between._skeletons == before
+    assert between._parties == before
 
 
 @pytest.mark.parametrize("where", ["start", "_healthy"])

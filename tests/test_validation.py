@@ -448,7 +448,9 @@ def test_a_party_that_came_back_without_its_copies_goes_back_to_what_it_has(
     # What the parties have is what the label holder has of them.
     table = strategy.run.holder.held_out.table
     for party, context in enumerate(grid.contexts.values()):
-        h = between.resume(context).embeddings(load_features(strategy.config, party, 3).test)
+        h = between.resume(context).learner.embeddings(
+            load_features(strategy.config, party, 3).test
+        )
         np.testing.assert_array_equal(h.numpy(), table.of(party).numpy())
 
 
@@ -518,9 +520,9 @@ def test_of_a_synchronous_system_no_party_runs_ahead_of_an_evaluation(
 def party() -> Iterator[Context]:
     """The Context of a party that has described itself."""
     begin_task()
-    between._skeletons.clear()
+    between._parties.clear()
     yield node({**KINDS["momentum"], "validation-fraction": "auto"})
-    between._skeletons.clear()
+    between._parties.clear()
 
 
 def test_a_model_that_was_not_kept_is_refused_and_nothing_changes(party: Context) -> None:

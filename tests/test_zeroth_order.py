@@ -23,6 +23,7 @@ from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
+from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window, join
 from vfl_flower.protocol.estimators import directions as directions_module
@@ -58,12 +59,12 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def party_of(config: RunConfig, rows: int = ROWS) -> tuple[Party, Tensor]:
-    """A party, and the features of its training rows."""
+def party_of(config: RunConfig, rows: int = ROWS) -> tuple[Learner, Tensor]:
+    """A party as its estimator sees it, and the features of its training rows."""
     image = config.models.bottom in ("cnn", "lstm")
     shape = (4, 4) if image else (5,)
     x = torch.randn(rows, *shape, generator=generator(2))
-    party = Party(config, 0, PARTIES, OUTPUTS, FeatureBlock(x.numpy(), x[:0].numpy(), ""))
+    party = Party(config, 0, PARTIES, OUTPUTS, FeatureBlock(x.numpy(), x[:0].numpy(), "")).learner
     party.secret = SECRET
     return party, x
 
@@ -84,7 +85,7 @@ def window_of(lengths: list[int]) -> Window:
 
 
 def learn(
-    party: Party, optimizer: torch.optim.Optimizer, u: Tensor | None, scalars: Tensor
+    party: Learner, optimizer: torch.optim.Optimizer, u: Tensor | None, scalars: Tensor
 ) -> None:
     """A party's steps, where the directions ``u`` of its upload are still at hand, or not."""
     party.optimizer, party.trace = optimizer, u

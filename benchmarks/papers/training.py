@@ -34,15 +34,18 @@ class Training(Callback):
     def evaluated(self, entry: dict[str, Any]) -> None:
         """Evaluate the training rows, too."""
         holder, parties = self.strategy.run.holder, len(self.strategy.run.records)
-        of_parties = [context._skeletons[party, parties][1] for party in range(parties)]
-        models = [party.model for party in of_parties]
+        of_parties = [context._parties[party, parties][1] for party in range(parties)]
+        models = [party.learner.model for party in of_parties]
         parameters = [p for each in (*models, holder.top) for p in trained(each).values()]
         total = [torch.zeros_like(p) for p in parameters]
         hits, rows = 0, len(holder.labels)
         for start in range(0, rows, _AT_ONCE):
             part = slice(start, min(rows, start + _AT_ONCE))
             with torch.set_grad_enabled(self.gradient):
-                x = [samples.tensors(each.block.train[part], each.device) for each in of_parties]
+                x = [
+                    samples.tensors(each.inputs.block.train[part], each.learner.device)
+                    for each in of_parties
+                ]
                 h = [model(of_party) for model, of_party in zip(models, x, strict=True)]
                 outputs: Tensor = holder.top(torch.cat(h, dim=1))
                 labels = holder.labels[part]

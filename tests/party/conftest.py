@@ -25,9 +25,9 @@ def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def new_process() -> Iterator[None]:
     begin_task()
-    between._skeletons.clear()
+    between._parties.clear()
     yield
-    between._skeletons.clear()
+    between._parties.clear()
 
 
 @pytest.fixture

@@ -57,5 +57,5 @@ def gradient(rows: int = 48) -> Array:
 
 def restarted(context: Context, kept: bytes | None = None) -> None:
     """The process has ended, and its SuperNode too, if nothing but a state is kept."""
-    between._skeletons.clear()
+    between._parties.clear()
     context.state = RecordDict() if kept is None else state_from_bytes(kept)

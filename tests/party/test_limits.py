@@ -233,7 +233,7 @@ def test_predictions_are_counted_over_runs_and_restarts(
     own = {"min-rows": 20, **({} if most is None else {"max-predictions": most})}
     served = 0
     for run in range(2, 6):
-        between._skeletons.clear()
+        between._parties.clear()
         predicting = node(own, run_id=run)
         align(predicting, np.arange(20))
         try:

@@ -27,9 +27,9 @@ def moved(context: Context) -> float:
     """How far a window of gradient rows takes the model, at most."""
     asked(context, DESCRIBE, Description)
     asked(context, train(1))
-    before = flat(between.resume(context).model)
+    before = flat(between.resume(context).learner.model)
     asked(context, train(2, epoch=1, gradient=gradient() + 1))
-    return float((flat(between.resume(context).model) - before).abs().max())
+    return float((flat(between.resume(context).learner.model) - before).abs().max())
 
 
 def test_a_party_has_its_own_rate_whatever_the_run_says(node: Node) -> None:

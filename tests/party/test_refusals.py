@@ -19,8 +19,7 @@ from vfl_flower import client_app
 from vfl_flower.alignment import at_party, psi
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import ConfigError, VflError
-from vfl_flower.party import context as between
-from vfl_flower.party import predict, state_file
+from vfl_flower.party import builder, predict, state_file
 from vfl_flower.party.state import load_about
 from vfl_flower.protocol.aggregation import keys as sum_keys
 from vfl_flower.protocol.systems import resolve
@@ -112,8 +111,8 @@ def touching_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for where, names in (
         (client_app, ["own_source"]),
-        (between, ["load_block", "party_of"]),
-        (predict, ["load_block", "own_source"]),
+        (builder, ["load_block", "Party"]),
+        (predict, ["own_source"]),
         (sum_keys, ["lasting_key"]),
         (psi, ["_libsodium"]),
         (at_party, ["_keep"]),

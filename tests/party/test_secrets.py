@@ -56,8 +56,10 @@ def test_who_knows_the_seed_solves_a_first_upload_only_if_the_party_permits_it(
         context = node({**seed, "columns": "f0,f1"}, run_id=run, **seed)
         asked(context, DESCRIBE, Description)
         sent = asked(context, train(1)).arrays["embedding"]
-        party = between._skeletons[0, 1][1]
-        features = np.asarray(party.block.train[party.pending_window().ids], np.float64)
+        party = between._parties[0, 1][1]
+        assert party.pending
+        rows = party.inputs.block.train[party.pending.rows.ids]
+        features = np.asarray(rows, np.float64)
         found = solved(sent)
         if permitted:
             assert np.abs(found - features).max() < 1e-5
@@ -67,7 +69,7 @@ def test_who_knows_the_seed_solves_a_first_upload_only_if_the_party_permits_it(
 
 def test_divided_data_and_permitted_seeds_give_the_models_that_the_seed_gives() -> None:
     config = resolve({"dataset": "breast-cancer"})
-    first, second = (Party(config, 0, 2, 1).model.state_dict() for _ in range(2))
+    first, second = (Party(config, 0, 2, 1).learner.model.state_dict() for _ in range(2))
     expected = build_bottom(config, 0, torch.zeros(15), 32).state_dict()
     for name, value in expected.items():
         assert torch.equal(first[name], value) and torch.equal(second[name], value)
@@ -134,7 +136,7 @@ def by_a_rejoin(context: Context) -> Arrays:
 
 def by_a_resume(context: Context) -> Arrays:
     context.state, context.run_id = RecordDict(), 2
-    between._skeletons.clear()
+    between._parties.clear()
     asked(context, ResumeOrder(run="1", number=1), Description)
     arrays: Arrays = asked(context, train(3, gradient=gradient())).arrays
     return arrays
@@ -164,7 +166,7 @@ def test_noise_comes_never_twice_when_a_message_is_served_again(
     saved = copy.deepcopy(context.state)
     first = asked(context, train(3, gradient=gradient())).arrays["embedding"]
     context.state = saved  # of the message before
-    between._skeletons.clear()
+    between._parties.clear()
     second = back(context)["embedding"]
     # Learning rate 0: nothing but the noise is another.
     assert (second - first).std() == pytest.approx(3 * 2**0.5, rel=0.2)
@@ -186,7 +188,7 @@ def test_a_window_that_awaits_feedback_keeps_the_secret_of_its_upload(node: Node
     scalars = another.state["scalars"]  # the control: by another secret it learns something else
     assert isinstance(scalars, ConfigRecord)
     scalars["pending-secret"] = bytes(16)
-    between._skeletons.clear()
+    between._parties.clear()
     other = asked(another, EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
     assert np.abs(other - expected).max() > 1e-4
 
@@ -221,6 +223,6 @@ def test_a_rule_about_rows_holds_for_an_alignment_of_before(node: Node, own: Any
     asked(context, DESCRIBE, Description)
     later = node(own)
     later.state = context.state
-    between._skeletons.clear()
+    between._parties.clear()
     with pytest.raises(VflError, match=r"min-rows|aligns by .ids. alone"):
         asked(later, train(1))

@@ -20,8 +20,9 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.models import passes, training
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.party import context as between
-from vfl_flower.party import party as party_module
+from vfl_flower.party import learner as learner_module
 from vfl_flower.party import state
+from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.estimators import directions as directions_module
 from vfl_flower.transport.flower_internals import begin_task, state_from_bytes, state_to_bytes
@@ -60,9 +61,9 @@ every_kind = pytest.mark.parametrize("keys", KINDS.values(), ids=KINDS)
 @pytest.fixture(autouse=True)
 def one_process() -> Iterator[None]:
     begin_task()
-    between._skeletons.clear()
+    between._parties.clear()
     yield
-    between._skeletons.clear()
+    between._parties.clear()
 
 
 def node(keys: dict[str, Any]) -> Context:
@@ -103,12 +104,12 @@ def same(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> bool:
 
 
 def party() -> Party:
-    return between._skeletons[0, 2][1]
+    return between._parties[0, 2][1]
 
 
 def elsewhere(context: Context) -> Context:
     """The same state, in another process."""
-    between._skeletons.clear()
+    between._parties.clear()
     after: Context = copy.deepcopy(context)
     return after
 
@@ -126,11 +127,12 @@ def test_a_state_has_the_memory_of_the_model_and_no_copy(keys: dict[str, Any]) -
         for group in ("model", "optimizer")
         if (arrays := state.load_arrays(context.state, group)) or group == "model"
     }
-    of_optimizer = [each for values in party().optimizer.state.values() for each in values.values()]
-    found = {"model": [*party().model.parameters()], "optimizer": of_optimizer}
+    learner = party().learner
+    of_optimizer = [each for kept in learner.optimizer.state.values() for each in kept.values()]
+    found = {"model": [*learner.model.parameters()], "optimizer": of_optimizer}
     for group, tensors in found.items():
         assert places.get(group, set()) == {each.data_ptr() for each in tensors if each is not None}
-    assert not any(p.grad is not None for p in party().model.parameters())
+    assert not any(p.grad is not None for p in party().learner.model.parameters())
 
 
 @every_kind
@@ -153,7 +155,7 @@ def test_what_leaves_the_process_stays_as_it_was_then(
     before = model_of(left)
     expected = asked(context, EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
     assert same(model_of(left), before) and not same(model_of(context), before)
-    between._skeletons.clear()
+    between._parties.clear()
     found = asked(left, EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]
     np.testing.assert_array_equal(found, expected)
     assert same(model_of(left), model_of(context))
@@ -213,7 +215,7 @@ def test_what_a_message_that_fails_has_learned_stays_and_is_learned_once(
     feedback = feedback_of(keys, asked(context, turn(1)))
     whole = copy.deepcopy(context)
     with monkeypatch.context() as patch:  # when the model has learned, and embeds anew
-        patch.setattr(Party, "embeddings", raises)
+        patch.setattr(Learner, "embeddings", raises)
         with pytest.raises(VflError, match="not enough memory"):
             asked(context, EvaluateOrder(exchange=2, arrays=feedback))
     twice = copy.deepcopy(context)
@@ -221,10 +223,10 @@ def test_what_a_message_that_fails_has_learned_stays_and_is_learned_once(
     between_ = model_of(failed)
     asked(failed, RejoinOrder(exchange=3, outputs=1), Description)
     asked(failed, EvaluateOrder(exchange=4))
-    between._skeletons.clear()
+    between._parties.clear()
     asked(whole, EvaluateOrder(exchange=2, arrays=feedback))
     assert same(model_of(failed), between_) and same(model_of(failed), model_of(whole))
-    between._skeletons.clear()
+    between._parties.clear()
     sent(twice, EvaluateOrder(exchange=2, arrays=feedback))
     assert same(model_of(twice), between_)  # if it is sent the same once more
     again = copy.deepcopy(failed)
@@ -296,16 +298,16 @@ def test_many_rows_are_embedded_part_by_part(large: bool, monkeypatch: pytest.Mo
         return forward(model, x, *given)
 
     monkeypatch.setattr(BottomModel, "forward", watched)
-    at_once = whole.embeddings(whole.block.test)
+    at_once = whole.learner.embeddings(whole.inputs.block.test)
     assert seen == [114]
     most = 16 if large else 50
-    monkeypatch.setattr(party_module, "_AT_ONCE", 50 * whole.columns)
+    monkeypatch.setattr(learner_module, "_AT_ONCE", 50 * whole.inputs.columns)
     monkeypatch.setattr(training, "_LARGE", 10 if large else 2**20)
     seen.clear()
-    by_part = whole.embeddings(whole.block.test)
+    by_part = whole.learner.embeddings(whole.inputs.block.test)
     assert sum(seen) == 114 and max(seen) == most
     torch.testing.assert_close(by_part, at_once, rtol=0, atol=1e-6)
-    assert whole.embeddings(whole.block.test[:0]).shape == (0, 32)
+    assert whole.learner.embeddings(whole.inputs.block.test[:0]).shape == (0, 32)
 
 
 @pytest.mark.parametrize("strategy", ["cascaded", "dpzv"])
@@ -322,7 +324,7 @@ def test_a_large_model_meets_one_mini_batch_at_once(
         return call(model, x, *given)
 
     monkeypatch.setattr(passes, "one", watched)
-    between._skeletons.clear()
+    between._parties.clear()
     found = asked(node(keys), turn(1)).arrays
     assert set(rows) == {32} and found.keys() == sent_up.keys()
     for name, values in sent_up.items():

@@ -1,23 +1,80 @@
-"""The features that a party trains on: its own data, or its columns of a partitioned data set."""
+"""The rows that a party trains on: its own data, or its columns of a partitioned data set."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 from flwr.app import Context
+from numpy.typing import NDArray
 
 from vfl_flower.alignment.at_party import common_rows
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import AUGMENTATIONS
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data import samples
 from vfl_flower.data.at_party import FeatureBlock, load_own_features, load_partition
+from vfl_flower.data.samples import Samples
 from vfl_flower.data.source import Preparation, Source
 from vfl_flower.data.sources import source_of
+from vfl_flower.protocol.batches import Window, kept
 from vfl_flower.transport.node import seat
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """A party's features, and which rows of the run they are.
+
+    rows : training rows of the run, N, also those that the party lacks.
+    mask : which of them the party has, [N]; ``None`` if it has all.
+    places : where in the block each row of the run is, [N]; ``None`` if the party has all rows.
+    sample : one row, without the dimension of rows.
+    columns : numbers in a sample.
+    """
+
+    block: FeatureBlock
+    rows: int
+    mask: NDArray[np.bool_] | None
+    places: NDArray[np.int32] | None
+    sample: Samples
+    columns: int
+
+    @classmethod
+    def of(cls, block: FeatureBlock) -> Inputs:
+        """Describe the rows of a block."""
+        sample = samples.first(block.train if len(block.train) else block.test)
+        columns = samples.numbers(sample)
+        if block.row_masks is None:
+            return cls(block, len(block.train), None, None, sample, columns)
+        mask = block.row_masks[0].mask
+        places = (np.cumsum(mask) - 1).astype(np.int32)
+        return cls(block, block.row_masks[0].rows, mask, places, sample, columns)
+
+    @property
+    def test_rows(self) -> int:
+        """Count the test rows of the run, also those that the party lacks."""
+        masks = self.block.row_masks
+        return masks[1].rows if masks else len(self.block.test)
+
+    def places_of(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return where in the block these rows of the run are."""
+        return ids if self.places is None else self.places[ids]
+
+    def held(self, window: Window) -> Window:
+        """Return the rows of a window that the party has."""
+        return window if self.mask is None else kept(window, self.mask)
+
+    def check_ids(self, ids: NDArray[np.int32]) -> bool:
+        """Return whether these are ids of training rows that the party has."""
+        if ids.dtype != np.int32 or ids.ndim != 1:
+            return False
+        if len(ids) and not (ids.min() >= 0 and ids.max() < self.rows):
+            return False
+        return self.mask is None or bool(self.mask[ids].all())
+
+
 def own_source(context: Context) -> Source:
-    """The data that a party's node configuration names."""
+    """Return the data that a party's node configuration names."""
     index, _ = seat(context)
     return source_of(context.node_config, index)
 
@@ -25,9 +82,16 @@ def own_source(context: Context) -> Source:
 def load_block(
     context: Context, config: RunConfig, preparation: Preparation | None = None
 ) -> FeatureBlock:
-    """The features of a node's party: its own, or its columns of the data set that is divided.
+    """Read a party's own data, or its columns of the partitioned data set.
 
-    Own ones are prepared as the training rows say, or as they said to its model of then.
+    Parameters
+    ----------
+    preparation : how to prepare own columns. By default, the training rows teach it.
+
+    Raises
+    ------
+    ConfigError
+        If the data cannot be read, or if a party with a file takes part in a run without files.
     """
     index, parties = seat(context)
     own_words = context.node_config.get("augment")

@@ -39,10 +39,7 @@ class Limits:
     """
 
     def __init__(
-        self,
-        rules: Rules = Rules(),  # noqa: B008  (it is frozen)
-        refuse: Callable[[str], ConfigError] = ConfigError,
-        path: Path = Path(),
+        self, rules: Rules, refuse: Callable[[str], ConfigError] = ConfigError, path: Path = Path()
     ) -> None:
         self.epochs, self.uploads = rules.max_epochs, rules.max_uploads
         self._refuse = refuse

@@ -63,18 +63,21 @@ def train(turns: Sequence[Turn]) -> None:
 
 
 class Turn:
-    """A party's turn, and what came of it."""
+    """A party's turn, and its outcome.
+
+    kind : what turns have in common that can be computed together; ``None`` for a turn alone.
+    """
 
     outcome: Upload | Exception
     window: Window
-    kind: Hashable = None  # of turns that can be computed together; none: with no other
+    kind: Hashable = None
 
     def __init__(self, party: Party, order: TrainOrder) -> None:
         self.party = party
         self.order = order
 
     def begin(self) -> None:
-        """What a party does before it computes."""
+        """Do what a party does before it computes."""
         party, order = self.party, self.order
         try:
             self.window = party.begin(order)
@@ -83,10 +86,11 @@ class Turn:
             return
         kind = _kind(party)
         if kind is not None and (order.coordinated or party.config.schedule.sampling == "shuffle"):
-            self.kind = (kind, *(_steps(each) for each in (order, party.pending)))
+            pending = _steps(party.pending.order) if party.pending else None
+            self.kind = kind, _steps(order), pending
 
     def alone(self) -> None:
-        """The rest of it, by the party alone."""
+        """Do the rest of the turn, by the party alone."""
         if hasattr(self, "outcome"):
             return
         try:
@@ -96,69 +100,71 @@ class Turn:
             return
         self.embed()
 
-    def embed(self) -> None:
-        """The party's upload, once it has learned."""
+    def embed(self, rows: Tensor | None = None) -> None:
+        """Make the party's upload; ``rows`` are its embeddings, if a stack has computed them."""
+        blocks = None if rows is None else {"embedding": rows}
         try:
-            self.outcome = self.party.embed_window(self.order, self.window)
+            self.outcome = self.party.upload_window(self.order, self.window, blocks)
         except Exception as error:
             self.outcome = error
 
     def upload(self) -> Upload:
-        """What the party uploads, unless it raises an error."""
+        """Return the party's upload, or raise its error."""
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
 
 
-def _steps(order: TrainOrder | None) -> Hashable:
-    return order and (order.epoch, order.first, order.steps, order.coordinated)
+def _steps(order: TrainOrder) -> Hashable:
+    return order.epoch, order.first, order.steps, order.coordinated
 
 
 def _kind(party: Party) -> Hashable:
-    """What parties have in common that can be computed together; none if with no other."""
-    if party.stacks_as is None:
-        train, model, group = party.block.train, party.model, party.optimizer.param_groups[0]
-        party.stacks_as = (
+    """Return what alike parties have in common; ``None`` for a party that must train alone."""
+    if party.in_process.kind is None:
+        learner, block = party.learner, party.inputs.block
+        train, model, group = block.train, learner.model, learner.optimizer.param_groups[0]
+        party.in_process.kind = (
             (
                 type(party.estimator) is FirstOrder
                 and type(model) is BottomModel
                 and model.stackable
                 and not is_large(model)
-                and not party.frozen
+                and not learner.frozen
                 and isinstance(train, np.ndarray)
-                and party.mask is None
-                and party.block.augment is augmentation.none
+                and party.inputs.mask is None
+                and block.augment is augmentation.none
                 and ledger_of(party.config).noise_on != "embeddings"
                 and not party.config.downlink.surrogates
                 and not group["clip"]  # by the norm of all parameters
             )
             and _same(
                 (
-                    *(party.config, party.rows, party.device, train.shape[1:], train.dtype),
-                    *(kind_of(model), model.precision, *model.activations, type(party.optimizer)),
+                    *(party.config, learner.rows, learner.device, train.shape[1:], train.dtype),
+                    *(kind_of(model), model.precision, *model.activations, type(learner.optimizer)),
                     *((key, group[key]) for key in group if key not in ("params", "rates")),
                     *vars(group["rates"]).items(),
                 )
             )
         )
-    return party.stacks_as or None
+    return party.in_process.kind or None
 
 
 @lru_cache(maxsize=64)
 def _same(kind: Hashable) -> Hashable:
-    """One object for all that are equal, which is soon compared."""
+    """Return one object for all that are equal: it is quick to compare."""
     return kind
 
 
 def _together(turns: Sequence[Turn]) -> None:
-    """Turns of parties that are alike."""
-    stack = turns[0].party.stack
+    """Compute turns of alike parties in one stack."""
+    stack = turns[0].party.in_process.stack
     parties = [turn.party for turn in turns]
     if stack is None or not stack.is_of(parties):
         stack = Stack(parties)
     try:
         stack.learn([turn.order.arrays for turn in turns])
-    except VflError:  # of one of them, before any has learned
+    except VflError:  # of one party, before any has learned
         for turn in turns:
             turn.alone()
         return
@@ -169,7 +175,7 @@ def _together(turns: Sequence[Turn]) -> None:
         return
     try:
         stack.embed(turns)
-    except Exception:  # of one of them, before any has sent
+    except Exception:  # of one party, before any has uploaded
         for turn in turns:
             turn.embed()
 
@@ -208,71 +214,70 @@ class StackedModel(BottomModel):
 class Stack:
     """Alike parties as one: the `PartyEnd` of an estimator.
 
-    It stays as long as all that its parties do is to train together.
+    It stays as long as its parties do nothing but train together.
     """
 
     def __init__(self, parties: Sequence[Party]) -> None:
-        one = parties[0]
+        one = parties[0].learner
         self.members, self.parties = parties, one.parties
-        self.config, self.estimator, self.rows, self.size = (
-            *(one.config, FirstOrder(one.config), one.rows, one.size),
-        )
-        self.index, self.outputs, self.device = one.index, one.outputs, one.device
+        self.config, self.estimator = one.config, FirstOrder(one.config)
+        self.rows, self.size, self.device = one.rows, one.size, one.device
+        self.index, self.outputs = one.index, one.outputs
         self.frozen, self.secret = False, b""  # which layers of ours have no use for
         self.arrays: Arrays = {}
-        self.model: BottomModel = StackedModel([party.model for party in parties])
+        self.model: BottomModel = StackedModel([party.learner.model for party in parties])
         for party in parties:
-            party.kept = None  # which is over other memory
+            party.in_process.model = None  # its record lies over other memory
         group = {**one.optimizer.param_groups[0], "params": list(self.model.parameters())}
         self.optimizer = cast(Any, type(one.optimizer))([group])
         self.trace: Any = None
-        self.pending = [party.pending for party in parties]  # what was last asked for
-        self.windows: list[Window] = []
+        self.pending = [party.pending for party in parties]  # whose feedback comes next
+        self._windows: list[Window] = []
 
     def is_of(self, parties: Sequence[Party]) -> bool:
-        """Whether it is still of these parties, as they are."""
+        """Return whether the stack is still of these parties, as they are."""
         return len(parties) == len(self.members) and all(
-            party.stack is self and party is mine and party.pending is pending
+            party.in_process.stack is self and party is mine and party.pending is pending
             for party, mine, pending in zip(parties, self.members, self.pending, strict=True)
         )
 
     def learn(self, arrays: Sequence[Arrays]) -> None:
-        """As `Party.learn`, by answers to each; `VflError` before any does, if one is of no use."""
-        order = self.pending[0]
-        if order is None:
+        """Learn from each party's feedback, as `Party.learn`.
+
+        Raises
+        ------
+        VflError
+            If the feedback of a party is of no use; before any party has learned.
+        """
+        pending = [each for each in self.pending if each]
+        if not pending:
             return
-        self.windows = self.windows or [party.pending_window() for party in self.members]
-        of_each = zip(self.members, arrays, self.windows, strict=True)
-        answers = [party.downlinks.decode(sent, own)["gradient"] for party, sent, own in of_each]
+        self._windows = [each.rows for each in pending]
+        of_each = zip(self.members, arrays, pending, strict=True)
+        answers = [party.links.down.decode(sent, own.rows) for party, sent, own in of_each]
         self._take_optimizers()
-        blocks = {"gradient": torch.stack(answers, dim=1)}
-        self.estimator.update(self, blocks, order, self.windows[0])
+        blocks = {"gradient": torch.stack([each["gradient"] for each in answers], dim=1)}
+        self.estimator.update(self, blocks, pending[0].order, pending[0].rows)
         self._give_optimizers_back()
         for party in self.members:
             party.forget_window()
 
     def embed(self, turns: Sequence[Turn]) -> None:
-        """As `Party.embed_window`, of each."""
-        self.windows = [turn.window for turn in turns]
-        for turn in turns:
-            turn.party.await_answer(turn.order)
-        self.pending = [turn.order for turn in turns]
-        blocks = self.estimator.embed(self, turns[0].order, self.windows[0])
+        """Embed and upload the window of each turn, as `Party.upload_window`."""
+        self._windows = [turn.window for turn in turns]
+        blocks = self.estimator.embed(self, turns[0].order, self._windows[0])
         of_each = blocks["embedding"].detach().cpu().unbind(1)
         for turn, rows in zip(turns, of_each, strict=True):
-            turn.party.stack = self
-            try:
-                mine = {"embedding": rows}
-                turn.outcome = turn.party.uploaded(turn.order, turn.window, mine)
-            except Exception as error:
-                turn.outcome = error
+            turn.party.in_process.stack = self
+            turn.embed(rows)
+        self.pending = [turn.party.pending for turn in turns]
 
     def _take_optimizers(self) -> None:
-        """Take over what the parties' optimizers keep of each parameter, if they do."""
+        """Stack what the parties' optimizers keep of each parameter, if they keep anything."""
         self.optimizer.state.clear()
         if is_plain_sgd(self.optimizer):
             return
-        kept = [optimizer_tensors(party.optimizer) for party in self.members]
+        kept = [optimizer_tensors(party.learner.optimizer) for party in self.members]
         stacked = {}
         for name, one in kept[0].items():
             of_each = [each[name] for each in kept]
@@ -285,21 +290,22 @@ class Stack:
         load_optimizer(self.optimizer, {name: each.cpu().numpy() for name, each in stacked.items()})
 
     def _give_optimizers_back(self) -> None:
-        """Leave what they keep in the parties' own."""
+        """Copy it back to the parties' optimizers."""
         for name, stacked in optimizer_tensors(self.optimizer).items():
             parts = stacked.unbind() if stacked.dim() else [stacked] * len(self.members)
             number, key = name.split(".", 1)
             for party, part in zip(self.members, parts, strict=True):
-                parameter = party.optimizer.param_groups[0]["params"][int(number)]
-                party.optimizer.state[parameter][key] = part.clone()
+                optimizer = party.learner.optimizer
+                parameter = optimizer.param_groups[0]["params"][int(number)]
+                optimizer.state[parameter][key] = part.clone()
 
-    # --- what the estimator has of it -----------------------------------------------------------
+    # --- what the estimator asks of it ----------------------------------------------------------
 
     def features(self, window: Window) -> Tensor:
-        """The rows of each party's own window, [R, M, ...]."""
-        of_each = zip(self.members, self.windows, strict=True)
-        rows = [cast(Tensor, party.features(own)) for party, own in of_each]
+        """Return the rows of each party's own window, [R, M, ...]."""
+        of_each = zip(self.members, self._windows, strict=True)
+        rows = [cast(Tensor, party.learner.features(own)) for party, own in of_each]
         return torch.stack(rows).movedim(0, 1)
 
     def noise(self, exchange: int, window: Window) -> None:
-        """None of it."""
+        """Return no noise: perturbed parties train alone."""

@@ -1,7 +1,7 @@
-"""A party's state in Flower's ``Context.state``: scalars, a text, and groups of arrays.
+"""A party's state in Flower's ``Context.state``: a text, scalars, and groups of arrays.
 
-In simulation any process may serve any message, and on a SuperNode every message is a new process:
-nothing else survives a message.
+In a simulation any process may serve any message, and on a SuperNode each message is a new process:
+nothing but this state survives a message. `party.context` says what a party keeps in it.
 """
 
 from __future__ import annotations
@@ -14,34 +14,33 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vfl_flower.config.errors import VflError
 from vfl_flower.transport.flower_internals import config_record
-from vfl_flower.transport.messages import Arrays
+from vfl_flower.transport.messages import Arrays, EvaluateOrder
 from vfl_flower.transport.wire import NUMPY, record_of, to_numpy_format, unpack_one
-
-_SCALARS, _LARGE, _ABOUT = "scalars", "large", "about"
 
 Memory = Mapping[str, NDArray[Any] | Tensor]
 
+_SCALARS, _LARGE, _ABOUT = "scalars", "large", "about"
+_COPY = "model-at-"  # and the number of an evaluation: a copy of the model
 
-def save_state(
-    state: RecordDict, about: str, scalars: dict[str, Any], large: Memory, **groups: Memory
-) -> None:
-    """Keep scalars and groups of named arrays in a node's ``Context.state``.
 
-    ``about`` is a text that stays the same from message to message. Arrays are kept as they are,
-    without a copy, and become bytes when they leave the process.
+def save_groups(state: RecordDict, about: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write a text, scalars and groups of named arrays.
+
+    The text stays the same from message to message. Arrays are kept as they are, without a copy.
     """
     if load_about(state) != about:
         state[_ABOUT] = ConfigRecord({_ABOUT: about})
-    state[_SCALARS] = config_record(scalars)
-    if large:
-        groups[_LARGE] = large
-    for name, arrays in groups.items():
-        save_group(state, name, arrays)
+    for name, values in groups.items():
+        if name == _SCALARS:
+            state[name] = config_record(dict(values))
+        elif values or name != _LARGE:
+            save_group(state, name, values)
 
 
 def save_group(state: RecordDict, name: str, arrays: Memory) -> None:
-    """Keep one group of named arrays."""
+    """Write one group of named arrays."""
     record = ArrayRecord()
     for key, array in arrays.items():
         record[key] = _LiveArray(array)
@@ -49,20 +48,80 @@ def save_group(state: RecordDict, name: str, arrays: Memory) -> None:
 
 
 def settle(record: ArrayRecord) -> None:
-    """Have a record keep what it now holds, whatever becomes of the memory that it was over."""
+    """Copy the arrays of a record, so that it stays as it is when the memory under it changes."""
     for array in record.values():
         if isinstance(array, _LiveArray):
             array.live = array.array.copy()
 
 
+def load_about(state: RecordDict) -> str:
+    """Return the text about the party; empty in a new node."""
+    return str(record_of(state, _ABOUT, ConfigRecord)[_ABOUT]) if _ABOUT in state else ""
+
+
+def load_scalars(state: RecordDict) -> Mapping[str, Any]:
+    """Return the scalars; none in a new node."""
+    return record_of(state, _SCALARS, ConfigRecord) if _SCALARS in state else {}
+
+
 def load_large(state: RecordDict) -> Arrays:
-    """The large arrays kept by `save_state`, to write to: the same, or copies from their bytes."""
+    """Return the large arrays, to write to: the arrays themselves, or copies of their bytes."""
     if _LARGE not in state:
         return {}
     return {
         name: array.array if isinstance(array, _LiveArray) else unpack_one(name, array).copy()
         for name, array in record_of(state, _LARGE, ArrayRecord).items()
     }
+
+
+def load_arrays(state: RecordDict, group: str) -> Arrays:
+    """Return a group of arrays, for reading only: without a copy."""
+    return {
+        name: array.array if isinstance(array, _LiveArray) else unpack_one(name, array)
+        for name, array in record_of(state, group, ArrayRecord).items()
+    }
+
+
+# --- copies of the model ------------------------------------------------------------------------
+
+
+def forget_copies(state: RecordDict) -> None:
+    """Delete all copies of models: they are older than the run, or than its resumption."""
+    for name in [each for each in state if each.startswith(_COPY)]:
+        del state[name]
+
+
+def keep_copy(state: RecordDict, order: EvaluateOrder) -> None:
+    """Copy the model at this evaluation, if the label holder may go back to it.
+
+    The copies of the best and of the last evaluation stay, since the label holder may not know yet
+    which of the two is better.
+    """
+    if not order.number:
+        return
+    kept = {f"{_COPY}{number}" for number in (order.best, order.last)}
+    for name in [each for each in state if each.startswith(_COPY)]:
+        if name not in kept:
+            del state[name]
+    model = load_arrays(state, "model")
+    copies = {name: array.copy() for name, array in model.items()}
+    save_group(state, f"{_COPY}{order.number}", copies)
+
+
+def load_copy(state: RecordDict, number: int) -> Arrays:
+    """Return the copy of the model at the evaluation of this number.
+
+    Raises
+    ------
+    VflError
+        If no copy was kept.
+    """
+    if f"{_COPY}{number}" not in state:
+        raise VflError(f"has kept no model of evaluation {number}.")
+    return load_arrays(state, f"{_COPY}{number}")
+
+
+# --- memory of this process ---------------------------------------------------------------------
 
 
 class _LiveArray(Array):
@@ -74,32 +133,14 @@ class _LiveArray(Array):
 
     @property
     def array(self) -> NDArray[Any]:
-        """That memory itself, unless it is a GPU's."""
+        """The memory itself, or a copy of it if it is a GPU's."""
         live = self.live
         return live if isinstance(live, np.ndarray) else live.detach().cpu().numpy()
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
-        """Its bytes as it is now, in NumPy's file format."""
+        """The bytes as they are now, in NumPy's file format."""
         return to_numpy_format(self.array)
 
     def __reduce__(self) -> tuple[type[Array], tuple[str, tuple[int, ...], str, bytes]]:
         return Array, (self.dtype, self.shape, self.stype, self.data)
-
-
-def load_about(state: RecordDict) -> str:
-    """The text kept by `save_state`; empty in a new node."""
-    return str(record_of(state, _ABOUT, ConfigRecord)[_ABOUT]) if _ABOUT in state else ""
-
-
-def load_scalars(state: RecordDict) -> Mapping[str, Any]:
-    """The scalars kept by `save_state`; empty in a new node."""
-    return record_of(state, _SCALARS, ConfigRecord) if _SCALARS in state else {}
-
-
-def load_arrays(state: RecordDict, group: str) -> Arrays:
-    """A group of arrays kept by `save_state`, for reading only: without a copy."""
-    return {
-        name: array.array if isinstance(array, _LiveArray) else unpack_one(name, array)
-        for name, array in record_of(state, group, ArrayRecord).items()
-    }

@@ -306,14 +306,14 @@ def _uploaded(config: RunConfig, feature: float, rows: int, uploads: int) -> Sco
     block = ArrayBlock(features, features[:2], "", None, "", ids, ids[:2])
     party = Party(config, 0, 1, 1, block)
     with torch.no_grad():  # the embedding is the feature
-        for parameter in party.model.parameters():
+        for parameter in party.learner.model.parameters():
             parameter.fill_(parameter.dim() > 1)
     sent: list[Scores] = []
     for epoch in range(-(-uploads // 2)):  # two embeddings in each turn, at least
         number = party.exchange + 1
         train = TrainOrder(exchange=number, epoch=epoch, first=0, steps=1, coordinated=True)
         arrays = party.train(train).arrays
-        sent += [arrays[name][:, 0] for name in party.uplinks]
+        sent += [arrays[name][:, 0] for name in party.links.up]
         fresh = EmbedOrder(exchange=number + 1, arrays={"ids": ids.astype(np.int32)})
         sent.append(party.embed(fresh).arrays["embedding"][:, 0])
         party.rejoin(RejoinOrder(exchange=number + 2, outputs=1))  # nothing was answered

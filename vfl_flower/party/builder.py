@@ -1,0 +1,263 @@
+"""The four ways to build a party, and the checks that each of them makes.
+
+A party begins a run (`begin`), or begins one with the model of an earlier run (`grow`). In another
+process, or after a restart, it goes on from its state (`rebuild`). Or it predicts with a model that
+it kept (`for_prediction`). Before, `refusals.check_order` has compared with the party's rules each
+configuration that the message is about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from flwr.app import Context
+
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.node_rules import Rules
+from vfl_flower.config.run_config import RunConfig, parse
+from vfl_flower.data.at_party import FeatureBlock
+from vfl_flower.data.source import Preparation
+from vfl_flower.models.training import load_model
+from vfl_flower.party import about, state, state_file
+from vfl_flower.party.about import About
+from vfl_flower.party.inputs import load_block
+from vfl_flower.party.limits import Limits
+from vfl_flower.party.own_model import own_config
+from vfl_flower.party.party import Party
+from vfl_flower.party.refusals import check, told
+from vfl_flower.protocol.aggregation import aggregation_of, keys
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.messages import DescribeOrder, GrowOrder, RejoinOrder
+from vfl_flower.transport.node import refused, seat
+
+CHECKS = {
+    "begin": ("rules",),
+    "grow": ("rules", "model", "weights"),
+    "resume": ("parties", "data", "model", "weights", "training"),
+    "predict": ("parties", "rows", "model", "weights"),
+}
+"""What each way checks. `rules` are the party's own, now that its rows are known. The others are
+what the party wrote about itself when its model began: nothing of that may have changed since.
+
+With limits, every way that goes on from earlier uploads needs the count of them (`_limit`).
+"""
+
+
+# --- the four ways ------------------------------------------------------------------------------
+
+
+def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
+    """Build the party of a new run, or of a run whose state it has lost.
+
+    Raises
+    ------
+    ConfigError, VflError
+        If a rule forbids the run, or if the lost state was from an earlier run.
+    """
+    given = parse(context.run_config)
+    if given.get("resume") or given.get("grow"):
+        raise VflError("has lost the state from which it went on.")
+    config = resolve(context.run_config)
+    read = partial(load_block, context, config)
+    party = _build(context, "begin", config, order.outputs, read)
+    origin = party.origin
+    origin.run, origin.counted_since = state_file.run_name(context, order.nonce), _run(context)
+    if party.seal:
+        party.seal.begin(origin.run)
+    known = state.load_about(context.state) or state_file.is_there(context, origin.run)
+    _limit(context, party, goes_on=isinstance(order, RejoinOrder) or bool(known))
+    keys.forget(context)  # not before: a party that refuses stays as it was
+    state.forget_copies(context.state)
+    return party
+
+
+def grow(context: Context, order: GrowOrder) -> Party:
+    """Build the party of a run that begins with the models of an earlier run.
+
+    A party of the earlier run has its model from there, prepares its columns as there, and goes on
+    counting its steps and uploads. Any other party is new. A party looks for its model in its own
+    folder of states alone.
+
+    Raises
+    ------
+    ConfigError, VflError
+        If it has no such model, if its columns or its model differ from the earlier ones, or if a
+        rule forbids the run.
+    """
+    index, _ = seat(context)
+    config = told(context, order.config)
+    if not aggregation_of(config).may_grow:  # whatever became of the option `grow`
+        name = config.models.aggregation
+        raise VflError(f"was asked to begin aggregation = {name!r} by an earlier model.")
+    saved = state_file.load(context, order.run, order.number) if index < order.parties else None
+    text = state.load_about(saved.state) if saved else ""
+    preparation = about.read(text).preparation if text else None
+    read = partial(load_block, context, config, preparation)
+    party = _build(context, "grow", config, order.outputs, read, text, grown=bool(text))
+    origin, per_epoch = party.origin, party.per_epoch
+    origin.run, origin.counted_since = state_file.run_name(context, order.nonce), _run(context)
+    if saved:
+        load_model(party.learner.model, state.load_arrays(saved.state, "model"))
+        scalars = state.load_scalars(saved.state)
+        origin.counted_since, origin.exchange = scalars["origin"], scalars["exchange"]
+        origin.checkpoint = saved.number
+        # Rounded up: else many runs with few rows would lose count.
+        party.steps = math.ceil(round(scalars["epochs"] * per_epoch, 6))
+    _limit(context, party, goes_on=saved is not None)
+    if saved and party.limits:
+        coming = 0 if party.learner.frozen else party.config.training.epochs * per_epoch
+        party.limits.check_steps(party.steps + coming, per_epoch)
+    return party
+
+
+def rebuild(context: Context, text: str) -> Party:
+    """Build the party that wrote this text about itself; `context.resume` then loads its state.
+
+    Raises
+    ------
+    ConfigError, VflError
+        If its data, model, training or number of parties are not as then.
+    """
+    then = about.read(text)
+    read = partial(load_block, context, then.config, then.preparation if then.grown else None)
+    return _build(context, "resume", then.config, then.outputs, read, text, then.grown)
+
+
+def for_prediction(
+    context: Context,
+    saved: state_file.Saved,
+    run: str,
+    new_rows: Callable[[Preparation], FeatureBlock],
+) -> Party:
+    """Build the party with a model that it kept, to predict rows.
+
+    Parameters
+    ----------
+    run : name of the run that the model is from.
+    new_rows : reads the rows to predict, if the party has own data; else it predicts test rows.
+
+    Raises
+    ------
+    ConfigError, VflError
+        If its model or number of parties are not as then, or the rows of a partitioned data set.
+    """
+    text, scalars = state.load_about(saved.state), state.load_scalars(saved.state)
+    then = about.read(text)
+    read = partial(load_block, context, then.config)
+    if then.preparation:
+        read = partial(new_rows, then.preparation)
+    party = _build(context, "predict", then.config, then.outputs, read, text)
+    party.origin.counted_since = scalars.get("origin", run)
+    _limit(context, party, goes_on=True)
+    load_model(party.learner.model, state.load_arrays(saved.state, "model"))
+    return party
+
+
+# --- what they have in common -------------------------------------------------------------------
+
+
+def _build(
+    context: Context,
+    way: str,
+    config: RunConfig,
+    outputs: int,
+    read: Callable[[], FeatureBlock],
+    text: str = "",
+    grown: bool = False,
+) -> Party:
+    """Read a party's data, build its model, and make the checks of this way.
+
+    Parameters
+    ----------
+    text : what the party wrote about itself when its model began; empty for a new model.
+    grown : whether its model began in an earlier run.
+    """
+    index, parties = seat(context)
+    then, checks = about.read(text) if text else None, CHECKS[way]
+    if then and "parties" in checks and then.parties != parties:
+        raise ConfigError(
+            f"The run was of {then.parties} parties, and this one says num-partitions = {parties}."
+        )
+    block, own = read(), own_config(context, config)
+    party = Party(config, index, parties, outputs, block, own, grown)
+    if "rules" in checks:
+        check(context, config, party.inputs.rows)
+    if then:
+        now = about.read(party.about)
+        for name in checks:
+            if name in _COMPARISONS:
+                _COMPARISONS[name](index, then, now)
+    return party
+
+
+def _limit(context: Context, party: Party, goes_on: bool) -> None:
+    """Limit a party by its rules; refuse to go on without the count of its earlier uploads."""
+    party.limits = limits_of(context, party.origin.counted_since)
+    if party.limits:
+        party.limits.go_on() if goes_on else party.limits.begin()
+
+
+def limits_of(context: Context, counted_since: str) -> Limits | None:
+    """Return what the party's rules limit; ``None`` without such rules."""
+    rules = Rules.of(context.node_config)
+    if rules.max_epochs is None and rules.max_uploads is None:
+        return None
+    path = Path()  # without the rule max-uploads, nothing is counted
+    if rules.max_uploads is not None:
+        path = state_file.place(context, run=counted_since).with_suffix(".uploads")
+    return Limits(rules, partial(refused, context), path)
+
+
+def _run(context: Context) -> str:
+    """Return the name of the Flower run."""
+    return str(context.run_id)
+
+
+# --- what may not have changed ------------------------------------------------------------------
+
+
+def _check_data(index: int, then: About, now: About) -> None:
+    if (now.ids, now.preparation) != (then.ids, then.preparation):
+        raise VflError("has not the data that this run began with: its file has changed since.")
+
+
+def _check_rows(index: int, then: About, now: About) -> None:
+    if not then.preparation and now.ids != then.ids:  # own data: the rows to predict are new
+        raise ConfigError(f"Party {index} has other rows than its model was trained with.")
+
+
+def _check_model(index: int, then: About, now: About) -> None:
+    if now.model != then.model:
+        raise ConfigError(
+            f"Party {index}'s model is {now.model['name']!r}, and differs from "
+            f"{then.model['name']!r}, with which the run began, in name, arguments or parameters: "
+            "give it the one of then."
+        )
+
+
+def _check_weights(index: int, then: About, now: About) -> None:
+    if now.weights != then.weights:  # states do not hold frozen weights
+        raise VflError(
+            "has other weights in the folder of its model than this run began with: put those of "
+            "then back."
+        )
+
+
+def _check_training(index: int, then: About, now: About) -> None:
+    if (now.training, now.augment) != (then.training, then.augment):
+        raise ConfigError(
+            f"Party {index}'s node configuration says otherwise how its model is trained than when "
+            "the run began: put back what it said then."
+        )
+
+
+_COMPARISONS: Mapping[str, Callable[[int, About, About], None]] = {
+    "data": _check_data,
+    "rows": _check_rows,
+    "model": _check_model,
+    "weights": _check_weights,
+    "training": _check_training,
+}

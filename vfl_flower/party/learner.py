@@ -1,0 +1,182 @@
+"""A party's bottom model and what trains it: what an estimator sees of a party."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data import augmentation, samples
+from vfl_flower.data.augmentation import augmented
+from vfl_flower.data.samples import Samples
+from vfl_flower.models.bottoms import OwnBottom, build_bottom, embedding_size
+from vfl_flower.models.training import (
+    build_optimizer,
+    choose_device,
+    is_large,
+    load_model,
+    load_optimizer,
+    model_tensors,
+    optimizer_tensors,
+)
+from vfl_flower.party.inputs import Inputs
+from vfl_flower.protocol.batches import Window, steps_per_epoch, take
+from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.noise import Perturbation
+from vfl_flower.protocol.systems import sized
+from vfl_flower.transport.messages import Arrays
+
+_AT_ONCE = 2**22
+"""Numbers of samples that layers of ours evaluate at once.
+
+Other models evaluate 256 rows, and large ones a mini-batch.
+"""
+
+
+class Learner:
+    """The `PartyEnd` of a party's estimator: `protocol.estimators.base` documents it.
+
+    Parameters
+    ----------
+    config : the run's configuration.
+    own : the same, with the party's own model and training.
+    frozen : whether the model stays as it is.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        own: RunConfig,
+        index: int,
+        parties: int,
+        outputs: int,
+        inputs: Inputs,
+        frozen: bool,
+    ) -> None:
+        own = sized(own, inputs.rows)
+        self.config = config = sized(config, inputs.rows)
+        self.index, self.parties, self.outputs, self.rows = index, parties, outputs, inputs.rows
+        self.inputs, self.frozen = inputs, frozen
+        self.device = choose_device(config)
+        self.size = embedding_size(own, outputs)
+        # Decides noise, directions and Poisson mini-batches; known to this party alone, and fresh
+        # for each message, unless the run has a seed of noise.
+        self.secret = secrets.token_bytes(16)
+        if config.privacy.noise_seed >= 0:
+            self.secret = f"{config.privacy.noise_seed} {index}".encode()
+        # With own data it decides the first model too: whoever knows that could solve for features.
+        of_model = self.secret if config.data.apart and config.privacy.noise_seed < 0 else b""
+        self.model = build_bottom(own, index, inputs.sample, self.size, of_model).to(self.device)
+        self._check(own)
+        rate, every = own.training.party_lr, steps_per_epoch(config, inputs.rows)
+        self.optimizer = build_optimizer(own, self.model, rate, every)
+        self.arrays: Arrays = {}  # the estimator's own
+        self.exchange = 0  # number of the message to which the window belongs that it passes
+        self.trace: Any = None  # what the estimator needs again of its last upload, if it is here
+        self.learning()
+
+    def _check(self, own: RunConfig) -> None:
+        """Refuse, by `ConfigError`, a model that fails at some row, or one that noise cannot hide.
+
+        Noise hides a row only if no other row has a part in its embedding.
+        """
+        config, augment = self.config, self.inputs.block.augment
+        if ledger_of(config).noise_on == "embeddings":
+            if not self.model.apart():
+                raise ConfigError(
+                    f"Party {self.index}'s model {own.models.bottom!r} lets a row have a part in "
+                    "another's embedding, so that noise on its own would not hide it: leave out "
+                    "such as BatchNorm, or privacy."
+                )
+            if augment not in (augmentation.none, augmentation.crop_flip):
+                raise ConfigError(
+                    f"Party {self.index} has an augmentation of its own, by which a row could have "
+                    "a part in another's embedding, and noise would not hide it: leave out one of "
+                    "them."
+                )
+        small, batch = config.schedule.sampling == "poisson", config.training.batch_size
+        few = small or batch == 1 or self.rows % batch == 1 or self.inputs.mask is not None
+        try:
+            augmented(augment, samples.each(self.inputs.sample, lambda x: x[None]), b"", 0)
+            if isinstance(self.model, OwnBottom) and few and not self.frozen:
+                self.model.check_one_row()
+        except ConfigError:
+            raise
+        except VflError as error:
+            raise ConfigError(f"Party {self.index} {error}") from None
+
+    def learning(self) -> None:
+        """Have the model learn from passes over mini-batches, unless it stays as it is."""
+        self.model.train(not self.frozen)
+
+    # --- what an estimator asks of it -----------------------------------------------------------
+
+    def features(self, window: Window) -> Samples:
+        """Return the window's rows, [R, ...], augmented alike in each pass."""
+        block, places = self.inputs.block, self.inputs.places
+        train = block.train
+        if isinstance(train, np.ndarray) and places is None:
+            x: Samples = take(torch.from_numpy(train), window).to(self.device)
+        else:
+            x = samples.tensors(train[self.inputs.places_of(window.ids)], self.device)
+        if block.augment is augmentation.none:
+            return x
+        return augmented(block.augment, x, self.secret, self.exchange)
+
+    def noise(self, exchange: int, window: Window) -> Perturbation | None:
+        """Return the noise of the upload that answers this message, if there is any.
+
+        Raises
+        ------
+        VflError
+            If the model has diverged, which its embeddings would not show under noise.
+        """
+        if ledger_of(self.config).noise_on != "embeddings":
+            return None
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            raise VflError("has parameters that are not finite; lower the learning rates.")
+        last, lengths = len(self.model.layers) - 1, tuple(window.lengths.tolist())
+        return Perturbation(self.config.privacy, self.secret, exchange, lengths, last)
+
+    # --- what the party asks of it --------------------------------------------------------------
+
+    def embeddings(self, rows: Any, ids: NDArray[np.int32] | None = None) -> Tensor:
+        """Return embeddings [n, E] of rows of a block, all or these, with noise if there is any.
+
+        They are read and embedded in parts, so that memory does not grow with their number.
+        """
+        places = np.arange(len(rows), dtype=np.int32) if ids is None else ids
+        most = 256 if self.model.by_step else max(1, _AT_ONCE // self.inputs.columns)
+        if is_large(self.model):
+            most = self.config.training.batch_size
+        starts = range(0, max(1, len(places)), most)
+        parts = [places[start : start + most] for start in starts]
+        window = Window(places, np.array([len(part) for part in parts], np.int32))
+        noise = self.noise(self.exchange, window)
+        found = []
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                for number, part in enumerate(parts):
+                    read = rows[part] if len(parts) > 1 or ids is not None else rows[:]
+                    x = samples.tensors(read, self.device)
+                    found.append(self.model(x, noise.of_step(number) if noise else None))
+        finally:
+            self.learning()
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the tensors of the model and its optimizer, which go on changing in place."""
+        return {"model": model_tensors(self.model), "optimizer": optimizer_tensors(self.optimizer)}
+
+    def load_state_dict(self, state: Mapping[str, Arrays]) -> None:
+        """Copy the arrays of a model and its optimizer."""
+        load_model(self.model, state["model"])
+        load_optimizer(self.optimizer, state["optimizer"])
