@@ -25,9 +25,10 @@ from vfl_flower.label_holder.figures import TRANSPORTS
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation import aggregation_of
-from vfl_flower.protocol.batches import most_rows, steps_per_epoch
+from vfl_flower.protocol.batches import steps_per_epoch
 from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.schedule import Schedule
 from vfl_flower.protocol.systems import load_system
 from vfl_flower.transport.base import Transport
@@ -133,7 +134,7 @@ class Run:
     ) -> dict[str, int]:
         """Bytes of an upload, at most, by the kind of its order."""
         row = 2 * 4 * (size + 1)  # with its id, and as much again for what a codec adds
-        most = most_rows(self.config, rows, self.schedule.longest)
+        most = sampling_of(self.config, rows).most_rows(self.schedule.longest)
         return {
             TrainOrder.kind: SMALL
             + 4 * self.schedule.longest

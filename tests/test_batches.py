@@ -20,7 +20,8 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.party.party import Party
-from vfl_flower.protocol.batches import Window, divisors, draw_window, put, steps_per_epoch, take
+from vfl_flower.protocol.batches import Window, put, steps_per_epoch, take
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.messages import DescribeOrder, TrainOrder, Upload
 
@@ -30,7 +31,7 @@ def windows_of_epoch(
 ) -> list[Window]:
     steps = steps_per_epoch(config, rows)
     return [
-        draw_window(config, rows, party, epoch, first, min(window, steps - first))
+        sampling_of(config, rows).window(party, epoch, first, min(window, steps - first), b"")
         for first in range(0, steps, window)
     ]
 
@@ -76,7 +77,7 @@ def test_the_window_does_not_change_the_mini_batches(
 
 
 def test_a_batch_far_larger_than_the_data_is_the_whole_data() -> None:
-    window = draw_window(resolve({"batch-size": 10**9}), 20, None, 0, 0, 1)
+    window = sampling_of(resolve({"batch-size": 10**9}), 20).window(None, 0, 0, 1, b"")
     assert sorted(window.ids.tolist()) == list(range(20))
     assert window.lengths.tolist() == [20]
 
@@ -96,7 +97,7 @@ def test_a_window_is_whole_if_it_is_all_rows_in_their_own_order(
     given: dict[str, Any], whole: bool, party: int | None
 ) -> None:
     for epoch in range(3):
-        window = draw_window(resolve(given), 20, party, epoch, 0, 1)
+        window = sampling_of(resolve(given), 20).window(party, epoch, 0, 1, b"")
         assert window.whole == whole
         assert not whole or window.ids.tolist() == list(range(20))
 
@@ -139,7 +140,7 @@ def test_of_a_row_that_is_put_twice_the_last_counts() -> None:
 def test_orders_differ_between_epochs_parties_and_seeds() -> None:
     def order(party: int | None = None, epoch: int = 0, seed: int = 0) -> tuple[int, ...]:
         config = resolve({"batch-size": 100, "seed": seed})
-        return tuple(draw_window(config, 200, party, epoch, 0, 2).ids.tolist())
+        return tuple(sampling_of(config, 200).window(party, epoch, 0, 2, b"").ids.tolist())
 
     orders = [order(), order(0), order(1), order(epoch=1), order(0, epoch=1), order(seed=1)]
     assert len(set(orders)) == len(orders)
@@ -193,7 +194,7 @@ def test_poisson_windows_are_steps_of_rows_that_do_not_repeat(
     rows: int, batch: int, steps: int, epoch: int, first: int, party: int | None, secret: bytes
 ) -> None:
     config = poisson(batch)
-    window = draw_window(config, rows, party, epoch, first, steps, secret)
+    window = sampling_of(config, rows).window(party, epoch, first, steps, secret)
     assert window.ids.dtype == window.lengths.dtype == np.int32
     assert len(window.lengths) == steps
     assert window.lengths.sum() == len(window.ids)
@@ -202,16 +203,16 @@ def test_poisson_windows_are_steps_of_rows_that_do_not_repeat(
         assert len(set(part.tolist())) == len(part)
     if batch >= rows:  # the rate is at most 1
         assert (window.lengths == rows).all()
-    assert divisors(config, rows, window.lengths).tolist() == [min(batch, rows)] * steps
+    assert sampling_of(config, rows).divisors(window.lengths).tolist() == [min(batch, rows)] * steps
     assert not window.distinct  # other steps may take the same rows
-    again = draw_window.__wrapped__(config, rows, party, epoch, first, steps, secret)
+    again = sampling_of(config, rows).draw(party, epoch, first, steps, secret)
     assert np.array_equal(again.ids, window.ids)
     assert np.array_equal(again.lengths, window.lengths)
 
 
 def test_shuffled_steps_are_means_over_their_rows() -> None:
     config = resolve({"batch-size": 30})
-    assert divisors(config, 67, np.array([30, 30, 7], np.int32)).tolist() == [30, 30, 7]
+    assert sampling_of(config, 67).divisors(np.array([30, 30, 7], np.int32)).tolist() == [30, 30, 7]
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(50, 2), (50, 20), (50, 45)])
@@ -222,7 +223,7 @@ def test_poisson_sampling_takes_every_row_by_the_same_chance_and_each_step_anew(
     config, all_steps, q = poisson(batch), 5000, batch / rows
     by_step = np.concatenate(
         [
-            taken(draw_window(config, rows, 0, epoch, 0, steps, b"secret"), rows)
+            taken(sampling_of(config, rows).window(0, epoch, 0, steps, b"secret"), rows)
             for epoch in range(all_steps // steps)
         ]
     )
@@ -244,7 +245,7 @@ def test_poisson_sampling_takes_every_row_by_the_same_chance_and_each_step_anew(
 def test_poisson_mini_batches_differ_between_all_that_name_them() -> None:
     def ids(party: int | None = 0, epoch: int = 0, first: int = 0, **more: Any) -> tuple[int, ...]:
         secret = more.pop("secret", b"secret")
-        window = draw_window(poisson(50, **more), 200, party, epoch, first, 1, secret)
+        window = sampling_of(poisson(50, **more), 200).window(party, epoch, first, 1, secret)
         return tuple(window.ids.tolist())
 
     drawn = [ids(), ids(None), ids(1), ids(epoch=1), ids(first=1), ids(seed=1), ids(secret=b"")]
@@ -265,10 +266,10 @@ def test_only_the_party_knows_the_rows_of_its_poisson_mini_batches() -> None:
         party.describe(DescribeOrder(outputs=1))  # draws its secret
         upload = party.train(order)
         arrival = holder.receive(0, order, upload)
-        window = draw_window(config, 455, 0, 0, 0, 3, party.learner.secret)
+        window = sampling_of(config, 455).window(0, 0, 0, 3, party.learner.secret)
         assert arrival.window.ids.tolist() == window.ids.tolist() == upload.arrays["ids"].tolist()
         assert arrival.window.lengths.tolist() == upload.arrays["lengths"].tolist()
-        assert window.ids.tolist() != draw_window(config, 455, 0, 0, 0, 3).ids.tolist()
+        assert window.ids.tolist() != sampling_of(config, 455).window(0, 0, 0, 3, b"").ids.tolist()
         sent.append(window.ids.tolist())
     assert sent[0] != sent[1]
 

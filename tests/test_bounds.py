@@ -34,9 +34,10 @@ from vfl_flower import client_app
 from vfl_flower.config.errors import DivergedError, PoisonError, VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder.label_holder import LabelHolder
-from vfl_flower.protocol.batches import check_order, steps_per_epoch
+from vfl_flower.protocol.batches import steps_per_epoch
 from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.report import report
 from vfl_flower.transport.flower_internals import begin_task
@@ -191,12 +192,12 @@ def test_a_party_refuses_an_answer_that_would_ruin_its_model(
     keys: dict[str, Any],
     name: str,
 ) -> None:
-    answer = estimator.answer
+    encode = estimator.encode
 
     def answered(*given: Any) -> dict[int, Any]:
-        return {m: {name: first(1e30)(each[name].clone())} for m, each in answer(*given).items()}
+        return {m: {name: first(1e30)(each[name].copy())} for m, each in encode(*given).items()}
 
-    monkeypatch.setattr(estimator, "answer", answered)
+    monkeypatch.setattr(estimator, "encode", answered)
     _, sentence = failing(run, tmp_path / "out", keys, client_app.app)
     said = f"failed: was sent feedback that it cannot use: {name!r} has values beyond 1,000,000"
     assert said in sentence
@@ -310,9 +311,9 @@ def test_every_window_of_a_plan_is_a_possible_order(
         epoch, at, steps = plan.window(done, longest)
         done += steps
         order = TrainOrder(exchange=1, epoch=epoch, first=at, steps=steps, coordinated=False)
-        check_order(config, 100, parties, order)
+        sampling_of(config, 100).check(order, parties)
     with pytest.raises(VflError, match="are the most there are"):
-        check_order(config, 100, parties, TrainOrder(**{**vars(order), "epoch": epoch + 1}))
+        sampling_of(config, 100).check(TrainOrder(**{**vars(order), "epoch": epoch + 1}), parties)
 
 
 # --- fields and arrays that none has ------------------------------------------------------------

@@ -30,9 +30,10 @@ from vfl_flower.models.tops import build_top
 from vfl_flower.party import context as between
 from vfl_flower.party.party import Party
 from vfl_flower.party.state import load_arrays, load_large
-from vfl_flower.protocol.batches import draw_window, steps_per_epoch
+from vfl_flower.protocol.batches import steps_per_epoch
 from vfl_flower.protocol.codecs.channel import Links
 from vfl_flower.protocol.estimators.shared_labels import SharedLabels
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import DescribeOrder, TrainOrder, Upload
@@ -73,7 +74,9 @@ def by_hand(
 
     for epoch in range(config.training.epochs):
         steps = steps_per_epoch(config, rows)
-        order = torch.from_numpy(draw_window(config, rows, None, epoch, 0, steps).ids).long()
+        order = torch.from_numpy(
+            sampling_of(config, rows).window(None, epoch, 0, steps, b"").ids
+        ).long()
         for ids in order.split(config.training.batch_size):
             uploads = [bottom(x[m][ids]) for m, bottom in enumerate(models)]
             for surrogate, h in zip(surrogates, uploads, strict=True):

@@ -23,7 +23,7 @@ from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.rates import Rates
 from vfl_flower.models.tops import build_top
-from vfl_flower.protocol.batches import draw_window
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 
 
@@ -53,7 +53,9 @@ def centralised(
         if list(model.parameters())
     ]
     for epoch in range(config.training.epochs):
-        order = torch.from_numpy(draw_window(config, len(y), None, epoch, 0, steps).ids).long()
+        order = torch.from_numpy(
+            sampling_of(config, len(y)).window(None, epoch, 0, steps, b"").ids
+        ).long()
         for ids in order.split(config.training.batch_size):
             outputs = top(torch.cat([b(x[m][ids]) for m, b in enumerate(bottoms)], dim=1))
             if labels.outputs == 1:

@@ -37,8 +37,9 @@ from vfl_flower.models.losses import Loss, loss_per_row
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
-from vfl_flower.protocol.batches import Window, draw_window
+from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.estimators.directions import Directions
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.server_update import by_differences, by_gradient
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.protocol.uploads import Arrival, Reading
@@ -107,7 +108,9 @@ def centralised(keys: Mapping[str, Any], parties: int, labels: Labels) -> dict[s
     weight = None if weights is None else torch.from_numpy(weights)
     steps = -(-len(y) // config.training.batch_size)
     for epoch in range(config.training.epochs):
-        order = torch.from_numpy(draw_window(config, len(y), None, epoch, 0, steps).ids).long()
+        order = torch.from_numpy(
+            sampling_of(config, len(y)).window(None, epoch, 0, steps, b"").ids
+        ).long()
         for ids in order.split(config.training.batch_size):
             pairs = zip(bottoms, blocks, strict=True)
             outputs = top(torch.cat([bottom(block[ids]) for bottom, block in pairs], dim=1))

@@ -35,8 +35,8 @@ from vfl_flower.models.training import kept, load_model, model_arrays
 from vfl_flower.party import builder, refusals
 from vfl_flower.party import context as between
 from vfl_flower.party.party import Party
-from vfl_flower.protocol.batches import draw_window
 from vfl_flower.protocol.estimators.directions import Directions, values_of_pairs
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.messages import DescribeOrder, Description, EvaluateOrder, TrainOrder
 
@@ -76,7 +76,9 @@ def centralised(keys: Mapping[str, Any], window: int) -> dict[str, dict[str, Any
     optimizer = torch.optim.SGD(models.parameters(), lr=config.training.party_lr, momentum=0.9)
     steps = -(-len(y) // config.training.batch_size)
     for epoch in range(config.training.epochs):
-        order = torch.from_numpy(draw_window(config, len(y), None, epoch, 0, steps).ids).long()
+        order = torch.from_numpy(
+            sampling_of(config, len(y)).window(None, epoch, 0, steps, b"").ids
+        ).long()
         for number, ids in enumerate(order.split(config.training.batch_size)):
             if number % window == 0:
                 met = [copy.deepcopy(bottom) for bottom in bottoms]
@@ -295,7 +297,8 @@ def test_samples_by_name_go_through_all_that_a_party_does(keys: dict[str, Any]) 
         feedback = {"difference": np.ones(2, np.float32)}
     else:
         model = build_bottom(config, 0, samples.first(rows), 4)
-        ids = torch.from_numpy(draw_window(config, 128, None, 0, 0, 2).ids).long()
+        window = sampling_of(config, 128).window(None, 0, 0, 2, b"")
+        ids = window.index
         x = {name: torch.from_numpy(array)[ids] for name, array in rows.samples.items()}
         np.testing.assert_allclose(upload.arrays["embedding"], model(x).detach(), atol=1e-6)
     h = party.evaluate(EvaluateOrder(exchange=2, arrays=feedback)).arrays["embedding"]

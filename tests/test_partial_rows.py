@@ -29,7 +29,8 @@ from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.training import build_optimizer, trained
 from vfl_flower.protocol import subsets
 from vfl_flower.protocol.aggregation import aggregation_of
-from vfl_flower.protocol.batches import Window, among, draw_window, kept
+from vfl_flower.protocol.batches import Window, among, kept
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.server_update import by_gradient
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.tools.compare import compare, table
@@ -234,7 +235,9 @@ def centralised(keys: dict[str, Any], parties: int) -> tuple[list[Any], Any]:
     optimizer = torch.optim.SGD(every, config.training.party_lr)
     steps = -(-len(y) // 64)
     for epoch in range(config.training.epochs):
-        order = torch.from_numpy(draw_window(config, len(y), None, epoch, 0, steps).ids).long()
+        order = torch.from_numpy(
+            sampling_of(config, len(y)).window(None, epoch, 0, steps, b"").ids
+        ).long()
         for ids in order.split(64):
             h = torch.cat([b(x[m][ids]) for m, b in enumerate(bottoms)], dim=1)
             outputs = top(torch.cat([h, present[ids]], dim=1))

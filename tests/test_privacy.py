@@ -26,12 +26,12 @@ from vfl_flower.models.bottoms import BottomModel, build_bottom
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.protocol import estimators
-from vfl_flower.protocol.batches import draw_window
 from vfl_flower.protocol.estimators.first_order import descend
 from vfl_flower.protocol.privacy.embeddings import EmbeddingLedger, epsilon
 from vfl_flower.protocol.privacy.ledger import Ledger, ledger_of
 from vfl_flower.protocol.privacy.noise import Perturbation
 from vfl_flower.protocol.privacy.paper import epsilon_of_theorem_6
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import (
@@ -254,7 +254,7 @@ def test_party_learns_by_the_noise_of_the_upload_that_is_answered(optimizer: str
     rows = np.random.default_rng(0).normal(size=(60, party.learner.size)).astype(np.float32)
     party.train(replace(order, exchange=3, first=3, arrays={"gradient": rows}))
 
-    ids = draw_window(party.config, 455, None, 0, 0, 3).ids
+    ids = sampling_of(party.config, 455).window(None, 0, 0, 3, b"").ids
     x, lengths = torch.from_numpy(party.inputs.block.train[ids]), (20, 20, 20)
     noise = Perturbation(party.config.privacy, party.learner.secret, 1, lengths, LAST)
     theirs = build_optimizer(party.config, expected, party.config.training.party_lr)
@@ -416,8 +416,9 @@ def test_uploads_of_poisson_batches_are_counted_row_by_row(
             arrays = reply.content.array_records["arrays"]
             party = context.node_config["partition-id"]
             if order["coordinated"]:
-                place = (order[name] for name in ("epoch", "first", "steps"))
-                window = draw_window(sized(resolve(context.run_config), 455), 455, None, *place)
+                epoch, first, steps = (order[name] for name in ("epoch", "first", "steps"))
+                sampling = sampling_of(sized(resolve(context.run_config), 455), 455)
+                window = sampling.window(None, epoch, first, steps, b"")
                 ids[party] += window.ids.tolist()
             else:
                 # Rows that a window has twice are twice in it.

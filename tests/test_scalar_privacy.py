@@ -30,7 +30,7 @@ from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.protocol import estimators
-from vfl_flower.protocol.batches import Window, divisors
+from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.estimators.directions import Directions
 from vfl_flower.protocol.privacy.accountants import calibrated, most_steps
 from vfl_flower.protocol.privacy.embeddings import EmbeddingLedger
@@ -38,6 +38,7 @@ from vfl_flower.protocol.privacy.ledger import EVERYONE, Ledger, ledger_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.privacy.paper import calibrated_by_theorem_vi5, epsilon_of_theorem_vi5
 from vfl_flower.protocol.privacy.scalars import GUARANTEE, ScalarLedger
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.server_update import by_differences, by_gradient
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.messages import DescribeOrder, EvaluateOrder, TrainOrder
@@ -736,7 +737,7 @@ def test_scalar_noise_is_scaled_by_the_rows_where_more_are_asked_for(
 
     def divided(batch: int) -> list[int]:
         config = resolve({**DPZV, **kind, "batch-size": batch})
-        found: list[int] = divisors(config, ROWS, np.array([ROWS], np.int32)).tolist()
+        found: list[int] = sampling_of(config, ROWS).divisors(np.array([ROWS], np.int32)).tolist()
         return found
 
     assert divided(ROWS) == divided(100 * ROWS) == [ROWS]

@@ -32,7 +32,7 @@ from vfl_flower.data.text import TextColumn
 from vfl_flower.label_holder import results
 from vfl_flower.party import inputs
 from vfl_flower.party.party import Party
-from vfl_flower.protocol.batches import draw_window
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import refuse_places, resolve
 
 Array = NDArray[Any]
@@ -478,7 +478,7 @@ def test_augmentation_repeats_and_is_for_training_alone() -> None:
     config = resolve({"augment": "crop-flip", "embedding-size": 4, "batch-size": 32})
     plain = at_party.load_features(config, 0, 2)
     party = Party(config, 0, 2, 10, inputs.load_block(node_of({}, {}), config))
-    window = draw_window(config, party.inputs.rows, 0, 0, 0, 1)
+    window = sampling_of(config, party.inputs.rows).window(0, 0, 0, 1, b"")
 
     def seen(exchange: int) -> Array:
         party.learner.exchange = exchange

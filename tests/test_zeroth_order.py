@@ -25,7 +25,7 @@ from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
-from vfl_flower.protocol.batches import Window, join
+from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.estimators import directions as directions_module
 from vfl_flower.protocol.estimators.directions import Directions, values_of_pairs
 from vfl_flower.protocol.estimators.zeroth_order import Pair, ZerothOrder
@@ -108,7 +108,7 @@ def answer(holder: LabelHolder, pair: Pair, lengths: list[int]) -> Tensor:
     assert holder.columns[1] == MINE
     window = window_of(lengths)
     arrival = Arrival(1, window, False, Reading(pair[1], pair), window)
-    joint = join(holder.config, len(holder.labels), [window])
+    joint = holder.sampling.join([window])
     feedback = ZerothOrder(holder.config).answer(holder, [arrival], joint)
     assert feedback.keys() == {1} and feedback[1].keys() == {"difference"}
     return feedback[1]["difference"]

@@ -32,8 +32,8 @@ from vfl_flower.models.training import build_optimizer, model_arrays, step_along
 from vfl_flower.party.inputs import load_block
 from vfl_flower.party.own_model import own_config
 from vfl_flower.party.state import save_group
-from vfl_flower.protocol.batches import divisors, draw_window, steps_per_epoch
 from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
 
 
@@ -148,11 +148,11 @@ class Joined(Vertical):
 
     def _batches(self, rows: NDArray[np.int64]) -> Iterator[tuple[Tensor, int]]:
         """Mini-batches of these rows without end, and what each sum of losses is divided by."""
-        per_epoch = steps_per_epoch(self.config, len(rows))
+        sampling = sampling_of(self.config, len(rows))
         for epoch in count() if len(rows) else ():  # of no rows nothing is learned
-            window = draw_window(self.config, len(rows), None, epoch, 0, per_epoch)
+            window = sampling.window(None, epoch, 0, sampling.per_epoch, b"")
             ids = torch.from_numpy(rows[window.ids]).split(window.lengths.tolist())
-            divided = divisors(self.config, len(rows), window.lengths).tolist()
+            divided = sampling.divisors(window.lengths).tolist()
             yield from zip(ids, divided, strict=True)
 
     def _whole(self, block: FeatureBlock, part: int) -> Samples:

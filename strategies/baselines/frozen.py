@@ -13,7 +13,7 @@ from strategies.checkpoints import Checkpoints
 from strategies.vertical import Vertical
 from vfl_flower.config.errors import DivergedError
 from vfl_flower.label_holder.label_holder import LabelHolder
-from vfl_flower.protocol.batches import Window, draw_window, join
+from vfl_flower.protocol.batches import Window
 from vfl_flower.transport.messages import EmbedOrder, EvaluateOrder
 
 
@@ -37,7 +37,7 @@ class Frozen(Vertical):
         run.messenger.post(run.messenger.message(record, evaluate) for record in run.records)
         self.wait_for(run.records)
         for epoch in range(epochs):
-            window = draw_window(self.config, len(rows), None, epoch, 0, run.budget.per_epoch)
+            window = run.holder.sampling.window(None, epoch, 0, run.budget.per_epoch, b"")
             learn(run.holder, window)
             run.budget.answered += run.budget.of_epoch
             run.history.progressed(run.budget.answered, run.budget.planned)
@@ -52,7 +52,7 @@ class Frozen(Vertical):
 def learn(holder: LabelHolder, window: Window) -> None:
     """Step the top model on a window, by what the table holds; no party is answered."""
     h, labels = holder.gather(window)
-    divided = join(holder.config, len(holder.labels), [window]).divisors.tolist()
+    divided = holder.sampling.divisors(window.lengths).tolist()
     try:
         holder.count(holder.step(h, labels, window.lengths.tolist(), divided, gradients=False)[1])
     except DivergedError:

@@ -76,7 +76,7 @@ class Options(TypedDict, total=False):
     local_steps: int | None
     quorum: int | None
     window: int | None
-    sampling: Literal["shuffle", "poisson"] | None
+    sampling: Code | None
     max_delay: int | None
     delay: Literal["none", "poisson", "exponential", "straggler"] | None
     codec: Code | None

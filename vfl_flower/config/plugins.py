@@ -171,6 +171,17 @@ ESTIMATORS = Registry(
 )
 """How parties learn from the label holder's answers: `protocol.estimators.base.Estimator`."""
 
+SAMPLINGS = Registry(
+    "sampling",
+    "samplings",
+    {
+        "shuffle": "vfl_flower.protocol.sampling.base:Sampling",
+        "poisson": "vfl_flower.protocol.sampling.poisson:Poisson",
+    },
+    parts=("draw", "divisors", "uploaded"),
+)
+"""Which rows a step uses: `protocol.sampling.base.Sampling`."""
+
 CODECS = Registry(
     "codec",
     "codecs",

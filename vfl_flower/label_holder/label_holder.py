@@ -38,9 +38,10 @@ from vfl_flower.models.training import (
 )
 from vfl_flower.protocol import estimators, server_update, subsets
 from vfl_flower.protocol.aggregation import aggregation_of
-from vfl_flower.protocol.batches import Window, among, join, take, uploaded
+from vfl_flower.protocol.batches import Window, among, take
 from vfl_flower.protocol.estimators.directions import Directions
 from vfl_flower.protocol.privacy.noise import ScalarNoise
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.subsets import Copies
 from vfl_flower.protocol.systems import sized
 from vfl_flower.protocol.uploads import Arrival
@@ -71,6 +72,7 @@ class LabelHolder:
         per_epoch: float = 1,
     ) -> None:
         self.config = config = sized(config, len(labels.train))
+        self.sampling = sampling_of(config, len(labels.train))
         self.device = choose_device(config)
         self.parties = len(sizes)
         self.labels = torch.from_numpy(labels.train).to(self.device)  # of the training rows
@@ -115,8 +117,8 @@ class LabelHolder:
         VflError
             If its ids or embeddings are not what the order asked for.
         """
-        rows, present = len(self.labels), self.table.present[party]
-        batches, window = uploaded(self.config, rows, party, order, upload.arrays, present)
+        present = self.table.present[party]
+        batches, window = self.sampling.uploaded(party, order, upload.arrays, present)
         try:
             reading = self.aggregation.read(self, party, window, upload.arrays)
         except VflError as error:
@@ -159,7 +161,7 @@ class LabelHolder:
             arrivals = self.aggregation.complete(self, arrivals)
         coordinated = arrivals[0].coordinated
         batches = [each.batches for each in arrivals[: 1 if coordinated else None]]
-        joint = join(self.config, len(self.labels), batches)
+        joint = self.sampling.join(batches)
         if coordinated and any(each.window is not each.batches for each in arrivals):
             places = [among(each.window, each.batches) for each in arrivals]
             joint = replace(joint, places=places)

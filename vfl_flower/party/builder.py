@@ -97,7 +97,7 @@ def grow(context: Context, order: GrowOrder) -> Party:
     preparation = about.read(text).preparation if text else None
     read = partial(load_block, context, config, preparation)
     party = _build(context, "grow", config, order.outputs, read, text, grown=bool(text))
-    origin, per_epoch = party.origin, party.per_epoch
+    origin, per_epoch = party.origin, party.sampling.per_epoch
     origin.run, origin.counted_since = state_file.run_name(context, order.nonce), _run(context)
     if saved:
         load_model(party.learner.model, state.load_arrays(saved.state, "model"))

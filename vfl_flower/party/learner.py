@@ -27,9 +27,10 @@ from vfl_flower.models.training import (
     optimizer_tensors,
 )
 from vfl_flower.party.inputs import Inputs
-from vfl_flower.protocol.batches import Window, steps_per_epoch, take
+from vfl_flower.protocol.batches import Window, take
 from vfl_flower.protocol.privacy.ledger import ledger_of
 from vfl_flower.protocol.privacy.noise import Perturbation
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
 from vfl_flower.transport.messages import Arrays
 
@@ -62,6 +63,7 @@ class Learner:
     ) -> None:
         own = sized(own, inputs.rows)
         self.config = config = sized(config, inputs.rows)
+        self.sampling = sampling_of(config, inputs.rows)
         self.index, self.parties, self.outputs, self.rows = index, parties, outputs, inputs.rows
         self.inputs, self.frozen = inputs, frozen
         self.device = choose_device(config)
@@ -75,8 +77,8 @@ class Learner:
         of_model = self.secret if config.data.apart and config.privacy.noise_seed < 0 else b""
         self.model = build_bottom(own, index, inputs.sample, self.size, of_model).to(self.device)
         self._check(own)
-        rate, every = own.training.party_lr, steps_per_epoch(config, inputs.rows)
-        self.optimizer = build_optimizer(own, self.model, rate, every)
+        rate = own.training.party_lr
+        self.optimizer = build_optimizer(own, self.model, rate, self.sampling.per_epoch)
         self.arrays: Arrays = {}  # the estimator's own
         self.exchange = 0  # number of the message to which the window belongs that it passes
         self.trace: Any = None  # what the estimator needs again of its last upload, if it is here
@@ -101,7 +103,7 @@ class Learner:
                     "a part in another's embedding, and noise would not hide it: leave out one of "
                     "them."
                 )
-        small, batch = config.schedule.sampling == "poisson", config.training.batch_size
+        small, batch = self.sampling.varies, config.training.batch_size
         few = small or batch == 1 or self.rows % batch == 1 or self.inputs.mask is not None
         try:
             augmented(augment, samples.each(self.inputs.sample, lambda x: x[None]), b"", 0)

@@ -30,13 +30,7 @@ from vfl_flower.party.limits import Limits
 from vfl_flower.party.memory import InProcess, Origin, PartyLinks, PendingWindow
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation.masks import alike
-from vfl_flower.protocol.batches import (
-    Window,
-    check_order,
-    draw_window,
-    most_rows,
-    steps_per_epoch,
-)
+from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, check_memory, digest, zeros
 from vfl_flower.transport.messages import (
     SMALL,
@@ -96,7 +90,7 @@ class Party:
         self.limits: Limits | None = None  # none without such rules
         self.origin = Origin()
         self.exchange = 0  # number of the last message served
-        self.per_epoch = steps_per_epoch(self.config, inputs.rows)  # mini-batches
+        self.sampling = learner.sampling
         self.steps = 0  # mini-batches that the model was trained on, with the pending window's
         self.pending: PendingWindow | None = None
         self.in_process = InProcess()
@@ -111,7 +105,7 @@ class Party:
 
     def begin(self, order: TrainOrder) -> Window:
         """Count the steps that an order asks for, and draw their rows."""
-        check_order(self.config, self.inputs.rows, self.learner.parties, order)
+        self.sampling.check(order, self.learner.parties)
         if self.seal and not order.coordinated:
             self.seal.refuse_alone()
         self._count(order)
@@ -119,15 +113,14 @@ class Party:
         window = self._draw(order, self.learner.secret)
         if self.limits:
             rows, places = self.inputs.block.train_rows, self.inputs.places_of(window.ids)
-            self.limits.check_steps(self.steps, self.per_epoch)
+            self.limits.check_steps(self.steps, self.sampling.per_epoch)
             self.limits.count(rows, places, self.estimator.uploads_per_row)
         return window
 
     def _draw(self, order: TrainOrder, secret: bytes) -> Window:
         """Draw the rows of a window: those of all parties, or the party's own."""
         owner, secret = (None, b"") if order.coordinated else (self.learner.index, secret)
-        steps = order.epoch, order.first, order.steps
-        window = draw_window(self.config, self.inputs.rows, owner, *steps, secret)
+        window = self.sampling.window(owner, order.epoch, order.first, order.steps, secret)
         return window if self.inputs.mask is None else self.inputs.held(window)
 
     def learn(self, arrays: Arrays) -> None:
@@ -166,7 +159,7 @@ class Party:
         arrays = self._encode(self.links.up, blocks, window)
         if not order.coordinated:
             arrays["ids"] = window.ids
-            if self.config.schedule.sampling == "poisson":
+            if self.sampling.secret:
                 arrays["lengths"] = window.lengths
         return Upload(party=self.learner.index, exchange=self.exchange, arrays=arrays)
 
@@ -284,7 +277,7 @@ class Party:
         scalars = {
             "exchange": self.exchange,
             "steps": self.steps,
-            "epochs": self.steps / self.per_epoch,
+            "epochs": self.steps / self.sampling.per_epoch,
             "origin": self.origin.counted_since,
             "run": self.origin.run,
             "pending-secret": self.pending.secret if self.pending else b"",
@@ -331,6 +324,7 @@ class Party:
     @cached_property
     def largest_order(self) -> int:
         """Most bytes of the arrays in an order: feedback for an epoch's rows, or surrogates."""
-        rows = most_rows(self.config, self.inputs.rows, self.per_epoch)
+        steps = self.sampling.per_epoch
+        rows = self.sampling.most_rows(steps)
         keys = self.estimator.aggregation.order_bytes(self.learner.parties)
-        return SMALL + keys + self.estimator.answer_bytes(self.learner, rows, self.per_epoch)
+        return SMALL + keys + self.estimator.answer_bytes(self.learner, rows, steps)

@@ -85,7 +85,7 @@ class Turn:
             self.outcome = error
             return
         kind = _kind(party)
-        if kind is not None and (order.coordinated or party.config.schedule.sampling == "shuffle"):
+        if kind is not None and (order.coordinated or not party.sampling.varies):
             pending = _steps(party.pending.order) if party.pending else None
             self.kind = kind, _steps(order), pending
 
@@ -221,6 +221,7 @@ class Stack:
         one = parties[0].learner
         self.members, self.parties = parties, one.parties
         self.config, self.estimator = one.config, FirstOrder(one.config)
+        self.sampling = one.sampling
         self.rows, self.size, self.device = one.rows, one.size, one.device
         self.index, self.outputs = one.index, one.outputs
         self.frozen, self.secret = False, b""  # which layers of ours have no use for

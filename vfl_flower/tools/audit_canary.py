@@ -24,12 +24,13 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.party.party import Party
 from vfl_flower.protocol import estimators
-from vfl_flower.protocol.batches import Window, draw_window
+from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.privacy.embeddings import epsilon
 from vfl_flower.protocol.privacy.labels import randomised
 from vfl_flower.protocol.privacy.ledger import Ledger, ledger_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise, grid_step
 from vfl_flower.protocol.privacy.paper import delta_of
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import EmbedOrder, RejoinOrder, TrainOrder
@@ -162,7 +163,7 @@ def of_labels(
             key = secrets.token_bytes(32) if anew else key
             sizes = dict.fromkeys(range(_PARTIES), 1)
             holder = LabelHolder(small, randomised(small, labels, key), sizes)
-            window = draw_window(small, rows, None, 0, 0, 1)
+            window = sampling_of(small, rows).window(None, 0, 0, 1, b"")
             nothing = Reading(torch.zeros(rows, 1), ())
             both = [Arrival(each, window, True, nothing, window) for each in (0, 1)]
             answer = holder.answer(both)

@@ -27,8 +27,9 @@ from vfl_flower.party.state import load_about, load_large
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation.fixed_point import Ints, from_fixed
 from vfl_flower.protocol.aggregation.secure import Secure
-from vfl_flower.protocol.batches import Window, divisors, draw_window
+from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
+from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
 from vfl_flower.protocol.uploads import Reading
 from vfl_flower.transport.messages import (
@@ -170,7 +171,8 @@ class Wiretap(ClientApp):
                 directions = self.guess.standard_normal(directions.shape, np.float32)
             rows = np.repeat(feedback["difference"], lengths)[:, None] * directions
         else:
-            scale = np.repeat(divisors(sized(self.config, rows_of), rows_of, lengths), lengths)
+            sampling = sampling_of(sized(self.config, rows_of), rows_of)
+            scale = np.repeat(sampling.divisors(lengths), lengths)
             sent = self.downlinks.decode(feedback, window)["gradient"]
             rows = sent.numpy() * scale[:, None]
         new = ~self.answered[window.ids]
@@ -245,4 +247,5 @@ def window_of(
     if "lengths" in arrays:
         return Window(arrays["ids"], arrays["lengths"])
     owner = None if order.coordinated else party
-    return draw_window(sized(config, rows), rows, owner, order.epoch, order.first, order.steps)
+    sampling = sampling_of(sized(config, rows), rows)
+    return sampling.window(owner, order.epoch, order.first, order.steps, b"")

@@ -39,7 +39,7 @@ class ScheduleConfig:
         "Chooses how mini-batches are drawn. `shuffle` slices a shuffled epoch. `poisson` takes "
         "each row with probability batch-size / rows.",
         example="sampling='poisson'",
-        choices=("shuffle", "poisson"),
+        registry=plugins.SAMPLINGS,
         related=("batch-size", "calibration"),
     )
     max_delay: int = key(

@@ -27,6 +27,7 @@ from vfl_flower.protocol.codecs.channel import Blocks, Channel, Links
 from vfl_flower.protocol.estimators.directions import Directions
 from vfl_flower.protocol.privacy.ledger import ledger_of
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
+from vfl_flower.protocol.sampling.base import Sampling
 from vfl_flower.protocol.subsets import Copies
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import Arrays, TrainOrder
@@ -36,6 +37,7 @@ class PartyEnd(Protocol):
     """What an estimator has of a party."""
 
     config: RunConfig
+    sampling: Sampling
     index: int
     parties: int
     outputs: int
@@ -60,6 +62,7 @@ class HolderEnd(Protocol):
     """What an estimator has of the label holder."""
 
     config: RunConfig
+    sampling: Sampling
     device: torch.device
     top: TopModel
     optimizer: torch.optim.Optimizer | None  # none for a top model without parameters

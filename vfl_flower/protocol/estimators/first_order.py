@@ -20,10 +20,11 @@ from vfl_flower.models import passes
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import penalty_gradient
 from vfl_flower.models.training import factors_of, is_plain_sgd, step_along, step_as_one, trained
-from vfl_flower.protocol.batches import Joint, Window, divisors, first_step
+from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, zeros
 from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, PartyEnd
 from vfl_flower.protocol.privacy.noise import Perturbation
+from vfl_flower.protocol.sampling.base import Sampling
 from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.messages import TrainOrder
 
@@ -72,18 +73,9 @@ class FirstOrder(Estimator):
                 continue
             mine = rows[:, end.columns[arrival.party]]
             if joint.places:
-                mine = self._of_own_batches(mine, joint, number, arrival, len(end.labels))
+                mine = _of_own_batches(mine, joint, number, arrival, end.sampling)
             answers[arrival.party] = {"gradient": mine}
         return answers
-
-    def _of_own_batches(
-        self, rows: Tensor, joint: Joint, number: int, arrival: Arrival, of: int
-    ) -> Tensor:
-        """Of rows of joint steps those of one window, in its order, over its own divisors."""
-        own, lengths = divisors(self.config, of, arrival.batches.lengths), arrival.window.lengths
-        scale = np.repeat(joint.divisors[: len(own)] / own, lengths).astype(np.float32)
-        mine = rows[torch.from_numpy(joint.places[number]).to(rows.device)]
-        return mine * torch.from_numpy(scale).to(rows.device)[:, None]
 
     # --- the party again ------------------------------------------------------------------------
 
@@ -93,8 +85,18 @@ class FirstOrder(Estimator):
         x, hs = end.trace or (end.features(window), None)
         noise, training = end.noise(order.exchange, window), self.config.training
         rows, lengths = rows.to(end.device), window.lengths.tolist()
-        key, first = _key(end, order), first_step(self.config, end.rows, order)
+        key, first = _key(end, order), order.epoch * end.sampling.per_epoch + order.first
         descend(end.model, end.optimizer, x, hs, rows, lengths, training, noise, key, first)
+
+
+def _of_own_batches(
+    rows: Tensor, joint: Joint, number: int, arrival: Arrival, sampling: Sampling
+) -> Tensor:
+    """Of rows of joint steps those of one window, in its order, over its own divisors."""
+    own, lengths = sampling.divisors(arrival.batches.lengths), arrival.window.lengths
+    scale = np.repeat(joint.divisors[: len(own)] / own, lengths).astype(np.float32)
+    mine = rows[torch.from_numpy(joint.places[number]).to(rows.device)]
+    return mine * torch.from_numpy(scale).to(rows.device)[:, None]
 
 
 def _key(end: PartyEnd, order: TrainOrder) -> bytes:

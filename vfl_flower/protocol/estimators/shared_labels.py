@@ -23,7 +23,7 @@ from vfl_flower.models import passes
 from vfl_flower.models.losses import loss_of, penalty_gradient
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import autocast, count, flat, load_flat, step_along
-from vfl_flower.protocol.batches import Joint, Window, divisors, first_step
+from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, zeros
 from vfl_flower.protocol.estimators.base import HolderEnd, PartyEnd
 from vfl_flower.protocol.estimators.first_order import FirstOrder
@@ -177,13 +177,13 @@ class SharedLabels(FirstOrder):
         assert top is not None
         labels = torch.from_numpy(known[window.ids].astype(np.int64)).to(end.device)
         lengths, noise = window.lengths.tolist(), end.noise(order.exchange, window)
-        divided = divisors(self.config, end.rows, window.lengths).tolist()
+        divided = end.sampling.divisors(window.lengths).tolist()
         loss = loss_of(self.config, known, max(2, end.outputs), end.device)
         columns = slice(end.index * end.size, (end.index + 1) * end.size)
         parameters = end.optimizer.param_groups[0]["params"]
         training, y, start = self.config.training, loss.targets(labels, top.outputs), 0
         key = end.secret + f"|{order.exchange}".encode()
-        first = first_step(self.config, end.rows, order)
+        first = order.epoch * end.sampling.per_epoch + order.first
         for step, (length, divisor) in enumerate(zip(lengths, divided, strict=True)):
             rows = slice(start, start + length)
             start += length

@@ -19,7 +19,7 @@ from vfl_flower.config.options import EstimatorConfig, TrainingConfig
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models import passes
 from vfl_flower.models.losses import penalty
-from vfl_flower.protocol.batches import Joint, Window, divisors, first_step
+from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, of_steps
 from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, PartyEnd
 from vfl_flower.protocol.estimators.directions import (
@@ -179,7 +179,7 @@ class ZerothOrder(Estimator):
         values = [end.loss.per_row(each, labels) for each in pair]
         of_rows, _ = differences(self.config.estimator, values)
         of_rows = copies.mean(of_rows) if copies else of_rows
-        divided = divisors(self.config, len(end.labels), arrival.batches.lengths).tolist()
+        divided = end.sampling.divisors(arrival.batches.lengths).tolist()
         return self._means(end, of_rows, lengths, divided)
 
     @torch.no_grad()
@@ -249,7 +249,8 @@ class ZerothOrder(Estimator):
         weight = self.config.training.regulariser_weight
         if weight:
             scalars = scalars + weight * penalties(self.config.training, directions, u, steps)
-        descend(end.optimizer, directions, u, scalars, first_step(self.config, end.rows, order))
+        first = order.epoch * end.sampling.per_epoch + order.first
+        descend(end.optimizer, directions, u, scalars, first)
 
 
 def penalties(

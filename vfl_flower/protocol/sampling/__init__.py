@@ -1,0 +1,40 @@
+"""Sampling: which rows a step uses. `sampling_of` returns the scheme of a run."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.plugins import SAMPLINGS
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.sampling.base import Sampling
+
+
+def sampling_of(config: RunConfig, rows: int) -> Sampling:
+    """Return the sampling scheme of a configuration, for so many training rows.
+
+    In one process the label holder and all parties have the same, and so draw each window once.
+    """
+    if SAMPLINGS.is_place(config.schedule.sampling):  # its code may have changed
+        return _sampling_of.__wrapped__(config, rows)
+    return _sampling_of(config, rows)
+
+
+@lru_cache(maxsize=16)
+def _sampling_of(config: RunConfig, rows: int) -> Sampling:
+    found: Sampling = SAMPLINGS.load(config.schedule.sampling)(config, rows)
+    return found
+
+
+def check(config: RunConfig) -> None:
+    """Raise `ConfigError` if a scheme of one's own draws rows whose releases are counted."""
+    name, counted = (
+        config.schedule.sampling,
+        ledger_of(config).noise_on in ("embeddings", "scalars"),
+    )
+    if counted and name not in SAMPLINGS.known:
+        raise ConfigError(
+            f"privacy = {config.privacy.mechanism!r} does not know how often sampling = {name!r} "
+            f"draws a row. Choose sampling = {' or '.join(map(repr, SAMPLINGS.known))}."
+        )
