@@ -675,7 +675,7 @@ def test_another_file_of_a_party(on_files: Any, how: Any) -> None:
     change(on_files.files[0], how)
     before = untouched(on_files.folder / "run")
     with pytest.raises(
-        PartyError, match=r"has not the data that this run began with|has lost rows"
+        PartyError, match=r"does not have the data that this run began with|has lost rows"
     ) as raised:
         on_files.resume("run")
     assert str(raised.value).endswith(".")

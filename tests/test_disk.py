@@ -291,7 +291,7 @@ def damaged_states(tmp_path: Path, cases: int) -> None:
         with pytest.raises(ConfigError, match=r"Party 0 does not have checkpoint 5 of that run"):
             state_file.load(context, "7", 5)
         anew = Context(7, 1, context.node_config, RecordDict(), {})
-        state_file.restore(anew, "7")
+        state_file.load_latest(anew, "7")
         assert not anew.state
         try:  # the control: without its checksum
             state = state_from_bytes(each[: len(content) - 32])
@@ -322,7 +322,7 @@ def test_a_party_goes_on_from_the_last_state_that_is_sound(tmp_path: Path) -> No
     last = state_file.place(context, 2)
     last.write_bytes(last.read_bytes()[:-1] + b"x")
     anew = Context(7, 1, context.node_config, RecordDict(), {})
-    state_file.restore(anew, "7")
+    state_file.load_latest(anew, "7")
     assert anew.state["scalars"] == ConfigRecord({"exchange": 5, "secret": b"secret"})
 
 

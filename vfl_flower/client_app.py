@@ -53,7 +53,7 @@ from vfl_flower.transport.messages import (
     TrainOrder,
     refuse_unused,
 )
-from vfl_flower.transport.node import seat, simulated
+from vfl_flower.transport.node import index_and_parties, simulated
 from vfl_flower.transport.stream import session as stream
 from vfl_flower.transport.wire import read_order, to_failure, to_reply
 
@@ -285,25 +285,25 @@ def _keep_first(context: Context) -> None:
 @serves(SetOrder)
 def find_set(context: Context, order: SetOrder) -> Payload:
     """Say whether this party still has the blinded ids of an earlier alignment."""
-    return at_party.find_set(context, own_source(context), seat(context)[1], order)
+    return at_party.find_set(context, own_source(context), index_and_parties(context)[1], order)
 
 
 @serves(AlignOrder)
 def align(context: Context, order: AlignOrder) -> Payload:
     """Say which ids this party has, in a form that does not tell them."""
-    return at_party.blind(context, own_source(context), seat(context)[1], order)
+    return at_party.blind(context, own_source(context), index_and_parties(context)[1], order)
 
 
 @serves(CommonOrder)
 def common(context: Context, order: CommonOrder) -> Payload:
     """Take the rows that all parties have."""
-    return at_party.take_common(context, own_source(context), seat(context)[1], order)
+    return at_party.take_common(context, own_source(context), index_and_parties(context)[1], order)
 
 
 @serves(ConfirmOrder)
 def confirm(context: Context, order: ConfirmOrder) -> Payload:
     """Use these rows from now on, and keep the alignment."""
-    party, parties = seat(context)
+    party, parties = index_and_parties(context)
     answer = at_party.confirm(context, party, parties, order)
     reuse.store_rows(context, party, parties)
     return answer
@@ -312,7 +312,7 @@ def confirm(context: Context, order: ConfirmOrder) -> Payload:
 @serves(ReuseOrder)
 def reuse_rows(context: Context, order: ReuseOrder) -> Payload:
     """Use the rows that an earlier run has confirmed."""
-    return reuse.reuse_rows(context, own_source(context), seat(context)[1], order)
+    return reuse.reuse_rows(context, own_source(context), index_and_parties(context)[1], order)
 
 
 # --- prediction, streams and shared actors ------------------------------------------------------
@@ -329,7 +329,7 @@ def session(context: Context, order: SessionOrder) -> Payload:
     """Serve the messages of a stream, until it ends."""
     run = state_file.run_name(context, order.nonce)
     if order.keep:
-        state_file.restore(context, run)
+        state_file.load_latest(context, run)
     end = stream.serve(app, order, context, lambda: between.largest_order(context))
     if order.keep:
         state_file.save(context, run=run)

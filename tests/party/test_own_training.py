@@ -66,7 +66,7 @@ def test_what_it_cannot_say_is_refused_before_anything_is_done(
 
 @pytest.mark.parametrize("key", ["server-lr", "party-lrs", "epochs", "precision"])
 def test_keys_of_others_are_none_that_it_can_say(node: Node, key: str) -> None:
-    with pytest.raises(VflError, match=f"has a key '{key}' that there is not"):
+    with pytest.raises(VflError, match=f"has an unknown option '{key}'"):
         asked(node({key: 1}), DESCRIBE, Description)
 
 
@@ -98,7 +98,7 @@ def test_a_party_that_says_otherwise_than_when_the_run_began_does_not_go_on(node
     kept = state_to_bytes(context.state)
     restarted(context, kept)
     context.node_config["party-lr"] = 0.5
-    with pytest.raises(VflError, match="node configuration says otherwise how its model is trai"):
+    with pytest.raises(VflError, match="node configuration trains its model otherwise than when"):
         asked(context, train(2, epoch=1, gradient=gradient()))
     context.node_config["party-lr"] = 0.05
     restarted(context, kept)

@@ -156,9 +156,9 @@ def test_one_owner_needs_no_permission_unless_a_party_says_so(node: Node) -> Non
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("max-epoch", 5, "has a key 'max-epoch' that there is not: did you mean max-epochs?"),
-        ("min-noise", 5, "has a key 'min-noise' that there is not: did you mean min-rows?"),
-        ("privacy", "x", "has a key 'privacy' that there is not: rules are align, min-rows"),
+        ("max-epoch", 5, "has an unknown option 'max-epoch'. Did you mean max-epochs?"),
+        ("min-noise", 5, "has an unknown option 'min-noise'. Did you mean min-rows?"),
+        ("privacy", "x", "has an unknown option 'privacy'. Rules are align, min-rows"),
         ("max-epochs", "5", "gives max-epochs = '5', where a whole number, at least 0, is due."),
         ("max-epochs", True, "gives max-epochs = True, where a whole number, at least 0, is due."),
         ("max-uploads", -1, "gives max-uploads = -1, where a whole number, at least 0, is due."),
@@ -197,9 +197,9 @@ def test_epochs_that_the_rows_decide_are_held_to_the_rule(node: Node) -> None:
             asked(began, order, Predicted if isinstance(order, PredictOrder) else Upload)
 
 
-def test_a_source_has_keys_of_its_own_that_are_not_nearly_rules() -> None:
+def test_a_source_may_read_options_whose_names_are_not_close_to_a_rule() -> None:
     assert Rules.of({"source": "waves:Waves", "share": 0.5, "rows": 9}) == Rules()
-    with pytest.raises(ConfigError, match="did you mean max-epochs"):
+    with pytest.raises(ConfigError, match="Did you mean max-epochs"):
         Rules.of({"source": "waves:Waves", "max-epoch": 5})
 
 

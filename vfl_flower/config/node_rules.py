@@ -1,4 +1,4 @@
-"""Rules of a party, in its own node configuration, which nobody else can set.
+"""Rules of a party: options in its own node configuration, which nobody else can set.
 
 `vfl_flower.party.refusals` compares runs with them.
 """
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from vfl_flower.config.errors import ConfigError
 
-_OTHERS = (  # keys of a node configuration that are no rules
+_OTHERS = (  # options of a node configuration that are no rules
     *("partition-id", "num-partitions", "simulated", "states"),
     *("file", "source", "held", "id", "columns", "missing", "text"),
     *("model", "model-args", "embedding-size"),
     *("images", "image-size", "tokenizer", "text-length", "sequence-length", "augment"),
 )
 
-OWN_TRAINING = (  # keys of training that a party may have otherwise for its own model
+OWN_TRAINING = (  # options of training that a party may set for its own model
     *("party-lr", "optimizer", "weight-decay", "lr-schedule", "lr-step", "lr-decay", "warm-up"),
     "clip-gradient",
 )
@@ -147,12 +147,12 @@ class Rules:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Rules:
-        """The rules in a node configuration.
+        """Return the rules in a node configuration.
 
         Raises
         ------
         ConfigError
-            If a value is of another type than its rule, or a key is none that is known.
+            If a value has another type than its rule, or if nobody reads an option.
         """
         return _rules_of(tuple((key, type(value), value) for key, value in node_config.items()))
 
@@ -199,9 +199,12 @@ RULES: dict[str, Rule] = {
 
 
 def _check_own_key(key: str, whose: str, has_source: bool) -> None:
-    """Refuse a key that nobody reads: a source has keys of its own, unless they are like a rule."""
+    """Refuse an option that nobody reads.
+
+    A source of data may read further options, unless their names are close to a rule.
+    """
     known = [*_TYPES, *_OTHERS, *OWN_TRAINING]
     close = get_close_matches(key, known, 1, 0.85 if has_source else 0.6)
     if close or not has_source:
-        hint = f"did you mean {close[0]}?" if close else f"rules are {', '.join(_TYPES)}."
-        raise ConfigError(f"{whose} has a key {key!r} that there is not: {hint}")
+        hint = f"Did you mean {close[0]}?" if close else f"Rules are {', '.join(_TYPES)}."
+        raise ConfigError(f"{whose} has an unknown option {key!r}. {hint}")

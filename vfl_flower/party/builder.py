@@ -31,7 +31,7 @@ from vfl_flower.party.refusals import check, told
 from vfl_flower.protocol.aggregation import aggregation_of, keys
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.messages import DescribeOrder, GrowOrder, RejoinOrder
-from vfl_flower.transport.node import refused, seat
+from vfl_flower.transport.node import index_and_parties, refused
 
 CHECKS = {
     "begin": ("rules",),
@@ -87,7 +87,7 @@ def grow(context: Context, order: GrowOrder) -> Party:
         If it has no such model, if its columns or its model differ from the earlier ones, or if a
         rule forbids the run.
     """
-    index, _ = seat(context)
+    index, _ = index_and_parties(context)
     config = told(context, order.config)
     if not aggregation_of(config).may_grow:  # whatever became of the option `grow`
         name = config.models.aggregation
@@ -175,11 +175,12 @@ def _build(
     text : what the party wrote about itself when its model began; empty for a new model.
     grown : whether its model began in an earlier run.
     """
-    index, parties = seat(context)
+    index, parties = index_and_parties(context)
     then, checks = about.read(text) if text else None, CHECKS[way]
     if then and "parties" in checks and then.parties != parties:
         raise ConfigError(
-            f"The run was of {then.parties} parties, and this one says num-partitions = {parties}."
+            f"The run has {then.parties} parties, and party {index}'s node configuration gives "
+            f"num-partitions = {parties}. Start its SuperNode with num-partitions={then.parties}."
         )
     block, own = read(), own_config(context, config)
     party = Party(config, index, parties, outputs, block, own, grown)
@@ -221,36 +222,42 @@ def _run(context: Context) -> str:
 
 def _check_data(index: int, then: About, now: About) -> None:
     if (now.ids, now.preparation) != (then.ids, then.preparation):
-        raise VflError("has not the data that this run began with: its file has changed since.")
+        raise VflError(
+            "does not have the data that this run began with: its file has changed. Put the "
+            "earlier file back."
+        )
 
 
 def _check_rows(index: int, then: About, now: About) -> None:
     if not then.preparation and now.ids != then.ids:  # own data: the rows to predict are new
-        raise ConfigError(f"Party {index} has other rows than its model was trained with.")
+        raise ConfigError(
+            f"Party {index} has other rows than its model was trained with. Put the earlier data "
+            "set back."
+        )
 
 
 def _check_model(index: int, then: About, now: About) -> None:
     if now.model != then.model:
         raise ConfigError(
             f"Party {index}'s model is {now.model['name']!r}, and differs from "
-            f"{then.model['name']!r}, with which the run began, in name, arguments or parameters: "
-            "give it the one of then."
+            f"{then.model['name']!r}, with which the run began, in name, arguments or parameters. "
+            "Give it the earlier model."
         )
 
 
 def _check_weights(index: int, then: About, now: About) -> None:
     if now.weights != then.weights:  # states do not hold frozen weights
         raise VflError(
-            "has other weights in the folder of its model than this run began with: put those of "
-            "then back."
+            "has other weights in the folder of its model than this run began with. Put the "
+            "earlier files back."
         )
 
 
 def _check_training(index: int, then: About, now: About) -> None:
     if (now.training, now.augment) != (then.training, then.augment):
         raise ConfigError(
-            f"Party {index}'s node configuration says otherwise how its model is trained than when "
-            "the run began: put back what it said then."
+            f"Party {index}'s node configuration trains its model otherwise than when the run "
+            "began. Put the earlier options back."
         )
 
 

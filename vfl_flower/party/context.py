@@ -19,7 +19,7 @@ from vfl_flower.party import builder, state
 from vfl_flower.party.party import Party
 from vfl_flower.transport.flower_internals import config_record
 from vfl_flower.transport.messages import SMALL
-from vfl_flower.transport.node import seat
+from vfl_flower.transport.node import index_and_parties
 
 _parties: dict[tuple[Any, Any], tuple[int, Party]] = {}
 """(index, number of parties) -> the run and the party that this process has served."""
@@ -59,7 +59,7 @@ def resume(context: Context) -> Party:
         about = state.load_about(context.state)
         if not about:
             raise OutOfStepError("has no state of this run.")
-        seat(context)
+        index_and_parties(context)
         if party is None or party.about != about:
             party = builder.rebuild(context, about)
             _parties[place] = context.run_id, party

@@ -18,7 +18,7 @@ from vfl_flower.data.samples import Samples
 from vfl_flower.data.source import Preparation, Source
 from vfl_flower.data.sources import source_of
 from vfl_flower.protocol.batches import Window, kept
-from vfl_flower.transport.node import seat
+from vfl_flower.transport.node import index_and_parties
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Inputs:
 
 def own_source(context: Context) -> Source:
     """Return the data that a party's node configuration names."""
-    index, _ = seat(context)
+    index, _ = index_and_parties(context)
     return source_of(context.node_config, index)
 
 
@@ -93,7 +93,7 @@ def load_block(
     ConfigError
         If the data cannot be read, or if a party with a file takes part in a run without files.
     """
-    index, parties = seat(context)
+    index, parties = index_and_parties(context)
     own_words = context.node_config.get("augment")
     augment = AUGMENTATIONS.load(str(own_words or config.data.augment))
     if not config.data.own_data:

@@ -1,8 +1,8 @@
-"""How much a party gives away at most, by its own rules, and the counts of it that it keeps.
+"""What a party's own rules limit, and the counts that it keeps for them.
 
-Counts are in files beside the party's states. They are written, and forced to the disk, before what
-they count is computed: so they are never too low, whatever is killed then, and whatever older
-state the party goes on from. Only a folder that its owner loses takes them along.
+Counts lie in files beside the party's states. The party writes a count to the disk before it
+computes what it counts. So a count is never too low: not if the process is killed, and not if the
+party goes on from an older state. Only the loss of the folder loses the counts.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from vfl_flower.transport.node import refused
 log = logging.getLogger("flwr")
 
 Counts = NDArray[np.uint64]
-"""Things [n], by numbers that rise, and how often each was counted: [2, n]."""
+"""Numbers of things, ascending, and how often each was counted: [2, n]."""
 
 
 class Limits:
-    """What a party still does in a run, by its rules ``max-epochs`` and ``max-uploads``.
+    """Limits of a party's rules ``max-epochs`` and ``max-uploads`` in a run.
 
     Parameters
     ----------
-    refuse : makes the error of what is refused, and why.
-    path : where the party counts uploads of each of its rows, through a run, all that go on from
-        it, and predictions by their models.
+    refuse : makes the error, from what the party refuses and why.
+    path : file in which the party counts the uploads of each of its rows: in a run, in all runs
+        that go on from it, and in predictions with their models.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Limits:
         self._path = path
 
     def begin(self) -> None:
-        """Count from none, unless uploads of this run have been counted."""
+        """Begin to count at zero, unless uploads of this run have been counted."""
         if self.uploads is not None and not self._path.exists():
             add(self._path, np.zeros(0, np.uint64), 0, self.uploads)
 
     def go_on(self) -> None:
-        """Raise `ConfigError` if what was uploaded until now has not been counted."""
+        """Raise `ConfigError` if earlier uploads have not been counted."""
         if self.uploads is not None and not self._path.exists():
             raise self._refuse(
                 "to go on, since it has no count of its uploads until now: its rule is "
@@ -59,19 +59,19 @@ class Limits:
             )
 
     def check_steps(self, steps: int, of_epoch: int) -> None:
-        """Raise `ConfigError` if so many mini-batches are too many to train a model on."""
+        """Raise `ConfigError` if these are more mini-batches than a model may train on."""
         if self.epochs is not None and steps > self.epochs * of_epoch:
             raise self._refuse(
                 f"step {steps}, of {of_epoch} an epoch: its rule is max-epochs = {self.epochs}"
             )
 
     def count(self, rows: NDArray[Any], places: Any = slice(None), times: int = 1) -> None:
-        """Count uploads of ``rows[places]``, of each as often as it is there, times ``times``.
+        """Count uploads of ``rows[places]``, each ``times`` times.
 
         Raises
         ------
         ConfigError
-            If they are too many; then none is counted.
+            If a row has too many uploads; then none is counted.
         """
         if self.uploads is not None and not add(self._path, rows[places], times, self.uploads):
             raise self._refuse(
@@ -81,12 +81,12 @@ class Limits:
 
 
 def count_predictions(context: Context, rules: Rules, rows: int) -> None:
-    """Count rows that a party embeds for predictions, by all its models and in all runs.
+    """Count rows that a party embeds for predictions, with all its models and in all runs.
 
     Raises
     ------
     ConfigError
-        If they are more than its rule ``max-predictions`` leaves; then none is counted.
+        If its rule ``max-predictions`` leaves fewer rows; then none is counted.
     """
     most, party = rules.max_predictions, context.node_config.get("partition-id")
     path = state_file.place(context).with_name(f"party-{party}.predictions")
@@ -98,9 +98,9 @@ def count_predictions(context: Context, rules: Rules, rows: int) -> None:
 
 
 def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
-    """Add to the counts of things, unless one would pass ``most``; whether they were added.
+    """Add to the counts of things, unless one would pass ``most``; return whether it added.
 
-    A thing is a number of 64 bits, and may be given several times.
+    A thing is a number of 64 bits. It may occur several times.
 
     Raises
     ------

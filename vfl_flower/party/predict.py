@@ -18,7 +18,7 @@ from vfl_flower.party.limits import count_predictions
 from vfl_flower.party.state_file import Saved
 from vfl_flower.protocol.aggregation.masks import alike
 from vfl_flower.transport.messages import Predicted, PredictOrder
-from vfl_flower.transport.node import seat
+from vfl_flower.transport.node import index_and_parties
 
 
 def predict(context: Context, saved: Saved, order: PredictOrder) -> Predicted:
@@ -30,7 +30,7 @@ def predict(context: Context, saved: Saved, order: PredictOrder) -> Predicted:
         If the party's columns, rows or model are not those of the training, or if a rule forbids
         the prediction.
     """
-    index, parties = seat(context)
+    index, parties = index_and_parties(context)
     party = builder.for_prediction(context, saved, order.run, partial(_new_rows, context))
     block = party.inputs.block
     rows = block.tested

@@ -78,7 +78,7 @@ def check_order(context: Context, order: Order) -> None:
     if isinstance(order, SessionOrder | SharedActorOrder):
         return
     if isinstance(order, RejoinOrder):
-        state_file.restore(context, state_file.run_name(context, order.nonce))
+        state_file.load_latest(context, state_file.run_name(context, order.nonce))
         written = state.load_about(context.state)
     if written:
         _check_written(context, written)

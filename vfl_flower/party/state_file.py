@@ -1,19 +1,17 @@
 """The state of a party on its own disk, since a SuperNode keeps it in memory only.
 
-It is written at checkpoints, and when a session of the stream ends. A party goes on from it that
-has lost its state, since its SuperNode was killed and started again, or since the run was; and its
-model is read from it, to predict. Only its owner can read it. It holds all that the state does, in
-Flower's protobuf: the bottom model and how its columns are prepared, the secret that decides noise
-and directions, surrogates, and with shared labels also the labels and the other parties'
-surrogates. A checksum follows, and a file that is damaged is not used.
+A party writes the file at checkpoints, and when a session of the stream ends. It goes on from the
+file after its SuperNode, or the whole run, was killed and started again. It also predicts with the
+model in the file. Only its owner can read the file.
 
-Keys of masked sums are in no file: who had them all could take the masks off what was uploaded.
+The file holds the whole state, in Flower's protobuf. That is the bottom model, how columns are
+prepared, surrogates, and the secret that decides noise and directions. With shared labels it is
+also the labels, and the surrogates of other parties. A checksum follows: a damaged file is refused.
+No file holds the keys of masked sums: with the keys of all parties, one could remove the masks.
 
-A file is named by the run, the party and the checkpoint, and a mark inside it says the same. The
-name of a run is Flower's run id and a nonce that the label holder draws. So a run id that comes
-again names no old state, and a file under another's name is refused.
-
-`transport.node.states_folder` says which folder the files are in.
+The name of a file says the run, the party and the checkpoint, and a mark inside says the same. A
+run's name is Flower's run id and a nonce that the label holder draws. So a run id that occurs twice
+names no old state, and a renamed file is refused. `transport.node.states_folder` names the folder.
 """
 
 from __future__ import annotations
@@ -41,14 +39,14 @@ _ANY = -2
 
 
 class Saved(NamedTuple):
-    """A party's state, and the number of the checkpoint that it is of."""
+    """A party's state, and the number of its checkpoint."""
 
     state: RecordDict
     number: int
 
 
 class _Mark(NamedTuple):
-    """What a file says of the state in it: its run, its party and its checkpoint."""
+    """The run, the party and the checkpoint of the state in a file."""
 
     run: str
     party: int
@@ -69,14 +67,16 @@ def run_name(context: Context, nonce: str) -> str:
 
 
 def run_of(context: Context) -> str:
-    """Return the name of the run that a party's state is of, or else of its Flower run."""
+    """Return the name of the run of a party's state; without a state, of its Flower run."""
     return str(load_scalars(context.state).get("run", context.run_id))
 
 
 def place(context: Context, number: int | None = None, run: str = "") -> Path:
-    """Where a party keeps checkpoint ``number`` of a run, by default that of its state.
+    """Return the file of a checkpoint, or without a number of the end of a session.
 
-    Without a number, the state at the end of a session.
+    Parameters
+    ----------
+    run : name of the run; by default the run of the party's state.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def place(context: Context, number: int | None = None, run: str = "") -> Path:
 def save(context: Context, number: int | None = None, run: str = "") -> None:
     """Write the state as it is now, as checkpoint ``number`` or as the end of a session.
 
-    Besides it, the last other checkpoint of that run is kept.
+    The last other checkpoint of the run stays, and older ones are deleted.
 
     Parameters
     ----------
@@ -124,8 +124,8 @@ def save(context: Context, number: int | None = None, run: str = "") -> None:
             raise VflError("cannot keep its state: its own log says why.") from None
 
 
-def restore(context: Context, run: str) -> None:
-    """Read the latest sound state of a run into a Context that has none, if there is one."""
+def load_latest(context: Context, run: str) -> None:
+    """Load the latest sound state of a run into a Context that has no state, if there is one."""
     if context.state:
         return
     last = place(context, run=run)
@@ -142,19 +142,20 @@ def restore(context: Context, run: str) -> None:
 
 
 def is_there(context: Context, run: str) -> bool:
-    """Whether a state of this run was kept."""
+    """Return whether the party has a state of this run on its disk."""
     return bool(_checkpoints(context, run)) or place(context, run=run).exists()
 
 
 def load(context: Context, run: str, number: int) -> Saved:
-    """The state that this party kept as a checkpoint of a run.
+    """Load the state that this party saved as a checkpoint of a run.
 
-    If the party was away then, the last before: the label holder knows whether it was.
+    If the party was away at that checkpoint, load the last one before: the label holder knows
+    whether the party was away.
 
     Raises
     ------
     ConfigError
-        If there is none, or it is not sound, or of another run, party or checkpoint.
+        If there is no such file, or it is damaged, or of another run, party or checkpoint.
     """
     known = re.fullmatch(r"\d+(-[0-9a-f]+)?", run)
     kept = _checkpoints(context, run) if known else {}
@@ -171,12 +172,12 @@ def load(context: Context, run: str, number: int) -> Saved:
 
 
 def read(path: Path) -> RecordDict:
-    """The state in a file; raises `OSError` if that cannot be read, `VflError` if it is damaged."""
+    """Read the state in a file; raise `OSError` if that fails, `VflError` if it is damaged."""
     return _read(path)
 
 
 def _read(path: Path, mark: _Mark | None = None) -> RecordDict:
-    """As `read`; refuse, by `VflError`, a file that does not have this mark."""
+    """Read the state in a file; refuse, by `VflError`, a file without this mark."""
     state = state_from_bytes(unsealed(path))
     said = dict(record_of(state, _MARK, ConfigRecord)) if _MARK in state else None
     state = RecordDict({name: each for name, each in state.items() if name != _MARK})
@@ -194,7 +195,7 @@ def _mark(context: Context, run: str, number: int) -> _Mark:
 
 
 def _checkpoints(context: Context, run: str) -> dict[int, Path]:
-    """Number -> file."""
+    """Return the files of a run's checkpoints, by number."""
     any_number = place(context, 0, run)
     pattern = any_number.stem.removesuffix("0") + "*.state"
     numbered = {path.stem.rsplit("-", 1)[1]: path for path in any_number.parent.glob(pattern)}

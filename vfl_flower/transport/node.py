@@ -1,4 +1,4 @@
-"""What a node is: which party, whether it is simulated, and how it says that it refuses."""
+"""What a node is: which party, whether it is simulated, its folder, and how it refuses."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vfl_flower.transport.flower_internals import STATES, flower_home, in_ray
 log = logging.getLogger("flwr")
 
 
-def seat(context: Context) -> tuple[int, int]:
-    """The index of a node's party, and the number of parties."""
+def index_and_parties(context: Context) -> tuple[int, int]:
+    """Return the index of a node's party, and the number of parties."""
     node = context.node_config
     index, parties = node.get("partition-id"), node.get("num-partitions")
     if not (isinstance(index, int) and isinstance(parties, int) and 0 <= index < parties):
@@ -28,7 +28,7 @@ def seat(context: Context) -> tuple[int, int]:
 
 
 def simulated(context: Context) -> bool:
-    """Whether all parties are of one owner: in one process, or under Ray."""
+    """Return whether all parties have one owner: in one process, or under Ray."""
     return bool(context.node_config.get("simulated")) or in_ray()
 
 
@@ -57,7 +57,7 @@ def states_folder(context: Context) -> Path:
 
 
 def refused(context: Context, what: str) -> ConfigError:
-    """The sentence by which a party refuses, for the label holder; its own log has it too."""
+    """Return the error by which a party refuses, after writing it to the party's own log."""
     sentence = f"Party {context.node_config.get('partition-id')} refuses {what}."
     log.warning("%s", sentence)
     return ConfigError(sentence)

@@ -39,7 +39,7 @@ from vfl_flower.protocol.aggregation import masks as masking
 from vfl_flower.protocol.aggregation.base import Seal
 from vfl_flower.protocol.aggregation.masks import Masks, Offer, alike, place_of
 from vfl_flower.transport.messages import Arrays, KeyMade, KeyOrder, Order, PredictOrder
-from vfl_flower.transport.node import refused, seat, simulated, states_folder
+from vfl_flower.transport.node import index_and_parties, refused, simulated, states_folder
 
 log = logging.getLogger("flwr")
 
@@ -161,7 +161,7 @@ def make_key(context: Context, order: KeyOrder) -> KeyMade:
         If the party has agreed on keys: two sums of one model by different keys could be
         subtracted.
     """
-    party, parties = seat(context)
+    party, parties = index_and_parties(context)
     refuse_second(context)
     private = X25519PrivateKey.generate()
     if simulated(context):
@@ -199,7 +199,7 @@ def agree(context: Context, arrays: Arrays, about: bytes) -> tuple[Masks, Arrays
     ConfigError, VflError
         If a key is not signed, or not by the lasting key that this party knows of the other.
     """
-    party, parties = seat(context)
+    party, parties = index_and_parties(context)
     if parties < 2:
         raise VflError("is the only one, of whom a sum is the embedding itself.")
     record = _taken(context)
@@ -265,9 +265,10 @@ def peers_of(context: Context) -> dict[int, str]:
         return {}
     found = [_PEER.fullmatch(word) for word in text.replace(",", " ").split()]
     if not all(found):
+        index, _ = index_and_parties(context)
         raise ConfigError(
-            f"Party {seat(context)[0]}'s node configuration gives sum-peers = {text!r}, where "
-            "numbers of parties with their keys are due, as in '1:HEX 2:HEX', or 'first-seen'."
+            f"Party {index}'s node configuration gives sum-peers = {text!r}, where numbers of "
+            "parties with their keys are due, as in '1:HEX 2:HEX', or 'first-seen'."
         )
     return {int(each[1]): each[2] for each in found if each}
 
@@ -295,7 +296,7 @@ def load(context: Context, live: Masks | None) -> Masks | None:
     _taken(context)
     keys, transcript = record["keys"], record["transcript"]
     assert isinstance(keys, bytes) and isinstance(transcript, bytes)
-    masks = Masks(seat(context)[0], keys, transcript)
+    masks = Masks(index_and_parties(context)[0], keys, transcript)
     masks.record = record
     return masks
 
