@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import Start, trained
+from tests.stepping import by_gradient
 from vfl_flower import client_app
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom
@@ -16,7 +17,6 @@ from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer, optimizer_arrays
 from vfl_flower.party import context as between
 from vfl_flower.protocol.estimators.first_order import descend
-from vfl_flower.protocol.server_update import by_gradient
 from vfl_flower.protocol.systems import resolve
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is here")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import MANY
+from tests.stepping import by_gradient
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.models.bottoms import BottomModel, build_bottom
@@ -21,7 +22,6 @@ from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.estimators.first_order import FirstOrder, descend
-from vfl_flower.protocol.server_update import by_gradient
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.messages import TrainOrder
 

@@ -23,6 +23,7 @@ from torch.nn import functional
 from strategies.baselines.local_only import Alone
 from tests import conftest
 from tests.conftest import ALL_ROWS, FASTER, MANY, Start, trained
+from tests.stepping import by_differences, by_gradient
 from vfl_flower import server_app
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
@@ -38,9 +39,8 @@ from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.estimators.directions import Directions
+from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.sampling import sampling_of
-from vfl_flower.protocol.server_update import by_differences, by_gradient
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.tools.audit import audit
@@ -379,7 +379,7 @@ def test_scalars_and_zeroth_order_steps_of_weighted_rows(combine: str, own: int)
     before = copy.deepcopy(top)
     optimizer, rest = build_optimizer(config, top, 0.01), (labels, LENGTHS, divisors)
     directions = Directions(config.estimator, b"key", top)
-    losses = by_differences(directions, top, optimizer, h, *rest, Loss(weights))
+    losses = by_differences(directions, top, optimizer, h, *rest, loss=Loss(weights))
     torch.testing.assert_close(losses, f(before, h, divisors).detach())
     parameters = dict(before.named_parameters())
     movement = {name: torch.zeros_like(p) for name, p in parameters.items()}

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.conftest import nightly
+from tests.stepping import by_gradient
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.data.at_party import ArrayBlock
@@ -29,10 +30,9 @@ from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import FEWEST
 from vfl_flower.protocol.aggregation.fixed_point import to_fixed
 from vfl_flower.protocol.aggregation.masks import Masks
-from vfl_flower.protocol.estimators.directions import step_means
+from vfl_flower.protocol.directions.differences import noisy_means, step_means
 from vfl_flower.protocol.privacy import noise
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise, grid_step, on_grid
-from vfl_flower.protocol.server_update import by_gradient, noisy_means
 from vfl_flower.protocol.systems import load_system, resolve, sized
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import Arrays, EvaluateOrder

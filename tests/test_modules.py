@@ -35,7 +35,8 @@ from vfl_flower.models.training import kept, load_model, model_arrays
 from vfl_flower.party import builder, refusals
 from vfl_flower.party import context as between
 from vfl_flower.party.party import Party
-from vfl_flower.protocol.estimators.directions import Directions, values_of_pairs
+from vfl_flower.protocol.directions.differences import values_of_pairs
+from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.messages import DescribeOrder, Description, EvaluateOrder, TrainOrder

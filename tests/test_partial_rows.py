@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from tests.conftest import MANY, Start, nightly
 from tests.organisations import ID, Organisations, cancer, cut, read
+from tests.stepping import by_gradient
 from vfl_flower import client_app
 from vfl_flower.alignment import at_label_holder, reuse
 from vfl_flower.config.errors import ConfigError
@@ -31,7 +32,6 @@ from vfl_flower.protocol import subsets
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Window, among, kept
 from vfl_flower.protocol.sampling import sampling_of
-from vfl_flower.protocol.server_update import by_gradient
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.tools.compare import compare, table
 from vfl_flower.tools.report import report

@@ -19,6 +19,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from tests.conftest import Start
+from tests.stepping import by_gradient
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
@@ -27,7 +28,6 @@ from vfl_flower.label_holder.results import results_folder
 from vfl_flower.launch.engines import predict_local, prepare, run_local
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.protocol.aggregation import aggregation_of
-from vfl_flower.protocol.server_update import by_gradient
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.messages import Predicted, Upload

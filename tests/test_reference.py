@@ -24,8 +24,8 @@ from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import flat
 from vfl_flower.protocol.codecs.top_k import TopK
+from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.estimators.base import Estimator
-from vfl_flower.protocol.estimators.directions import Directions
 from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.estimators.shared_labels import SharedLabels
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from strategies.baselines.frozen import learn
 from tests.conftest import Start, nightly, trained
+from tests.stepping import by_differences, by_gradient
 from tests.test_accountants import epsilon_of_scalars
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, DivergedError
@@ -31,7 +32,7 @@ from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.estimators.directions import Directions
+from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.privacy.accountants import calibrated, most_steps
 from vfl_flower.protocol.privacy.embeddings import EmbeddingLedger
 from vfl_flower.protocol.privacy.ledger import EVERYONE, Ledger, ledger_of
@@ -39,7 +40,6 @@ from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.privacy.paper import calibrated_by_theorem_vi5, epsilon_of_theorem_vi5
 from vfl_flower.protocol.privacy.scalars import GUARANTEE, ScalarLedger
 from vfl_flower.protocol.sampling import sampling_of
-from vfl_flower.protocol.server_update import by_differences, by_gradient
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.messages import DescribeOrder, EvaluateOrder, TrainOrder
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from tests.conftest import MANY, Start, nightly
+from tests.stepping import by_gradient
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.bottoms import BottomModel, build_bottom
@@ -28,12 +29,11 @@ from vfl_flower.models.training import (
     optimizer_arrays,
     step_along,
 )
-from vfl_flower.protocol.estimators import directions as zeroth_order
-from vfl_flower.protocol.estimators.directions import Directions
+from vfl_flower.protocol.directions import differences as zeroth_order
+from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.estimators.first_order import descend
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
 from vfl_flower.protocol.privacy.scalars import ScalarLedger
-from vfl_flower.protocol.server_update import by_gradient
 from vfl_flower.protocol.systems import resolve, sized
 
 LENGTHS = [4, 4, 3]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from tests.conftest import MANY, Start
+from tests.stepping import by_differences, by_gradient
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
@@ -26,11 +27,11 @@ from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.estimators import directions as directions_module
-from vfl_flower.protocol.estimators.directions import Directions, values_of_pairs
+from vfl_flower.protocol.directions import window as directions_module
+from vfl_flower.protocol.directions.differences import values_of_pairs
+from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.estimators.zeroth_order import Pair, ZerothOrder
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
-from vfl_flower.protocol.server_update import by_differences, by_gradient
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import TrainOrder
@@ -224,7 +225,7 @@ def test_directions_have_the_moments_of_their_kind(directions: str, phi: int) ->
     steps = 40_000
     u = drawn(config, model, steps)
     assert u.shape == (steps, 39)
-    assert Directions(config.estimator, KEY, model).phi == phi
+    assert Directions(config.estimator, KEY, model).set.phi == phi
     norms = u.norm(dim=1)
     if directions != "gaussian":
         radius = 1.0 if directions == "sphere" else 39**0.5

@@ -24,7 +24,7 @@ from vfl_flower.party import learner as learner_module
 from vfl_flower.party import state
 from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
-from vfl_flower.protocol.estimators import directions as directions_module
+from vfl_flower.protocol.directions import window as directions_module
 from vfl_flower.transport.flower_internals import begin_task, state_from_bytes, state_to_bytes
 from vfl_flower.transport.messages import (
     DescribeOrder,

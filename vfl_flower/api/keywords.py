@@ -68,9 +68,9 @@ class Options(TypedDict, total=False):
     regulariser_weight: float | None
     seed: int | None
     estimator: Code | None
-    server_update: Literal["first-order", "zeroth-order"] | None
+    server_update: Code | None
     differences: Literal["one-sided", "two-sided"] | None
-    directions: Literal["gaussian", "sphere", "scaled-sphere"] | None
+    directions: Code | None
     mu: float | None
     perturbs: Literal["each", "all"] | None
     local_steps: int | None

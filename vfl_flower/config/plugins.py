@@ -171,6 +171,29 @@ ESTIMATORS = Registry(
 )
 """How parties learn from the label holder's answers: `protocol.estimators.base.Estimator`."""
 
+SERVER_UPDATES = Registry(
+    "server-update",
+    "server_updates",
+    {
+        "first-order": "vfl_flower.protocol.server_update.gradient:ByGradient",
+        "zeroth-order": "vfl_flower.protocol.server_update.differences:ByDifferences",
+    },
+    parts=("step", "by_differences"),
+)
+"""How the top model learns: `protocol.server_update.base.ServerUpdate`."""
+
+DIRECTIONS = Registry(
+    "directions",
+    "directions",
+    {
+        "gaussian": "vfl_flower.protocol.directions.base:DirectionSet",
+        "sphere": "vfl_flower.protocol.directions.sphere:Sphere",
+        "scaled-sphere": "vfl_flower.protocol.directions.sphere:ScaledSphere",
+    },
+    parts=("fill", "length"),
+)
+"""What the directions of zeroth order are drawn from: `protocol.directions.base.DirectionSet`."""
+
 SAMPLINGS = Registry(
     "sampling",
     "samplings",

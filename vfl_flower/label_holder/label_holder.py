@@ -39,9 +39,10 @@ from vfl_flower.models.training import (
 from vfl_flower.protocol import estimators, server_update, subsets
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Window, among, take
-from vfl_flower.protocol.estimators.directions import Directions
+from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.sampling import sampling_of
+from vfl_flower.protocol.server_update.base import TopBatches
 from vfl_flower.protocol.subsets import Copies
 from vfl_flower.protocol.systems import sized
 from vfl_flower.protocol.uploads import Arrival
@@ -98,6 +99,7 @@ class LabelHolder:
         self.top = self.aggregation.build_top(*top_sizes, alone).to(self.device)
         rate, learns = config.training.server_lr, bool(trained(self.top))
         self.optimizer = build_optimizer(config, self.top, rate, per_epoch) if learns else None
+        self.server_update = server_update.choose(config)(config)
         self.subsets = config.subsets  # of the parties, of which the top model learns
         self.secret = secrets.token_bytes(16)  # decides zeroth-order directions of the top model
         if config.privacy.noise_seed >= 0:
@@ -200,23 +202,13 @@ class LabelHolder:
         DivergedError
             If a gradient row is larger than a party would take.
         """
-        rows: Tensor | None = None
-        copies = self.copies(h, lengths, self.steps) if self.subsets != "off" else None
-        batches = h, labels, lengths, divisors
-        if self.config.estimator.server_update == "first-order":
-            rows, losses = server_update.by_gradient(
-                *(self.top, self.optimizer, *batches, gradients),
-                *(self.loss, self._noise_of_top, self.key, self.steps, copies),
-            )
-        else:
-            if gradients:
-                rows, _ = server_update.by_gradient(
-                    *(self.top, None, *batches, True, self.loss, None, self.key, 0, copies),
-                )
-            losses = server_update.by_differences(
-                *(self.directions(), self.top, self.optimizer, *batches),
-                *(self.loss, self._noise_of_top, self.steps, copies),
-            )
+        batches = TopBatches(
+            *(self.top, self.optimizer, h, labels, lengths, divisors),
+            *(self.loss, self._noise_of_top, self.key, self.steps),
+            self.copies(h, lengths, self.steps) if self.subsets != "off" else None,
+            self.directions,
+        )
+        rows, losses = self.server_update.step(batches, gradients)
         if rows is not None and not (rows.abs() <= LARGEST).all():
             raise DivergedError
         return rows, losses

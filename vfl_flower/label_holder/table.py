@@ -22,7 +22,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.models.training import as_tensor
-from vfl_flower.protocol import estimators
+from vfl_flower.protocol import estimators, server_update
 from vfl_flower.protocol.batches import Window, put
 from vfl_flower.protocol.privacy.ledger import ledger_of
 from vfl_flower.transport.messages import Arrays
@@ -184,9 +184,9 @@ def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArr
             "labels = 'shared' sends the top model to the parties, and with it what the label "
             "holder's own columns have taught: set columns = 'none', or leave labels out."
         )
-    first_order = config.estimator.server_update == "first-order"
+    by_gradient = not server_update.choose(config).by_differences
     if (
-        first_order
+        by_gradient
         and config.models.bottom in BOTTOMS.known
         and not has_gradient(config.models.bottom)
     ):
@@ -196,7 +196,7 @@ def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArr
             "'zeroth-order', or columns = 'none'."
         )
     noisy = ledger_of(config).noise_on == "scalars"
-    if noisy and config.estimator.server_update == "first-order":
+    if noisy and by_gradient:
         raise ConfigError(
             "privacy = 'scalar' clips gradients of the top model's layers alone: set server-update "
             "= 'zeroth-order' for the label holder's own columns, or columns = 'none'."

@@ -20,7 +20,7 @@ from vfl_flower.data import labels
 from vfl_flower.data.partitioned import is_code
 from vfl_flower.models import bottoms, losses, rates, tops
 from vfl_flower.models.bottoms import has_gradient
-from vfl_flower.protocol import aggregation, estimators, sampling
+from vfl_flower.protocol import aggregation, estimators, sampling, server_update
 from vfl_flower.protocol.codecs import channel as codecs
 from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.privacy.ledger import check_validation, ledger_of
@@ -138,6 +138,7 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     streams.check(config.running)
     ledger_of(config).check(config, estimator)
     sampling.check(config)
+    server_update.check(config)
     _check_system(system, config, estimator)
     return config
 

@@ -191,7 +191,7 @@ class EstimatorConfig:
         "first-order",
         "Chooses how the top model learns: from its gradient, or from loss differences.",
         example="strategy='syn-zoo' server-update='first-order'",
-        choices=("first-order", "zeroth-order"),
+        registry=plugins.SERVER_UPDATES,
         related=("estimator",),
     )
     differences: str = key(
@@ -207,7 +207,7 @@ class EstimatorConfig:
         "Chooses the distribution of the directions u. They are standard normal, or uniform on "
         "the unit sphere, or uniform on the sphere of radius sqrt(d).",
         example="strategy='cascaded' directions='sphere'",
-        choices=("gaussian", "sphere", "scaled-sphere"),
+        registry=plugins.DIRECTIONS,
         symbol="u",
         related=("mu", "differences"),
     )

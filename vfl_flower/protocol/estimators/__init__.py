@@ -5,6 +5,7 @@ from __future__ import annotations
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import ESTIMATORS
 from vfl_flower.config.run_config import RunConfig
+from vfl_flower.protocol import server_update
 from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.estimators.shared_labels import SharedLabels
 
@@ -31,7 +32,7 @@ def check(config: RunConfig) -> None:
             "perturbs = 'all' is for differences: leave it out, or choose estimator = "
             "'zeroth-order'."
         )
-    by_differences = config.estimator.server_update == "zeroth-order"
+    by_differences = server_update.choose(config).by_differences
     by_differences |= choose(config).answers_by_scalars
     if by_differences and config.training.precision != "float32":
         raise ConfigError(

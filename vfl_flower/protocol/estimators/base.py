@@ -24,7 +24,7 @@ from vfl_flower.models.top_layers import TopModel
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Channel, Links
-from vfl_flower.protocol.estimators.directions import Directions
+from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.privacy.ledger import ledger_of
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.protocol.sampling.base import Sampling

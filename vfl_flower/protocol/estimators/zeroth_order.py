@@ -19,19 +19,19 @@ from vfl_flower.config.options import EstimatorConfig, TrainingConfig
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models import passes
 from vfl_flower.models.losses import penalty
+from vfl_flower.protocol import server_update
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, of_steps
-from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, PartyEnd
-from vfl_flower.protocol.estimators.directions import (
-    Directions,
-    blocks,
+from vfl_flower.protocol.directions.differences import (
     descend,
     differences,
     in_place,
+    noisy_means,
     step_means,
     values_of_pairs,
 )
-from vfl_flower.protocol.server_update import noisy_means
+from vfl_flower.protocol.directions.window import Directions, blocks
+from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, PartyEnd
 from vfl_flower.protocol.subsets import row_losses
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import LARGEST, TrainOrder
@@ -208,7 +208,7 @@ class ZerothOrder(Estimator):
             second = torch.cat(
                 [second[copies.rows][:, : -end.parties], first[:, -end.parties :]], 1
             )
-        own = end.optimizer if self.config.estimator.server_update == "zeroth-order" else None
+        own = end.optimizer if server_update.choose(self.config).by_differences else None
         if own:
             directions = end.directions()
             outputs, u = values_of_pairs(end.top, first, of_steps, directions, second=second)

@@ -1,4 +1,4 @@
-"""Random directions, values at parameters shifted along them, and steps along them.
+"""Values at parameters that are shifted along directions, their differences, and steps by them.
 
 A difference estimates the derivative along u: [f(w + mu u) - f(w)] / mu one-sided, or
 [f(w + mu u) - f(w - mu u)] / (2 mu) two-sided. Times phi(d) u it estimates the gradient, phi(d)
@@ -14,14 +14,10 @@ would be exact, and as large as the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 
 from vfl_flower.config.options import EstimatorConfig
@@ -32,112 +28,13 @@ from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import (
     factors_of,
-    is_large,
     is_plain_sgd,
     step_along,
     step_as_one,
     trained,
 )
-from vfl_flower.protocol.batches import secret_generator
-from vfl_flower.protocol.privacy.noise import Perturbation
-
-_STACK = 2**24  # numbers in the perturbed models that are evaluated at once: 64 MB
-_ANY_SEED = np.random.SeedSequence(0)
-_BLOCK = 2**18  # numbers of a direction that are drawn at once, in place
-
-
-class Directions:
-    """The directions u_1 ... u_S of a window, in order, as its key gives them again and again.
-
-    Parameters
-    ----------
-    key : who draws, for which window; with a secret in it that nobody else knows, since who knows
-        the directions can solve pairs of embeddings for the features.
-    model : whose d parameters the directions are for.
-    """
-
-    def __init__(self, config: EstimatorConfig, key: bytes, model: nn.Module) -> None:
-        self.config = config
-        self.key = key
-        self.parameters = [p.detach() for p in trained(model).values()]
-        self.size = sum(p.numel() for p in self.parameters)  # d
-        self.large = is_large(model)
-        self.phi = self.size if config.directions == "sphere" else 1
-        self._radius = self.size**0.5 if config.directions == "scaled-sphere" else 1.0
-        self._seeds = secret_generator(b"direction|" + key)
-        self._states = np.zeros((0, 4), np.uint64)  # by step, of the generator that draws it
-
-    def can_be_stacked(self, steps: int) -> bool:
-        """Whether so many are worth it, and fit into memory."""
-        return 1 < steps <= _STACK // max(self.size, 1) and not self.large
-
-    def stack(self, steps: int) -> Tensor:
-        """The directions of all steps, [S, d]."""
-        drawn = np.empty((steps, self.size), np.float32)
-        states = self._states_of(steps)
-
-        def fill(share: range) -> None:
-            bits = np.random.SFC64(_ANY_SEED)
-            for step in share:
-                _at(bits, states[step]).standard_normal(out=drawn[step], dtype=np.float32)
-
-        threads = torch.get_num_threads() if drawn.size > _BLOCK else 1
-        if threads > 1:
-            with ThreadPoolExecutor(threads) as pool:  # NumPy draws without Python's lock
-                list(pool.map(fill, [range(first, steps, threads) for first in range(threads)]))
-        else:
-            fill(range(steps))
-        u = torch.from_numpy(drawn).to(self.parameters[0].device)
-        if self.config.directions != "gaussian":
-            u *= self._radius / u.norm(dim=1, keepdim=True)
-        return u
-
-    def add(self, step: int, tensors: Sequence[Tensor], factor: float) -> None:
-        """Add a step's direction times a factor to tensors shaped as the parameters are."""
-        if self.config.directions != "gaussian":
-            squares = sum(float(drawn.square().sum()) for _, drawn in self._draw(step, tensors))
-            factor *= self._radius / squares**0.5
-        with np.errstate(over="ignore"):  # what diverges becomes infinite, and is refused then
-            factor = float(np.float32(factor))
-        added = 0
-        try:
-            for part, drawn in self._draw(step, tensors):
-                part.add_(drawn.to(part.device), alpha=factor)
-                added += 1
-        except BaseException:  # of which the tensors are to show nothing
-            for part, drawn in islice(self._draw(step, tensors), added):
-                part.sub_(drawn.to(part.device), alpha=factor)
-            raise
-
-    def _draw(self, step: int, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Slices of the tensors, each with as many normal draws."""
-        generator = _at(np.random.SFC64(_ANY_SEED), self._states_of(step + 1)[step])
-        for part in blocks(tensors):
-            yield part, torch.from_numpy(generator.standard_normal(len(part), np.float32))
-
-    def _states_of(self, steps: int) -> NDArray[np.uint64]:
-        """States from which the first steps' directions are drawn; seeding would take longer."""
-        missing = steps - len(self._states)
-        if missing > 0:
-            more = self._seeds.integers(0, 2**64, (missing, 4), np.uint64)
-            self._states = np.concatenate([self._states, more])
-        return self._states
-
-
-def blocks(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Slices [at most `_BLOCK`] of tensors, in order, so that nothing of their size is made."""
-    for tensor in tensors:
-        yield from tensor.view(-1).split(_BLOCK)
-
-
-def _at(bits: np.random.SFC64, state: NDArray[np.uint64]) -> np.random.Generator:
-    bits.state = {
-        "bit_generator": "SFC64",
-        "state": {"state": state},
-        "has_uint32": 0,
-        "uinteger": 0,
-    }
-    return np.random.Generator(bits)
+from vfl_flower.protocol.directions.window import Directions
+from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
 
 
 @torch.no_grad()
@@ -249,9 +146,33 @@ def differences(config: EstimatorConfig, values: Sequence[Tensor]) -> tuple[Tens
 
 
 def step_means(values: Tensor, lengths: Sequence[int], divisors: Sequence[int]) -> Tensor:
-    """Sums over the rows of each step, over its divisor: [R] to [S]."""
-    sums = padded_steps(values, lengths)[0].sum(1)
+    """Divide the sum over the rows of each step by its divisor: [R] to [S]."""
+    steps = len(lengths)
+    whole = steps * max(1, *lengths) == len(values)
+    sums = (values.view(steps, -1) if whole else padded_steps(values, lengths)[0]).sum(1)
     return sums / torch.tensor(divisors, dtype=sums.dtype, device=sums.device)
+
+
+def noisy_means(
+    of_rows: Tensor, lengths: Sequence[int], divisors: Sequence[int], noise: ScalarNoise | None
+) -> Tensor:
+    """Means of rows' differences [R] over each step, [S]; with noise, of clipped ones (DPZV Eq. 8).
+
+    What is not a number counts as no difference, or it would pass the clip.
+    """
+    if noise is None:
+        return step_means(of_rows, lengths, divisors)
+    clipped = of_rows.nan_to_num(nan=0.0).clamp(-noise.clip, noise.clip)
+    means = step_means(clipped.to(precision_of_sums(noise)), lengths, divisors)
+    return noise.added_to(means, divisors).to(of_rows.dtype)
+
+
+def precision_of_sums(noise: ScalarNoise | None) -> torch.dtype:
+    """Return the precision of sums over rows: noise is for what one row changes in an exact sum.
+
+    In 32 bits one of 50,000 rows can change a mean by more, since that of the others rounds.
+    """
+    return torch.float64 if noise and noise.multiplier else torch.float32
 
 
 def descend(
@@ -266,7 +187,7 @@ def descend(
     ``first`` is the number of the first step, as in `step_along`.
     """
     parameters = optimizer.param_groups[0]["params"]
-    scalars, plain = directions.phi * differences, is_plain_sgd(optimizer)
+    scalars, plain = directions.set.phi * differences, is_plain_sgd(optimizer)
     factors = factors_of(optimizer, first, len(scalars)) if plain else None
     if factors is not None:
         scalars = scalars * factors.to(scalars)

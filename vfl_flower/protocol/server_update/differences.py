@@ -1,0 +1,56 @@
+"""The top model learns from differences of losses along directions of its own (AsyREVEL Eq. 17)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from vfl_flower.models import passes
+from vfl_flower.protocol.directions.differences import (
+    descend,
+    differences,
+    noisy_means,
+    step_means,
+    values_of_pairs,
+)
+from vfl_flower.protocol.server_update.base import ServerUpdate, TopBatches
+from vfl_flower.protocol.server_update.gradient import ByGradient
+from vfl_flower.protocol.subsets import row_losses
+
+
+class ByDifferences(ServerUpdate):
+    """Zeroth order: whoever knows the directions knows the gradient along them.
+
+    With noise a row's difference is clipped, and noise is added to their mean.
+    """
+
+    by_differences: ClassVar[bool] = True
+
+    @torch.no_grad()
+    def step(self, batches: TopBatches, gradients: bool) -> tuple[Tensor | None, Tensor]:
+        """Step along the directions; gradient rows are those at the parameters before all steps."""
+        assert batches.draw_directions
+        rows = None
+        if gradients:
+            still = replace(batches, optimizer=None, noise=None, first=0)
+            rows, _ = ByGradient(self.config).step(still, gradients)
+        directions, top, optimizer = batches.draw_directions(), batches.top, batches.optimizer
+        x, lengths, divisors, copies = batches.h, batches.lengths, batches.divisors, batches.copies
+        of_steps = lengths
+        if copies is not None:
+            x, of_steps = copies.h, copies.lengths
+
+        def by_row(outputs: Tensor) -> Tensor:
+            return row_losses(batches.loss, outputs, batches.labels, copies)
+
+        if optimizer is None:  # a top model without parameters
+            outputs, _ = passes.window(top, x, of_steps, key=directions.key)
+            return rows, step_means(by_row(outputs), lengths, divisors)
+        pair, u = values_of_pairs(top, x, of_steps, directions)
+        of_rows, losses = differences(directions.config, [by_row(outputs) for outputs in pair])
+        means = noisy_means(of_rows, lengths, divisors, batches.noise)
+        descend(optimizer, directions, u, means, batches.first)
+        return rows, step_means(losses, lengths, divisors)

@@ -1,0 +1,91 @@
+"""The top model learns by the gradient of each step's loss."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from vfl_flower.models import passes
+from vfl_flower.models.training import autocast, step_along
+from vfl_flower.protocol.directions.differences import precision_of_sums, step_means
+from vfl_flower.protocol.server_update.base import ServerUpdate, TopBatches
+from vfl_flower.protocol.subsets import row_losses
+
+
+class ByGradient(ServerUpdate):
+    """Each step is evaluated with the top model that the last step left (VAFL Eq. 2).
+
+    Without an optimizer the top model stays, and one batched pass serves all steps. A bottom model
+    of the label holder's own has its gradient by autograd. With noise the norms of rows' gradients
+    are clipped, and noise is added to their mean (DP-SGD).
+    """
+
+    @torch.no_grad()
+    def step(self, batches: TopBatches, gradients: bool) -> tuple[Tensor | None, Tensor]:
+        """Step along the gradient of each mini-batch's loss."""
+        top, optimizer, h, labels = batches.top, batches.optimizer, batches.h, batches.labels
+        lengths, divisors = batches.lengths, batches.divisors
+        loss, noise, copies = batches.loss, batches.noise, batches.copies
+        of_window, steps = labels, lengths
+        if copies is not None:
+            h, labels, steps = copies.h, labels[copies.rows], copies.lengths
+        counts = torch.tensor(steps, device=h.device)
+        weights = 1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)
+        weights = weights.repeat_interleave(counts, output_size=len(h))  # else a GPU is waited for
+        if loss.class_weights is not None:
+            weights = weights * loss.row_weights(labels)
+        if copies is not None:
+            weights = weights * copies.weights
+        weights = weights[:, None]
+        own = top.own if optimizer else None  # which changes with each step
+        x = h if own else top.combined(top.embedded(h), h)
+        y = loss.targets(labels, top.outputs)
+        gradient = partial(loss.gradient, squared=labels.is_floating_point())
+        parts = list(steps) if optimizer or top.by_step else [len(h)]
+        all_outputs, all_rows = [], []
+        # Copies of a row weigh alike where there is noise, and add no more than the row would.
+        share = float(copies.weights.max()) if copies is not None and len(h) else 1.0
+        bounds = [share * noise.top_clip / each if noise else math.inf for each in divisors]
+        for step, (h_step, x_step, y_step, weights_step) in enumerate(
+            zip(*(each.split(parts) for each in (h, x, y, weights)), strict=True)
+        ):
+            if own:
+                with torch.enable_grad():
+                    embedding = own(top.features(h_step))
+                blocks = torch.cat([h_step[:, : top.received], embedding.detach()], dim=1)
+                x_step = top.combined(blocks, h_step)
+            with (
+                passes.repeatable(top, batches.key, step, optimizer is not None)
+                if top.by_step
+                else nullcontext(),
+                autocast(top, top.precision),
+            ):
+                outputs, rows, whole = top.passes(
+                    x_step,
+                    y_step,
+                    weights_step,
+                    gradient,
+                    rows=gradients or own is not None,
+                    parameters=optimizer is not None,
+                    bound=bounds[step],
+                    sums=precision_of_sums(noise),
+                )
+            if own:
+                signal = top.spread_to(slice(top.received, None), rows, h_step)
+                whole += torch.autograd.grad(embedding, list(own.parameters()), signal)
+            all_outputs.append(outputs)
+            all_rows.append(rows)
+            if optimizer:
+                if noise:
+                    whole = noise.added_to_gradients(whole, divisors[step])
+                step_along(optimizer, whole, batches.first + step)
+        of_rows = row_losses(loss, torch.cat(all_outputs), of_window, copies)
+        of_steps = step_means(of_rows, lengths, divisors)
+        if not gradients:
+            return None, of_steps
+        rows = top.spread(torch.cat(all_rows), h)
+        return copies.total(rows) if copies is not None else rows, of_steps
