@@ -1,9 +1,9 @@
 """The label holder's checkpoint: all that it needs to go on with a run, or to use its model.
 
-One file in the results folder, ``checkpoint.npz``: arrays, and a text in JSON; nothing is pickled.
-A checksum follows them. It is replaced whole, and only its owner can read it, since it holds the
+It is one file in the results folder, ``checkpoint.npz``: arrays, a text in JSON, and a checksum.
+Nothing is pickled. The file is replaced as a whole. Only its owner can read it, since it holds the
 embedding table of all rows. Each party keeps its own half (`vfl_flower.party.state_file`), under
-the Flower run and the number that are named here.
+the run and the number that this file names.
 """
 
 from __future__ import annotations
@@ -36,17 +36,16 @@ _USED = "learnt", "chose"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What is in the file.
+    """The content of the file.
 
     run, number : under which the parties have kept their states (`Keeper.name`).
-    finished : whether the run was.
-    rows : with own files, the common rows of the label holder's, in common order.
+    finished : whether the run has finished.
+    rows : with own files, the common rows in the label holder's file, in common order.
     present : which party has which of them, [N, M], where any may lack some.
-    used : rows of that file that the models by which this one begins learnt from, and those that
-        they were chosen by.
-    about_labels : what is needed to tell a model's outputs as labels (`Labels.about`).
-    strategy : scalars of the strategy and the label holder, as their ``state`` gives them.
-    arrays : their arrays.
+    used : rows of that file from which models of an earlier run have learned, and rows by which
+        they were chosen, if this run begins by them.
+    about_labels : what turns a model's outputs into labels (`Labels.about`).
+    strategy, arrays : scalars and arrays of the strategy and the label holder (``state_dict``).
     """
 
     config: RunConfig
@@ -61,7 +60,7 @@ class Checkpoint:
     used: tuple[NDArray[np.int64], NDArray[np.int64]]
 
     def save(self, folder: Path) -> None:
-        """Write it into a results folder, in place of the last.
+        """Write the checkpoint into a results folder, in place of the last one.
 
         Raises
         ------
@@ -86,15 +85,16 @@ class Checkpoint:
 
 
 class Keeper:
-    """Where a run keeps its checkpoints, and the one that it goes on from, if any.
+    """Where a run keeps its checkpoints, and the checkpoint that it goes on from, if any.
 
     Parameters
     ----------
     folder : the results folder.
     run : number of the Flower run.
-    earlier : the last of the run by whose models this one begins, if it does.
+    found : the checkpoint to go on from.
+    earlier : the last checkpoint of an earlier run, if this run begins by its models.
 
-    nonce : drawn for this run. Flower may give its number again, to a run of other parties or data.
+    nonce : drawn for this run, since Flower may give the number to another run.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class Keeper:
 
     @property
     def name(self) -> str:
-        """The name of the run, under which parties keep their states."""
+        """Return the name of the run, under which parties keep their states."""
         return f"{self.run}-{self.nonce}"
 
 
 def load(folder: str | Path) -> Checkpoint:
-    """The checkpoint of a results folder.
+    """Read the checkpoint of a results folder.
 
     Raises
     ------
@@ -161,7 +161,7 @@ def load(folder: str | Path) -> Checkpoint:
 
 
 def to_go_on_from(folder: str | Path) -> Checkpoint:
-    """The checkpoint of a run that was cut short; perhaps just before it wrote what it reached.
+    """Read the checkpoint of a run that was cut short, perhaps just before it wrote its results.
 
     Raises
     ------
@@ -182,22 +182,23 @@ def _has_results(folder: Path) -> bool:
         return False
 
 
-_MAY_DIFFER = (  # where given, from the run that is gone on with: not what it computes, but how
+_MAY_DIFFER = (  # options that can change when a run is resumed: they do not change its results
     *("transport", "stream-address", "stream-ports", "session-seconds", "parties"),
     *("party-timeout", "on-party-failure", "checkpoint-every", "resume"),
 )
 
 
 def configured(raw: Mapping[str, Any]) -> RunConfig:
-    """The configuration of a run: `resolve`, or with ``resume`` that of the run to go on with.
+    """Return the configuration of a run, as `resolve` does.
 
-    With ``grow`` keys that are not given are those of the run by whose models it begins.
+    With ``resume`` it is the configuration of the run to resume. With ``grow``, options that are
+    not given are those of the run whose models this run begins by.
 
     Raises
     ------
     ConfigError
-        As `resolve`; or if that run has finished, or with ``grow`` has not; or if it had another
-        value for a key that is given.
+        As `resolve`; or if the run to resume has finished, or the run to grow from has not; or if
+        it had another value for an option that is given.
     """
     given = parse(raw)
     folder = given.get("resume")
@@ -219,19 +220,20 @@ def configured(raw: Mapping[str, Any]) -> RunConfig:
     return found.config.with_values(anew)
 
 
-_OF_ONE_RUN = (  # keys that a run never has from the one that it grows from
+_OF_ONE_RUN = (  # options that a run never inherits from the run that it grows from
     *("task", "model", "without", "resume", "grow", "freeze", "out", "parties"),
 )
-_OF_MODEL = (  # keys that it cannot have otherwise
+_OF_MODEL = (  # options that it must inherit
     *("target", "label-range", "columns", "missing", "text"),
     *(each.name for each in KEYS.values() if each.section == "models" and each.name != "metrics"),
 )
 
 
 def _grown(given: Mapping[str, Any]) -> RunConfig:
-    """The configuration of a run that begins by the models of another.
+    """Return the configuration of a run that begins by the models of an earlier run.
 
-    What is not given is as then; with another strategy only what is of data and models.
+    Options that are not given are those of the earlier run. With another strategy, only options of
+    data and models are inherited.
     """
     folder: str = given["grow"]
     found = load(folder)
@@ -272,7 +274,7 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
 
 
 def check_number(folder: str, found: Checkpoint, config: RunConfig, parties: int) -> None:
-    """Refuse, by `ConfigError`, so many parties in a run that begins by the models of ``found``."""
+    """Raise `ConfigError` if so many parties cannot begin by the models of ``found``."""
     then = len(found.strategy["seats"])
     if parties < then:
         raise ConfigError(
@@ -292,7 +294,7 @@ def check_number(folder: str, found: Checkpoint, config: RunConfig, parties: int
 
 
 class PartyState(NamedTuple):
-    """What a party's state is of: the messages that it had served, and a checkpoint's number."""
+    """A party's state: the number of the last message that it served, and of its checkpoint."""
 
     party: int
     exchange: int
@@ -310,17 +312,19 @@ class _OfCheckpoint(Protocol):
 
 
 def check_states(found: Checkpoint, states: Collection[_OfCheckpoint], whole: bool = True) -> None:
-    """Refuse parties that are not those of a checkpoint, or have an older state than it.
+    """Refuse parties that are not the parties of a checkpoint, or whose states are older.
 
-    Where they need not be ``whole``, some may be missing.
+    A party that was away at the checkpoint may have an older state, back to the last state that it
+    has told of.
 
-    A party that was away at the checkpoint may have an older state, but none that is older than the
-    last that it has told of.
+    Parameters
+    ----------
+    whole : whether all parties must be there.
 
     Raises
     ------
     ConfigError
-        Which party it is.
+        Which party has another state.
     """
     marked = not found.run.isdecimal()  # else it is an older version's
     seats = {seat["party"]: seat for seat in found.strategy["seats"]}

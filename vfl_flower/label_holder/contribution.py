@@ -1,11 +1,11 @@
 """What each party is worth: Shapley values of how a model does on held-out rows.
 
-A model that predicts by any subset of the parties answers it without further training: v(S) is how
-it does by the parties S alone, on all test rows of the run, from the embeddings that the last
-evaluation has left in the checkpoint. No party is asked. The value of a party is the mean, over
-all orders of the parties, of what it adds to those before it (Shapley, 1953); the values add up to
-v(all) - v(none). With nobody, a model says what the training labels alone do, or the label holder's
-own columns.
+It needs a model that predicts by any subset of the parties, and no further training. v(S) is how
+the model does with the parties S alone, on all test rows of the run. Embeddings are those that the
+last evaluation left in the checkpoint, so that no party is asked. A party's value is the mean, over
+all orders of the parties, of what it adds to the parties before it (Shapley, 1953). The values add
+up to v(all) - v(none). Without any party, a model predicts by the training labels alone, or by the
+label holder's own columns.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ Array = NDArray[np.float64]
 
 @dataclass
 class Worth:
-    """A sum of values, and what each row adds: rows of a group count alike, groups by their means.
+    """A sum of values v(S), and what each row adds to it, by groups of rows.
 
-    Of accuracy, log loss and R2 there is one group, all rows. An AUC is the mean over positives of
-    the share of negatives below, and over negatives of the share of positives above: two groups,
-    whose means are equal, and by which its variance is found (DeLong et al., 1988).
+    A value is the mean over each group. Accuracy, log loss and R2 have one group, all rows. An AUC
+    has two groups with equal means: positives, each with the share of negatives below, and
+    negatives, each with the share of positives above. Its variance follows from both (DeLong et
+    al., 1988).
     """
 
     groups: list[Array] = field(default_factory=list)
@@ -67,27 +68,28 @@ class Worth:
 
     @property
     def value(self) -> float:
-        """The sum."""
+        """Return the sum."""
         return float(self.groups[0].mean())
 
     @property
     def variance(self) -> float:
-        """Of the value, over samples of rows."""
+        """Return the variance of the sum, over samples of rows."""
         return float(sum(each.var() / len(each) for each in self.groups))
 
 
 def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str, Any]:
-    """Shapley values of a run's parties, which are written beside it too, as `FILE`.
+    """Return Shapley values of a run's parties, and write them into its folder, as `FILE`.
 
     Parameters
     ----------
-    metric : accuracy, auc, log-loss (its fall) or r2; without it, AUC of two classes, accuracy of
-        more, R2 of numbers.
+    metric : accuracy, auc, log-loss (its fall) or r2. The default is AUC for two classes, accuracy
+        for more, and R2 for numbers.
+    exact : parties up to which all subsets are evaluated.
 
     Raises
     ------
     ConfigError
-        If the model does not predict by any subset, or its data are not there any more.
+        If the model does not predict by any subset, or its data have changed.
     """
     found = checkpoint.load(folder)
     if not aggregation_of(found.config).any_subset:
@@ -151,12 +153,12 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
 
 
 def _share(before: int, parties: int) -> float:
-    """The share of orders in which just these so many come before a party."""
+    """Return the share of orders in which one set of this size comes before a party."""
     return 1 / (parties * math.comb(parties - 1, before))
 
 
 def _orders(parties: int) -> Iterator[NDArray[np.int64]]:
-    """Random orders, each followed by its reverse, by which means vary less."""
+    """Yield random orders, each followed by its reverse, which makes means vary less."""
     generator = np.random.default_rng(0)
     for _ in range(_ORDERS // 2):
         order = generator.permutation(parties)
@@ -179,7 +181,7 @@ def _metric(metric: str, labels: Labels) -> str:
 
 
 def _by_row(metric: str, outputs: Tensor, labels: Labels) -> list[Array]:
-    """What each row adds to a value, by groups: see `Worth`."""
+    """Return what each row adds to a value, by groups: see `Worth`."""
     y = torch.from_numpy(labels.test)
     if metric == "r2":
         of_rows = 1 - (outputs[:, 0] - y).double().square() / y.double().var(correction=0)
@@ -204,7 +206,7 @@ def _by_row(metric: str, outputs: Tensor, labels: Labels) -> list[Array]:
 
 
 def _labels(found: Checkpoint) -> Labels:
-    """Those of the rows that the run was of."""
+    """Return the labels of the run's rows."""
     config: RunConfig = found.config
     if not config.data.own_data:
         labels = load_labels(config)
@@ -219,7 +221,7 @@ def _labels(found: Checkpoint) -> Labels:
 
 @torch.no_grad()
 def _outputs(found: Checkpoint, labels: Labels) -> Callable[[tuple[bool, ...]], Tensor]:
-    """Outputs for the test rows [R, C], by those parties alone that are to be used."""
+    """Return a function from the parties to use to outputs for the test rows, [R, C]."""
     sizes: list[int] = found.strategy["holder"]["sizes"]
     own = labels.features[1] if labels.features else np.zeros((len(labels.test), 0), np.float32)
     top = aggregation_of(found.config).build_top(sizes, labels.outputs, own.shape[1]).eval()

@@ -1,4 +1,4 @@
-"""How a model does on rows whose labels are known."""
+"""Metrics: how a model does on rows whose labels are known."""
 
 from __future__ import annotations
 
@@ -16,20 +16,26 @@ from vfl_flower.data.labels import LabelNoise
 from vfl_flower.models.losses import RowLoss, loss_per_row
 
 More = Callable[[Tensor, Tensor], Mapping[str, Any]]
-"""A function of one's own, from outputs [R, C] and labels [R] of the rows evaluated to numbers by
-name. Outputs are logits of the classes (one of two classes, that of the second) and labels their
-numbers, or both are standardised numbers; a number that is not finite is recorded as none."""
+"""A user's function from outputs [R, C] and labels [R] of the rows evaluated to numbers by name.
+
+Outputs are logits of the classes, and labels are class numbers. Two classes have one output, the
+logit of the second class. Under regression both are standardised numbers. A number that is not
+finite is recorded as none.
+"""
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """How the model does on the test rows; what does not apply is none.
+    """Figures of a model on rows with labels; a figure that does not apply is none.
 
-    ``loss`` is the mean without class weights, to compare with runs that have others. On validation
-    rows it is the loss that training minimises, weights included. ``auc`` is for two classes. Under
-    regression ``rmse`` is in units of the labels, and ``r2`` the share of the test labels' variance
-    explained, in place of accuracy. ``more`` are figures of one's own, and ``subsets`` those of
-    `by_subset`.
+    loss : on test rows the mean without class weights, to compare with runs that have other
+        weights. On validation rows the loss that training minimises, weights included.
+    accuracy : of classes.
+    auc : of two classes.
+    rmse : of a regression, in units of the labels.
+    r2 : of a regression, the share of the labels' variance that is explained.
+    more : figures of a user's function.
+    subsets : figures by subsets of the parties (`by_subset`).
     """
 
     loss: float
@@ -41,7 +47,7 @@ class Metrics:
     subsets: Mapping[str, Mapping[str, Mapping[str, float | None]]] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
-        """All by name, what does not apply as none."""
+        """Return all figures by name."""
         ours = asdict(self)
         more, subsets = ours.pop("more"), ours.pop("subsets")
         return {**ours, **more, **subsets}
@@ -54,17 +60,19 @@ def metrics(
     loss: RowLoss | None = None,
     more: More | None = None,
 ) -> Metrics:
-    """How outputs [R, C] do as predictions of labels [R].
+    """Return how outputs [R, C] do as predictions of labels [R].
 
     Parameters
     ----------
     deviation : a unit of regression.
-    loss, more : functions of one's own, if there are: of the rows' losses, and of further figures.
+    loss, more : a user's functions, if there are any: of the rows' losses, and of further figures.
 
     Raises
     ------
-    DivergedError, ConfigError
-        If the loss is not finite; if further figures are none.
+    DivergedError
+        If the loss is not finite.
+    ConfigError
+        If the further figures are not numbers by name.
     """
     found = _metrics(outputs, labels, deviation, loss)
     return replace(found, more=_numbers(more(outputs, labels))) if more else found
@@ -73,8 +81,8 @@ def metrics(
 def corrected(found: Metrics, outputs: Tensor, labels: Tensor, noise: LabelNoise) -> Metrics:
     """Return what figures by randomised labels say of the true labels.
 
-    A figure is an estimate: of few rows, an accuracy can be below 0 or above 1. The order of models
-    by a figure stays the same, so nothing is lost where models are chosen.
+    A figure is an estimate: on few rows, an accuracy can be below 0 or above 1. The order of models
+    by a figure stays the same, so that the choice of a model does not change.
 
     Parameters
     ----------
@@ -83,7 +91,7 @@ def corrected(found: Metrics, outputs: Tensor, labels: Tensor, noise: LabelNoise
     """
     if noise.variance:
         variance = labels.double().var(correction=0).item()
-        # The labels' own variance; no less than such a difference is known to within.
+        # The labels' own variance, or at least the error of this difference.
         own = max(variance - noise.variance, variance / math.sqrt(len(labels)))
         error = (outputs[:, 0] - labels).double().square().mean().item() - noise.variance
         unit = 0.0 if found.rmse is None else found.rmse / math.sqrt(error + noise.variance)
@@ -99,7 +107,7 @@ def corrected(found: Metrics, outputs: Tensor, labels: Tensor, noise: LabelNoise
 def _corrected_area(area: float | None, labels: Tensor, kept: float) -> float | None:
     """Return the AUC by the true labels of two classes (Menon et al., 2015, Corollary 3).
 
-    By randomised labels the area is as much nearer to 1/2 as positives and negatives are mixed.
+    Randomised labels mix positives and negatives, and move the area towards 1/2 as much.
     """
     if area is None:
         return None
@@ -114,17 +122,17 @@ def _corrected_area(area: float | None, labels: Tensor, kept: float) -> float | 
 def by_subset(
     outputs: Callable[[Tensor], Tensor], present: Tensor, labels: Tensor, deviation: float
 ) -> dict[str, dict[str, dict[str, float | None]]]:
-    """How a model of any subset does on the rows that so many parties have, and by each alone.
+    """Return how a model of any subset does, by the number of parties and by each party alone.
 
     Parameters
     ----------
-    outputs : of all rows [R, C], by who is to be used, [R, M].
-    present : who has which row, [R, M].
+    outputs : function from the parties to use, [R, M], to outputs of all rows, [R, C].
+    present : which party has which row, [R, M].
 
     Returns
     -------
-    ``by_parties``, by how many have a row, and ``by_party``, by whom alone is used, on the rows
-    that it has: the number of rows, and accuracy and AUC, or R2.
+    ``by_parties``: figures of the rows that so many parties have. ``by_party``: figures with one
+    party alone, on the rows that it has. Each has the number of rows, and accuracy and AUC, or R2.
     """
 
     def figures(said: Tensor, rows: Tensor) -> dict[str, float | None]:
@@ -148,7 +156,7 @@ def by_subset(
 
 
 def try_out(more: More, name: str, outputs: int, labels: Tensor) -> None:
-    """Raise `ConfigError` if a function of one's own gives no figures, before training."""
+    """Raise `ConfigError`, before training, if a user's function does not give figures."""
     if name in METRICS.known:
         return
     generator = torch.Generator().manual_seed(0)
@@ -178,7 +186,7 @@ def _numbers(figures: Any) -> dict[str, float | None]:
 
 
 def no_more(outputs: Tensor, labels: Tensor) -> Mapping[str, Any]:
-    """No further figures."""
+    """Return no further figures."""
     return {}
 
 

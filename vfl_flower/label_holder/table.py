@@ -1,9 +1,10 @@
-"""The embedding table: the latest embedding that is known of every (row, party), stale or not.
+"""The embedding table: the latest known embedding of every (row, party), stale or not.
 
-[N, E_1 + ... + E_M], side by side; zero until the first upload. With error feedback it is the label
-holder's copy of the parties' surrogates. To their right stand the features of the label holder's
-own, if it has any, [N, F]: it is as a party whose embedding, never sent, is always fresh. Last,
-where parties may lack rows, is 1 for each that has the row and 0 for one that has not, [N, M].
+[N, E_1 + ... + E_M], side by side, and zero until the first upload. With error feedback it is the
+label holder's copy of the parties' surrogates. The aggregation can lay the columns out otherwise.
+To their right stand the label holder's own features, [N, F], if it has any. They are as a party
+whose embedding is never sent and always fresh. Where parties may lack rows, row masks come last,
+[N, M]: 1 for each party that has the row, and 0 for one that lacks it.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from vfl_flower.transport.messages import Arrays
 Ids = NDArray[np.int32]
 
 USUAL = 1e3
-"""What embeddings of models that learn hardly reach: one beyond it may ruin the top model."""
+"""Models that learn hardly reach this. A larger embedding may ruin the top model."""
 _GROWTH = 10
-"""How many times larger than all before, if beyond that, an upload may be."""
+"""How many times larger than all before an upload may be, if it is beyond `USUAL`."""
 
 
 class Table:
-    """Embeddings by row and party, and since when they are there.
+    """Embeddings by row and party, and the steps at which they came.
 
     Parameters
     ----------
     columns : of each party's embeddings (`Aggregation.columns`).
     own : features of the label holder's own, [N, F].
     max_delay : bound D on the age of an embedding that is used, in label-holder steps; 0: none.
-    present : who has which rows, [N, M], where any may lack some.
+    present : which party has which row, [N, M], where any may lack some.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Table:
         )
 
     def of(self, party: int) -> Tensor:
-        """A party's columns, [N, E]."""
+        """Return a party's columns, [N, E]."""
         return self._of[party]
 
     def write(
@@ -137,7 +138,14 @@ class Table:
     def too_old(
         self, uploads: Sequence[tuple[int, Window]], parties: Sequence[int], step: int
     ) -> dict[int, Ids]:
-        """Of the rows that uploads would be answered by now, those too old: other party -> ids."""
+        """Return rows whose embeddings are too old to answer uploads by: other party -> ids.
+
+        Parameters
+        ----------
+        uploads : party and window of each upload that is to be answered.
+        parties : whose embeddings can be asked for.
+        step : of the label holder, now.
+        """
         late: dict[int, list[Ids]] = {}
         for uploader, window in uploads if self.max_delay else ():
             used_at = step + np.repeat(np.arange(len(window.lengths)), window.lengths)
@@ -163,18 +171,18 @@ class Table:
 
 
 def _peak(blocks: Sequence[Tensor]) -> float:
-    """The largest number of all, up or down."""
+    """Return the largest absolute number of all blocks."""
     ends = (each for h in blocks if h.numel() for each in h.aminmax())
     return max((abs(float(each)) for each in ends), default=0.0)
 
 
 def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The label holder's own columns, of training and test rows; none are [rows, 0].
+    """Return the label holder's own columns, of training and held-out rows; [rows, 0] if none.
 
     Raises
     ------
     ConfigError
-        If it has some, and the configuration has no place for them.
+        If it has some, and the configuration does not go with them.
     """
     if labels.features is None:
         nothing = (np.zeros((len(part), 0), np.float32) for part in (labels.train, labels.test))

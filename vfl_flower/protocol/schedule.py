@@ -1,7 +1,7 @@
 """Schedule axis: how many uploads the label holder waits for, and how many steps a message carries.
 
-All parties as quorum is synchronous VFL, with mini-batches that are coordinated; one is VAFL's
-Algorithm 1; t is its Algorithm 2. Which rows a step uses is `vfl_flower.protocol.batches`.
+A quorum of all parties is synchronous VFL, with coordinated mini-batches. A quorum of one is VAFL's
+Algorithm 1, and of t its Algorithm 2. `vfl_flower.protocol.batches` decides the rows of a step.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.estimators.base import Estimator
 
-_LONGEST = 32  # steps of a window that is chosen by what exchanges take: larger ones are too stale
+_LONGEST = 32  # steps of an adaptive window: embeddings of larger ones are too stale
 
 
 @dataclass(frozen=True)
 class Quorum:
-    """A rule of how many uploads to wait for, and the word for systems that have it."""
+    """A rule for how many uploads to wait for, and the word for systems that have it."""
 
     word: str
     of: Callable[[int], int]  # parties -> uploads
@@ -32,12 +32,12 @@ HALF = Quorum("t-sync", lambda parties: -(-parties // 2))
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a run's is.
+    """The schedule of a run.
 
-    quorum : uploads that are waited for.
+    quorum : uploads that the label holder waits for.
     coordinated : whether all parties use one mini-batch, which both ends know.
     window : steps of a party that a message carries.
-    longest : steps that it may carry, where that is chosen by what exchanges take (`Pace`).
+    longest : steps of the longest message, if the window is adaptive.
     """
 
     quorum: int
@@ -47,7 +47,7 @@ class Schedule:
 
     @property
     def word(self) -> str:
-        """What the quorum makes it: sync, t-sync or async."""
+        """Return what the quorum makes the schedule: sync, t-sync or async."""
         return "sync" if self.coordinated else "async" if self.quorum == 1 else "t-sync"
 
     @classmethod
@@ -61,9 +61,12 @@ class Schedule:
         cost: str,
         measures: bool = False,
     ) -> Schedule:
-        """The schedule of a run of so many parties, over a transport of this ``cost``.
+        """Return the schedule of a run of so many parties.
 
-        ``measures`` : whether windows that are not configured go by what exchanges take.
+        Parameters
+        ----------
+        cost : of an exchange over the run's transport.
+        measures : whether the window adapts to the time of exchanges, if none is configured.
 
         Raises
         ------
@@ -105,7 +108,7 @@ class Schedule:
 
 
 def _window(config: RunConfig, default: int) -> int:
-    """The window, which must not let an embedding grow older than the delay bound D."""
+    """Return the window, which must not let an embedding grow older than the delay bound D."""
     window, bound = config.schedule.window, config.schedule.max_delay
     if window and bound and window > bound:
         raise ConfigError(

@@ -1,9 +1,10 @@
 """Random subsets of each row's parties, from which the top model learns to predict by any subset.
 
-``sampled``: a row's loss is the mean of that by all parties that have it, and that by a random
-subset of them, whose size is uniform. ``laser``: it is the mean over all subsets, estimated by one
-of each size, weighted by how many of that size there are (LASER-VFL; Valdeira, Wang and Chi, 2025,
-section 3.2). Either way a row stands several times in a mini-batch, and all are one pass.
+``sampled``: a row's loss is the mean of two losses: by all parties that have the row, and by a
+random subset of them, whose size is uniform. ``laser``: it is the mean over all subsets. One subset
+of each size estimates it, weighted by the number of subsets of that size (LASER-VFL; Valdeira, Wang
+and Chi, 2025, section 3.2). Either way a row stands several times in a mini-batch, and one pass
+evaluates all its copies.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from vfl_flower.models.losses import Loss
 
 @dataclass(frozen=True)
 class Copies:
-    """Rows of a window, each once or more, with fewer parties.
+    """Copies of the R rows of a window, each with a subset of the row's parties.
 
-    ``rows`` : where in the window each is of, [R'], in order of steps; ``h`` : as `TopModel` reads
-    it, [R', ...]; ``weights`` : what its loss counts, [R'], which add up to 1 for each row of the
-    window; ``lengths`` : of the steps.
+    rows : the row of each copy, by its place in the window, [R'], in order of steps.
+    h : copies as the top model reads them, [R', ...].
+    weights : of each copy's loss, [R']; they add up to 1 for each row.
+    lengths : copies in each step.
+    of : R.
     """
 
     rows: Tensor
@@ -36,12 +39,12 @@ class Copies:
     of: int
 
     def mean(self, values: Tensor) -> Tensor:
-        """Weighted means of what each copy has, [R', ...], by row of the window, [R, ...]."""
+        """Return weighted means over each row's copies, [R, ...], of values [R', ...]."""
         weights = self.weights.view(-1, *[1] * (values.dim() - 1))
         return self.total(values * weights)
 
     def total(self, values: Tensor) -> Tensor:
-        """Sums of what the copies of each row have."""
+        """Return sums over each row's copies, [R, ...], of values [R', ...]."""
         return values.new_zeros(self.of, *values.shape[1:]).index_add_(0, self.rows, values)
 
 
@@ -52,9 +55,9 @@ def row_losses(loss: Loss, outputs: Tensor, labels: Tensor, copies: Copies | Non
 
     Parameters
     ----------
-    outputs : [R, C]; with copies, those of the copies, [R', C].
+    outputs : of the rows, [R, C], or of the copies, [R', C].
     labels : of the rows, [R], with noise if the labels have noise.
-    copies : of the rows, by whose weighted mean loss each row counts; else a row counts as it is.
+    copies : of the rows, if a row's loss is the weighted mean over its copies.
     """
     if copies is None:
         return loss.per_row(outputs, labels)
@@ -64,13 +67,15 @@ def row_losses(loss: Loss, outputs: Tensor, labels: Tensor, copies: Copies | Non
 def copies(
     kind: str, h: Tensor, lengths: Sequence[int], parties: int, least: int, key: Sequence[int]
 ) -> Copies:
-    """The rows of a window as they are, and with random subsets of their parties.
+    """Return the rows of a window as they are, and with random subsets of their parties.
 
     Parameters
     ----------
-    h : rows whose last ``parties`` columns say by 1 and 0 who has them.
-    least : parties of a subset, at least: none where the label holder has columns of its own.
-    key : what is drawn follows from it.
+    kind : "sampled" or "laser".
+    h : rows, whose last ``parties`` columns are the row mask.
+    lengths : rows in each step.
+    least : parties of the smallest subset: 0 if the label holder has columns of its own.
+    key : decides the random numbers.
     """
     columns = slice(h.shape[1] - parties, None)
     present = h[:, columns].cpu().numpy() > 0
@@ -101,11 +106,11 @@ def copies(
 
 @lru_cache(maxsize=4)
 def _laser_weights(parties: int, least: int) -> NDArray[np.float32]:
-    """Share of the subsets of n parties that have k, [n, k], for n from 0 and k from ``least``."""
+    """Return the share of subsets of n parties that have size k, [n, k - least]."""
     from scipy.special import comb
 
     n, k = np.ogrid[: parties + 1, least : parties + 1]
     many = comb(n, k)
-    many[0, 0] = 1  # of no party there is this one subset, also where it is not to be drawn
+    many[0, 0] = 1  # no party has one subset, also where it is not to be drawn
     shares: NDArray[np.float32] = (many / many.sum(1, keepdims=True)).astype(np.float32)
     return shares

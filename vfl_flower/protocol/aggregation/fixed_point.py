@@ -1,4 +1,4 @@
-"""Numbers in fixed point, as integers modulo 2^32, of which many can be added."""
+"""Numbers in fixed point: integers modulo 2^32, many of which can be added."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ Ints = NDArray[np.int32]
 """Numbers modulo 2^32, which NumPy adds and subtracts as such."""
 
 BOUND = 1024.0
-"""What a number of an embedding can be, up and down: what models that learn hardly reach."""
+"""Bound of the numbers in an embedding, up and down. Models that learn hardly reach it."""
 
 
 def places(parties: int) -> int:
-    """Binary places after the point, f: of a sum no number is off by more than M / 2^(f + 1).
+    """Return the binary places after the point, f: a sum of M is off by at most M / 2^(f + 1).
 
-    One of 32 bits stays free, so that what is no sum of embeddings is found to be none.
+    One of 32 bits stays free, so that numbers are noticed that are no sum of embeddings.
     """
     return 20 - (parties - 1).bit_length()
 
 
 def to_fixed(rows: NDArray[np.float32], parties: int) -> Ints:
-    """Numbers to the nearest multiple of 2^-f, as such multiples.
+    """Round numbers to multiples of 2^-f, and return the multiples.
 
     Raises
     ------
     VflError
-        If one is not within `BOUND`, as the end of a sentence; it does not say which.
+        If a number is not within `BOUND`, as the end of a sentence that does not say which.
     """
-    if rows.size and not max(rows.max(), -rows.min()) < BOUND:  # what is no number, too
+    if rows.size and not max(rows.max(), -rows.min()) < BOUND:  # also if one is not a number
         raise VflError(
             f"has embeddings beyond {BOUND:g}, where masked numbers end: lower the learning rates, "
             "or give embedding-activation."
@@ -40,12 +40,12 @@ def to_fixed(rows: NDArray[np.float32], parties: int) -> Ints:
 
 
 def from_fixed(total: Ints, parties: int) -> NDArray[np.float32]:
-    """Numbers of which a sum over parties consists.
+    """Return the numbers of a sum over so many parties.
 
     Raises
     ------
     SumError
-        If that is no sum of so many embeddings.
+        If it cannot be a sum of so many embeddings.
     """
     scale = 2 ** places(parties)
     most = int(parties * BOUND * scale)
