@@ -1,4 +1,4 @@
-"""The label holder's checkpoint: all that it needs to go on with a run, or to use its model.
+"""The label holder's checkpoint: what it needs to resume a run or use its model.
 
 It is one file in the results folder, ``checkpoint.npz``: arrays, a text in JSON, and a checksum.
 Nothing is pickled. The file is replaced as a whole. Only its owner can read it, since it holds the
@@ -85,7 +85,7 @@ class Checkpoint:
 
 
 class Keeper:
-    """Where a run keeps its checkpoints, and the checkpoint that it goes on from, if any.
+    """A run's checkpoints, and the checkpoint that it goes on from, if any.
 
     Parameters
     ----------
@@ -156,12 +156,12 @@ def load(folder: str | Path) -> Checkpoint:
             )
     except (KeyError, TypeError, ValueError, OSError, VflError) as error:
         raise ConfigError(
-            f"{path} cannot be read as a checkpoint of this version: it is damaged, or another's."
+            f"{path} is not a checkpoint of this version: it is damaged, or of another version."
         ) from error
 
 
 def to_go_on_from(folder: str | Path) -> Checkpoint:
-    """Read the checkpoint of a run that was cut short, perhaps just before it wrote its results.
+    """Read the checkpoint of a run that was cut short.
 
     Raises
     ------
@@ -213,8 +213,8 @@ def configured(raw: Mapping[str, Any]) -> RunConfig:
         if name not in _MAY_DIFFER:
             was = "auto" if then is None else repr(then)
             raise ConfigError(
-                f"{folder} holds a run with {name} = {was}, not {now!r}: leave the key out to "
-                "go on with that run, or `resume` to begin another."
+                f"{folder} holds a run with {name} = {was}, not {now!r}: leave the option "
+                "out to go on with that run, or leave resume out to begin another."
             )
         anew[name] = now
     return found.config.with_values(anew)
@@ -242,8 +242,8 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
     then = found.config
     if ledger_of(then).noise_on != "nothing":
         raise ConfigError(
-            f"The run in {folder} has privacy = {then.privacy.mechanism!r}, whose epsilon is of "
-            "that run alone: it cannot be grown from."
+            f"The run in {folder} has privacy = {then.privacy.mechanism!r}, whose epsilon counts "
+            "that run alone: leave grow out."
         )
     alike = given.get("strategy", then.strategy) == then.strategy
     inherited = {
@@ -263,7 +263,7 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
         if was != now:
             raise ConfigError(
                 f"{folder} holds a model with {name} = {'auto' if was is None else repr(was)}, not "
-                f"{now!r}: leave the key out to begin by that model, or leave grow out."
+                f"{now!r}: leave the option out to begin by that model, or leave grow out."
             )
     if aggregation_of(then).any_subset and not aggregation_of(config).any_subset:
         raise ConfigError(
@@ -294,7 +294,7 @@ def check_number(folder: str, found: Checkpoint, config: RunConfig, parties: int
 
 
 class PartyState(NamedTuple):
-    """A party's state: the number of the last message that it served, and of its checkpoint."""
+    """A party's state: numbers of the last message served, and of the checkpoint."""
 
     party: int
     exchange: int
@@ -312,7 +312,7 @@ class _OfCheckpoint(Protocol):
 
 
 def check_states(found: Checkpoint, states: Collection[_OfCheckpoint], whole: bool = True) -> None:
-    """Refuse parties that are not the parties of a checkpoint, or whose states are older.
+    """Refuse parties of another run, or with older states than a checkpoint.
 
     A party that was away at the checkpoint may have an older state, back to the last state that it
     has told of.
@@ -336,6 +336,6 @@ def check_states(found: Checkpoint, states: Collection[_OfCheckpoint], whole: bo
         is_older = marked and not least <= number <= found.number
         if is_older or (seat["alive"] and state.exchange != seat["exchange"]):
             raise ConfigError(
-                f"Party {state.party} has not the state that checkpoint {found.number} is of, but "
-                f"that of checkpoint {number}: put back its file of checkpoint {found.number}."
+                f"Party {state.party} has the state of checkpoint {number}, and not of checkpoint "
+                f"{found.number}: put back its file of checkpoint {found.number}."
             )

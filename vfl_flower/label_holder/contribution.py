@@ -78,7 +78,7 @@ class Worth:
 
 
 def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str, Any]:
-    """Return Shapley values of a run's parties, and write them into its folder, as `FILE`.
+    """Return Shapley values of a run's parties, and write them as `FILE`.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     if not aggregation_of(found.config).any_subset:
         raise ConfigError(
             f"The model in {folder} needs all its parties: train one that predicts by any subset, "
-            "with subsets = 'sampled', to see what each is worth."
+            "with subsets = 'sampled', to see what each party is worth."
         )
     if not found.strategy["history"]["recorded"]:
         raise ConfigError(f"The run in {folder} was not evaluated yet: wait for it.")
@@ -103,7 +103,7 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     if labels.about(hides_labels(found.config)) != found.about_labels:
         raise ConfigError(
             f"{found.config.data.dataset} has other rows, classes or values than when the run in "
-            f"{folder} began: put back the data of then."
+            f"{folder} began: put back its data."
         )
     labels = labels.tested
     metric = _metric(metric, labels)

@@ -146,7 +146,7 @@ class LabelHolder:
     # --- answers --------------------------------------------------------------------------------
 
     def answer(self, arrivals: Sequence[Arrival]) -> dict[int, Arrays]:
-        """Evaluate the windows of one quorum, step the top model, and return each party's feedback.
+        """Answer the windows of one quorum, and step the top model.
 
         Step j takes the j-th mini-batch of every arrival: one shared batch when they are
         coordinated (split learning), else the parties' own, one after the other (VAFL Alg. 2; with
@@ -189,13 +189,13 @@ class LabelHolder:
     # --- what an estimator has of it ------------------------------------------------------------
 
     def gather(self, window: Window) -> tuple[Tensor, Tensor]:
-        """Return the window's rows of the table, as the top model reads them, and its labels."""
+        """Return the window's rows of the table, and its labels."""
         return take(self.table.rows, window), take(self.labels, window)
 
     def step(
         self, h: Tensor, labels: Tensor, lengths: list[int], divisors: list[int], gradients: bool
     ) -> tuple[Tensor | None, Tensor]:
-        """Step the top model once a mini-batch; return gradient rows, if wanted, and losses [S].
+        """Step the top model once a mini-batch; return gradient rows and losses [S].
 
         Raises
         ------
@@ -219,7 +219,7 @@ class LabelHolder:
         return f"{self.config.training.seed}|top model|{self.steps}".encode()
 
     def copies(self, h: Tensor, lengths: Sequence[int], step: int) -> Copies | None:
-        """Return rows with subsets of their parties; none if the top model learns from no subsets.
+        """Return rows with subsets of their parties, if the top model learns from such.
 
         Parameters
         ----------
@@ -319,7 +319,7 @@ class LabelHolder:
 
 
 def _groups(top: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Arrays]:
-    """Return the arrays of a top model and its optimizer, which go on using this memory."""
+    """Return the live arrays of a top model and its optimizer."""
     return {
         "top": model_arrays(top),
         "optimizer": optimizer_arrays(optimizer) if optimizer else {},

@@ -35,7 +35,7 @@ class HolderLinks:
         return digest(self._estimator.compared(self._end, party))
 
     def surrogate(self, party: int) -> Arrays:
-        """Return the copy of a party's surrogate, which it needs to come back; empty if none."""
+        """Return the copy of a party's surrogate, for its return; empty if none."""
         if not self._end.config.uplink.surrogates:
             return {}
         return {"embedding": self._table.of(party).cpu().contiguous().numpy()}

@@ -105,7 +105,7 @@ def corrected(found: Metrics, outputs: Tensor, labels: Tensor, noise: LabelNoise
 
 
 def _corrected_area(area: float | None, labels: Tensor, kept: float) -> float | None:
-    """Return the AUC by the true labels of two classes (Menon et al., 2015, Corollary 3).
+    """Return the AUC by true labels of two classes (Menon et al., 2015, Cor. 3).
 
     Randomised labels mix positives and negatives, and move the area towards 1/2 as much.
     """
@@ -122,7 +122,7 @@ def _corrected_area(area: float | None, labels: Tensor, kept: float) -> float | 
 def by_subset(
     outputs: Callable[[Tensor], Tensor], present: Tensor, labels: Tensor, deviation: float
 ) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Return how a model of any subset does, by the number of parties and by each party alone.
+    """Return figures by the number of parties, and by each party alone.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def by_subset(
 
 
 def try_out(more: More, name: str, outputs: int, labels: Tensor) -> None:
-    """Raise `ConfigError`, before training, if a user's function does not give figures."""
+    """Raise `ConfigError` if a user's function does not give figures."""
     if name in METRICS.known:
         return
     generator = torch.Generator().manual_seed(0)

@@ -51,7 +51,7 @@ Array = NDArray[Any]
 
 
 def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], run: str) -> None:
-    """Write predictions by id, and beside them in JSON how they do, where there are labels.
+    """Write predictions by id, and figures beside them if there are labels.
 
     The first column has the ids, under its name in the label holder's file, or ``id``. Then come
     ``prediction``, in units of the labels, and for classes ``probability_CLASS``. A model of any
@@ -104,7 +104,7 @@ def _outputs(
     rows: _Rows,
     there: AvailableParties | None,
 ) -> tuple[Tensor, NDArray[np.bool_]]:
-    """Ask the parties for embeddings; return outputs [R, C], and which party's were used [R, M]."""
+    """Return outputs [R, C] by the parties' embeddings, and the row mask, [R, M]."""
     aggregation, sizes = aggregation_of(found.config), found.strategy["holder"]["sizes"]
     transport.expect({PredictOrder.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
     arrays = aggregation.question(transport, config.running)
@@ -147,7 +147,7 @@ def _outputs(
 
 
 def available_parties(config: RunConfig, found: Checkpoint) -> AvailableParties | None:
-    """Return the parties by which a model of any subset predicts; none for other models.
+    """Return the parties that a model of any subset predicts by, else none.
 
     Raises
     ------
@@ -177,7 +177,7 @@ def available_parties(config: RunConfig, found: Checkpoint) -> AvailableParties 
 
 
 def _with_prior(said: Tensor, known: NDArray[np.bool_], found: Checkpoint) -> Tensor:
-    """Return outputs, where unknown rows have those that follow from the training labels alone."""
+    """Return outputs that follow from the training labels for unknown rows."""
     nobody = torch.from_numpy(~known)
     prior: list[float] | None = found.strategy["holder"]["prior"]
     what = "what the top model says of no embedding"
@@ -219,7 +219,7 @@ def _rows(
     run: str,
     there: AvailableParties | None,
 ) -> _Rows:
-    """Return the rows of the label holder's file that can be predicted, or the test rows."""
+    """Return the rows of the file that can be predicted, or the test rows."""
     trained = found.config
     if not trained.data.own_data:
         if given.get("dataset", trained.data.dataset) != trained.data.dataset:
@@ -264,7 +264,7 @@ _OF_FILE = ("dataset", "id", "label", "columns", "missing", "text", "align", "pa
 
 
 def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
-    """Return the epsilon of perturbed embeddings, with the uploads that this prediction asks for.
+    """Return the epsilon of perturbed embeddings, with this prediction's uploads.
 
     They are counted first, in a file beside the run, as if they were of the rows uploaded most.
     """

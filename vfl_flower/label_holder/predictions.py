@@ -1,4 +1,4 @@
-"""Predictions as a file: outputs as labels, how they do on known labels, and writing them."""
+"""Predictions as a file: outputs as labels, their figures, and writing them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 def predictions_file(config: RunConfig) -> Path:
-    """Return the file of predictions: ``out``, or predictions.csv in the folder of the run.
+    """Return the file of predictions: ``out``, or one in the folder of the run.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def _encoded(labels: Array, classes: list[Any]) -> NDArray[np.int64]:
 
 
 def _like(known: Any, label: Any) -> Any:
-    """Return a label as one of the classes would be: a column with gaps reads numbers otherwise."""
+    """Return a label of the classes' type: a column with gaps reads numbers otherwise."""
     if isinstance(known, str):
         return str(label)
     words = {"True": True, "False": False} if isinstance(known, bool) else {}

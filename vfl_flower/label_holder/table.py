@@ -1,4 +1,4 @@
-"""The embedding table: the latest known embedding of every (row, party), stale or not.
+"""The embedding table: the latest embedding of every (row, party), stale or not.
 
 [N, E_1 + ... + E_M], side by side, and zero until the first upload. With error feedback it is the
 label holder's copy of the parties' surrogates. The aggregation can lay the columns out otherwise.
@@ -84,7 +84,7 @@ class Table:
         step: int = 0,
         held: bool = False,
     ) -> None:
-        """Write a party's embeddings of a window, [R, E], if all that it ``sent`` is usual.
+        """Write a party's embeddings of a window, [R, E], if they are usual.
 
         Parameters
         ----------
@@ -111,7 +111,7 @@ class Table:
             self.written[party][window.ids] = step
 
     def blame(self, sent: Mapping[int, Sequence[Tensor]]) -> None:
-        """Raise `PoisonError` for the party with the largest embeddings, if they are unusual.
+        """Raise `PoisonError` for the largest embeddings, if they are unusual.
 
         The table then holds no embedding of that party.
 
@@ -138,7 +138,7 @@ class Table:
     def too_old(
         self, uploads: Sequence[tuple[int, Window]], parties: Sequence[int], step: int
     ) -> dict[int, Ids]:
-        """Return rows whose embeddings are too old to answer uploads by: other party -> ids.
+        """Return rows with embeddings too old to answer uploads: party -> ids.
 
         Parameters
         ----------
@@ -177,7 +177,7 @@ def _peak(blocks: Sequence[Tensor]) -> float:
 
 
 def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the label holder's own columns, of training and held-out rows; [rows, 0] if none.
+    """Return the label holder's own columns, of training and held-out rows.
 
     Raises
     ------

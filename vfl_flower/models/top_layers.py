@@ -1,4 +1,4 @@
-"""The top model of ours: linear layers, whose gradients are written out, and their widths."""
+"""Our top model: linear layers, whose gradients are written out, and their widths."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from vfl_flower.models.training import autocast, in_float32
 
 
 class TopModel(nn.Module):
-    """From the parties' embeddings, side by side, to the outputs: linear layers, ReLU between.
+    """Linear layers with ReLU between, from embeddings side by side to outputs.
 
     A label holder with features of its own has a bottom model for them here, ``own``. Rows h [R, M
-    * E + F] then hold its F features to the right of the embeddings of M parties, and its embedding
-    of them is one more block to combine: of [R, B * E] where there are B blocks. It is part of this
-    model, and so has the label holder's learning rate, and no regulariser.
+    * E + F] then hold its F features to the right of the embeddings of M parties. Its embedding is
+    one more block to combine: B blocks are [R, B * E]. The bottom model is part of this model: it
+    has the label holder's learning rate, and no regulariser.
     """
 
     stackable = True
-    by_step = False  # whether steps are to be passed apart (`models.passes`)
+    by_step = False  # whether each step needs a pass of its own (`models.passes`)
 
     def __init__(
         self,
@@ -60,17 +60,17 @@ class TopModel(nn.Module):
         return blocks
 
     def forward(self, h: Tensor) -> Tensor:
-        """Outputs [R, C] of rows h; whatever the precision, both are float32."""
+        """Return outputs [R, C] of rows h, in float32 whatever the precision."""
         with autocast(self, self.precision):
             return in_float32(self.rest(self.first(h)))
 
     def first(self, h: Tensor) -> Tensor:
-        """The first layer's output before its activation, [R, width]."""
+        """Return the first layer's output before its activation, [R, width]."""
         x = self.combined(self.embedded(h), h)
         return self.layers[0](x) if len(self.layers) else x
 
     def first_change(self, columns: slice, change: Tensor, h: Tensor) -> Tensor:
-        """How `first` changes when one party's ``columns`` of h change so, [R, E] to [R, width]."""
+        """Return the change of `first`, [R, width], by a change of one block, [R, E]."""
         change = change / self.blocks if self.combine == "mean" else change
         if not len(self.layers):
             return change
@@ -78,7 +78,7 @@ class TopModel(nn.Module):
         return change @ (weight[:, columns] if self.combine == "concat" else weight).T
 
     def rest(self, z: Tensor) -> Tensor:
-        """Outputs [R, C] from the first layer's output."""
+        """Return outputs [R, C] from the first layer's output."""
         for layer in self.layers[1:]:
             z = layer(functional.relu(z))
         return z
@@ -92,40 +92,43 @@ class TopModel(nn.Module):
         lengths: Sequence[int],
         key: bytes,
     ) -> tuple[Tensor, Tensor]:
-        """Outputs [R, C] where one party's ``columns`` of a window's rows h are first, and second.
+        """Return outputs [R, C] with either block in one party's ``columns``.
 
-        What is random follows from ``key``, and buffers do not learn.
+        Parameters
+        ----------
+        h : rows of a window.
+        key : decides the random numbers. Buffers do not learn.
         """
         z = self.first(with_block(h, columns, second))
         change = self.first_change(columns, first - second, h)  # the others' part is the same
         return self.rest(z + change), self.rest(z)
 
     def embedded(self, h: Tensor) -> Tensor:
-        """Embeddings of all blocks, [R, B * E], of rows h."""
+        """Return embeddings of all blocks, [R, B * E], of rows h."""
         if self.own is None:
             return h
         return torch.cat([h[:, : self.received], self.own(self.features(h))], dim=1)
 
     def features(self, h: Tensor) -> Tensor:
-        """The label holder's own features of rows h, [R, F]."""
+        """Return the label holder's own features of rows h, [R, F]."""
         return h[:, self.received :]
 
     def combined(self, blocks: Tensor, h: Tensor) -> Tensor:
-        """What the first layer reads of the embeddings [R, B * E] of rows h."""
+        """Return what the first layer reads of the embeddings [R, B * E] of rows h."""
         if self.combine == "concat":
             return blocks
         blocks = blocks.view(len(blocks), self.blocks, blocks.shape[1] // self.blocks)
         return blocks.sum(1) if self.combine == "sum" else blocks.mean(1)
 
     def spread(self, rows: Tensor, h: Tensor) -> Tensor:
-        """Gradient rows of the parties, [R, M * E], from those of what the first layer reads."""
+        """Return gradient rows [R, M * E] of the parties, from the first layer's."""
         if self.combine == "concat":
             return rows[:, : self.received]
         rows = rows / self.blocks if self.combine == "mean" else rows
         return rows.repeat(1, self.parties)
 
     def spread_to(self, columns: slice, rows: Tensor, h: Tensor) -> Tensor:
-        """Gradient rows of one block, whose ``columns`` of [R, B * E] these are, [R, E]."""
+        """Return gradient rows [R, E] of one block, in these ``columns`` of [R, B * E]."""
         if self.combine == "concat":
             return rows[:, columns]
         return rows / self.blocks if self.combine == "mean" else rows
@@ -141,19 +144,20 @@ class TopModel(nn.Module):
         bound: float = math.inf,
         sums: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Forward and backward, written out, since autograd would take several times as long.
+        """Pass forward and backward.
 
-        Under `training.autocast` its products are of that precision, and what it gives float32.
+        It is written out, since autograd would take several times as long. Under
+        `training.autocast` its products have that precision, and its results are float32.
 
         Parameters
         ----------
         x : what the first layer reads, [R, width].
         targets : `losses.Loss.targets` of the rows.
-        weights : what each row's loss is multiplied by, [R, 1] or one number.
+        weights : factor of each row's loss, [R, 1], or one number.
         loss_gradient : from outputs and targets, as `losses.Loss.gradient`.
         rows, parameters : whether gradients of x, and of the layers, are wanted.
-        bound : of the norm of what each row adds to the gradients of the layers' parameters, which
-            is found from norms of its inputs and signals alone (Goodfellow, 2015).
+        bound : of the norm of each row's part in the gradients of the layers' parameters. Norms of
+            the row's inputs and signals give this norm (Goodfellow, 2015).
         sums : precision of the sums over rows, with a bound.
 
         Returns
@@ -189,7 +193,7 @@ class TopModel(nn.Module):
 
 
 class CombiningTop(TopModel):
-    """A top model whose way of combining embeddings is one's own: a subclass writes `combined`.
+    """A top model that combines embeddings its own way: override `combined`.
 
     Gradients of `combined` follow by autograd. A `combined` that differs from step to step, or that
     mixes rows, is not for this class.
@@ -204,7 +208,7 @@ class CombiningTop(TopModel):
         lengths: Sequence[int],
         key: bytes,
     ) -> tuple[Tensor, Tensor]:
-        """Return outputs [R, C] with the first, and with the second, in one party's ``columns``."""
+        """Return outputs [R, C] with either block in one party's ``columns``."""
         return self(with_block(h, columns, first)), self(with_block(h, columns, second))
 
     def spread(self, rows: Tensor, h: Tensor) -> Tensor:
@@ -216,13 +220,13 @@ class CombiningTop(TopModel):
         return self._of_blocks(rows, h)[:, columns]
 
     def _of_blocks(self, rows: Tensor, h: Tensor) -> Tensor:
-        """Return gradient rows of all blocks, [R, B * E], from those of what `combined` gives."""
+        """Return gradient rows of all blocks, [R, B * E], from the first layer's."""
         found: Tensor = vjp(lambda blocks: self.combined(blocks, h), self.embedded(h))[1](rows)[0]
         return found
 
 
 def with_block(h: Tensor, columns: slice, block: Tensor) -> Tensor:
-    """Rows h [R, ...] with a block in place of these columns."""
+    """Return rows h [R, ...] with a block in place of these columns."""
     return torch.cat([h[:, : columns.start], block, h[:, columns.stop :]], dim=1)
 
 
@@ -230,15 +234,15 @@ def with_block(h: Tensor, columns: slice, block: Tensor) -> Tensor:
 
 
 def no_layers(inputs: int, outputs: int, models: ModelConfig) -> list[int]:
-    """The sum of the embeddings."""
+    """Return no widths: the outputs are the sum of the embeddings."""
     return []
 
 
 def one_layer(inputs: int, outputs: int, models: ModelConfig) -> list[int]:
-    """A linear layer."""
+    """Return the widths of one linear layer."""
     return [inputs, outputs]
 
 
 def two_layers(inputs: int, outputs: int, models: ModelConfig) -> list[int]:
-    """A hidden layer."""
+    """Return the widths of two layers."""
     return [inputs, models.top_hidden, outputs]

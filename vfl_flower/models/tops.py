@@ -1,18 +1,18 @@
-"""Top models: the label holder's, from embeddings to outputs.
+"""Top models: the label holder's models, from embeddings to outputs.
 
 `config.plugins.TOPS` names ours, linear layers whose gradients are written out. Anything else is a
-**top model of one's own**, ``FILE.py:NAME`` or ``package.module:NAME``, a class of torch modules,
-or a function that gives one. The contract:
+**top model of one's own**: ``FILE.py:NAME`` or ``package.module:NAME`` names a class of torch
+modules, or a function that returns one. The contract:
 
 * It is built as ``NAME(sizes, outputs, **arguments)``, with the embedding size of each party, and
-  of the label holder's own columns if it has some; the arguments are those of ``top-args``.
-* ``forward(h)`` makes outputs [R, outputs] of embeddings side by side, [R, sum(sizes)]: logits of
-  the classes (one of two classes, that of the second), or numbers.
-* Where parties may lack rows it is called as ``forward(h, present)``, with 1 in [R, len(sizes)] for
-  each part of h that is there; one that is not is 0.
-* All of it is kept in checkpoints, as of a bottom model (`models.bottoms`), and so is the rest.
+  of the label holder's own columns if it has any. The option ``top-args`` gives the arguments.
+* ``forward(h)`` makes outputs [R, outputs] of embeddings side by side, [R, sum(sizes)]. Outputs are
+  logits of the classes, or numbers. Two classes have one output, the logit of the second.
+* Where parties may lack rows it is called as ``forward(h, present)``. ``present`` [R, len(sizes)]
+  is 1 for each part of h that is there, and 0 for a part that is missing, which is zeros.
+* Checkpoints keep all of it, as of a bottom model of one's own (`models.bottoms`).
 
-Its gradients are by autograd, behind the methods that ours has.
+Its gradients follow by autograd, behind the methods of our top models.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vfl_flower.models.training import check_size, in_float32, load_model, train
 
 
 class OwnTop(TopModel):
-    """A module of one's own, which reads embeddings side by side, and has gradients by autograd."""
+    """A module of one's own, which reads embeddings side by side."""
 
     stackable = False
     by_step = True
@@ -58,12 +58,12 @@ class OwnTop(TopModel):
         self.blocks += own is not None
 
     def rest(self, z: Tensor) -> Tensor:
-        """Outputs [R, C] of embeddings of all blocks."""
+        """Return outputs [R, C] of embeddings of all blocks."""
         outputs: Tensor = self.module(*self.given(z))
         return outputs
 
     def given(self, z: Tensor) -> tuple[Tensor, ...]:
-        """What the module is called with."""
+        """Return the arguments of the module's call."""
         return (z,)
 
     def pair(
@@ -75,7 +75,7 @@ class OwnTop(TopModel):
         lengths: Sequence[int],
         key: bytes,
     ) -> tuple[Tensor, Tensor]:
-        """Outputs in both cases."""
+        """Return outputs [R, C] with either block in one party's ``columns``."""
         of_first, of_second = (with_block(h, columns, block) for block in (first, second))
         return passes.pair(self, of_first, of_second, lengths, key)
 
@@ -90,7 +90,7 @@ class OwnTop(TopModel):
         bound: float = math.inf,
         sums: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Forward and backward."""
+        """Pass forward and backward, as `TopModel.passes`."""
         of_module = trained(self.module)
         with torch.enable_grad():
             x = x.detach().requires_grad_(rows)
@@ -113,7 +113,7 @@ class OwnTop(TopModel):
         bound: float,
         sums: torch.dtype,
     ) -> list[Tensor]:
-        """Gradients of the module's parameters, to which no row adds more than of that norm."""
+        """Return gradients of parameters, with a bounded norm of each row's part."""
 
         def of_row(row: Tensor, its_signal: Tensor) -> dict[str, Tensor]:
             def outputs(parameters: dict[str, Tensor]) -> Tensor:
@@ -132,7 +132,7 @@ class OwnTop(TopModel):
 
 
 def check(models: ModelConfig) -> None:
-    """Raise `ConfigError` if keys of the top model contradict each other."""
+    """Raise `ConfigError` if options of the top model contradict each other."""
     if models.top == "sum" and models.combine != "concat":
         raise ConfigError(
             "combine has no meaning for top-model = 'sum', which adds the embeddings itself: "
@@ -162,21 +162,21 @@ def build_top(
 
     `Aggregation.build_top` calls this with the classes by which the run's rows are read.
 
-    A bottom model for columns of its own is such as the parties', with the parameters that a party
-    after the last would have; an mlp where theirs is a cnn, an lstm or one's own, since these
-    columns are a table.
+    The bottom model for the label holder's own columns is that of a party after the last. It is an
+    mlp if the parties have a cnn, an lstm or a module of one's own, since its columns are a table.
 
     Parameters
     ----------
     sizes : embedding size of each party; all the same unless embeddings are concatenated.
-    own_columns : how many columns the label holder has itself.
-    alone : whether noise hides what one row adds, so that none may have a part in another's.
+    own_columns : the label holder's own.
+    alone : whether noise hides what one row adds, so that no row may have a part in another's
+        output.
     kinds : classes of a top model of ours, and of one's own.
 
     Raises
     ------
     ConfigError
-        If a model of one's own makes no outputs.
+        If a module of one's own makes no outputs.
     """
     models, own, blocks = config.models, None, list(sizes)
     if own_columns:
@@ -204,7 +204,7 @@ def build_top(
 
 
 def load_top(config: RunConfig, top: TopModel, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Copy what was kept of a top model into one; raise `ConfigError` if it is another's."""
+    """Load a saved top model; raise `ConfigError` if it is of another kind."""
     try:
         load_model(top, arrays)
     except VflError as error:
@@ -218,11 +218,11 @@ def grow_top(
     sizes: Sequence[int],
     then: type[TopModel],
 ) -> None:
-    """Copy a top model that was kept into one of as many parties, or of more, the last being new.
+    """Load a saved top model into one with more parties, the last of them new.
 
-    Outputs are the same, whether the new parties are there or not, where embeddings are side by
-    side: the first layer's columns of a new party, and its placeholder, begin at zero. Of a mean or
-    a sum they are the same where no new party is there.
+    With embeddings side by side, outputs stay the same, whether new parties are there or not: the
+    first layer's columns of a new party, and its placeholder, begin at zero. With a mean or a sum,
+    outputs stay the same where no new party is there.
 
     Parameters
     ----------
@@ -231,15 +231,15 @@ def grow_top(
     Raises
     ------
     ConfigError
-        If it is a model of one's own whose parameters are of other shapes for more parties.
+        If it is a module of one's own whose parameters have other shapes for more parties.
     """
     if isinstance(top, OwnTop):
         try:
             load_model(top, arrays)
         except VflError:
             raise ConfigError(
-                f"top-model = {config.models.top!r} has other parameters of {top.parties} parties "
-                f"than of {len(sizes)}: only one whose parameters stay alike can get new parties."
+                f"top-model = {config.models.top!r} has other parameters for {top.parties} parties "
+                f"than for {len(sizes)}: leave grow out, or use a model whose parameters stay alike."
             ) from None
         return
     if top.combine == "concat" and len(top.layers):
@@ -275,26 +275,26 @@ def _build_own(
     if not isinstance(said_of_h, Tensor) or said_of_h.shape != (3, outputs):
         made = tuple(said_of_h.shape) if isinstance(said_of_h, Tensor) else type(said_of_h).__name__
         raise ConfigError(
-            f"{said} makes {made} of 3 rows, which have to become outputs {(3, outputs)}: correct "
-            "its forward."
+            f"{said} makes {made} of 3 rows, and outputs must be {(3, outputs)}: correct its "
+            "forward."
         )
     if not torch.isfinite(said_of_h).all():
         raise ConfigError(f"{said} makes outputs that are not finite: correct its forward.")
     if alone and not _is_alone(top, h, other):
         raise ConfigError(
-            f"{said} lets a row have a part in another's outputs, or drops at random, where "
-            "privacy = 'scalar' hides what one row adds: leave out such as BatchNorm and Dropout."
+            f"{said} lets a row have a part in another's outputs, or drops at random, and privacy "
+            "= 'scalar' hides what one row adds: leave out layers such as BatchNorm and Dropout."
         )
     return module
 
 
 def _is_alone(top: OwnTop, h: Tensor, other: Tensor) -> bool:
-    """Whether a row, the first of both, has outputs and gradients of its own."""
+    """Return whether the first row's outputs and gradients depend on it alone."""
     try:
         with torch.no_grad():
             first, second = passes.pair(top, h, other, [len(h)], b"")
             x = top.combined(h[:, : top.received], h)
             top.passes(x, first, 1.0, lambda z, _: torch.ones_like(z), False, True, bound=1.0)
-    except Exception:  # whatever it is that vmap cannot do of single rows
+    except Exception:  # vmap may fail on single rows in any way
         return False
     return torch.allclose(first[0], second[0], rtol=1e-4, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Schedule axis: how many uploads the label holder waits for, and how many steps a message carries.
+"""Schedule axis: the quorum, and how many steps a message carries.
 
 A quorum of all parties is synchronous VFL, with coordinated mini-batches. A quorum of one is VAFL's
 Algorithm 1, and of t its Algorithm 2. `vfl_flower.protocol.batches` decides the rows of a step.
@@ -75,13 +75,13 @@ class Schedule:
         """
         quorum = config.schedule.quorum or rule.of(parties)
         if quorum > parties:
-            raise ConfigError(f"quorum = {quorum} can never be met by {parties} parties: lower it.")
+            raise ConfigError(f"quorum = {quorum} is more than the {parties} parties: lower it.")
         coordinated = quorum == parties
         if secret_batches:
             if coordinated and parties > 1:
                 raise ConfigError(
-                    "privacy = 'scalar' needs mini-batches that are secret, and those of a "
-                    f"synchronous system are known to all {parties} parties: lower the quorum."
+                    "privacy = 'scalar' needs secret mini-batches, and in a synchronous system all "
+                    f"{parties} parties know them: lower the quorum."
                 )
             coordinated = False
         if estimator.broadcasts and not coordinated:
@@ -108,7 +108,7 @@ class Schedule:
 
 
 def _window(config: RunConfig, default: int) -> int:
-    """Return the window, which must not let an embedding grow older than the delay bound D."""
+    """Return the window; no embedding may grow older than the delay bound D."""
     window, bound = config.schedule.window, config.schedule.max_delay
     if window and bound and window > bound:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Random subsets of each row's parties, from which the top model learns to predict by any subset.
+"""Random subsets of each row's parties, from which the top model learns.
 
 ``sampled``: a row's loss is the mean of two losses: by all parties that have the row, and by a
 random subset of them, whose size is uniform. ``laser``: it is the mean over all subsets. One subset
@@ -67,7 +67,7 @@ def row_losses(loss: Loss, outputs: Tensor, labels: Tensor, copies: Copies | Non
 def copies(
     kind: str, h: Tensor, lengths: Sequence[int], parties: int, least: int, key: Sequence[int]
 ) -> Copies:
-    """Return the rows of a window as they are, and with random subsets of their parties.
+    """Return a window's rows as they are, and with random subsets of parties.
 
     Parameters
     ----------

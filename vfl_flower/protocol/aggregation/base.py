@@ -1,4 +1,4 @@
-"""What an aggregation is; as it is, `plain`: every party's embeddings side by side.
+"""The base of aggregations, and `plain`: every party's embeddings side by side.
 
 A party seals its blocks (`Seal`), the label holder reads them into its table (`Aggregation.read`),
 and the top model reads the table's rows (`Aggregation.tops`). `secure` and `partial` are the other
@@ -87,7 +87,7 @@ class Seal:
         return arrays
 
     def bind(self, order: Order) -> None:
-        """Go on to the next order, before the party serves it; raise `VflError` to refuse it."""
+        """Go on to the next order before the party serves it, or raise `VflError`."""
 
     def refuse_alone(self) -> None:
         """Raise `VflError` if the party does nothing that the other parties do not."""
@@ -99,7 +99,7 @@ class Seal:
         """Go on with the model of a checkpoint, which this order has named."""
 
     def agree(self, context: Context, arrays: Arrays, alike: bytes) -> Arrays:
-        """Agree with the other parties before training; return what the label holder compares.
+        """Agree with the other parties; return what the label holder compares.
 
         Parameters
         ----------
@@ -111,7 +111,7 @@ class Seal:
     def predict(
         self, context: Context, order: PredictOrder, arrays: Arrays, alike: bytes, lineage: bytes
     ) -> Arrays:
-        """Return blocks of embeddings as the party uploads them to predict by a kept model.
+        """Return blocks of embeddings as the party uploads them for predictions.
 
         Parameters
         ----------
@@ -142,7 +142,7 @@ class Collection:
     """The parties' blocks of the same rows, as they come; each can be read at once."""
 
     def add(self, party: int, arrays: Arrays, shape: tuple[int, int]) -> Tensor | None:
-        """Take a party's block [R, E]; return what goes into its columns, if that is known now.
+        """Take a party's block [R, E]; return what goes into its columns, if known.
 
         Raises
         ------
@@ -154,7 +154,9 @@ class Collection:
 
 
 class Aggregation:
-    """How the label holder brings the parties' embeddings together. One object for each run's end.
+    """How the label holder brings the parties' embeddings together.
+
+    It has no memory of a run; every object of one configuration is alike.
 
     tops : classes of the top models that read a row of the table: of ours, and of one's own; none
         if a top model of one's own cannot read it.
@@ -187,10 +189,10 @@ class Aggregation:
         """Raise `ConfigError` if it contradicts other options: see `aggregation.check`."""
 
     def check_schedule(self, parties: int, coordinated: bool) -> None:
-        """Raise `ConfigError` if so many parties, which step together or not, do not fit it."""
+        """Raise `ConfigError` if the schedule does not go with it."""
 
     def permissions(self) -> dict[str, Any]:
-        """Return what each party's own node configuration must give, for a run so configured."""
+        """Return what each party's own node configuration must permit."""
         return {}
 
     def check_rules(self, context: Context, rules: Rules) -> None:
@@ -211,7 +213,7 @@ class Aggregation:
         }
 
     def row_masks(self, labels: Labels, parties: Sequence[int]) -> tuple[Masks, Masks] | None:
-        """Return which party has which training and test rows, [N, M]; none if all have all."""
+        """Return the row masks [N, M] of training and test rows; none if all have all."""
         return None
 
     def rows(self, blocks: Tensor, own: Tensor, present: Tensor) -> Tensor:
@@ -247,7 +249,7 @@ class Aggregation:
         return end.estimator.read(end.uplinks[party].decode(arrays, window), window)
 
     def complete(self, end: HolderEnd, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """Read uploads that waited for each other, and write them into the table, if it `waits`.
+        """Read uploads that waited for each other, and write them into the table.
 
         Raises
         ------
@@ -265,7 +267,7 @@ class Aggregation:
         return {}
 
     def check_agreed(self, answers: Iterable[Introduction]) -> None:
-        """Raise `ConfigError` or `PartyError` if these parties' predictions do not go together."""
+        """Raise an error if these parties' predictions do not go together."""
 
     # --- the party --------------------------------------------------------------------------------
 

@@ -15,9 +15,10 @@ BOUND = 1024.0
 
 
 def places(parties: int) -> int:
-    """Return the binary places after the point, f: a sum of M is off by at most M / 2^(f + 1).
+    """Return the binary places after the point, f.
 
-    One of 32 bits stays free, so that numbers are noticed that are no sum of embeddings.
+    A sum of M numbers is off by at most M / 2^(f + 1). One of 32 bits stays free, so that numbers
+    are noticed that are no sum of embeddings.
     """
     return 20 - (parties - 1).bit_length()
 

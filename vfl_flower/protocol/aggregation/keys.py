@@ -1,4 +1,4 @@
-"""A party's half of masked sums, between messages: its keys, and the keys of the other parties.
+"""A party's half of masked sums: its keys, and the keys of the other parties.
 
 The lasting key is in a file of the party's own, and its owner gives the public half to the others.
 Keys of a run, and how far they have been used, are in ``Context.state``, in a record that no file
@@ -67,10 +67,10 @@ class MaskedSums(Seal):
         self.masks.bind(order)
 
     def refuse_alone(self) -> None:
-        """Raise `VflError`: by what one party does alone, a sum would change by its embeddings."""
+        """Raise `VflError`: what one party does alone changes sums by its embeddings."""
         raise VflError(
-            "takes part in masked sums, and so does nothing that the other parties do not: "
-            "resume the run from its last checkpoint."
+            "takes part in masked sums, and does nothing that the other parties do not: resume the "
+            "run from its last checkpoint."
         )
 
     def begin(self, run: str) -> None:
@@ -181,14 +181,16 @@ def refuse_second(context: Context) -> None:
     """Raise `VflError` if a party has agreed on keys since it began, or went on."""
     record = context.state.get(RECORD)
     if isinstance(record, ConfigRecord) and "keys" in record:
-        raise VflError("has agreed on keys for masked sums already: resume the run to have others.")
+        raise VflError(
+            "has agreed on keys for masked sums already: resume the run to agree on others."
+        )
 
 
 # --- the keys of the other parties --------------------------------------------------------------
 
 
 def agree(context: Context, arrays: Arrays, about: bytes) -> tuple[Masks, Arrays]:
-    """Agree with the parties whose offers these are; return masks for uploads, and tags.
+    """Agree with the parties of these offers; return masks for uploads, and tags.
 
     Parameters
     ----------
@@ -201,7 +203,7 @@ def agree(context: Context, arrays: Arrays, about: bytes) -> tuple[Masks, Arrays
     """
     party, parties = index_and_parties(context)
     if parties < 2:
-        raise VflError("is the only one, of whom a sum is the embedding itself.")
+        raise VflError("is the only party, so that the sum would be its embedding.")
     record = _taken(context)
     private = record.get("private")
     if not isinstance(private, bytes):
@@ -223,14 +225,14 @@ def agree(context: Context, arrays: Arrays, about: bytes) -> tuple[Masks, Arrays
 
 
 def _check_peers(context: Context, party: int, offers: list[Offer]) -> None:
-    """Raise `ConfigError` if a lasting key is not the named one, or not the one first seen."""
+    """Raise `ConfigError` if a lasting key is neither named nor the first seen."""
     named = peers_of(context)
     known, path = named, states_folder(context) / f"sums-peers-of-{party}.json"
     if not named and path.exists():
         try:
             known = {int(number): key for number, key in json.loads(path.read_text()).items()}
         except (ValueError, AttributeError, OSError):
-            raise refused(context, f"others' keys, since it cannot read {path.name}") from None
+            raise refused(context, f"all keys of others: it cannot read {path.name}") from None
     for other, offer in enumerate(offers):
         if other == party:
             continue
@@ -267,8 +269,8 @@ def peers_of(context: Context) -> dict[int, str]:
     if not all(found):
         index, _ = index_and_parties(context)
         raise ConfigError(
-            f"Party {index}'s node configuration gives sum-peers = {text!r}, where numbers of "
-            "parties with their keys are due, as in '1:HEX 2:HEX', or 'first-seen'."
+            f"Party {index}'s node configuration gives sum-peers = {text!r}: name parties with "
+            "their keys, as in '1:HEX 2:HEX', or give 'first-seen'."
         )
     return {int(each[1]): each[2] for each in found if each}
 
@@ -302,7 +304,7 @@ def load(context: Context, live: Masks | None) -> Masks | None:
 
 
 def forget(context: Context) -> None:
-    """Discard the keys of a run, so that a replaced or restored model cannot reuse its masks."""
+    """Discard session keys, so that a replaced model cannot reuse its masks."""
     context.state.pop(RECORD, None)
 
 
@@ -317,8 +319,9 @@ def keep(context: Context, masks: Masks) -> None:
 
 
 def part(context: Context, masks: Masks) -> None:
-    """Do as `keep`, after a message that failed; if masks were bound, they vanish in no sum again.
+    """Do as `keep`, after a message that failed.
 
+    If the masks were bound to the message, they vanish in no sum from now on.
     The label holder may have sent the message to all parties alike, and others may have learned
     from it where this party did not.
     """
@@ -330,7 +333,7 @@ def part(context: Context, masks: Masks) -> None:
 
 
 def _taken(context: Context) -> ConfigRecord:
-    """Return the record, after a note on the disk that it is in use from where it stands.
+    """Return the record, and note on the disk that it is in use.
 
     Raises
     ------
@@ -347,7 +350,7 @@ def _taken(context: Context) -> ConfigRecord:
 
 
 def _note(context: Context, offer: bytes, number: int) -> None:
-    """Note on the disk how far the keys of this offer have been used, if further than before.
+    """Note on the disk how far the keys of this offer have been used.
 
     An offer is noted first with number 0. A simulation, whose parties have one owner, notes none.
     """
@@ -367,8 +370,8 @@ def _note(context: Context, offer: bytes, number: int) -> None:
         raise VflError("cannot note how far its keys are used: its own log says why.") from None
     if number and is_older:
         raise VflError(
-            "has an older state of its masked sums, by which it would mask twice alike: resume the "
-            "run from its last checkpoint."
+            "has an older state of its masked sums, and would use masks twice: resume the run from "
+            "its last checkpoint."
         )
 
 

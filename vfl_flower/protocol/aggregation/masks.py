@@ -1,4 +1,4 @@
-"""Masks: parties hide their embeddings so that the label holder learns only the sum.
+"""Masks: parties hide their embeddings, and the label holder learns their sum.
 
 Read from top to bottom as data meets it.
 
@@ -56,7 +56,7 @@ _ZEROS = 4  # numbers at the end of a block, which show masks that have not vani
 
 @dataclass(frozen=True)
 class Offer:
-    """A party's fresh key for one run, its lasting key, and the signature: 32, 32, 64 bytes."""
+    """A party's fresh key for one run, its lasting key, and the signature."""
 
     key: bytes
     identity: bytes
@@ -70,7 +70,7 @@ class Offer:
         return cls(key, identity, lasting.sign(_NAME + place + key))
 
     def check(self, place: bytes) -> None:
-        """Raise `VflError`, as the end of a sentence, unless the lasting key signed this offer.
+        """Raise `VflError`, a sentence's end, unless the lasting key signed this offer.
 
         Which party the lasting key belongs to, the receiver must know.
         """
@@ -116,7 +116,7 @@ def read_offers(arrays: Mapping[str, NDArray[Any]], count: int) -> list[Offer]:
 def agreed(
     private: X25519PrivateKey, party: int, offers: Sequence[Offer], alike: Sequence[bytes]
 ) -> tuple[bytes, bytes, Arrays]:
-    """Return a party's transcript, its keys with each other party in order, and tags of these.
+    """Return a party's transcript, its keys with the other parties, and tags.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def agreed(
         try:
             shared = private.exchange(X25519PublicKey.from_public_bytes(offer.key))
         except ValueError:
-            raise VflError("was sent a key of another party that is none.") from None
+            raise VflError("was sent a key of another party that is not a key.") from None
         pair = f"{min(party, other)}|{max(party, other)}".encode()
         derived = HKDF(hashes.SHA256(), _KEY + _TAG, transcript, _NAME + pair).derive(shared)
         keys, tags = keys + derived[:_KEY], tags + derived[_KEY:]
@@ -145,7 +145,7 @@ def agreed(
 
 
 def check_tags(tags: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-    """Raise `ConfigError` if two parties do not have the same key, by the tags of all parties.
+    """Raise `ConfigError` if two parties do not have the same key, by their tags.
 
     Raises
     ------
@@ -189,11 +189,11 @@ class Masks:
         self._used = set()
 
     def part(self) -> None:
-        """Take another transcript than all other parties: from now on, masks vanish in no sum."""
+        """Take a transcript of its own: from now on, masks vanish in no sum."""
         self.transcript = secrets.token_bytes(32)
 
     def hide(self, arrays: Arrays) -> Arrays:
-        """Return blocks of float32 numbers in fixed point, with zeros at the end, masked: int32.
+        """Return masked blocks, int32 [n + 4]: numbers in fixed point, then zeros.
 
         Numbers that have no fixed point part this party from the others, now and ever after, and
         nobody else learns which party it was. By refusals to orders of its choice a label holder
@@ -226,7 +226,7 @@ class Masks:
 
 
 def told(order: Order) -> bytes:
-    """Return a hash of all that an order says except its number, which failures may shift."""
+    """Return a hash of an order except its number, which failures may shift."""
     names = [spec.name for spec in fields(order) if spec.name not in ("arrays", "exchange")]
     parts = [f"{order.kind}|{ {name: getattr(order, name) for name in names} }".encode()]
     for name, array in sorted(order.arrays.items()):
@@ -273,7 +273,7 @@ class Sum:
         self._total: Arrays = {}
 
     def add(self, party: int, blocks: Arrays, shape: tuple[int, int]) -> Arrays | None:
-        """Take a party's blocks of rows [R, E]; with the last of them return the sums, in float32.
+        """Take a party's blocks of rows [R, E]; with the last, return the sums.
 
         Raises
         ------

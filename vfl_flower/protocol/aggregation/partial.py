@@ -1,4 +1,4 @@
-"""Partial aggregation: the top model reads the embeddings of any subset of the parties.
+"""Partial aggregation: the top model reads any subset of the embeddings.
 
 The last M columns of the label holder's table are row masks: 1 for each party that has the row, and
 0 for one that lacks it. `protocol.subsets` draws the subsets that the top model learns from.
@@ -22,7 +22,7 @@ from vfl_flower.protocol.aggregation.base import Aggregation, Masks
 
 
 class PartialTop(TopModel):
-    """A top model of any subset of the parties' embeddings, which each row says itself.
+    """A top model of any subset of the embeddings, by a mask in each row.
 
     The last M columns of rows h are the row mask. The embedding of an absent party is left out of a
     mean or sum. Side by side it is replaced by a placeholder: one learned column of the first layer
@@ -70,14 +70,14 @@ class PartialTop(TopModel):
         return change @ (weight[:, columns] if self.combine == "concat" else weight).T
 
     def spread(self, rows: Tensor, h: Tensor) -> Tensor:
-        """Return gradient rows of the parties, [R, M * E]; zero where a party lacks the row."""
+        """Return gradient rows [R, M * E]; zero where a party lacks the row."""
         if self.combine == "concat":
             return self._masked(rows[:, : self.received], h)
         rows = rows / self._count(h) if self.combine == "mean" else rows
         return self._masked(rows.repeat(1, self.parties), h)
 
     def spread_to(self, columns: slice, rows: Tensor, h: Tensor) -> Tensor:
-        """Return gradient rows of the label holder's own block, [R, E], in these ``columns``."""
+        """Return gradient rows of the label holder's own block, [R, E]."""
         if self.combine == "concat":
             return rows[:, columns.start : rows.shape[1] - self.parties]  # placeholders last
         return rows / self._count(h) if self.combine == "mean" else rows
@@ -97,7 +97,7 @@ class PartialTop(TopModel):
 
 
 class PartialOwnTop(OwnTop, PartialTop):
-    """A module of one's own that reads any subset of the embeddings, and is told which."""
+    """A module of one's own that reads any subset of the embeddings."""
 
     def given(self, z: Tensor) -> tuple[Tensor, ...]:
         """Return embeddings, and which of them are there."""
@@ -123,13 +123,13 @@ class Partial(Aggregation):
         """Raise `ConfigError` if options contradict it."""
         if self.config.estimator.labels == "shared":
             raise ConfigError(
-                "labels = 'shared' has parties use the top model, for which they would have to "
-                "know who has which rows: leave it out, or partial rows and subsets."
+                "labels = 'shared' has parties use the top model, and they would have to know "
+                "which rows others lack: leave it out, or partial rows and subsets."
             )
         if self.config.subsets == "laser" and self.config.privacy.mechanism == "scalar":
             raise ConfigError(
-                "subsets = 'laser' weighs copies of a row, which privacy = 'scalar' cannot bound "
-                "one by one: set subsets = 'sampled'."
+                "subsets = 'laser' weighs copies of a row, and privacy = 'scalar' cannot bound "
+                "them one by one: set subsets = 'sampled'."
             )
 
     def row_masks(self, labels: Labels, parties: Sequence[int]) -> tuple[Masks, Masks]:
@@ -148,16 +148,16 @@ class Partial(Aggregation):
 
 
 def check_rows(config: RunConfig) -> None:
-    """Raise `ConfigError` if options about rows that parties lack contradict each other."""
+    """Raise `ConfigError` if options about partial rows contradict each other."""
     data = config.data
     if config.without and config.task != "predict":
         raise ConfigError("without is for task = 'predict', vfl predict --without: leave it out.")
     if data.presence > 1:
-        raise ConfigError(f"presence = {data.presence} is no share: give one of at most 1.")
+        raise ConfigError(f"presence = {data.presence} must be at most 1.")
     if data.presence < 1 and data.own_data:
         raise ConfigError(
-            "presence is for data sets that are divided, and here each party has what it has: "
-            "leave it out, and set align = 'any'."
+            "presence is for data sets that are divided, and these parties have files of their "
+            "own: leave it out, and set align = 'any'."
         )
     if data.align == "any" and not data.own_data:
         raise ConfigError(

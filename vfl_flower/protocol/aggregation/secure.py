@@ -1,4 +1,4 @@
-"""Secure aggregation: the label holder learns the sum of the parties' embeddings alone.
+"""Secure aggregation: the label holder learns the sum of the embeddings alone.
 
 Parties mask their blocks (`masks`, `keys`), and the label holder adds what they upload. The masks
 vanish in the sum over all parties.
@@ -39,22 +39,19 @@ from vfl_flower.transport.node import refused, simulated
 
 
 class SummedTop(TopModel):
-    """A top model of rows h [R, E + F], in which the parties' embeddings are added already."""
+    """A top model of rows h [R, E + F], with the sum of the embeddings."""
 
     def __init__(self, sizes: Sequence[int], *rest: Any) -> None:
         super().__init__(sizes, *rest)
         self.received = sizes[0]
 
     def combined(self, blocks: Tensor, h: Tensor) -> Tensor:
-        """What the first layer reads of the sum, and of the label holder's own block if any."""
+        """Return what the first layer reads of the sum and the label holder's block."""
         x = blocks.view(len(blocks), -1, self.received).sum(1)
         return x / self.blocks if self.combine == "mean" else x
 
     def spread(self, rows: Tensor, h: Tensor) -> Tensor:
-        """Gradient rows with respect to the sum, [R, E], from those of what the first layer reads.
-
-        They are every party's.
-        """
+        """Return gradient rows of the sum, [R, E], which are every party's."""
         return rows / self.blocks if self.combine == "mean" else rows
 
 
@@ -91,7 +88,7 @@ class Secure(Aggregation):
         config, models = self.config, self.config.models
         if baseline:
             raise _refusal(
-                f"strategy = {config.strategy!r} is a baseline, which sums nothing", "aggregation"
+                f"strategy = {config.strategy!r} is a baseline, and sums nothing", "aggregation"
             )
         if models.top != "sum" and models.combine == "concat":
             raise _refusal(
@@ -99,10 +96,12 @@ class Secure(Aggregation):
                 "aggregation, or set combine = 'mean' or 'sum' for a linear or mlp top model",
             )
         if config.estimator.labels == "shared":
-            raise _refusal("labels = 'shared' sends every party's embeddings to all", "labels")
+            raise _refusal(
+                "labels = 'shared' sends every party's embeddings to all parties", "labels"
+            )
         if answers_by_scalars and config.estimator.perturbs != "all":
             raise _refusal(
-                "a difference for each party is of that party's embeddings alone",
+                "each party's difference depends on its own embeddings alone",
                 "estimator, or set perturbs = 'all'",
             )
         if config.uplink.codec != "identity":
@@ -112,25 +111,23 @@ class Secure(Aggregation):
                 "codec",
             )
         if config.data.partial:
-            raise _refusal(
-                "of a row that one party alone has, the sum is its embedding", "partial rows"
-            )
+            raise _refusal("if one party alone has a row, the sum is its embedding", "partial rows")
         if config.subsets != "off":
             raise _refusal("the top model would read single parties' embeddings", "subsets")
         if config.running.grow:
             raise _refusal(
-                "a sum with a new party's embeddings less one without them would be that party's",
+                "two sums, with and without a new party, would tell its embeddings",
                 "grow",
             )
 
     def check_schedule(self, parties: int, coordinated: bool) -> None:
         """Raise `ConfigError` unless so many parties, all of them together, make a sum."""
         if parties < 2:
-            raise _refusal("a sum of one party's embeddings hides nothing", "it, or add parties")
+            raise _refusal("a sum over one party hides nothing", "aggregation, or add parties")
         if not coordinated:
             raise _refusal(
                 "parties that do not step together upload other rows at other times",
-                f"the system, or set quorum = {parties}",
+                f"the strategy, or set quorum = {parties}",
             )
 
     def permissions(self) -> dict[str, Any]:
@@ -208,7 +205,7 @@ class Secure(Aggregation):
         return MaskedReading(torch.empty(0), (), read(arrays, tuple(end.uplinks[party]), shape))
 
     def complete(self, end: HolderEnd, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """Write the sum of all parties' uploads into the table, and read each upload as that sum.
+        """Write the sum of all uploads into the table, and read each as that sum.
 
         Raises
         ------
@@ -221,10 +218,10 @@ class Secure(Aggregation):
         for arrival in arrivals:
             assert isinstance(arrival.reading, MaskedReading)
             if not np.array_equal(arrival.window.ids, window.ids):
-                raise VflError(f"Party {arrival.party} was asked for other rows than the others.")
+                raise VflError(f"Party {arrival.party} has uploaded other rows than other parties.")
             total = of_all.add(arrival.party, arrival.reading.blocks, (len(window.ids), width))
         if total is None:
-            raise VflError("Not all parties are there, without whom their sum is not known.")
+            raise VflError("The sum is not known: uploads of some parties are missing.")
         reading = end.estimator.read(end.uplinks[party].decode(total, window), window)
         end.table.write(party, window, reading.fresh)
         return [replace(arrival, reading=reading) for arrival in arrivals]
@@ -245,4 +242,4 @@ class Secure(Aggregation):
 
 
 def _refusal(why: str, leave: str) -> ConfigError:
-    return ConfigError(f"aggregation = 'secure' cannot be, since {why}: leave out {leave}.")
+    return ConfigError(f"aggregation = 'secure' is not possible: {why}. Leave out {leave}.")

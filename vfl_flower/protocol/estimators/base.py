@@ -89,7 +89,7 @@ class HolderEnd(Protocol):
         """Step the top model once a mini-batch; gradient rows, if wanted, and losses [S]."""
 
     def copies(self, h: Tensor, lengths: list[int], step: int) -> Copies | None:
-        """Return rows with subsets of their parties; none if the top model learns from no subsets.
+        """Return rows with subsets of their parties, if the top model learns from such.
 
         Parameters
         ----------
