@@ -572,7 +572,7 @@ def test_a_damaged_checkpoint(
                 np.savez(file, text=np.frombuffer(b'{"config": {"epochs": 3}}', np.uint8))
             else:
                 file.write(b"no checkpoint")
-    fails(folder, r"checkpoint.npz cannot be read as a checkpoint of this version: it is damaged")
+    fails(folder, r"checkpoint.npz is not a checkpoint of this version: it is damaged")
     assert not (tmp_path / "was-unpickled").exists()
 
 
@@ -586,7 +586,7 @@ def test_a_finished_run(folder: Path) -> None:
     [("epochs", 7), ("party-lr", 0.5), ("window", 3), ("seed", 1), ("strategy", "vafl")],
 )
 def test_a_contradicting_key(folder: Path, key: str, value: Any) -> None:
-    fails(folder, rf"holds a run with {key} = .*, not .*: leave the key out", **{key: value})
+    fails(folder, rf"holds a run with {key} = .*, not .*: leave the option out", **{key: value})
 
 
 @pytest.mark.parametrize("key", ["epochs", "batch-size"])

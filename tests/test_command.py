@@ -56,7 +56,7 @@ def tables(tmp_path: Path) -> Path:
         ("dataset='breast-cancer' epochs", 2, "cannot be read: write key=value pairs"),
         ("dataset='breast-cancer' epochs = 3", 2, "cannot be read: write key=value pairs"),
         ("epochs=1", 0, "0 parties cannot train"),
-        ("strategy='vafl-t' quorum=3", 2, "quorum = 3 can never be met by 2 parties"),
+        ("strategy='vafl-t' quorum=3", 2, "quorum = 3 is more than the 2 parties"),
         ("dataset='breast-cancer' server-lr=1e30 window=1", 2, "no longer finite"),
         ("dataset='breast-cancer' server-lr=1e308", 2, "server-lr is out of range: give a number"),
         ("dataset='breast-cancer' top-hidden=2147483647", 2, "choose a smaller top-hidden or"),

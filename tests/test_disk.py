@@ -331,7 +331,7 @@ def damaged_checkpoints(folder: Path, cases: int) -> None:
     content = path.read_bytes()
     for each in flips(content, cases):
         path.write_bytes(each)
-        with pytest.raises(ConfigError, match=r"cannot be read as a checkpoint of this version"):
+        with pytest.raises(ConfigError, match=r"is not a checkpoint of this version"):
             checkpoint.load(folder)
     path.write_bytes(content)
     assert checkpoint.load(folder).number > 0

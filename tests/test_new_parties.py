@@ -504,7 +504,7 @@ def test_a_top_model_of_ones_own_grows_if_its_parameters_stay_alike(tmp_path: Pa
     organisations = cut(tmp_path, cancer(), parties=3, known=0.6)
     for name, top in (("two", "Flat"), ("average", "Average")):
         first(organisations, 2).run(name, {**KEYS, "epochs": 1, "top-model": f"{HERE}:{top}"})
-    with pytest.raises(ConfigError, match="has other parameters of 3 parties than of 2: only"):
+    with pytest.raises(ConfigError, match="has other parameters for 3 parties than for 2: leave"):
         grown(organisations, "three")
     organisations.run("three-average", {"grow": str(tmp_path / "average")})
 
@@ -540,7 +540,11 @@ def has_columns_of_its_own(three: Organisations) -> None:
 BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str]] = {
     "no run": (None, {"grow": "/nowhere"}, r"^/nowhere is not there: name the results"),
     "a party without its state": (loses_state, {}, r"Party 1 does not have checkpoint 1 of that"),
-    "an older state": (has_an_older_state, {}, r"^Party 0 has not the state that checkpoint 1 is"),
+    "an older state": (
+        has_an_older_state,
+        {},
+        r"^Party 0 has the state of checkpoint 0, and not",
+    ),
     "other columns": (
         *(has_other_columns, {}),
         r"Party 0's file has other columns than its model was trained with. Its own log says more",
@@ -549,7 +553,7 @@ BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str
     "columns of its own": (has_columns_of_its_own, {}, r"has feature columns, or has none, other"),
     "another model": (
         *(None, {"embedding-size": 8}),
-        r"two holds a model with embedding-size = 4, not 8: leave the key out to begin by that",
+        r"two holds a model with embedding-size = 4, not 8: leave the option out to begin by that",
     ),
     "another loss": (None, {"target": "regression"}, r"holds a model with target = 'classificat"),
     "all parties needed": (None, {"align": "psi"}, r"two holds a model of any subset of its part"),
@@ -605,7 +609,7 @@ def test_a_run_with_privacy_does_not_grow_whatever_the_strategy(
     then = {"strategy": "vafl", "dataset": "breast-cancer", "epochs": 1, "out": str(tmp_path / "a")}
     run(2, {**then, "privacy": "labels", "epsilon": 1.0})
     grown = {"strategy": strategy, "grow": str(tmp_path / "a"), "out": str(tmp_path / "b")}
-    with pytest.raises(ConfigError, match=r"a has privacy = 'labels', whose epsilon is of that"):
+    with pytest.raises(ConfigError, match=r"a has privacy = 'labels', whose epsilon counts that"):
         run(2, grown)
 
 

@@ -321,12 +321,12 @@ def test_all_rows_and_no_subsets_are_as_ever(run: Start) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"presence": 1.5}, "is no share"),
+        ({"presence": 1.5}, "must be at most 1"),
         ({"align": "any"}, "is for parties with files of their own"),
         ({"min-parties": 2}, "min-parties is for align"),
         ({"presence": 0.5, "dataset": "files:x.csv"}, "leave it out, and set align"),
-        ({"presence": 0.5, "strategy": "ef-vfl", "labels": "shared"}, "who has which rows"),
-        ({"strategy": "dpzv", "subsets": "laser"}, "cannot bound one by one"),
+        ({"presence": 0.5, "strategy": "ef-vfl", "labels": "shared"}, "which rows others lack"),
+        ({"strategy": "dpzv", "subsets": "laser"}, "cannot bound them one by one"),
     ],
 )
 def test_contradictions_are_found_before_anything_starts(keys: dict[str, Any], said: str) -> None:

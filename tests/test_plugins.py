@@ -451,6 +451,19 @@ def test_what_does_not_go_with_an_aggregation_of_ones_own_is_a_sentence(
         resolve({"aggregation": clipped, **keys})
 
 
+def test_an_aggregation_can_need_parties_that_step_together_and_models_that_begin_anew(
+    run: Start, tmp_path: Path
+) -> None:
+    own = "    abreast = True\n    may_grow = False\n    defaults = "
+    place = write(tmp_path, "abreast.py", AGGREGATION.replace("    defaults = ", own))
+    keys = {**SMALL, "aggregation": f"{place}:Clipped"}
+    with pytest.raises(ConfigError, match=r"needs parties that step together: choose a synchro"):
+        run(2, {**keys, "strategy": "vafl"})
+    with pytest.raises(ConfigError, match=r"cannot begin by the models of an earlier run: leave"):
+        resolve({**keys, "grow": "earlier"})
+    assert run(2, keys).summary["failure"] is None
+
+
 def test_a_runtime_of_ones_own_gives_what_ours_do(run: Start, tmp_path: Path) -> None:
     threads = f"{write(tmp_path, 'threads.py', RUNTIME)}:run_threads"
     finished = ENGINES.load(threads)(3, {**SMALL, "out": str(tmp_path / "threads")})

@@ -196,7 +196,7 @@ def test_a_party_takes_the_keys_that_its_node_configuration_names(tmp_path: Path
         asked(some.nodes[0], AgreeOrder(arrays=some.offers()), Agreed)
     other = Parties(tmp_path, own={"sum-peers": "1=abc"}, run=4)
     other.begin()
-    with pytest.raises(VflError, match="where numbers of parties with their keys are due"):
+    with pytest.raises(VflError, match="name parties with their keys, as in"):
         asked(other.nodes[0], AgreeOrder(arrays=other.offers()), Agreed)
 
 
@@ -245,7 +245,7 @@ def test_a_key_that_is_none_and_offers_of_other_shapes_are_refused(parties: Part
     private = X25519PrivateKey.generate()
     lasting = Ed25519PrivateKey.generate()
     own = Offer.of(private, lasting, b"")
-    with pytest.raises(VflError, match="a key of another party that is none"):
+    with pytest.raises(VflError, match="a key of another party that is not a key"):
         masking.agreed(private, 0, [own, Offer(bytes(32), own.identity, b"")], [])
 
 
@@ -406,7 +406,7 @@ def test_an_older_state_masks_nothing(parties: Parties) -> None:
     parties.nodes[0].state = state_from_bytes(older)
     between._parties.clear()
     order = TrainOrder(exchange=2, epoch=0, first=0, steps=1, coordinated=True)
-    with pytest.raises(VflError, match="older state of its masked sums, by which it would mask"):
+    with pytest.raises(VflError, match="older state of its masked sums, and would use masks twice"):
         asked(parties.nodes[0], order)
 
 
@@ -480,7 +480,7 @@ def test_nothing_is_uploaded_before_there_are_keys(tmp_path: Path) -> None:
         asked(parties.nodes[0], EvaluateOrder(exchange=1))
     lonely = Parties(tmp_path / "lonely", count=1)
     lonely.begin()
-    with pytest.raises(VflError, match="is the only one"):
+    with pytest.raises(VflError, match="is the only party"):
         lonely.agree()
 
 

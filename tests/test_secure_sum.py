@@ -222,23 +222,26 @@ def test_what_a_block_says_alone_is_nothing() -> None:
         ({"estimator": "zeroth-order"}, "or set perturbs = 'all'"),
         ({"codec": "top-k"}, "codec = 'top-k' has nothing to compress"),
         ({"codec": "qsgd", "compression": "error-feedback"}, "codec = 'qsgd' has nothing"),
-        ({"presence": 0.5}, "of a row that one party alone has"),
-        ({"align": "any", "dataset": "files:a.csv"}, "of a row that one party alone has"),
-        ({"subsets": "sampled"}, "leave out subsets"),
-        ({"grow": "earlier"}, "leave out grow"),
+        ({"presence": 0.5}, "if one party alone has a row"),
+        (
+            {"align": "any", "dataset": "files:a.csv"},
+            "if one party alone has a row",
+        ),
+        ({"subsets": "sampled"}, "Leave out subsets"),
+        ({"grow": "earlier"}, "Leave out grow"),
     ],
 )
 def test_what_needs_more_than_sums_is_refused_before_training(
     keys: Mapping[str, Any], sentence: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"aggregation = 'secure' cannot be, since .*{sentence}"):
+    with pytest.raises(ConfigError, match=f"aggregation = 'secure' is not possible: .*{sentence}"):
         resolve({"combine": "mean", "aggregation": "secure", **keys})
 
 
 @pytest.mark.parametrize(
     ("parties", "keys", "sentence"),
     [
-        (1, {}, "a sum of one party's embeddings hides nothing"),
+        (1, {}, "a sum over one party hides nothing"),
         (3, {"strategy": "vafl"}, "set quorum = 3"),
         (3, {"quorum": 2}, "do not step together"),
     ],

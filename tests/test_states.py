@@ -127,7 +127,7 @@ def test_a_state_that_is_not_of_the_checkpoint_is_refused(
     folder = Path(shutil.copytree(made[name], tmp_path / "run"))
     how(folder, made["another"] if name == "cut" else made["cut"])
     before = {path.name: path.read_bytes() for path in folder.glob("party-*.npz")}
-    said = r"Party [01] (does not have|has not the state that) checkpoint \d+ (of that run|is of)"
+    said = r"Party [01] (does not have checkpoint \d+ of|has the state of checkpoint \d+, and)"
     with pytest.raises(VflError, match=said) as raised:
         uses(folder)
     assert str(raised.value).endswith(".") and "\n" not in str(raised.value)
@@ -178,7 +178,9 @@ def test_a_party_that_was_away_may_have_the_state_that_it_told_of_and_no_older(
     resumed(folder, 2, **{"on-party-failure": "continue"})
     seat["checkpoint"] = found.number  # and its file of that is gone
     found.save(copy)
-    with pytest.raises(ConfigError, match=r"Party 0 has not the state that checkpoint"):
+    with pytest.raises(
+        ConfigError, match=r"Party 0 has the state of checkpoint \d+, and not of checkpoint"
+    ):
         resumed(copy, 2, **{"on-party-failure": "continue"})
 
 

@@ -239,7 +239,7 @@ def grow_top(
         except VflError:
             raise ConfigError(
                 f"top-model = {config.models.top!r} has other parameters for {top.parties} parties "
-                f"than for {len(sizes)}: leave grow out, or use a model whose parameters stay alike."
+                f"than for {len(sizes)}: leave grow out, or use a model of another kind."
             ) from None
         return
     if top.combine == "concat" and len(top.layers):

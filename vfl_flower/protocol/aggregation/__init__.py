@@ -37,6 +37,10 @@ def check(config: RunConfig, answers_by_scalars: bool, baseline: bool) -> None:
             f"{config.models.top!r} reads them side by side: choose a top model of ours."
         )
     aggregation.check(answers_by_scalars, baseline)
+    if config.running.grow and not aggregation.may_grow:
+        raise ConfigError(
+            f"aggregation = {name!r} cannot begin by the models of an earlier run: leave grow out."
+        )
     if Partial.is_for(config) and not aggregation.any_subset:
         raise ConfigError(
             f"aggregation = {name!r} needs the embeddings of all parties: leave out align, "

@@ -17,7 +17,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vfl_flower.config.errors import VflError
+from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.options import RunningConfig
 from vfl_flower.config.run_config import RunConfig
@@ -189,7 +189,17 @@ class Aggregation:
         """Raise `ConfigError` if it contradicts other options: see `aggregation.check`."""
 
     def check_schedule(self, parties: int, coordinated: bool) -> None:
-        """Raise `ConfigError` if the schedule does not go with it."""
+        """Raise `ConfigError` if the schedule does not go with it.
+
+        Parameters
+        ----------
+        coordinated : whether all parties use one mini-batch.
+        """
+        if (self.abreast or self.waits) and not coordinated:
+            raise ConfigError(
+                f"aggregation = {self.config.models.aggregation!r} needs parties that step "
+                f"together: choose a synchronous system, or set quorum = {parties}."
+            )
 
     def permissions(self) -> dict[str, Any]:
         """Return what each party's own node configuration must permit."""

@@ -181,9 +181,7 @@ def refuse_second(context: Context) -> None:
     """Raise `VflError` if a party has agreed on keys since it began, or went on."""
     record = context.state.get(RECORD)
     if isinstance(record, ConfigRecord) and "keys" in record:
-        raise VflError(
-            "has agreed on keys for masked sums already: resume the run to agree on others."
-        )
+        raise VflError("has agreed on keys for masked sums already: resume the run to get others.")
 
 
 # --- the keys of the other parties --------------------------------------------------------------

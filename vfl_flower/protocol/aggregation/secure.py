@@ -96,9 +96,7 @@ class Secure(Aggregation):
                 "aggregation, or set combine = 'mean' or 'sum' for a linear or mlp top model",
             )
         if config.estimator.labels == "shared":
-            raise _refusal(
-                "labels = 'shared' sends every party's embeddings to all parties", "labels"
-            )
+            raise _refusal("labels = 'shared' sends embeddings to all parties", "labels")
         if answers_by_scalars and config.estimator.perturbs != "all":
             raise _refusal(
                 "each party's difference depends on its own embeddings alone",
