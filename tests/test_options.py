@@ -21,8 +21,8 @@ from vfl_flower.config.run_config import GROUPS, KEYS, pairs
 from vfl_flower.party import refusals
 from vfl_flower.protocol.systems import load_system, resolve
 from vfl_flower.tools import listing
-from vfl_flower.tools.cli import _compared, main
-from vfl_flower.tools.compare import compare
+from vfl_flower.tools.cli import main
+from vfl_flower.tools.compare import compare, compared
 
 HERE = Path(__file__).parent.parent
 NEW = {"centralised": "joined", "local-only": "alone", "intersection-only": "common"}
@@ -233,7 +233,7 @@ def test_a_new_name_means_the_same_as_the_old_one(new: str, old: str) -> None:
     assert resolve({"strategy": new}) == resolve({"strategy": old})
     assert load_system(new) is load_system(old)
     refusals._check_system(Context(0, 0, {}, RecordDict(), {}), resolve({"strategy": old}), new)
-    assert _compared(f"a=1: {new}") == {"title": "a=1", "strategy": new}
+    assert compared(f"a=1: {new}") == {"title": "a=1", "strategy": new}
     with pytest.raises(ConfigError, match=f"The run '{new}' is there twice"):
         compare(2, {}, [{"strategy": old}, {"strategy": new}], 0.9)
 

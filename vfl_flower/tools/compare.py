@@ -16,6 +16,8 @@ from typing import Any
 from vfl_flower.config import renamed
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
+from vfl_flower.config.plugins import SYSTEMS
+from vfl_flower.config.run_config import pairs
 from vfl_flower.label_holder.charts import draw_curves, draw_frontier
 from vfl_flower.label_holder.figures import main_metric
 from vfl_flower.label_holder.progress import titled
@@ -107,6 +109,27 @@ def compare(
     finally:  # if one fails, those before it are kept
         _write(folder, finished, target)
     return folder
+
+
+def compared(text: str) -> dict[str, Any]:
+    """Read a RUN of `vfl compare`: perhaps a title, a system, and its own options.
+
+    Raises
+    ------
+    ConfigError
+        If the text cannot be read.
+    """
+    title, _, rest = text.partition(": ")
+    first = renamed.accepted("strategy", rest.split()[0]) if rest.strip() else ""
+    titled = bool(first) and ("=" not in title or first in SYSTEMS.names)
+    name, *keys = (rest if titled else text).split(None, 1) or [""]
+    if not name or (titled and not title):
+        raise ConfigError("A run of `vfl compare` is empty: name a system, then its own options.")
+    own = pairs(keys, "RUN")
+    renamed.notify({"strategy": name})
+    if {"strategy", "out"} & own.keys():
+        raise ConfigError(f"{text!r} names a strategy or out twice: write the system first.")
+    return {"strategy": name, **own, **({"title": title} if titled else {})}
 
 
 def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ Every entry is an `Entry`. Lists show an entry's summary; `vfl list NAME` shows 
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -26,22 +28,24 @@ from vfl_flower.config.run_config import GROUPS, KEYS, Key
 from vfl_flower.protocol.systems import BY_ROWS, System, load_system
 
 WIDTH = 80
-_COLUMN = 28  # of names, in plain lines
+_COLUMN = 25  # of names
 _BOUNDS = {"least": "at least", "above": "above", "below": "below"}
 _TYPES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
 _FILES = ("--node-config \"file='a.csv'\"", "--node-config \"file='b.csv'\"")
 _STARTS = {"": "", "ray": " --engine ray", "supernodes": " --engine supernodes"}
 MORE = (
-    "`vfl list --all` shows every option. `vfl list NAME` explains one. `vfl list WORD` searches."
+    "`vfl list --all` shows every option.\n"
+    "`vfl list NAME` explains one, as in `vfl list epochs`.\n"
+    "`vfl list WORD` searches, as in `vfl list noise`."
 )
 
 
 class Entry(NamedTuple):
-    """What can be listed: a system, an option or a party rule.
+    """A system, an option or a party rule.
 
     kind : "system", "option", "basic option" or "party rule".
     group : title of its list.
-    default : its default, or nothing.
+    default : its default, or "".
     summary : one sentence.
     choices : the values that have names.
     details : title -> text of `vfl list NAME`; line breaks in a text stay.
@@ -57,11 +61,6 @@ class Entry(NamedTuple):
     details: dict[str, str]
     basic: bool
 
-    @property
-    def head(self) -> str:
-        """Return its name, with its default if it has one."""
-        return f"{self.name} = {self.default}" if self.default else self.name
-
 
 def show(words: Sequence[str] = (), every: bool = False) -> None:
     """Print the short list, or with ``every`` the whole list, or what the words name or find.
@@ -72,19 +71,12 @@ def show(words: Sequence[str] = (), every: bool = False) -> None:
         If nothing has such a name, and no text has all the words.
     """
     listed = list(entries())
-    named = _named(words, listed)
-    if not words:
-        found = [each for each in listed if each.basic or every]
-    else:
-        found = named or _found(words, listed)
-    if sys.stdout.isatty():
-        if named:
-            Console().print(*_explained(named), sep="\n")
-        else:
-            Console().print(*_panels(found), Text(MORE, "dim"), sep="\n")
-    else:
-        lines = _detail_lines(named) if named else _lines(found)
-        print("\n".join(lines), flush=True)
+    if named := _named(words, listed):
+        _print([(f"{each.name} ({each.kind})", _explained(each)) for each in named])
+        return
+    found = _found(words, listed) if words else [each for each in listed if each.basic or every]
+    groups = groupby(found, lambda each: each.group)
+    _print([(title, _listed(group)) for title, group in groups], MORE)
 
 
 def entries() -> Iterator[Entry]:
@@ -121,69 +113,44 @@ def _found(words: Sequence[str], listed: Sequence[Entry]) -> list[Entry]:
 
 
 def _has(entry: Entry, word: str) -> bool:
-    searched = {"meaning", "values", "decided by", "axes"}
+    searched = {"meaning", "values", "auto means", "axes"}
     texts = [text for title, text in entry.details.items() if title in searched]
     return any(word in text.lower() for text in (entry.name, *texts))
 
 
-def _lines(found: Sequence[Entry]) -> Iterator[str]:
-    """Yield the entries in two columns, below the title of their group."""
-    for title, group in groupby(found, lambda each: each.group):
-        yield from (title, "")
-        for each in group:
-            yield from _beside(f"  {each.head}", each.summary, _COLUMN)
-            yield from _beside("", each.choices, _COLUMN)
-        yield ""
-    yield from textwrap.wrap(MORE, WIDTH)
+def _print(tables: Sequence[tuple[str, Table]], note: str = "") -> None:
+    live = sys.stdout.isatty()
+    width = None if live else WIDTH
+    console = Console(width=width, force_terminal=live, markup=False, emoji=False, highlight=False)
+    with console.capture() as captured:
+        for title, table in tables:
+            if live:
+                named = Text(title, "bold")
+                console.print(Panel(table, title=named, title_align="left", border_style="dim"))
+            else:
+                console.print(title, Padding(table, (1, 0, 1, 2)), sep="\n")
+        console.print(Text(note, "dim"))
+    print(re.sub(" +$", "", captured.get().rstrip(), flags=re.MULTILINE), flush=True)
 
 
-def _detail_lines(found: Sequence[Entry]) -> Iterator[str]:
-    """Yield all that is known of the entries."""
+def _listed(found: Iterator[Entry]) -> Table:
+    """Return a row for each entry: its name and default, its summary and its choices."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(min_width=_COLUMN - 3)
     for each in found:
-        yield from (f"{each.name} ({each.kind})", "")
-        for title, text in each.details.items():
-            for number, line in enumerate(text.split("\n")):
-                yield from _beside("" if number else f"  {title}", line, 14)
-        yield ""
+        default = Text.assemble(" = ", (each.default, "green")) if each.default else ""
+        choices = (f"\n{each.choices}", "dim") if each.choices else ""
+        name = Text.assemble((each.name, "bold cyan"), default)
+        table.add_row(name, Text.assemble(each.summary, choices))
+    return table
 
 
-def _beside(head: str, text: str, column: int) -> Iterator[str]:
-    """Yield a head and, beside it, a text that is wrapped at the width of a terminal.
-
-    A head that is longer than its column has a line for itself. Commands keep their lines.
-    """
-    command = text.startswith(("vfl ", "flwr ", "  -"))
-    lines = [text] if command else textwrap.wrap(text, WIDTH - column, break_on_hyphens=False)
-    if len(head) > column - 2:
-        yield head
-        head = ""
-    for line in lines:
-        yield f"{head:<{column}}{line}".rstrip()
-        head = ""
-
-
-def _panels(found: Sequence[Entry]) -> Iterator[Panel]:
-    """Yield a panel for each group."""
-    for title, group in groupby(found, lambda each: each.group):
-        table = Table.grid(padding=(0, 2))
-        table.add_column(min_width=_COLUMN - 6)
-        for each in group:
-            head = Text.assemble((each.name, "bold cyan"))
-            if each.default:
-                head.append_text(Text.assemble(" = ", (each.default, "green")))
-            aside = (f"\n{each.choices}", "dim") if each.choices else ""
-            table.add_row(head, Text.assemble(each.summary, aside))
-        yield Panel(table, title=Text(title, "bold"), title_align="left", border_style="dim")
-
-
-def _explained(found: Sequence[Entry]) -> Iterator[Panel]:
-    """Yield a panel for each entry, with all that is known of it."""
-    for each in found:
-        table = Table.grid(padding=(0, 2))
-        for title, text in each.details.items():
-            table.add_row(Text(title, "dim"), Text(text, "green" if title == "example" else ""))
-        name = Text.assemble((each.name, "bold cyan"), f" ({each.kind})")
-        yield Panel(table, title=name, title_align="left", border_style="dim")
+def _explained(entry: Entry) -> Table:
+    """Return a row for each thing that is known of an entry."""
+    table = Table.grid(padding=(0, 2))
+    for title, text in entry.details.items():
+        table.add_row(Text(title, "dim"), Text(text, "green" if title == "example" else ""))
+    return table
 
 
 def _of_system(system: System) -> Entry:
@@ -210,8 +177,8 @@ def _of_key(key: Key, systems: Sequence[System]) -> Entry:
         "meaning": key.help,
         "values": _values(key),
         "default": default,
-        "decided by": key.auto,
-        "of systems": ", ".join(f"{name}: {value!r}" for name, value in own.items()),
+        "auto means": key.auto,
+        "by system": ", ".join(f"{name}: {value!r}" for name, value in own.items()),
         "symbol": key.symbol,
         "example": _command(key),
         "needs": key.before,
@@ -229,7 +196,7 @@ def _of_rule(rule: Rule) -> Entry:
         "meaning": rule.help,
         "values": _TYPES[rule.type] + (", at least 0" if rule.type in ("int", "float") else ""),
         "default": default,
-        "example": f'flower-supernode --node-config "{rule.example}"',
+        "example": _joined(["flower-supernode", f'--node-config "{rule.example}"']),
     }
     group = "Rules of a party, in its --node-config"
     summary = sentences(rule.help)[0]
@@ -262,4 +229,10 @@ def _command(key: Key) -> str:
     parts = [f'-c "{each}"' for each in pairs]
     if "'files:" in key.example and not key.engine:
         parts += _FILES
-    return " \\\n  ".join((f"{start} {parts[0]}", *parts[1:]))
+    return _joined([start, *parts])
+
+
+def _joined(parts: Sequence[str]) -> str:
+    """Return a command in one line, or in several that a shell reads as one."""
+    line = " ".join(parts)
+    return line if len(line) < 65 else " \\\n  ".join(parts)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from vfl_flower.config.run_config import GROUPS, KEYS, pairs
 
-_PAIRS = '"KEY=VALUE ..."'
+_PAIRS = '"OPTION=VALUE ..."'
 
 RunConfig = Annotated[
     list[str] | None,
@@ -29,12 +29,14 @@ NodeConfig = Annotated[
     ),
 ]
 Parties = Annotated[
-    int | None, typer.Option(help="Number of parties. Default: the number of --node-config, or 4.")
+    int | None,
+    typer.Option(metavar="N", help="Number of parties. Default: one per --node-config, or 4."),
 ]
 EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
+        metavar="ENGINE",
         help="local: in this process; ray: Flower's simulation; supernodes: real nodes on "
         "this machine; FILE.py:NAME or PACKAGE.MODULE:NAME: your own engine.",
     ),
@@ -42,37 +44,89 @@ EngineName = Annotated[
 Out = Annotated[
     str, typer.Option(metavar="DIR", help="Results folder. Default: a new folder in runs/.")
 ]
-
-
 Seeds = Annotated[
     int,
     typer.Option(
-        min=1, help="Repeat the run with this many seeds, and report means and standard deviations."
+        min=1,
+        metavar="N",
+        help="Repeat each run with this many seeds, and report means and standard deviations.",
     ),
 ]
-
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show the result only, without progress.")
 ]
 
+# --- of one command -----------------------------------------------------------------------------
 
-def keys(run_config: list[str] | None, out: str) -> dict[str, Any]:
-    """The run configuration that -c and --out give."""
-    return {**pairs(run_config or [], "-c"), **({"out": out} if out else {})}
+Target = Annotated[float, typer.Option(metavar="X", help="Count bytes until this test accuracy.")]
+Search = Annotated[
+    list[str],
+    typer.Option(
+        metavar='"OPTION=... ..."',
+        help="Options, and what to search of each: a..b, a..b:log, or choices x|y|z.",
+    ),
+]
+Trials = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Trials, with those of an earlier call.")
+]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        min=0, metavar="N", show_default=False, help="Trials at a time. Default: one per core."
+    ),
+]
+SweepEngine = Annotated[
+    str,
+    typer.Option(metavar="ENGINE", help="local: in processes; ray: on RAY_ADDRESS, or here."),
+]
+Second = Annotated[
+    str,
+    typer.Option(
+        metavar="FIGURE", help="Also minimise bytes, exchanges, epsilon or virtual-seconds."
+    ),
+]
+Known = Annotated[
+    int, typer.Option(metavar="N", help="Labelled rows per class that some attackers know.")
+]
+PredictionsFile = Annotated[
+    str, typer.Option("--out", metavar="FILE", help=".csv or .parquet. Default: in RUN.")
+]
+Without = Annotated[str, typer.Option(metavar="PARTIES", help="Parties to leave out, such as 0,3.")]
+Page = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Default: report.html in RUN, or above several."),
+]
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Serve the page on this machine, kept up to date.")
+]
+Port = Annotated[
+    int, typer.Option(min=0, max=65535, metavar="PORT", help="For --watch. 0: any free port.")
+]
+Metric = Annotated[
+    str,
+    typer.Option(
+        metavar="METRIC", help="accuracy, auc, log-loss (its fall) or r2. Default: by the labels."
+    ),
+]
+Every = Annotated[
+    bool, typer.Option("--all", help="List every option and party rule, not only basic ones.")
+]
 
 
-def node_configs(texts: list[str] | None) -> list[dict[str, Any]]:
-    """The parties' node configurations, one for each --node-config."""
-    return [pairs([text], "--node-config") for text in texts or []]
-
-
-def number(parties: int | None, configs: Sequence[Any] = ()) -> int:
-    """How many parties run: as many as is said, have named a file, or four."""
-    return len(configs) or 4 if parties is None else parties
+def given(
+    run_config: list[str] | None,
+    node_config: list[str] | None,
+    parties: int | None = None,
+    out: str = "",
+) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+    """Return the number of parties, the run configuration and the node configurations."""
+    keys = {**pairs(run_config or [], "-c"), **({"out": out} if out else {})}
+    nodes = [pairs([text], "--node-config") for text in node_config or []]
+    return len(nodes) or 4 if parties is None else parties, keys, nodes
 
 
 def _examples(lines: str) -> str:
-    """An epilog of commands and comments, a line each."""
+    """Return an epilog of commands and comments, a line each."""
     shaded = re.sub(r"^#.*", r"[dim]\g<0>[/]", lines.strip(), flags=re.MULTILINE)
     return f"[bold]examples:[/]\n{shaded}".replace("\n", "\n\n")  # else typer joins the lines
 
@@ -103,7 +157,7 @@ vfl run -c "dataset='files:labels.csv' label='default'" \\
 """)
 
 ALIGN_EXAMPLES = _examples("""
-# the customers whom a bank and two parties have in common
+# the customers that a bank and two parties have in common
 vfl align -c "dataset='files:labels.csv' id='customer'" \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv' id='customer'"
 """)
@@ -121,15 +175,15 @@ vfl list noise
 COMPARE_EXAMPLES = _examples("""
 # three systems and the baselines
 vfl compare split-nn vafl cascaded -c "dataset='breast-cancer' epochs=10"
-# one system twice, with keys of its own each time
+# one system twice, each time with its own options
 vfl compare "cascaded party-lr=0.006" "cascaded party-lr=0.02" --target 0.95
 """)
 
 SWEEP_EXAMPLES = _examples("""
-# learning rates and windows of split learning, 40 trials
-vfl sweep split-nn --search "party-lr=1e-3..1:log server-lr=1e-3..1:log window=1|8|64"
+# the parties' learning rate and the window of split learning, 40 trials
+vfl sweep split-nn --search "party-lr=1e-3..1:log window=1|8|64"
 # accuracy beside bytes: a Pareto front
-vfl sweep ef-vfl --search "keep=0.01..1:log party-lr=0.01..1:log" --second bytes --seeds 3
+vfl sweep ef-vfl --search "keep=0.01..1:log" --second bytes --seeds 3
 """)
 
 AUDIT_EXAMPLES = _examples("""
@@ -140,7 +194,7 @@ vfl audit --strategy dpzv -c "dataset='breast-cancer' epsilon=0.5 delta=1e-3"
 """)
 
 PREDICT_EXAMPLES = _examples("""
-# the test rows, by the model of the run in runs/a
+# the test rows, with the model of the run in runs/a
 vfl predict runs/a
 # new people, whose rows are in the files that parties name
 vfl predict runs/b -c "dataset='files:new.csv'" --out new-scores.parquet \\

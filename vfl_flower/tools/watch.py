@@ -19,7 +19,7 @@ from threading import Lock
 from urllib.parse import urlsplit
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.tools.report import policy, report, waiting
+from vfl_flower.tools.report import encoded, policy, report, waiting
 
 _ADDRESS = "127.0.0.1"
 _NAMES = (_ADDRESS, "localhost")  # by which a browser of this machine, or a tunnel to it, asks
@@ -41,15 +41,15 @@ class Live:
             state = self._files()
             if state != self._state:
                 with suppress(VflError):  # perhaps a line is just being written
-                    self._page = _encoded(report(self._folders, live=True))
+                    self._page = encoded(report(self._folders, live=True))
                 self._state = state
             return self._page or self._why_not()
 
     def _why_not(self) -> bytes:
         try:
-            return _encoded(report(self._folders, live=True))
+            return encoded(report(self._folders, live=True))
         except VflError as error:
-            return _encoded(waiting(str(error)))
+            return encoded(waiting(str(error)))
 
     def _files(self) -> list[tuple[Path, int, int]]:
         """What the page is made of: when each file was written last, and how long it is."""
@@ -134,7 +134,3 @@ def watch(folders: Sequence[Path], port: int) -> None:
     with suppress(KeyboardInterrupt), Server(folders, port) as server:
         print(f"report: {server.url} (Ctrl-C ends it)", flush=True)
         server.serve_forever()
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", errors="xmlcharrefreplace")

@@ -18,6 +18,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from vfl_flower.config.errors import VflError
+from vfl_flower.config.files import write_whole
 from vfl_flower.tools.report.page import Banner, page
 from vfl_flower.tools.report.read import read
 from vfl_flower.tools.report.sweep import FILE, Swept
@@ -26,7 +28,7 @@ _HERE = Path(__file__).parent
 
 
 def report(folders: Sequence[Path], live: bool = False) -> str:
-    """The page about the runs of results folders; or about the sweep in one.
+    """Return the page about the runs of results folders, or about the sweep in one.
 
     Raises
     ------
@@ -37,21 +39,41 @@ def report(folders: Sequence[Path], live: bool = False) -> str:
     return _laid_out(Swept.read(folders[0]).page() if swept else page(read(folders)), live)
 
 
-def above(folders: Sequence[Path]) -> Path:
-    """Return the folder itself; of several, the nearest one above all of them."""
-    if len(folders) == 1:
-        return folders[0]
-    return Path(os.path.commonpath([folder.absolute().parent for folder in folders]))
+def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Write the page, and return its path: by default report.html in the folder, or above several.
+
+    Raises
+    ------
+    VflError
+        As `read`; or if the page cannot be written.
+    """
+    if out is None:
+        above = [folder.absolute().parent for folder in folders]
+        folder = folders[0] if len(folders) == 1 else Path(os.path.commonpath(above))
+        out = folder / "report.html"
+    if out.suffix != ".html":
+        raise VflError(f"--out = {out} is not a page: give it the suffix .html.")
+    text = encoded(report(folders))
+    try:
+        write_whole(out.expanduser(), text)
+    except VflError as error:
+        raise VflError(f"{error} Or name another file with --out.") from error
+    return out.expanduser()
+
+
+def encoded(text: str) -> bytes:
+    """Return a page as bytes."""
+    return text.encode("utf-8", errors="xmlcharrefreplace")
 
 
 def waiting(sentence: str) -> str:
-    """A live page that says why there is none yet."""
+    """Return a live page that says why there is no report yet."""
     banner = Banner("open", "Not yet: ", sentence)
     return _laid_out({"title": "Report", "banner": banner, "tiles": {}, "sections": []}, True)
 
 
 def policy(live: bool = False) -> str:
-    """What a browser lets the page do."""
+    """Return what a browser lets the page do."""
     rules = ["default-src 'none'", f"style-src {_digest(_file('style.css'))}"]
     if live:
         rules += [f"script-src {_digest(_file('watch.js'))}", "connect-src 'self'"]

@@ -12,7 +12,7 @@ from typing import Any
 from vfl_flower.config.files import write_whole
 from vfl_flower.label_holder.charts import draw_lines, draw_shares
 from vfl_flower.label_holder.figures import SECOND, VALIDATED
-from vfl_flower.tools.report import report
+from vfl_flower.tools.report import write_report
 from vfl_flower.tools.report.sweep import FILE, Swept
 from vfl_flower.tools.sweep.study import Study
 
@@ -36,8 +36,7 @@ def write(folder: Path, study: Study, about: Mapping[str, Any]) -> None:
     if about["second"]:
         lines, words = Swept(found).front_lines(), SECOND[about["second"]][1]
         draw_lines(lines, words, VALIDATED[study.metric], folder / "pareto.png")
-    page = report([folder])
-    write_whole(folder / "report.html", page.encode("utf-8", errors="xmlcharrefreplace"))
+    write_report([folder])
 
 
 def best(found: Mapping[str, Any]) -> Mapping[str, Any]:
