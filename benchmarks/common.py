@@ -19,7 +19,7 @@ from strategies.enrolment import enrol
 from strategies.history import History
 from strategies.run import Run
 from strategies.vertical import Vertical, strategy_of
-from vfl_flower.api.model import train
+from vfl_flower.api.training import train
 from vfl_flower.client_app import app as client_app
 from vfl_flower.data.at_label_holder import load_labels, with_row_masks
 from vfl_flower.label_holder.callbacks import Callback

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from vfl_flower.api import keywords
-from vfl_flower.api.own_code import NOT_KEYWORDS
+from vfl_flower.api.own_code import KEYWORDS
 from vfl_flower.config.run_config import KEYS, Key
 
 FILE = Path(keywords.__file__)
 HEAD = '''"""Keyword arguments of `vfl_flower.train`; `vfl list` explains each.
 
-This file is generated from vfl_flower/sections.py: python -m tests.options
+This file is generated from vfl_flower/config/options/: python -m tests.options
 """
 
 from __future__ import annotations
@@ -34,12 +34,10 @@ class Options(TypedDict, total=False):
 
 def generated() -> str:
     """Return the content of vfl_flower/api/keywords.py."""
-    keys = [each for each in KEYS.values() if each.name not in NOT_KEYWORDS]
-    return HEAD + "".join(_field(each) for each in keys)
+    return HEAD + "".join(_field(keyword, KEYS[name]) for keyword, name in KEYWORDS.items())
 
 
-def _field(key: Key) -> str:
-    name = key.name.replace("-", "_")
+def _field(keyword: str, key: Key) -> str:
     kind = "Code" if key.registry else key.type.__name__
     if key.name == "strategy":
         kind = "str | System"
@@ -48,7 +46,7 @@ def _field(key: Key) -> str:
     if key.choices:
         values = [f'"{each}"' for each in key.choices]
         kind = f"Literal[{', '.join(values)}]"
-    return f"    {name}: {kind} | None\n"
+    return f"    {keyword}: {kind} | None\n"
 
 
 if __name__ == "__main__":

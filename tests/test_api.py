@@ -366,7 +366,7 @@ def test_an_error_before_anything_was_trained_leaves_nothing(
         (lambda m: m.predict(PARTS, id="x"), "party 0 are no frame with a column 'x' of ids"),
         (lambda m: m.predict([part[:0] for part in PARTS]), "features have no rows"),
         (lambda m: m.predict([PARTS[0], PARTS[1][:9], PARTS[2]]), "9 rows, and party 0 569: give"),
-        (lambda m: m.predict(PARTS, own=Y), "own = must be a frame"),
+        (lambda m: m.predict(PARTS, own=Y), "own is of type Series: give a frame"),
         (lambda m: m.evaluate(iter(PARTS), Y), "features is of type list_iterator"),
         (lambda m: m.evaluate(PARTS), "Labels are missing"),
         (lambda m: m.evaluate(PARTS, FRAMES[0]), "Labels are missing"),
@@ -441,7 +441,7 @@ def test_flowers_logger_is_quiet_until_the_last_leaves() -> None:
     before = log.level
     log.setLevel(logging.INFO)
     try:
-        one, other = api._quiet(), api._quiet()
+        one, other = api.quiet(), api.quiet()
         one.__enter__()
         other.__enter__()
         one.__exit__(None, None, None)  # as a thread that began first, and ends first
@@ -494,6 +494,24 @@ def test_the_keyword_options_are_those_of_the_sections() -> None:
     shown = inspect.signature(vfl_flower.train).parameters
     assert {*own_code.KEYWORDS, "features", "labels", "config"} <= shown.keys()
     assert set(Options.__annotations__) == set(own_code.KEYWORDS)
+
+
+def test_option_labels_is_label_access_because_labels_are_data() -> None:
+    models = [
+        vfl_flower.train(PARTS, Y, config={**ONCE, "labels": "shared"}),
+        vfl_flower.train(PARTS, Y, config=ONCE, label_access="shared"),
+    ]
+    assert [each.summary["config"]["labels"] for each in models] == ["shared"] * 2
+    assert len({each.history[-1]["test_loss"] for each in models}) == 1
+
+
+def test_numbers_with_many_values_are_not_taken_for_classes() -> None:
+    numbers = np.arange(len(X)) % 30 * 1.0
+    with pytest.raises(ConfigError, match=r"numbers with 30 values.*set target='regression'"):
+        vfl_flower.train(PARTS, numbers, epochs=1)
+    model = vfl_flower.train(PARTS, numbers, epochs=1, target="regression")
+    assert model.classes == [] and repr(model).startswith("Model(split-nn, test RMSE ")
+    assert len(vfl_flower.train(PARTS, numbers.astype(int), epochs=1).classes) == 30
 
 
 def test_components_with_an_import_path_are_kept_by_it(tmp_path: Path) -> None:
@@ -596,8 +614,8 @@ def test_keyword_options_that_cannot_be_are_a_sentence(named: dict[str, Any], sa
 
 
 def test_arguments_that_no_call_takes_are_a_type_error() -> None:
-    with pytest.raises(TypeError, match="multiple values for argument 'labels'"):
-        vfl_flower.train(PARTS, Y, labels=Y)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"multiple values for argument .labels.\..*label_access"):
+        vfl_flower.train(PARTS, Y, labels="shared")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="at most 3 positional arguments: 4"):
         vfl_flower.train({}, PARTS, Y, 3)  # type: ignore[call-overload]
 

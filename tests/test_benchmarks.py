@@ -23,7 +23,7 @@ from benchmarks.common import trained
 from benchmarks.papers.__main__ import ROWS
 from benchmarks.papers.rows import Data
 from benchmarks.papers.training import Training
-from vfl_flower.api.model import train
+from vfl_flower.api.training import train
 from vfl_flower.models.training import flat
 from vfl_flower.party import context
 from vfl_flower.protocol.systems import resolve

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import signal
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 
 from tests.conftest import ALL_ROWS
 from tests.test_checkpoint import CANCER, ledger, resumed
-from vfl_flower.api import model as api
+from vfl_flower.api import training as api
+from vfl_flower.api.model import load
 from vfl_flower.config.errors import ConfigError, Interrupted, Terminated, VflError
 from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.label_holder.results import Results
@@ -62,7 +64,12 @@ WHOLE = {**CANCER, "epochs": 3}
     [(signal.SIGINT, Interrupted, "Ctrl-C"), (signal.SIGTERM, Terminated, "SIGTERM")],
 )
 def test_a_run_that_is_interrupted_keeps_a_checkpoint(
-    number: signal.Signals, error: type[BaseException], words: str, tmp_path: Path, sigterm: None
+    number: signal.Signals,
+    error: type[BaseException],
+    words: str,
+    tmp_path: Path,
+    sigterm: None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     whole = run_local(2, {**WHOLE, "out": str(tmp_path / "whole")})
     folder = tmp_path / "run"
@@ -73,8 +80,12 @@ def test_a_run_that_is_interrupted_keeps_a_checkpoint(
     assert str(raised.value) == f"{said[:-1]}: set resume='{folder}' to go on with it."
     found = checkpoint.load(folder)
     assert not found.finished and len(found.strategy["history"]["entries"]) == 1
-    predict_local({"model": str(folder)})
-    run = resumed(folder, 2)
+    with caplog.at_level(logging.WARNING, "flwr.notice"):
+        predict_local({"model": str(folder)})
+        run = resumed(folder, 2)
+        predict_local({"model": str(folder), "out": str(tmp_path / "finished.csv")})
+    (sentence,) = [each.message for each in caplog.records if each.name == "flwr.notice"]
+    assert f"{folder} is unfinished: predictions use its model after 1 of 3 epochs." in sentence
     for name in ("top", "party-0", "party-1"):
         for key, value in whole.parameters(name).items():
             np.testing.assert_array_equal(run.parameters(name)[key], value)
@@ -158,7 +169,7 @@ def test_train_in_python_keeps_what_was_trained_and_goes_on_with_it() -> None:
     folder = Path(raised.value.folder)
     try:
         assert str(raised.value).endswith(f"set resume='{folder}' to go on with it.")
-        assert len(api.load(folder).predict(features)) == 120
+        assert len(load(folder).predict(features)) == 120
         with pytest.raises(VflError, match=r"has other rows, classes|not have the data"):
             api.train({"resume": str(folder)}, [each + 1 for each in features][::-1], 1 - labels)
         model = api.train({"resume": str(folder)}, features, labels)

@@ -28,7 +28,7 @@ from tests.organisations import (
     write,
 )
 from tests.test_checkpoint import Cut, assert_equal_runs, cut_after
-from vfl_flower.api.model import train
+from vfl_flower.api.training import train
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.data.labels import as_known, encode_labels
 from vfl_flower.data.split import divide, held_out_again, used_by

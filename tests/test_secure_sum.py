@@ -19,7 +19,7 @@ from tests.conftest import Start, nightly
 from tests.organisations import cancer, cut
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower import client_app
-from vfl_flower.api.model import train
+from vfl_flower.api.training import train
 from vfl_flower.config.errors import ConfigError, SumError, VflError
 from vfl_flower.label_holder import results
 from vfl_flower.launch.engines import Finished, run_local

@@ -11,12 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vfl_flower.api.model import Model, load, train
+    from vfl_flower.api.model import Model, load
     from vfl_flower.api.scikit import VerticalClassifier, VerticalRegressor
+    from vfl_flower.api.training import train
     from vfl_flower.launch.engines import predict_local, run_local, run_ray, run_supernodes
 
 _HOME = {
-    **dict.fromkeys(("Model", "load", "train"), "vfl_flower.api.model"),
+    **dict.fromkeys(("Model", "load"), "vfl_flower.api.model"),
+    "train": "vfl_flower.api.training",
     **dict.fromkeys(("VerticalClassifier", "VerticalRegressor"), "vfl_flower.api.scikit"),
     **dict.fromkeys(
         ("predict_local", "run_local", "run_ray", "run_supernodes"), "vfl_flower.launch.engines"

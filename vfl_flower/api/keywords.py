@@ -1,6 +1,6 @@
 """Keyword arguments of `vfl_flower.train`; `vfl list` explains each.
 
-This file is generated from vfl_flower/sections.py: python -m tests.options
+This file is generated from vfl_flower/config/options/: python -m tests.options
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Options(TypedDict, total=False):
     directions: Code | None
     mu: float | None
     perturbs: Literal["each", "all"] | None
+    label_access: Literal["private", "shared"] | None
     local_steps: int | None
     quorum: int | None
     window: int | None

@@ -26,11 +26,13 @@ from vfl_flower.protocol.systems import System
 
 _PLACE = f"{__name__}:"
 _held: dict[str, Any] = {}
-NOT_KEYWORDS = ("task", "model", "without", "id", "out", "parties", "labels")
-"""Options that are no keyword options: those of predictions, and arguments of `train` itself."""
-KEYWORDS = [name.replace("-", "_") for name in KEYS if name not in NOT_KEYWORDS]
-"""Names of the keyword options of `train`."""
-_CODE = {name: each.registry for name, each in KEYS.items() if each.registry}
+_NOT_KEYWORDS = ("task", "model", "without", "id", "out", "parties")
+KEYWORDS = {
+    "label_access" if name == "labels" else name.replace("-", "_"): name
+    for name in KEYS
+    if name not in _NOT_KEYWORDS
+}
+"""Keyword option of `train` -> name of the option. Arguments of `train` have other names."""
 
 
 def __getattr__(name: str) -> Any:
@@ -58,16 +60,16 @@ def values_of(
     """
     if not isinstance(config, Mapping | None):
         raise ConfigError(
-            f"config = {config!r} must be a mapping of keys, such as {{'strategy': 'vafl'}}."
+            f"config = {config!r} must be a mapping of options, such as {{'strategy': 'vafl'}}."
         )
     values = {**(config or {})}
     values["out"] = str(values.get("out", ""))
     for option, value in options.items():
-        name = option.replace("_", "-")
         if option not in KEYWORDS:
-            close = get_close_matches(name.replace("-", "_"), KEYWORDS, 1)
+            close = get_close_matches(option.replace("-", "_"), KEYWORDS, 1)
             hint = f"Did you mean {close[0]}? " if close else ""
             raise ConfigError(f"{option} is not an option of train. {hint}See `vfl list`.")
+        name = KEYWORDS[option]
         if value is None:
             continue
         if name in values:
@@ -77,17 +79,16 @@ def values_of(
             )
         values[name] = value.item() if isinstance(value, np.generic) else value
     more: dict[str, Any] = {}
-    observer = values.get("observer")
-    if isinstance(observer, Callback):
+    if isinstance(values.get("observer"), Callback):
         more["observers"] = [values.pop("observer")]
-    for name, registry in _CODE.items():
-        if not isinstance(values.get(name), str | None):
-            values[name] = _checked_name(name, values[name], registry)
+    for name in values.keys() & {name for name, each in KEYS.items() if each.registry}:
+        if not isinstance(values[name], str | None):
+            values[name] = _name_of_code(name, values[name])
     return parse(values), more
 
 
-def _checked_name(option: str, value: Any, registry: Registry) -> str:
-    """Return the name of a value that names code.
+def _name_of_code(option: str, value: Any) -> str:
+    """Return the name of a value that is code.
 
     Raises
     ------
@@ -106,6 +107,8 @@ def _checked_name(option: str, value: Any, registry: Registry) -> str:
         )
     if option != "strategy" and not callable(value):
         raise ConfigError(f"{option} = {value!r} must be a name, a class or a function.")
+    registry = KEYS[option].registry
+    assert registry
     return name_of(value, registry)
 
 

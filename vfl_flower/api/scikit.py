@@ -1,13 +1,14 @@
 """scikit-learn estimators: vertical training as `fit`, for pipelines and cross-validation.
 
-The columns of X are divided among parties, who train as they would apart; so a score says what a
-system reaches on a table before anyone is asked to take part.
+The columns of X are divided among parties, which train as they would on their own machines. So a
+score on data you already have estimates what a federation would reach.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
 from typing import Any, Self
 
@@ -19,7 +20,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from vfl_flower.api.keywords import Code
-from vfl_flower.api.model import Model, train
+from vfl_flower.api.model import Model
+from vfl_flower.api.training import train
 from vfl_flower.protocol.systems import System
 
 Array = NDArray[Any]
@@ -30,73 +32,41 @@ EXPECTED_FAILED_CHECKS = {
 """Checks of scikit-learn that may fail, and why: pass it to `check_estimator` by this name."""
 
 
+@dataclass(repr=False, eq=False)
 class _Vertical(BaseEstimator):  # type: ignore[misc]
     """What both estimators have in common."""
 
-    def __init__(
-        self,
-        strategy: str | System = "split-nn",
-        parties: int | Sequence[Sequence[int]] | Array = 2,
-        config: Mapping[str, Any] | None = None,
-        random_state: Any = None,
-        *,
-        epochs: int | None = None,
-        patience: float | None = None,
-        validation_fraction: float | None = None,
-        batch_size: int | None = None,
-        party_lr: float | None = None,
-        server_lr: float | None = None,
-        optimizer: str | None = None,
-        weight_decay: float | None = None,
-        lr_schedule: str | None = None,
-        clip_gradient: float | None = None,
-        bottom_model: Code | None = None,
-        bottom_hidden: int | None = None,
-        embedding_size: int | None = None,
-        embedding_activation: str | None = None,
-        top_model: Code | None = None,
-        top_hidden: int | None = None,
-        combine: str | None = None,
-        aggregation: str | None = None,
-        loss: Code | None = None,
-        class_weights: str | None = None,
-        mu: float | None = None,
-        window: int | None = None,
-        codec: Code | None = None,
-        privacy: Code | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-    ) -> None:
-        self.strategy = strategy
-        self.parties = parties
-        self.config = config
-        self.random_state = random_state
-        self.epochs = epochs
-        self.patience = patience
-        self.validation_fraction = validation_fraction
-        self.batch_size = batch_size
-        self.party_lr = party_lr
-        self.server_lr = server_lr
-        self.optimizer = optimizer
-        self.weight_decay = weight_decay
-        self.lr_schedule = lr_schedule
-        self.clip_gradient = clip_gradient
-        self.bottom_model = bottom_model
-        self.bottom_hidden = bottom_hidden
-        self.embedding_size = embedding_size
-        self.embedding_activation = embedding_activation
-        self.top_model = top_model
-        self.top_hidden = top_hidden
-        self.combine = combine
-        self.aggregation = aggregation
-        self.loss = loss
-        self.class_weights = class_weights
-        self.mu = mu
-        self.window = window
-        self.codec = codec
-        self.privacy = privacy
-        self.epsilon = epsilon
-        self.delta = delta
+    strategy: str | System = "split-nn"
+    parties: int | Sequence[Sequence[int]] | Array = 2
+    config: Mapping[str, Any] | None = None
+    random_state: Any = None
+    _: KW_ONLY
+    epochs: int | None = None
+    patience: float | None = None
+    validation_fraction: float | None = None
+    batch_size: int | None = None
+    party_lr: float | None = None
+    server_lr: float | None = None
+    optimizer: str | None = None
+    weight_decay: float | None = None
+    lr_schedule: str | None = None
+    clip_gradient: float | None = None
+    bottom_model: Code | None = None
+    bottom_hidden: int | None = None
+    embedding_size: int | None = None
+    embedding_activation: str | None = None
+    top_model: Code | None = None
+    top_hidden: int | None = None
+    combine: str | None = None
+    aggregation: str | None = None
+    loss: Code | None = None
+    class_weights: str | None = None
+    mu: float | None = None
+    window: int | None = None
+    codec: Code | None = None
+    privacy: Code | None = None
+    epsilon: float | None = None
+    delta: float | None = None
 
     def _fit(self, x: Array, y: Array, target: str) -> Self:
         if len(x) < 2:
@@ -104,24 +74,23 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
         seed = 0
         if self.random_state is not None:
             seed = check_random_state(self.random_state).randint(2**31 - 1)
-        # One evaluation, at the end, of the rows that were trained on: none are held out.
+        # One evaluation, at the end, on the training rows: no rows are held out.
         keys = {"strategy": self.strategy, "seed": seed, "target": target, "test-fraction": 0.0}
         keys |= {"eval-every": float(2**20), **(self.config or {})}
         own = ("strategy", "parties", "config", "random_state")
         options: Any = {k: v for k, v in self.get_params(False).items() if k not in own}
         self.columns_ = self._columns()
-        self.model_: Model = train(  # without progress, since it may be one model of many
-            self._parts(x), y, config=keys, progress=False, **options
-        )
+        # A search trains many models, so none shows progress.
+        self.model_: Model = train(self._parts(x), y, config=keys, progress=False, **options)
         return self
 
     def _columns(self) -> list[list[int]]:
-        """The columns of each party.
+        """Return the columns of each party.
 
         Raises
         ------
         ValueError
-            If ``parties`` is neither a number of them nor columns that there are.
+            If ``parties`` is neither a number nor lists of columns of X.
         """
         parties: Any = self.parties
         there = self.n_features_in_
@@ -134,8 +103,8 @@ class _Vertical(BaseEstimator):  # type: ignore[misc]
             parts = []
         if not (parts and all(parts)):
             raise ValueError(
-                f"parties = {parties!r} must be how many there are, at least 1, or a list of "
-                "the columns of each, at least one, by their numbers."
+                f"parties = {parties!r} must be a number, at least 1, or a list of column numbers "
+                "for each party."
             )
         absent = [column for part in parts for column in part if not -there <= column < there]
         if absent:
@@ -197,7 +166,7 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train on rows X [N, F] of these classes."""
+        """Train on rows X [N, F] and classes y [N]."""
         x, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, indices = np.unique(y, return_inverse=True)
@@ -208,13 +177,13 @@ class VerticalClassifier(ClassifierMixin, _Vertical):  # type: ignore[misc]
         return self._fit(x, indices, "classification")
 
     def predict_proba(self, X: Any) -> Array:  # noqa: N803
-        """The probability of each class, [N, classes]."""
+        """Return the probability of each class, [N, classes]."""
         parts = self._parts(self._checked(X))
         found: Array = self.model_.predict_proba(parts)
         return found
 
     def predict(self, X: Any) -> Array:  # noqa: N803
-        """The class of each row, [N]."""
+        """Return the class of each row, [N]."""
         chances = self.predict_proba(X)
         found: Array = self.classes_[chances.argmax(1)]
         return found
@@ -227,12 +196,12 @@ class VerticalRegressor(RegressorMixin, _Vertical):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Train on rows X [N, F] of these numbers."""
+        """Train on rows X [N, F] and numbers y [N]."""
         x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         return self._fit(x, y, "regression")
 
     def predict(self, X: Any) -> Array:  # noqa: N803
-        """The number of each row, [N]."""
+        """Return the number of each row, [N]."""
         parts = self._parts(self._checked(X))
         found: Array = self.model_.predict(parts)
         return found

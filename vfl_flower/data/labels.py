@@ -16,6 +16,7 @@ from vfl_flower.config.options import DataConfig, PrivacyConfig
 from vfl_flower.data.source import Preparation
 
 Array = NDArray[Any]
+_MOST_NUMBERS = 20  # that are classes although they have a decimal point
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,11 @@ def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) 
             f"The labels of {data.called} take {len(classes)} values in {rows} rows: "
             "classification needs at least two classes with several rows each; for numbers, set "
             "target = 'regression'."
+        )
+    if everything.dtype.kind == "f" and len(classes) > _MOST_NUMBERS:
+        raise ConfigError(
+            f"The labels of {data.called} are numbers with {len(classes)} values, and each value "
+            "would be a class: set target='regression', or give classes as whole numbers or texts."
         )
     indices = indices.astype(np.int64)
     names = [

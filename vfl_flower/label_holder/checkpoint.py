@@ -59,6 +59,17 @@ class Checkpoint:
     arrays: Arrays
     used: tuple[NDArray[np.int64], NDArray[np.int64]]
 
+    @property
+    def parties(self) -> int:
+        """Number of parties of the run."""
+        return len(self.strategy["seats"])
+
+    @property
+    def epoch(self) -> float:
+        """Epochs until the last evaluation."""
+        entries = self.strategy["history"]["entries"]
+        return float(entries[-1]["epoch"]) if entries else 0.0
+
     def save(self, folder: Path) -> None:
         """Write the checkpoint into a results folder, in place of the last one.
 
@@ -275,7 +286,7 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
 
 def check_number(folder: str, found: Checkpoint, config: RunConfig, parties: int) -> None:
     """Raise `ConfigError` if so many parties cannot begin by the models of ``found``."""
-    then = len(found.strategy["seats"])
+    then = found.parties
     if parties < then:
         raise ConfigError(
             f"The run in {folder} is of {then} parties, and {parties} are here: start all of them, "

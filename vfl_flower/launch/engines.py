@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -34,10 +35,12 @@ from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.transport.local import LocalGrid
 
+notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
+
 
 @dataclass(frozen=True)
 class Finished:
-    """What a finished run left in its results folder."""
+    """The results folder of a finished run."""
 
     folder: Path
 
@@ -54,14 +57,14 @@ class Finished:
         return [json.loads(line) for line in lines]
 
     def parameters(self, name: str) -> dict[str, Any]:
-        """The parameters of a saved model: "top", or "party-0" and so on (in-process runs)."""
+        """Return the parameters of a saved model: "top", or "party-0" and so on if in process."""
         with np.load(self.folder / f"{name}.npz", allow_pickle=False) as file:
             return dict(file)
 
 
 Engine = Callable[..., Finished]
-"""From the number of parties, the run configuration and the parties' node configurations to a run
-that has finished; `config.plugins.ENGINES` names them."""
+"""Takes the number of parties, the run configuration and the parties' node configurations, and
+returns the finished run. `config.plugins.ENGINES` names the engines."""
 
 
 def run_local(
@@ -73,30 +76,29 @@ def run_local(
 ) -> Finished:
     """Run the application in this process, on a `LocalGrid` with so many parties.
 
-    Besides what every run leaves, the parties' bottom models and states are saved, which on real
-    nodes nobody but the party sees.
+    The results folder also gets the parties' bottom models and states. On real nodes, only the
+    party sees them.
 
     Parameters
     ----------
-    node_configs : of each party, such as the file that it has; none where data is divided.
+    node_configs : of each party, such as its file; empty if a data set is divided.
     observers : callbacks of this run, besides the one that option ``observer`` names.
 
     Raises
     ------
     ConfigError, PartyError
-        As the strategy's ``start``; what was trained so far is saved.
+        As the strategy's ``start``. The models so far are saved.
     """
     config, run_config = prepare(parties, run_config, node_configs)
     finished = Finished(Path(run_config["out"]))
     bring_states(config, finished.folder)
     grid = _in_process(parties, run_config, config, client, node_configs, finished.folder)
-    found = checkpoint.load(finished.folder) if config.running.resume else None
-    if found and found.finished:  # only to be saved
-        _load_states(grid, found)
+    if config.running.resume:
+        _load_states(grid, checkpoint.load(finished.folder))
     try:
         server_app.serve(grid, of_server(run_config, grid.run_id), observers)
     except BaseException:
-        with suppress(VflError):  # of a full disk; what ended the run is told
+        with suppress(VflError):  # of a full disk; the error that ended the run is raised
             _save_models(grid, config, finished.folder)
         raise
     finally:
@@ -107,7 +109,15 @@ def run_local(
 
 
 def _load_states(grid: LocalGrid, found: Checkpoint) -> None:
-    """Have the parties the states of a checkpoint; refuse those that are not, by `ConfigError`."""
+    """Load the parties' states of a run that trained to its end, but did not save its models.
+
+    Raises
+    ------
+    ConfigError
+        If a state is not that of the checkpoint.
+    """
+    if not found.finished:  # the parties load their states when they are asked to resume
+        return
     kept = []
     for party, node in enumerate(grid.contexts.values()):
         node.state, number = state_file.load(node, found.run, found.number)
@@ -117,7 +127,7 @@ def _load_states(grid: LocalGrid, found: Checkpoint) -> None:
 
 
 def bring_states(config: RunConfig, folder: Path) -> None:
-    """Copy what parties kept beside an earlier run to where they keep it beside this one."""
+    """Copy the parties' states of the run that this one starts from into its folder."""
     if not config.running.grow or config.running.resume:
         return
     earlier = Path(config.running.grow).expanduser().absolute()
@@ -130,7 +140,7 @@ def bring_states(config: RunConfig, folder: Path) -> None:
 
 
 def _save_models(grid: LocalGrid, config: RunConfig, folder: Path) -> None:
-    """Write the bottom models that parties have."""
+    """Write the parties' bottom models into the results folder."""
     for party, node in enumerate(grid.contexts.values()):
         if strategy_of(config).trains_parties and "model" in node.state:
             model: dict[str, Any] = state.load_arrays(node.state, "model")
@@ -144,20 +154,22 @@ def run_ray(
     node_configs: Sequence[Mapping[str, Any]] = (),
     actors: int = 0,
 ) -> Finished:
-    """Run the application on Flower's Ray simulation, by `flwr run` and a SuperLink of its own.
+    """Run the application on Flower's Ray simulation, with `flwr run` and a new SuperLink.
 
-    Parties share so many ``actors``; without a number each has its own if there are two parties or
-    fewer for each CPU, and else there is one for each CPU. Of a cluster that RAY_ADDRESS names
-    there is one for each of its CPUs, or for each party if these are fewer.
+    Parameters
+    ----------
+    actors : number of Ray actors that the parties share. By default, each party has one if there
+        are at most two parties per CPU; otherwise, each CPU has one. On a cluster that RAY_ADDRESS
+        names, each CPU has one, or each party if there are fewer parties.
     """
     if node_configs:
         raise ConfigError(
-            "Flower gives the parties of a Ray simulation no node configuration: run parties with "
-            "files of their own in process, or by --engine supernodes."
+            "Flower gives the parties of a Ray simulation no node configuration: run parties that "
+            "have files in process, or with --engine supernodes."
         )
     config, run_config = prepare(parties, from_anywhere(run_config), ())
     cpus = ray_cpus()
-    several = 1 if ray_cluster() else 2  # actors of a CPU, at most
+    several = 1 if ray_cluster() else 2  # actors per CPU, at most
     nodes = min(parties, actors or (parties if parties <= several * cpus else cpus))
     if nodes < parties:
         run_config["parties"] = parties
@@ -171,10 +183,10 @@ def run_supernodes(
     run_config: Mapping[str, Any],
     node_configs: Sequence[Mapping[str, Any]] = (),
 ) -> Finished:
-    """Run the application on real SuperNodes, which like their SuperLink end with the run."""
+    """Run the application on real SuperNodes and a SuperLink, which end with the run."""
     node_configs = [of_node_from_anywhere(each) for each in node_configs]
     config, run_config = prepare(parties, from_anywhere(run_config), node_configs)
-    permitted: dict[str, Any] = {}  # by the parties, which are all whose run this is
+    permitted: dict[str, Any] = {}  # by the parties, which all belong to the caller
     if config.privacy.noise_seed >= 0:
         permitted["noise-seed"] = config.privacy.noise_seed
     permitted |= aggregation_of(config).permissions()
@@ -182,7 +194,7 @@ def run_supernodes(
         permitted["dataset"] = config.data.dataset
         if config.data.tokenizer:
             permitted["tokenizer"] = config.data.tokenizer
-    if config.data.own_data:  # one owner starts all, and so may fix the method for all
+    if config.data.own_data:  # the caller may fix the method for all parties
         permitted["align"] = "ids" if config.data.align == "ids" else "psi"
     with ExitStack() as stack:
         stack.enter_context(_submitting(run_config))
@@ -197,9 +209,11 @@ def run_supernodes(
 def predict_local(
     run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]] = ()
 ) -> Path:
-    """Predict in this process, by the model of a run whose parties kept their states beside it.
+    """Predict in this process, with the model of a run in process or on this machine.
 
-    Returns the file of predictions.
+    Returns
+    -------
+    The file of predictions.
 
     Raises
     ------
@@ -209,7 +223,13 @@ def predict_local(
     run_config = {**run_config, "task": "predict"}
     config = resolve(run_config)
     found = checkpoint.load(config.model)
-    parties = len(found.strategy["seats"])
+    parties = found.parties
+    if not found.finished:
+        notice.warning(
+            "The run in %s is unfinished: predictions use its model after %.3g of %d epochs. "
+            "Set resume='%s' to run it to its end.",
+            *(config.model, found.epoch, found.config.training.epochs, config.model),
+        )
     folder = Path(config.model).expanduser().absolute()
     there = available_parties(config, found)
     left = there.without if there else frozenset()
@@ -231,14 +251,14 @@ def _in_process(
     node_configs: Sequence[Mapping[str, Any]],
     states: Path,
 ) -> LocalGrid:
-    """A `LocalGrid` whose parties keep their states in this folder."""
+    """Return a `LocalGrid` whose parties keep their states in this folder."""
     each = node_configs or [{}] * parties
     own = [{"states": str(states), **node_config} for node_config in each]
     return LocalGrid(client, parties, run_config, config, own)
 
 
 def of_server(run_config: Mapping[str, Any], run_id: int) -> Context:
-    """The ServerApp's Context."""
+    """Return the ServerApp's Context."""
     return Context(
         run_id=run_id, node_id=1, node_config={}, state=RecordDict(), run_config=dict(run_config)
     )
@@ -247,12 +267,18 @@ def of_server(run_config: Mapping[str, Any], run_id: int) -> Context:
 def prepare(
     parties: int, run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """Find what is wrong before anything starts; name the results folder."""
+    """Check a run before it starts; return its configuration, and its options with the folder.
+
+    Raises
+    ------
+    ConfigError
+        If the run cannot work.
+    """
     if parties < 1:
         raise ConfigError(f"{parties} parties cannot train: name at least one.")
     config = checkpoint.configured(run_config)
     if config.running.resume:
-        then = len(checkpoint.load(config.running.resume).strategy["seats"])
+        then = checkpoint.load(config.running.resume).parties
         if parties != then:
             raise ConfigError(
                 f"The run in {config.running.resume} is of {then} parties, not {parties}."
@@ -274,14 +300,16 @@ def prepare(
 def _check_files(
     config: RunConfig, parties: int, node_configs: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Whether every party has named a file, where each is to have its own."""
-    if config.data.own_data and len(node_configs) != parties:
+    """Raise `ConfigError` if parties need files and do not name one each."""
+    if len(node_configs) == parties:
+        return
+    if config.data.own_data:
         raise ConfigError(
             f"dataset = {config.data.dataset!r} needs a file of each of the {parties} parties: "
-            "name them by --node-config \"file='...' id='...'\", once for each party (in process, "
-            "or --engine supernodes)."
+            "name them with --node-config \"file='...' id='...'\", once for each party (in "
+            "process, or --engine supernodes)."
         )
-    if node_configs and len(node_configs) != parties:
+    if node_configs:
         raise ConfigError(
             f"{len(node_configs)} node configurations are given for {parties} parties: give one "
             "for each, or none."
@@ -290,10 +318,10 @@ def _check_files(
 
 @contextmanager
 def _submitting(run_config: Mapping[str, Any]) -> Iterator[None]:
-    """Have the results folder of a run to oneself, while another process is its ServerApp."""
+    """Lock the results folder of a run whose ServerApp is another process."""
     folder = Path(run_config["out"])
     with in_use(folder, "flower.lock"):
-        with in_use(folder):  # for once, to say early if a run is going on that was not submitted
+        with in_use(folder):  # tells early if an in-process run is going on there
             pass
         yield
 

@@ -68,7 +68,7 @@ def _run(
         )
     earlier = config.running.resume or config.running.grow
     if earlier and parties is None and not node_configs:
-        number = len(checkpoint.load(earlier).strategy["seats"])
+        number = checkpoint.load(earlier).parties
     folder = results_folder(config)
     logging.getLogger("flwr.notice").setLevel(logging.WARNING if quiet else logging.INFO)
     is_new = not folder.exists()

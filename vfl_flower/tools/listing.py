@@ -182,6 +182,7 @@ def _of_key(key: Key, systems: Sequence[System]) -> Entry:
         "symbol": key.symbol,
         "example": _command(key),
         "needs": key.before,
+        "in Python": "label_access=..." if key.name == "labels" else "",
         "related": ", ".join(key.related),
     }
     kind = "basic option" if key.basic else "option"
