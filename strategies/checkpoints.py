@@ -11,7 +11,7 @@ from strategies.run import Run
 from strategies.signals import Held, signals_held
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
-from vfl_flower.protocol.privacy.ledger import hides_labels
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.transport.messages import CheckpointOrder
 
 log = logging.getLogger("flwr")
@@ -50,9 +50,9 @@ class Checkpoints:
             run.holder.warm_start(earlier.config, earlier.strategy["holder"], earlier.arrays)
         self._kept_at = self._exchanges  # at the last
         if keeper.found:
-            mark = keeper.found.strategy["journal"]
-            run.ledger.keep_journal(keeper.journal, keeper.run, mark)
-            again = run.ledger.released_steps() - run.budget.answered
+            if run.releases:
+                run.releases.keep(keeper.journal, keeper.run, keeper.found.strategy["journal"])
+            again = run.accountant.released - run.budget.answered
             if again > 0:  # else the run would release more than its budget
                 run.budget.allowed = run.budget.limit - again
                 log.warning("%d steps were answered after the checkpoint, and count.", again)
@@ -121,8 +121,9 @@ class Checkpoints:
     def _save(self, finished: bool = False) -> None:
         """Write the label holder's half."""
         run = self.run
-        if not finished and run.ledger.journal_mark() is None:  # nobody expected this checkpoint
-            run.ledger.keep_journal(self.keeper.journal, self.keeper.run)
+        releases = run.releases
+        if releases and not finished and releases.mark is None:  # nobody expected this checkpoint
+            releases.keep(self.keeper.journal, self.keeper.run)
         of_holder, arrays = run.holder.state_dict()
         state = {
             "seats": [record.kept() for record in run.records],
@@ -130,8 +131,8 @@ class Checkpoints:
             "plan": run.budget.kept(),
             "pace": run.adaptive_window.kept(),
             "party_memory_mb": run.messenger.party_memory_mb,
-            "uploads": run.ledger.uploads(),
-            "journal": run.ledger.journal_mark(),
+            "uploads": run.accountant.uploads(),
+            "journal": releases.mark if releases else None,
             "figures": run.figures() if finished else None,
             "timing": run.transport.timing,
             "holder": of_holder,
@@ -144,7 +145,7 @@ class Checkpoints:
             rows=self.keeper.rows,
             present=self.keeper.present,
             used=self.keeper.used,
-            about_labels=run.labels.about(hides_labels(run.config)),
+            about_labels=run.labels.about(mechanism_of(run.config).hides_labels),
             strategy=state,
             arrays=arrays,
         ).save(self.keeper.folder)

@@ -10,7 +10,7 @@ from flwr.app import Message
 
 from strategies.party_record import PartyRecord
 from vfl_flower.config.errors import VflError
-from vfl_flower.protocol.privacy.ledger import Ledger
+from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.messages import (
     CheckpointOrder,
@@ -32,7 +32,7 @@ class Messenger:
 
     Parameters
     ----------
-    ledger : is told of every order before it is sent.
+    releases : records every order before it is sent, if releases are counted.
     timeout : seconds that a party may stay silent.
     steps : the label holder's steps so far.
     """
@@ -41,14 +41,14 @@ class Messenger:
         self,
         transport: Transport,
         records: Sequence[PartyRecord],
-        ledger: Ledger,
+        releases: ReleaseLog | None,
         timeout: float,
         steps: Callable[[], int],
     ) -> None:
         self.transport = transport
         self.records = records
         self.party_memory_mb = 0.0  # the most that a party has told
-        self._ledger = ledger
+        self._releases = releases
         self._timeout = timeout
         self._steps = steps
         self._by_node = {record.node_id: record for record in records}
@@ -62,7 +62,8 @@ class Messenger:
             record.ordered_at_step = self._steps()
         record.feedback = {}  # it goes with every order
         record.traffic.bytes_down += order.nbytes
-        self._ledger.ordered(record.party, order)
+        if self._releases:
+            self._releases.ordered(record.party, order)
         return to_message(order, record.node_id, self._timeout, self.transport.calls)
 
     def post(self, messages: Iterable[Message]) -> None:

@@ -27,7 +27,7 @@ from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import steps_per_epoch
 from vfl_flower.protocol.estimators.base import Estimator
-from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.schedule import Schedule
 from vfl_flower.protocol.systems import load_system
@@ -68,9 +68,11 @@ class Run:
         self.records = [PartyRecord(party, nodes[party].node) for party in sorted(nodes)]
         self._by_party = {record.party: record for record in self.records}
         estimator, system = estimators.choose(config)(config), load_system(config.strategy)
-        self.ledger = ledger_of(config)(config, rows, estimator)
-        labels = self.ledger.labels(labels)
-        secret = self.ledger.secret_batches
+        mechanism = mechanism_of(config)
+        self.accountant = mechanism.accountant(rows, estimator)
+        self.releases = mechanism.release_log(self.accountant)
+        labels = mechanism.labels(labels, self.accountant)
+        secret = mechanism.secret_batches
         costs = transport.cost, transport.measures
         self.schedule = Schedule.of(config, system.quorum, parties, estimator, secret, *costs)
         aggregation = aggregation_of(config)
@@ -80,7 +82,7 @@ class Run:
         self.budget = StepBudget(config.training.epochs, each, parties, self.abreast)
         self.adaptive_window = AdaptiveWindow(self.schedule, self.budget.per_epoch, self.records)
         top_learns = config.models.top != "sum" or labels.features is not None
-        self.budget.allowed = self.ledger.steps_allowed(
+        self.budget.allowed = self.accountant.steps_allowed(
             self.budget.planned, parties, self.schedule.quorum, top_learns
         )
         self.history = history
@@ -89,7 +91,8 @@ class Run:
         per_epoch: float = self.budget.per_epoch
         if not system.baseline:
             per_epoch = self.budget.of_epoch / self.schedule.quorum
-        self.holder = LabelHolder(config, labels, sizes, self.ledger.noise(), per_epoch)
+        noise = mechanism.scalar_noise(self.accountant)
+        self.holder = LabelHolder(config, labels, sizes, noise, per_epoch)
         transport.expect(
             self._largest(estimator, rows, len(labels.test), max(sizes.values(), default=0))
         )
@@ -97,7 +100,7 @@ class Run:
         self.messenger = Messenger(
             transport,
             self.records,
-            self.ledger,
+            self.releases,
             config.running.party_timeout,
             lambda: self.holder.steps,
         )
@@ -232,7 +235,7 @@ class Run:
             **{key: each for key, each in self.history.chosen.items() if _is_result(key)},
             "best_epoch": self.history.chosen.get("epoch") if self.history.restored else None,
             **({} if self.labels.unknown is None else {"unknown_rows": self.labels.unknown}),
-            **self.ledger.figures(),
+            **self.accountant.figures(),
             "peak_memory_mb": round(max(self.messenger.party_memory_mb, peak_memory_mb()), 1),
             "failed_parties": [record.party for record in self.records if not record.alive],
             "by_party": [record.figures() for record in self.records],

@@ -178,7 +178,8 @@ class Vertical(Strategy):
         self._receive(replies)
         for group in run.waiting.groups(partial(refresh, run, self.wait_for)):
             # Of all rows of the mini-batches: the top model's step is of those that a party lacks.
-            allowed = run.ledger.answered([(each.party, each.batches) for each in group])
+            answered = [(each.party, each.batches) for each in group]
+            allowed = run.releases is None or run.releases.answered(answered)
             for arrival in group:
                 record = run.record_of_party(arrival.party)
                 record.staleness.add(run.holder.steps - record.ordered_at_step)
@@ -228,7 +229,8 @@ class Vertical(Strategy):
             receive = partial(run.holder.receive, record.party, order)
             arrival = run.recovery.take(record, message, receive)
             if arrival is not None:
-                run.ledger.received(record.party, arrival.window)
+                if run.releases:
+                    run.releases.received(record.party, arrival.window)
                 record.state = State.AWAITS_QUORUM
                 run.waiting.add(arrival)
         for record, query, message in run.messenger.answers_to(EmbedOrder, replies):

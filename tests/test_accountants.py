@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -38,19 +37,15 @@ from scipy.stats import norm
 from tests.conftest import nightly
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.batches import expected_rows
-from vfl_flower.protocol.privacy import accountants
-from vfl_flower.protocol.privacy.accountants import (
+from vfl_flower.protocol.privacy import gaussian
+from vfl_flower.protocol.privacy.accountant import delta_of
+from vfl_flower.protocol.privacy.gaussian import (
     GdpAccountant,
+    PldAccountant,
     calibrated,
-    known,
     most_steps,
-    sampled,
 )
-from vfl_flower.protocol.privacy.paper import (
-    calibrated_by_theorem_vi5,
-    delta_of,
-    epsilon_of_theorem_vi5,
-)
+from vfl_flower.protocol.privacy.paper import calibrated_by_theorem_vi5, epsilon_of_theorem_vi5
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
 
@@ -84,11 +79,11 @@ SOME = [
 ]
 
 
-def fresh(kind: str, budget: float | None = None) -> PrivacyAccountant:
-    """An accountant of ours, as Flower knows them; that they are is checked by mypy too."""
+def fresh(kind: str, budget: float | None = None) -> GdpAccountant | PldAccountant:
+    """An accountant of ours; that Flower knows it is checked by mypy too, in `with_some`."""
     if kind == "pld":
-        return sampled(DELTA, POPULATION, budget)
-    return GdpAccountant(replace(known(DELTA, POPULATION).config, max_epsilon=budget))
+        return PldAccountant.over(DELTA, POPULATION, budget)
+    return GdpAccountant.over(DELTA, POPULATION, budget)
 
 
 def with_some(kind: str, budget: float | None = None) -> PrivacyAccountant:
@@ -148,7 +143,7 @@ def test_delta_is_the_inverse_of_epsilon(kind: str, delta: float) -> None:
 
 
 def test_delta_is_the_inverse_of_an_epsilon_whose_exponential_is_no_number() -> None:
-    accountant = known(DELTA, POPULATION)
+    accountant = GdpAccountant.over(DELTA, POPULATION)
     accountant.compose(GaussianPrivacyEvent(0.02, 1, POPULATION))
     spent = accountant.get_epsilon(DELTA)
     assert spent > 1000
@@ -195,7 +190,7 @@ def test_an_accountant_refuses_the_state_of_another(kind: str, other: str) -> No
         fresh(kind).load_state_dict(with_some(other).state_dict())
     with pytest.raises(ValueError, match="another accountant"):
         fresh(kind).load_state_dict({"method": kind})
-    of_others = sampled(DELTA, 2 * POPULATION) if kind == "pld" else known(DELTA, 2 * POPULATION)
+    of_others = type(fresh(kind)).over(DELTA, 2 * POPULATION)
     with pytest.raises(ValueError, match="another accountant"):
         of_others.load_state_dict(with_some(kind).state_dict())
 
@@ -249,7 +244,7 @@ def test_flowers_own_strategy_stops_at_the_budget_that_our_accountant_keeps() ->
         return Message(content, reply_to=message)
 
     budget = 6.0
-    accountant = GdpAccountant(replace(known(DELTA, 2).config, max_epsilon=budget))
+    accountant = GdpAccountant.over(DELTA, 2, budget)
     strategy = in_flowers_strategy(accountant)
     grid = LocalGrid(client, 2, {}, resolve({}))
     with pytest.raises(PrivacyBudgetExhausted, match="would exceed max_epsilon"):
@@ -264,7 +259,7 @@ def test_flowers_own_strategy_stops_at_the_budget_that_our_accountant_keeps() ->
 
 def test_flowers_own_strategy_refuses_an_accountant_that_relies_on_secret_sampling() -> None:
     with pytest.raises(ValueError, match="no-amplification"):
-        in_flowers_strategy(sampled(DELTA, 2))
+        in_flowers_strategy(PldAccountant.over(DELTA, 2))
 
 
 # --- releases over secret samples -----------------------------------------------------------------
@@ -279,7 +274,7 @@ def budget_of(eps: float, delta: float, batch: int, **more: Any) -> RunConfig:
 def epsilon_of_scalars(config: RunConfig, rows: int, multiplier: float, steps: int) -> float:
     """Epsilon of so many noisy scalars of a run on so many training rows."""
     delta = delta_of(config, rows)
-    accountant = sampled(delta, rows)
+    accountant = PldAccountant.over(delta, rows)
     if steps:
         release = GaussianPrivacyEvent(multiplier, expected_rows(config, rows), rows)
         accountant.compose(release, steps)
@@ -389,7 +384,7 @@ def test_noise_for_secret_batches_holds_for_a_label_that_is_changed(
             of[0], value_discretization_interval=of[2], sampling_prob=of[1]
         )
 
-    monkeypatch.setattr(accountants, "_losses", of_added)  # the control: a record added or removed
+    monkeypatch.setattr(gaussian, "_losses", of_added)  # the control: a record added or removed
     assert spent() > 1.2 * eps
 
 

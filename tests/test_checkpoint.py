@@ -7,7 +7,7 @@ import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -17,6 +17,7 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from strategies.checkpoints import Checkpoints
 from tests.organisations import change, contents, cut, small
+from tests.releases import log_of
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.files import whole
@@ -27,15 +28,10 @@ from vfl_flower.label_holder.results import Results
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party.state import load_scalars
-from vfl_flower.protocol import estimators
-from vfl_flower.protocol.privacy.embeddings import EmbeddingLedger
 from vfl_flower.protocol.privacy.journal import Event, Journal
-from vfl_flower.protocol.privacy.ledger import Ledger
-from vfl_flower.protocol.privacy.scalars import ScalarLedger
+from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.cli import main
-
-L = TypeVar("L", bound=Ledger)
 
 CANCER = {
     "dataset": "breast-cancer",
@@ -342,10 +338,10 @@ def test_a_run_goes_on_from_a_checkpoint_at_which_a_party_was_away(tmp_path: Pat
 # --- privacy ------------------------------------------------------------------------------------
 
 
-def ledger(kind: type[L], keys: Mapping[str, Any]) -> L:
-    """What counts the releases of such a run, before there are any."""
-    config = resolve(keys)
-    return kind(config, 455, estimators.choose(config)(config))
+def log_of_run(keys: Mapping[str, Any]) -> tuple[ReleaseLog, Any]:
+    """The log of such a run, before there is anything in it, and its accountant."""
+    found = log_of(resolve(keys), 455)
+    return found, found.accountant
 
 
 def released(folder: Path) -> list[Event]:
@@ -379,9 +375,9 @@ def test_a_journal_counts_through_several_interruptions(tmp_path: Path, cuts: in
         with cut_after(1), pytest.raises(Cut):
             resumed(folder, 2, **{"checkpoint-every": 3})
     run = resumed(folder, 2)
-    accountant = ledger(ScalarLedger, {**DPZV, "noise-multiplier": 1.5})
+    releases, accountant = log_of_run({**DPZV, "noise-multiplier": 1.5})
     accountant.multiplier = 1.5
-    accountant.keep_journal(folder / "releases.journal")
+    releases.keep(folder / "releases.journal")
     assert accountant.released == 3 * 8 * 2
     assert run.summary["epsilon"] == pytest.approx(accountant.figures()["epsilon"])
 
@@ -413,10 +409,10 @@ def test_an_event_of_a_journal_may_be_torn_while_it_is_written(tmp_path: Path, t
     whole, events = journal.read_bytes(), released(folder)
     next_one = Journal(Path(shutil.copy(journal, tmp_path)))
     assert len(list(next_one.read())) == len(events)
-    next_one.write((4, 0, 4, 0, 0), np.arange(30, dtype=np.int32))
+    next_one.write(Event(4, 0, 4, 0, 0, np.arange(30, dtype=np.int32)))
     journal.write_bytes(whole + next_one.path.read_bytes()[len(whole) : -torn])
-    accountant = ledger(ScalarLedger, DPZV)
-    accountant.keep_journal(journal)
+    releases, accountant = log_of_run(DPZV)
+    releases.keep(journal)
     assert journal.read_bytes() == whole
     assert accountant.released == sum(event[2] for event in events)
     resumed(folder, 2)
@@ -437,7 +433,7 @@ def test_a_run_whose_journal_is_not_as_it_was_is_not_gone_on_with(tmp_path: Path
         old = Journal(tmp_path / "old", checkpoint.load(folder).run.partition("-")[0])
         assert list(old.read()) == []
         for event in released(folder)[:of_old]:
-            old.write(event[:5], event[5])
+            old.write(event)
         journal.write_bytes(old.path.read_bytes())
     elif how == "of another run":
         another = interrupted(tmp_path / "another", keys, 2, 2) / journal.name
@@ -457,8 +453,8 @@ def test_uploads_that_are_made_again_stay_counted(tmp_path: Path, keys: dict[str
     whole = run_local(2, {**keys, "out": str(tmp_path / "whole")})
     folder = interrupted(tmp_path / "cut", keys, 2, 2)
     run = resumed(folder, 2)
-    accountant = ledger(EmbeddingLedger, keys)
-    accountant.keep_journal(folder / "releases.journal")
+    releases, accountant = log_of_run(keys)
+    releases.keep(folder / "releases.journal")
     assert run.summary["epsilon"] == accountant.figures()["epsilon"]
     if not {"sampling"} & keys.keys():  # where uploads of a row do not depend on chance
         assert run.summary["epsilon"] > whole.summary["epsilon"]

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import vfl_flower
+from tests.releases import learned_from
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.protocol import estimators
-from vfl_flower.protocol.privacy.accountants import known
+from vfl_flower.protocol.privacy.accountant import Accountant, delta_of
 from vfl_flower.protocol.privacy.embeddings import epsilon
-from vfl_flower.protocol.privacy.labels import LabelLedger
+from vfl_flower.protocol.privacy.gaussian import GdpAccountant
+from vfl_flower.protocol.privacy.labels import RandomisedLabels
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
-from vfl_flower.protocol.privacy.paper import delta_of
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.tools.audit_canary import of_labels, shown_at_least
 
@@ -42,7 +42,7 @@ def test_the_last_bits_of_scalars_tell_nothing() -> None:
     trials, multiplier, delta = 20_000, 8.0, 1e-5
     config = resolve({"strategy": "dpzv", "clip": 1.0, "noise-multiplier": multiplier})
     noise = ScalarNoise(config, multiplier)
-    accountant = known(delta, 1)
+    accountant = GdpAccountant.over(delta, 1)
     accountant.compose(GaussianPrivacyEvent(multiplier, 1, 1))
     claimed = accountant.get_epsilon(delta)
     scores = []
@@ -75,23 +75,22 @@ def test_the_last_bits_of_embeddings_tell_nothing() -> None:
 def _drawn(keys: dict[str, Any]) -> tuple[np.ndarray, float]:
     config = resolve({**NOISY, "test-fraction": 0.0, **keys})
     labels = load_labels(config)
-    ledger = LabelLedger(config, len(labels.train), estimators.choose(config)(config))
-    noisy = ledger.labels(labels)
-    assert labels.places is not None
-    return noisy.train[np.argsort(labels.places)], ledger.figures()["epsilon"]
+    noisy, spent = learned_from(config, labels)
+    assert labels.places is not None and spent is not None
+    return noisy.train[np.argsort(labels.places)], spent
 
 
 def test_labels_in_memory_are_not_drawn_anew_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
     # As by cross-validation, or of frames that are shuffled or sorted between runs.
     seen: list[tuple[np.ndarray, np.ndarray, float]] = []
-    labels_of = LabelLedger.labels
+    labels_of = RandomisedLabels.labels
 
-    def spied(self: LabelLedger, labels: Any) -> Any:
-        noisy = labels_of(self, labels)
-        seen.append((labels.places, noisy.train, self.figures()["epsilon"]))
+    def spied(self: RandomisedLabels, labels: Any, accountant: Accountant) -> Any:
+        noisy = labels_of(self, labels, accountant)
+        seen.append((labels.places, noisy.train, accountant.figures()["epsilon"]))
         return noisy
 
-    monkeypatch.setattr(LabelLedger, "labels", spied)
+    monkeypatch.setattr(RandomisedLabels, "labels", spied)
     generator = np.random.default_rng(0)
     rows, runs = 2000, 5
     x, y = generator.normal(size=(rows, 4)).astype(np.float32), generator.integers(0, 2, rows)

@@ -14,17 +14,15 @@ import numpy as np
 import pytest
 
 from tests.conftest import ALL_ROWS
-from tests.test_checkpoint import CANCER, ledger, resumed
+from tests.test_checkpoint import CANCER, log_of_run, resumed
 from vfl_flower.api import training as api
 from vfl_flower.api.model import load
 from vfl_flower.config.errors import ConfigError, Interrupted, Terminated, VflError
 from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.label_holder.results import Results
 from vfl_flower.launch.engines import predict_local, run_local
-from vfl_flower.protocol.privacy.embeddings import EmbeddingLedger
-from vfl_flower.protocol.privacy.ledger import ledger_of
-from vfl_flower.protocol.privacy.scalars import ScalarLedger
-from vfl_flower.protocol.systems import resolve
+from vfl_flower.protocol.privacy.journal import TRAIN
+from vfl_flower.protocol.privacy.scalars import ScalarAccountant
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.messages import TrainOrder
 
@@ -206,9 +204,9 @@ def test_what_was_released_before_ctrl_c_counts_after_it(
     with signalled(signal.SIGINT, 2), pytest.raises(Interrupted):
         run_local(3, {**keys, "out": str(folder)})
     before = json.loads((folder / "summary.json").read_text())
-    accountant = ledger(ledger_of(resolve(keys)), keys)
-    accountant.multiplier = 1.5  # type: ignore[attr-defined]
-    accountant.keep_journal(folder / "releases.journal")
+    releases, accountant = log_of_run(keys)
+    accountant.multiplier = 1.5
+    releases.keep(folder / "releases.journal")
     figures = accountant.figures()
     assert all(before[name] == figures[name] for name in figures) and figures["epsilon"] > 0
     assert resumed(folder, 3).summary["epsilon"] > before["epsilon"]
@@ -220,16 +218,14 @@ def test_uploads_so_far_are_told_by_few_events(again: int) -> None:
     """Orders in any sequence, as by parties that come back, count the same by their events."""
     generator = np.random.default_rng(again)
     keys = {**CANCER, **COUNTED["perturbed, asked again"]}
-    counted, told = (ledger(EmbeddingLedger, keys) for _ in range(2))
+    (releases, counted), (_, told) = (log_of_run(keys) for _ in range(2))
     for _ in range(generator.integers(1, 40)):
         party, epoch, first = (int(generator.integers(0, most)) for most in (3, 5, 8))
         order = TrainOrder(exchange=0, epoch=epoch, first=first, steps=1, coordinated=False)
-        counted._ordered(party, order)
-    for kind, party, *place, ids in counted.so_far():
-        assert kind == 0 and not len(ids)
-        epoch, first, steps = place
-        order = TrainOrder(exchange=0, epoch=epoch, first=first, steps=steps, coordinated=False)
-        told._ordered(party, order)
+        releases.ordered(party, order)
+    for event in counted.so_far():
+        assert event.kind == TRAIN and not len(event.rows)
+        told.count(event)
     for name in ("passes", "last", "steps", "unseen"):
         assert getattr(counted, name) == getattr(told, name)
 
@@ -237,7 +233,7 @@ def test_uploads_so_far_are_told_by_few_events(again: int) -> None:
 def test_without_those_counts_less_would_be_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ScalarLedger, "so_far", lambda self: iter(()))
+    monkeypatch.setattr(ScalarAccountant, "so_far", lambda self: iter(()))
     folder = tmp_path / "run"
     keys = {**CANCER, "epochs": 3, **COUNTED["dpzv"]}
     with signalled(signal.SIGINT, 2), pytest.raises(Interrupted):

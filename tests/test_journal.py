@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.full_disk import full_after
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.protocol.privacy import journal
-from vfl_flower.protocol.privacy.journal import Journal, Mark
+from vfl_flower.protocol.privacy.journal import Event, Journal, Mark
 
 RELEASED = [
-    ((number % 5, number % 3, 4, number, 1), np.arange(3 * number % 13, dtype=np.int32))
+    Event(number % 5, number % 3, 4, number, 1, np.arange(3 * number % 13, dtype=np.int32))
     for number in range(9)
 ]
 FIRST = journal._HEADER + journal._CHECKSUM  # where the events begin
@@ -35,7 +35,7 @@ def written(path: Path, events: int) -> Mark:
     kept = Journal(path, "4711")
     assert list(kept.read()) == []
     for event in RELEASED[:events]:
-        kept.write(*event)
+        kept.write(event)
     return kept.mark
 
 
@@ -59,7 +59,7 @@ def writing(folder: Path, whole: bytes) -> bytes:
     kept = Journal(folder / "writing")
     assert len(list(kept.read())) == len(RELEASED) - 1
     with patch("os.pwrite"):  # which says that it was
-        kept.write(*RELEASED[-1])
+        kept.write(RELEASED[-1])
     found = (folder / "writing").read_bytes()
     assert len(found) == len(whole) and found != whole
     return found
@@ -75,9 +75,9 @@ def counted(path: Path, content: bytes, mark: Mark | None = None) -> int | None:
         assert str(error).endswith(".") and "\n" not in str(error)
         assert path.read_bytes() == content
         return None
-    for (*numbers, ids), (then, rows) in zip(events, RELEASED, strict=False):
-        assert tuple(numbers) == then
-        np.testing.assert_array_equal(ids, rows)
+    for event, due in zip(events, RELEASED, strict=False):
+        assert event[:5] == due[:5]
+        np.testing.assert_array_equal(event.rows, due.rows)
     return len(events)
 
 
@@ -96,8 +96,8 @@ def by_lengths(content: bytes) -> int:
 def places(content: bytes) -> list[slice]:
     """Where the events are."""
     found, at = [], FIRST
-    for _, rows in RELEASED:
-        found.append(slice(at, at + 24 + 4 * len(rows) + 16))
+    for event in RELEASED:
+        found.append(slice(at, at + 24 + 4 * len(event.rows) + 16))
         at = found[-1].stop
     assert at == len(content)
     return found
@@ -130,7 +130,7 @@ def test_what_was_written_is_read_and_added_to(folder: Path, whole: bytes, writi
         assert counted(folder / "one", content) == len(RELEASED)
     kept = Journal(folder / "one")
     assert len(list(kept.read())) == len(RELEASED)
-    kept.write((4, 0, 9, 9, 9), np.zeros(2, np.int32))
+    kept.write(Event(4, 0, 9, 9, 9, np.zeros(2, np.int32)))
     *_, last = Journal(folder / "one").read()
     assert last[:5] == (4, 0, 9, 9, 9)
 
@@ -211,12 +211,12 @@ def test_what_the_disk_refuses_is_not_released_and_leaves_it_as_it_was(
         released = 0
         with full_after(limit), pytest.raises(VflError, match=r"and so is not released \(File too"):
             for event in RELEASED:
-                kept.write(*event)
+                kept.write(event)
                 released += 1
         assert path.read_bytes()[FIRST:] == whole[FIRST : path.stat().st_size]
         copy = path.with_name("copy")
         assert counted(copy, path.read_bytes(), kept.mark) == released
-        kept.write(*RELEASED[released])  # when there is room again
+        kept.write(RELEASED[released])  # when there is room again
         assert counted(copy, path.read_bytes(), kept.mark) == released + 1
     with full_after(20), pytest.raises(VflError, match="cannot be written"):
         Journal(tmp_path / "another", "1")
@@ -232,5 +232,5 @@ def test_an_event_is_on_the_disk_before_it_is_said_to_be_released(tmp_path: Path
         patch("os.fsync", Mock(wraps=os.fsync)) as calls.fsync,
         patch("os.pwrite", Mock(wraps=os.pwrite)) as calls.pwrite,
     ):
-        kept.write(*RELEASED[3])
+        kept.write(RELEASED[3])
     assert [call[0] for call in calls.mock_calls] == ["write", "fsync", "pwrite"]

@@ -13,16 +13,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.releases import learned_from
 from vfl_flower.alignment.at_party import by_id
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import write_sealed
 from vfl_flower.data.at_label_holder import load_labels, load_own_labels, own_table
-from vfl_flower.data.labels import Labels, digest_of_labels, kept_share
+from vfl_flower.data.labels import Labels, digest_of_labels
 from vfl_flower.data.own_files import OwnFile
 from vfl_flower.data.row_mask import Alignment
-from vfl_flower.protocol import estimators
 from vfl_flower.protocol.privacy import draws
-from vfl_flower.protocol.privacy.labels import LabelLedger
+from vfl_flower.protocol.privacy.randomise import kept_share
 from vfl_flower.protocol.systems import resolve
 
 ROWS = 400
@@ -52,14 +52,13 @@ def drawn(
     own = own_table(config.data)
     alignment = Alignment("a" * 32, by_id(own.ids))
     labels = as_read(load_own_labels(config.data, own, alignment))
-    ledger = LabelLedger(config, len(labels.train), estimators.choose(config)(config))
-    noisy = ledger.labels(labels)
-    assert labels.places is not None
+    noisy, spent = learned_from(config, labels)
+    assert labels.places is not None and spent is not None
     names = np.asarray(own.id_column)[labels.places].tolist()
     values = labels.classes or noisy.train.tolist()
     told = noisy.train.tolist() if labels.classes else range(len(noisy.train))
     found = {name: str(values[label]) for name, label in zip(names, told, strict=True)}
-    return found, ledger.figures()["epsilon"]
+    return found, spent
 
 
 def drawn_of(table: pd.DataFrame, path: Path, **keys: Any) -> tuple[dict[int, Any], float]:
@@ -215,7 +214,7 @@ def test_two_labels_of_one_person_have_noise_of_their_own(tmp_path: Path) -> Non
     one, _ = drawn_of(table, tmp_path / "a.csv")
     other, epsilon = drawn_of(table, tmp_path / "a.csv", label="other")
     same = np.mean([one[name] == other[name] for name in one])
-    kept = kept_share(resolve(NOISY).privacy, 2)
+    kept = kept_share(1.0, 2)
     assert epsilon == 2.0
     assert same == pytest.approx(kept**2 + (1 - kept) ** 2, abs=5 * 0.025)
 
@@ -226,9 +225,9 @@ def test_draws_without_ids_count_for_everybody_but_in_scikit_learns_data_sets(
     def of(dataset: str) -> float:
         config = resolve({**NOISY, "columns": "", "dataset": dataset})
         labels = load_labels(config)
-        ledger = LabelLedger(config, len(labels.train), estimators.choose(config)(config))
-        ledger.labels(labels)
-        return float(ledger.figures()["epsilon"])
+        _, spent = learned_from(config, labels)
+        assert spent is not None
+        return spent
 
     table = people().assign(x=np.arange(ROWS)).rename(columns={"y": "label"})
     table.to_csv(tmp_path / "a.csv", index=False)

@@ -17,15 +17,15 @@ import pytest
 import torch
 
 from tests.conftest import ALL_ROWS, FASTER, MANY, Start
+from tests.releases import learned_from
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.data.labels import Labels, encode_labels, kept_share
+from vfl_flower.data.labels import Labels, encode_labels
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.losses import Loss, loss_of, loss_per_row
-from vfl_flower.protocol import estimators
-from vfl_flower.protocol.privacy.labels import LabelLedger
+from vfl_flower.protocol.privacy.randomise import kept_share
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.tools.audit import audit
 
@@ -48,9 +48,7 @@ def config_of(**keys: Any) -> RunConfig:
 def drawn(labels: Labels, keys: Mapping[str, Any] = NOISY) -> tuple[Labels, float | None]:
     """The labels with noise, as a run of its own has them, and what is then said to be spent."""
     config = resolve(keys)
-    ledger = LabelLedger(config, len(labels.train), estimators.choose(config)(config))
-    noisy = ledger.labels(labels)
-    return noisy, ledger.figures()["epsilon"]
+    return learned_from(config, labels)
 
 
 def of_classes(classes: int, rows: int, label: int = 0) -> Labels:
@@ -68,7 +66,7 @@ def test_a_label_is_kept_by_the_chance_of_randomised_response(classes: int, epsi
     noisy, spent = drawn(of_classes(classes, rows), {**NOISY, "epsilon": epsilon})
     shares = np.bincount(noisy.train, minlength=classes) / rows
     kept = math.exp(epsilon) / (math.exp(epsilon) + classes - 1)
-    assert kept_share(config_of(epsilon=epsilon).privacy, classes) == pytest.approx(kept)
+    assert kept_share(epsilon, classes) == pytest.approx(kept)
     assert shares[0] == pytest.approx(kept, abs=6e-3)  # five deviations, at least
     assert shares[1:] == pytest.approx((1 - kept) / (classes - 1), abs=6e-3)
     assert spent == epsilon
@@ -125,7 +123,7 @@ def test_another_epsilon_is_another_draw_and_the_sum_is_said() -> None:
     second, spent = drawn(labels, {**NOISY, "epsilon": 0.5})
     assert spent == 1.5
     same = (first.train == labels.train) & (second.train == labels.train)
-    kept = [kept_share(config_of(epsilon=each).privacy, 10) for each in (1.0, 0.5)]
+    kept = [kept_share(each, 10) for each in (1.0, 0.5)]
     assert same.mean() == pytest.approx(kept[0] * kept[1], abs=0.04)  # independent
     assert drawn(labels)[1] == 1.5
 
@@ -311,7 +309,7 @@ def test_numbers_are_learned_through_the_noise(run: Start, tmp_path: Path) -> No
 @pytest.mark.nightly
 def test_direct_inference_reads_no_more_labels_than_were_kept(tmp_path: Path) -> None:
     keys = {"strategy": "vafl", "epochs": 1, "epsilon": 2.0}
-    for name, keep in (("noisy", kept_share(config_of(epsilon=2.0).privacy, 10)), ("true", 1.0)):
+    for name, keep in (("noisy", kept_share(2.0, 10)), ("true", 1.0)):
         privacy = NOISY if name == "noisy" else {"epsilon": "auto"}
         given = {**privacy, **keys} if name == "noisy" else {**keys, **privacy}
         findings, claim, _ = audit(2, {**given, "out": str(tmp_path / name)})
@@ -365,6 +363,6 @@ def test_balanced_weights_follow_from_estimated_counts() -> None:
     labels = Labels(true, np.array([0, 1]), (0, 1), "", whole="unbalanced")
     noisy, _ = drawn(labels, {**NOISY, "epsilon": 2.0})
     config = config_of(epsilon=2.0, class_weights="balanced")
-    found = loss_of(config, noisy.train, 2, torch.device("cpu")).class_weights
+    found = loss_of(config, noisy.train, 2, kept_share(2.0, 2), torch.device("cpu")).class_weights
     assert found is not None
     assert found.numpy() == pytest.approx([10 / 18, 5.0], rel=0.15)

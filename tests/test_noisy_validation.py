@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 from sklearn.metrics import r2_score, roc_auc_score
 from torch import Tensor
 
-from strategies.baselines import local_only
 from strategies.baselines.centralised import Joined
 from strategies.baselines.frozen import learn
 from tests.conftest import Start, nightly, trained
+from tests.releases import learned_from
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.data.labels import LabelNoise, Labels
 from vfl_flower.label_holder.figures import chosen_by
 from vfl_flower.label_holder.held_out import HeldOut
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.label_holder.metrics import Metrics, corrected, metrics
-from vfl_flower.protocol import estimators
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.privacy import labels as noise_on_labels
-from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.labels import RandomisedLabels
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise
+from vfl_flower.protocol.privacy.randomise import Randomised
 from vfl_flower.protocol.systems import resolve, sized
 
 Array = NDArray[Any]
@@ -88,8 +88,7 @@ def holder_of(privacy: str, target: str, weighted: bool, subsets: str) -> LabelH
         whole="these",
         bounds=None if classes else (-3.0, 3.0),
     )
-    ledger = ledger_of(config)(config, ROWS, estimators.choose(config)(config))
-    labels = ledger.labels(labels)
+    labels, _ = learned_from(config, labels)
     assert np.array_equal(labels.train, labels.test[:ROWS])
     assert np.array_equal(labels.train, y) == (privacy != "labels")
     noise = ScalarNoise(config, 1.0) if privacy == "scalar" else None
@@ -199,9 +198,9 @@ def test_the_noise_on_numbers_has_the_variance_that_figures_are_corrected_by() -
     deviation = 20 / np.sqrt(12)
     true = np.zeros(100_000, np.float32)
     labels = Labels(true, true[:2], (), "", 5.0, deviation, whole="numbers", bounds=(-5.0, 15.0))
-    noisy = noise_on_labels.randomised(config, labels, b"key")
+    noisy = Randomised(config, labels, b"key").labels()
     assert (noisy.train - true).var() == pytest.approx(
-        labels.noise(config.privacy).variance, rel=0.05
+        mechanism_of(config).label_noise(labels).variance, rel=0.05
     )
 
 
@@ -237,10 +236,11 @@ def test_the_party_that_alone_publishes_follows_from_noisy_labels(
     x = generator.standard_normal((150, 2)).astype(np.float32)
     noisy = (x.sum(1) + generator.standard_normal(150) > 0).astype(int)
 
-    def forced(config: Any, labels: Labels, rows: Any, words: Any) -> Labels:
+    def forced(self: Randomised) -> Labels:
+        labels = self._labels
         return replace(labels, train=noisy[labels.places].astype(labels.train.dtype))
 
-    monkeypatch.setattr(noise_on_labels, "_noisy", forced)
+    monkeypatch.setattr(Randomised, "labels", forced)
     for column in (0, 1):
         np.savez(tmp_path / f"{column}.npz", X=x, y=(x[:, column] > 0).astype(int))
 
@@ -257,7 +257,7 @@ def test_the_party_that_alone_publishes_follows_from_noisy_labels(
 
     one, other = published()
     assert one == other
-    monkeypatch.setattr(local_only, "hides_labels", lambda config: False)  # the control
+    monkeypatch.setattr(RandomisedLabels, "hides_labels", False)  # the control
     assert published() == [0, 1]
 
 

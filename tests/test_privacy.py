@@ -17,6 +17,7 @@ from torch import Tensor
 
 from strategies.vertical import strategy_of
 from tests.conftest import ALL_ROWS, MANY, Start, nightly, trained
+from tests.releases import log_of
 from tests.test_accountants import delta_of_gaussian
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
@@ -25,10 +26,8 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.models.bottoms import BottomModel, build_bottom
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
-from vfl_flower.protocol import estimators
 from vfl_flower.protocol.estimators.first_order import descend
-from vfl_flower.protocol.privacy.embeddings import EmbeddingLedger, epsilon
-from vfl_flower.protocol.privacy.ledger import Ledger, ledger_of
+from vfl_flower.protocol.privacy.embeddings import EmbeddingAccountant, epsilon
 from vfl_flower.protocol.privacy.noise import Perturbation
 from vfl_flower.protocol.privacy.paper import epsilon_of_theorem_6
 from vfl_flower.protocol.sampling import sampling_of
@@ -59,12 +58,6 @@ def config_of(**keys: Any) -> RunConfig:
 
 def noise_of(config: RunConfig, lengths: tuple[int, ...] = LENGTHS, **changed: Any) -> Perturbation:
     return replace(Perturbation(config.privacy, b"secret", 7, lengths, LAST), **changed)
-
-
-def ledger(config: RunConfig, rows: int) -> Ledger:
-    """What counts the releases of a run on so many training rows."""
-    estimator = estimators.choose(config)(config)
-    return ledger_of(config)(config, rows, estimator)
 
 
 def drawn(perturb: Perturbation, layer: int = LAST, width: int = 4) -> Tensor:
@@ -332,26 +325,28 @@ def test_a_record_changed_shifts_an_upload_by_twice_the_bound_at_most() -> None:
 @pytest.mark.parametrize("window", [1, 4, 100])
 def test_synchronous_run_uploads_each_row_once_an_epoch(window: int) -> None:
     keys = {**PRIVATE, "epochs": 3, "window": window, "batch-size": 100}
-    counted = trained(3, keys)[0].run.ledger
-    assert isinstance(counted, EmbeddingLedger)
+    counted = trained(3, keys)[0].run.accountant
+    assert isinstance(counted, EmbeddingAccountant)
     assert counted.passes == counted.evaluations == {0: 3, 1: 3, 2: 3}
     assert [counted.most_uploads(party) for party in range(3)] == [3, 3, 3]
 
 
 def test_an_order_given_anew_counts_again() -> None:
-    counted = ledger(resolve(PRIVATE), 455)
+    releases = log_of(resolve(PRIVATE), 455)
     order = TrainOrder(exchange=1, epoch=0, first=0, steps=2, coordinated=True)
     for given in (order, replace(order, exchange=3), replace(order, exchange=4, first=2)):
-        counted.ordered(0, given)
-    assert isinstance(counted, EmbeddingLedger) and counted.most_uploads(0) == 2
+        releases.ordered(0, given)
+    counted = releases.accountant
+    assert isinstance(counted, EmbeddingAccountant) and counted.most_uploads(0) == 2
 
 
 def test_uploads_of_test_rows_count_too() -> None:
     private = {**PRIVATE, "strategy": "frozen", "epochs": 3}
-    counted = trained(2, private)[0].run.ledger
-    assert isinstance(counted, EmbeddingLedger)
+    run = trained(2, private)[0].run
+    counted = run.accountant
+    assert isinstance(counted, EmbeddingAccountant) and run.releases
     assert counted.most_uploads(1) == 1
-    counted.ordered(1, EvaluateOrder(exchange=3))
+    run.releases.ordered(1, EvaluateOrder(exchange=3))
     assert counted.most_uploads(1) == 2
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from strategies.baselines.frozen import learn
 from tests.conftest import Start, nightly, trained
+from tests.releases import accountant_of, log_of
 from tests.stepping import by_differences, by_gradient
 from tests.test_accountants import epsilon_of_scalars
 from vfl_flower import client_app
@@ -30,15 +31,16 @@ from vfl_flower.models.losses import Loss
 from vfl_flower.models.tops import build_top
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
-from vfl_flower.protocol import estimators
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.directions.window import Directions
-from vfl_flower.protocol.privacy.accountants import calibrated, most_steps
-from vfl_flower.protocol.privacy.embeddings import EmbeddingLedger
-from vfl_flower.protocol.privacy.ledger import EVERYONE, Ledger, ledger_of
+from vfl_flower.protocol.privacy.accountant import EVERYONE, Accountant
+from vfl_flower.protocol.privacy.embeddings import EmbeddingAccountant
+from vfl_flower.protocol.privacy.gaussian import calibrated, most_steps
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.privacy.paper import calibrated_by_theorem_vi5, epsilon_of_theorem_vi5
-from vfl_flower.protocol.privacy.scalars import GUARANTEE, ScalarLedger
+from vfl_flower.protocol.privacy.release_log import ReleaseLog
+from vfl_flower.protocol.privacy.scalars import GUARANTEE, ScalarAccountant
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.messages import DescribeOrder, EvaluateOrder, TrainOrder
@@ -49,17 +51,12 @@ PAPER = {"sampling": "poisson", "calibration": "paper"}
 ROWS, STEPS = 455, 8  # of breast-cancer, in mini-batches of 64; the last has 7
 
 
-def ledger(config: RunConfig, rows: int) -> Ledger:
-    """What counts the releases of a run on so many training rows."""
-    estimator = estimators.choose(config)(config)
-    return ledger_of(config)(config, rows, estimator)
-
-
-def scalar_ledger(rows: int = ROWS, **keys: Any) -> ScalarLedger:
+def scalar_log(rows: int = ROWS, **keys: Any) -> tuple[ReleaseLog, ScalarAccountant]:
+    """The log of a run with noise on scalars, and its accountant."""
     given = {key.replace("_", "-"): value for key, value in keys.items()}
-    found = ledger(resolve({**DPZV, **given}), rows)
-    assert isinstance(found, ScalarLedger)
-    return found
+    found = log_of(resolve({**DPZV, **given}), rows)
+    assert isinstance(found.accountant, ScalarAccountant)
+    return found, found.accountant
 
 
 def gaussian(multiplier: float, releases: int, delta: float = 1e-5) -> float:
@@ -305,17 +302,17 @@ def window(ids: list[int], lengths: list[int]) -> Window:
 
 
 def test_the_accountant_is_that_of_the_privacy() -> None:
-    kinds = {"none": Ledger, "perturbed-embedding": EmbeddingLedger}
+    kinds = {"none": Accountant, "perturbed-embedding": EmbeddingAccountant}
     for privacy, kind in kinds.items():
-        assert type(ledger(resolve({"privacy": privacy}), 10)) is kind
-    assert type(ledger(resolve(DPZV), 10)) is ScalarLedger
-    assert ledger(resolve({}), 10).steps_allowed(77, 2, 1, True) == 77
-    assert ledger(resolve({}), 10).noise() is None
-    assert ledger(resolve({}), 10).answered([(0, window([0], [1]))])
+        assert type(accountant_of(resolve({"privacy": privacy}), 10)) is kind
+    assert type(accountant_of(resolve(DPZV), 10)) is ScalarAccountant
+    without, none = accountant_of(resolve({}), 10), mechanism_of(resolve({}))
+    assert without.steps_allowed(77, 2, 1, True) == 77
+    assert none.scalar_noise(without) is None and none.release_log(without) is None
 
 
 def test_an_epsilon_says_what_it_is_of() -> None:
-    counted = scalar_ledger(4, noise_multiplier=3.0)
+    _, counted = scalar_log(4, noise_multiplier=3.0)
     counted.steps_allowed(4, 2, 1, True)
     figures = counted.figures()
     assert (figures["epsilon"], figures["delta"]) == (0.0, 1e-5)
@@ -326,12 +323,12 @@ def test_an_epsilon_says_what_it_is_of() -> None:
 
 
 def test_a_row_is_counted_in_each_scalar_and_step_that_it_is_in() -> None:
-    counted = scalar_ledger(4, noise_multiplier=3.0, delta=1e-4)
+    log, counted = scalar_log(4, noise_multiplier=3.0, delta=1e-4)
     counted.steps_allowed(40, 2, 1, True)
-    assert counted.answered([(0, window([0, 3, 1], [2, 1]))])
-    assert counted.answered([(1, window([3, 2], [2]))])
+    assert log.answered([(0, window([0, 3, 1], [2, 1]))])
+    assert log.answered([(1, window([3, 2], [2]))])
     assert counted.taken.tolist() == [2, 2, 2, 4]  # each a scalar and a step of the top model
-    assert counted.released == counted.released_steps() == 3
+    assert counted.released == 3
     assert counted.figures()["epsilon"] == pytest.approx(gaussian(3.0, 4, 1e-4))
 
 
@@ -350,9 +347,9 @@ def test_a_row_is_counted_in_each_scalar_and_step_that_it_is_in() -> None:
 def test_a_synchronous_answer_is_a_scalar_for_each_party_and_one_step(
     keys: dict[str, Any], of_a_row: int
 ) -> None:
-    counted = scalar_ledger(4, noise_multiplier=3.0, **keys)
+    log, counted = scalar_log(4, noise_multiplier=3.0, **keys)
     counted.steps_allowed(12, 3, 3, keys.get("top_model") != "sum")
-    assert counted.answered([(party, window([1, 2], [1, 1])) for party in range(3)])
+    assert log.answered([(party, window([1, 2], [1, 1])) for party in range(3)])
     assert counted.taken.tolist() == [0, of_a_row, of_a_row, 0]
     assert counted.figures()["epsilon"] == pytest.approx(gaussian(3.0, of_a_row))
 
@@ -361,10 +358,12 @@ def test_a_synchronous_answer_is_a_scalar_for_each_party_and_one_step(
 @pytest.mark.parametrize("multiplier", [2.0, 15.0])
 @pytest.mark.parametrize("releases", [1, 7, 20])
 def test_epsilon_is_that_of_composed_gaussian_mechanisms(multiplier: float, releases: int) -> None:
-    counted = scalar_ledger(4, noise_multiplier=multiplier, top_model="sum", embedding_size="auto")
+    log, counted = scalar_log(
+        4, noise_multiplier=multiplier, top_model="sum", embedding_size="auto"
+    )
     counted.steps_allowed(4 * releases, 2, 1, False)
     for _ in range(releases):
-        assert counted.answered([(0, window([2], [1]))])
+        assert log.answered([(0, window([2], [1]))])
     # Two differences clipped to C are 2 C apart at most, of which the noise is a multiple of C.
     theirs = PLDAccountant().compose(GaussianDpEvent(multiplier / 2), releases)
     assert counted.figures()["epsilon"] == pytest.approx(theirs.get_epsilon(1e-5), rel=0.01)
@@ -457,7 +456,7 @@ def test_noise_is_calibrated_to_all_that_a_run_releases(name: str) -> None:
 )
 def test_noise_of_20_epochs_of_mnist_at_epsilon_1(keys: dict[str, Any], multiplier: float) -> None:
     """2 * 3.73 sqrt(releases of a record): 80 scalars of four parties, or 20 that are joint."""
-    counted = scalar_ledger(60_000, epsilon=1.0, delta=1e-5, batch_size=2048, epochs=20, **keys)
+    _, counted = scalar_log(60_000, epsilon=1.0, delta=1e-5, batch_size=2048, epochs=20, **keys)
     planned = 20 * 4 * 30
     assert counted.steps_allowed(planned, 4, 4, keys.get("top_model") != "sum") == planned
     assert counted.multiplier == pytest.approx(multiplier, abs=0.05)
@@ -501,37 +500,37 @@ def test_a_baseline_that_learns_without_scalars_refuses_noise_on_them(run: Start
 
 
 def test_an_answer_beyond_the_budget_is_not_counted_and_not_given(tmp_path: Path) -> None:
-    counted = scalar_ledger(6, epsilon=1.0, batch_size=3, epochs=1)
+    log, counted = scalar_log(6, epsilon=1.0, batch_size=3, epochs=1)
     assert counted.steps_allowed(2 * 2, 2, 1, True) == 4
-    counted.keep_journal(tmp_path / "releases.journal", "a run")
+    log.keep(tmp_path / "releases.journal", "a run")
     assert counted.most == 2 * 2
     first, second = (0, window([0, 1, 2], [3])), (0, window([3, 4, 5], [3]))
-    assert counted.answered([first]) and counted.answered([first])
+    assert log.answered([first]) and log.answered([first])
     taken, size = counted.taken.copy(), (tmp_path / "releases.journal").stat().st_size
     assert gaussian(counted.multiplier, 4) == counted.figures()["epsilon"] == pytest.approx(1.0)
     for again in (first, (1, window([5, 4, 2], [3])), (1, window([3, 2], [1, 1]))):
-        assert not counted.answered([again])
+        assert not log.answered([again])
     assert np.array_equal(counted.taken, taken)
     assert (tmp_path / "releases.journal").stat().st_size == size
     assert counted.released == 2
-    assert counted.answered([second])
+    assert log.answered([second])
     # Whoever goes on from the journal has the same budget left.
-    after = scalar_ledger(6, epsilon=1.0, batch_size=3, epochs=1)
+    log_after, after = scalar_log(6, epsilon=1.0, batch_size=3, epochs=1)
     after.steps_allowed(2 * 2, 2, 1, True)
-    after.keep_journal(tmp_path / "releases.journal")
+    log_after.keep(tmp_path / "releases.journal")
     assert np.array_equal(after.taken, counted.taken)
-    assert not after.answered([first]) and after.answered([second])
-    assert not after.answered([second])
+    assert not log_after.answered([first]) and log_after.answered([second])
+    assert not log_after.answered([second])
     assert after.figures()["epsilon"] == pytest.approx(1.0)
 
 
 def test_a_group_is_refused_as_a_whole() -> None:
-    counted = scalar_ledger(4, epsilon=1.0, batch_size=2, epochs=1, quorum=2)
+    log, counted = scalar_log(4, epsilon=1.0, batch_size=2, epochs=1, quorum=2)
     counted.steps_allowed(2 * 2, 2, 2, True)
     assert counted.most == 2 + 1
     both = [(party, window([0, 1], [2])) for party in range(2)]
-    assert counted.answered(both)
-    assert not counted.answered([(party, window([1, 2], [2])) for party in range(2)])
+    assert log.answered(both)
+    assert not log.answered([(party, window([1, 2], [2])) for party in range(2)])
     assert counted.taken.tolist() == [3, 3, 0, 0]
 
 
@@ -545,10 +544,10 @@ def test_parties_get_zeros_and_nobody_learns_beyond_the_budget() -> None:
     refused = int((scalars == 0).sum())
     assert client.uploads.max() > 3 * 3  # which would be more than is paid for
     assert 0 < refused < len(scalars) == run.budget.answered == 3 * 3 * STEPS
-    assert isinstance(run.ledger, ScalarLedger)
-    assert run.ledger.released == run.holder.steps == len(scalars) - refused
+    assert isinstance(run.accountant, ScalarAccountant)
+    assert run.accountant.released == run.holder.steps == len(scalars) - refused
     assert run.holder.noise is not None and run.holder.noise.drawn == 2 * (len(scalars) - refused)
-    assert run.ledger.taken.max() == run.ledger.most == 3 * 3 * 2
+    assert run.accountant.taken.max() == run.accountant.most == 3 * 3 * 2
     assert figures["epsilon"] == pytest.approx(1.0, rel=1e-6)
 
 
@@ -558,14 +557,14 @@ def test_answers_that_say_nothing_leave_all_models_as_they_were(
 ) -> None:
     keys = {**DPZV, "epochs": 1, "epsilon": 1.0, "quorum": quorum}
     begun, learned = run(2, {**keys, "party-lr": 0.0, "server-lr": 0.0}), run(2, keys)
-    steps_allowed = ScalarLedger.steps_allowed
+    steps_allowed = ScalarAccountant.steps_allowed
 
-    def nothing_left(self: ScalarLedger, *given: Any) -> int:
+    def nothing_left(self: ScalarAccountant, *given: Any) -> int:
         allowed = steps_allowed(self, *given)
         self.most = 0
         return allowed
 
-    monkeypatch.setattr(ScalarLedger, "steps_allowed", nothing_left)
+    monkeypatch.setattr(ScalarAccountant, "steps_allowed", nothing_left)
     refused = run(2, keys)
     assert refused.summary["epsilon"] == 0.0 and refused.summary["epochs"] == 1.0
     for name in ("top", "party-0", "party-1"):
@@ -677,11 +676,11 @@ def test_a_run_with_secret_batches_stops_before_it_goes_past_its_budget(
 
 
 def test_epsilon_for_who_knows_the_mini_batches() -> None:
-    counted = scalar_ledger(4, **SECRET, batch_size=2, noise_multiplier=3.0, delta=1e-4)
+    log, counted = scalar_log(4, **SECRET, batch_size=2, noise_multiplier=3.0, delta=1e-4)
     counted.steps_allowed(6, 2, 1, False)
     assert counted.figures()["epsilon"] == counted.figures()["epsilon_secret_batches"] == 0.0
     for party, ids in enumerate(([0, 3, 3], [3, 1, 3])):
-        assert counted.answered([(party, window(ids, [2, 0, 1]))])
+        assert log.answered([(party, window(ids, [2, 0, 1]))])
     figures = counted.figures()
     # Row 3 was in four scalars, of both parties; all six count for those who do not know that.
     assert figures["epsilon"] == pytest.approx(gaussian(3.0, 4, 1e-4))
@@ -689,9 +688,9 @@ def test_epsilon_for_who_knows_the_mini_batches() -> None:
 
 
 def test_mini_batches_may_all_have_been_empty() -> None:
-    counted = scalar_ledger(4, **SECRET, batch_size=1, noise_multiplier=3.0, delta=1e-4)
+    log, counted = scalar_log(4, **SECRET, batch_size=1, noise_multiplier=3.0, delta=1e-4)
     counted.steps_allowed(2, 1, 1, False)
-    assert counted.answered([(0, window([], [0, 0]))])
+    assert log.answered([(0, window([], [0, 0]))])
     figures = counted.figures()
     assert figures["epsilon"] == 0.0  # it is known that no row was in them
     assert figures["epsilon_secret_batches"] == epsilon_of_scalars(counted.config, 4, 3.0, 2) > 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import Start
-from vfl_flower.protocol.privacy.signal import LEAST, epsilon_for, rows_left
+from vfl_flower.protocol.privacy.labels import LEAST, epsilon_for, rows_left
 
 SHORT = {"dataset": "digits", "privacy": "labels", "noise-seed": 0, "epochs": 1, "window": 64}
 

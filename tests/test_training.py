@@ -33,7 +33,7 @@ from vfl_flower.protocol.directions import differences as zeroth_order
 from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.estimators.first_order import descend
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
-from vfl_flower.protocol.privacy.scalars import ScalarLedger
+from vfl_flower.protocol.privacy.scalars import NoisyScalars
 from vfl_flower.protocol.systems import resolve, sized
 
 LENGTHS = [4, 4, 3]
@@ -293,9 +293,9 @@ def test_one_cycle_of_few_steps_has_no_way_up() -> None:
 def test_a_mechanism_that_clips_takes_no_rounded_gradients() -> None:
     config = resolve({"strategy": "dpzv", "epsilon": 1.0})
     estimator = ZerothOrder(config)
-    ScalarLedger.check(config, estimator)
+    NoisyScalars(config).check(estimator)
     with pytest.raises(ConfigError, match="by which a row could add more than"):
-        ScalarLedger.check(config.with_values(BFLOAT16), estimator)
+        NoisyScalars(config.with_values(BFLOAT16)).check(estimator)
 
 
 BFLOAT16 = {"precision": "bfloat16"}

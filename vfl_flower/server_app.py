@@ -33,8 +33,7 @@ from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.label_holder.predict import predict
 from vfl_flower.label_holder.results import Results, in_use, results_folder
-from vfl_flower.protocol.privacy.ledger import hides_labels
-from vfl_flower.protocol.privacy.signal import warn_if_lost
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import sized
 from vfl_flower.transport.base import Transport, transport_of
 from vfl_flower.transport.shared_actor import SharedActors
@@ -143,7 +142,7 @@ def _train_in(
             if (
                 before
                 and fixed
-                and labels.about(hides_labels(before.config)) != before.about_labels
+                and labels.about(mechanism_of(before.config).hides_labels) != before.about_labels
             ):
                 raise ConfigError(
                     f"{config.data.dataset} has other rows, classes or values than when the run in "
@@ -155,7 +154,7 @@ def _train_in(
             told = [results, named, *callbacks, *([shown] if shown else [])]
             for each in told:
                 each.began(results.folder)
-            warn_if_lost(config, labels)
+            mechanism_of(config).warn(labels)
             strategy = strategy_of(config)(config, labels, told, keeper)
             strategy.start(transport)
     except BaseException as error:

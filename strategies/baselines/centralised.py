@@ -32,7 +32,7 @@ from vfl_flower.models.training import build_optimizer, model_arrays, step_along
 from vfl_flower.party.inputs import load_block
 from vfl_flower.party.own_model import own_config
 from vfl_flower.party.state import save_group
-from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
 
@@ -56,11 +56,7 @@ class Joined(Vertical):
 
     def train(self, checkpoints: Checkpoints | None = None) -> None:
         """Train bottom models and top model together, without messages."""
-        if ledger_of(self.config).noise_on == "embeddings":
-            raise ConfigError(
-                f"strategy = {self.config.strategy!r} sends nothing that noise could protect: "
-                "leave `privacy` out."
-            )
+        mechanism_of(self.config).check_baseline(uploads=False)
         run, holder, training = self.run, self.run.holder, self.config.training
         holder.subsets = "off"  # which are not trained on here, and so not validated on
         blocks, configs = self._blocks(), self._configs()

@@ -19,7 +19,7 @@ from strategies.run import Run
 from strategies.vertical import Vertical
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.figures import main_metric
-from vfl_flower.protocol.privacy.ledger import hides_labels
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.transport.messages import Arrays
 
 
@@ -104,7 +104,7 @@ class Alone(Vertical):
             chosen = each[1].run.history.chosen
             if chosen["validation_loss"] is not None:
                 return -float(chosen["validation_loss"])
-            if hides_labels(self.config):
+            if mechanism_of(self.config).hides_labels:
                 entries = reversed(each[1].run.history.entries)
                 losses = (entry["train_loss"] for entry in entries)
                 return -float(next(loss for loss in losses if loss is not None))

@@ -22,8 +22,9 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.metrics import Metrics
 from vfl_flower.protocol.estimators.first_order import FirstOrder
+from vfl_flower.protocol.privacy.accountant import Accountant
 from vfl_flower.protocol.privacy.journal import Mark
-from vfl_flower.protocol.privacy.ledger import Ledger
+from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.flower_internals import set_message_id
@@ -98,30 +99,31 @@ class Post(Transport):
         self.due.append(to_failure(sentence, self.sent[-1], out_of_step))
 
 
-class Told(Ledger):
-    """What is told of orders, and how many messages had left by then."""
-
-    def __init__(self, post: Post) -> None:
-        super().__init__(resolve({}), 6, FirstOrder(resolve({})))
-        self.post = post
-        self.orders: list[tuple[int, Order, int]] = []
-        self.journals: list[tuple[Path, str, Mark | None]] = []
-        self.released = 0
-
-    def _ordered(self, party: int, order: Order) -> None:
-        self.orders.append((party, order, len(self.post.sent)))
-
-    def keep_journal(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
-        self.journals.append((path, run, mark))
-
-    def journal_mark(self) -> Mark | None:
-        return [3, "abc"] if self.journals else None
-
-    def released_steps(self) -> int:
-        return self.released
+class Uploads(Accountant):
+    """Seven uploads of a record."""
 
     def uploads(self) -> int:
         return 7
+
+
+class Told(ReleaseLog):
+    """What is told of orders, and how many messages had left by then."""
+
+    def __init__(self, post: Post) -> None:
+        super().__init__(Uploads(resolve({}), 6, FirstOrder(resolve({}))))
+        self.post = post
+        self.orders: list[tuple[int, Order, int]] = []
+        self.journals: list[tuple[Path, str, Mark | None]] = []
+
+    def ordered(self, party: int, order: Order) -> None:
+        self.orders.append((party, order, len(self.post.sent)))
+
+    def keep(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
+        self.journals.append((path, run, mark))
+
+    @property
+    def mark(self) -> Mark | None:
+        return [3, "abc"] if self.journals else None
 
 
 class Heard(Callback):
@@ -174,13 +176,13 @@ class Parts:
         self.config = resolve({"strategy": "vafl", "party-timeout": 10.0, **self.keys})
         self.post, self.holder = Post(), Holder()
         self.records = [PartyRecord(party, 100 + party) for party in range(3)]
-        self.ledger, self.heard = Told(self.post), Heard()
+        self.releases, self.heard = Told(self.post), Heard()
         self.budget = StepBudget(epochs=4, per_epoch=10, parties=3)
         self.history = History(self.config.running.eval_every, [self.heard])
         self.steps = 0  # of the label holder
         timeout = self.config.running.party_timeout
         self.messenger = Messenger(
-            self.post, self.records, self.ledger, timeout, lambda: self.steps
+            self.post, self.records, self.releases, timeout, lambda: self.steps
         )
         self.checked: list[Description] = []
         self.dropped: list[int] = []

@@ -31,7 +31,8 @@ class Paused:
             config=parts.config,
             labels=LABELS,
             records=parts.records,
-            ledger=parts.ledger,
+            releases=parts.releases,
+            accountant=parts.releases.accountant,
             budget=parts.budget,
             adaptive_window=AdaptiveWindow(Schedule(3, True, 8, 32), 40, parts.records),
             history=parts.history,
@@ -201,10 +202,10 @@ def test_releases_are_kept_on_disk_where_a_run_can_be_cut_short(
     keys = {"checkpoint-every": every}
     checkpoints, parts, _ = paused(tmp_path, keys)
     file = tmp_path / "releases.journal"
-    assert parts.ledger.journals == [(file, checkpoints.keeper.run, None)] * journals
+    assert parts.releases.journals == [(file, checkpoints.keeper.run, None)] * journals
     assert parts.budget.limit == 120
     checkpoints, parts, _ = paused(tmp_path, keys, kept_run(tmp_path))
-    assert parts.ledger.journals == [(file, checkpoints.keeper.run, [3, "abc"])]
+    assert parts.releases.journals == [(file, checkpoints.keeper.run, [3, "abc"])]
 
 
 @pytest.mark.parametrize("allowed", [100, 1000])
@@ -215,7 +216,7 @@ def test_steps_that_were_answered_after_the_checkpoint_count_towards_the_budget(
 
     def go_on(released: int) -> StepBudget:
         parts = Parts()
-        parts.budget.allowed, parts.ledger.released = allowed, released
+        parts.budget.allowed, parts.releases.accountant.released = allowed, released
         strategy: Any = Paused(parts)
         keeper, run = Keeper(tmp_path, "12", found), strategy.run
         Checkpoints(keeper, run, run.config, strategy.drain, strategy.wait_for)

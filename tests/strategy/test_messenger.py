@@ -30,7 +30,7 @@ def test_a_message_is_counted_and_told_before_it_leaves() -> None:
     assert record.in_flight and record.exchange == 1 and record.feedback == {}
     assert (record.ordered_at_step, record.sent_at_clock) == (17, 2.5)
     assert record.traffic == Traffic(bytes_down=12)
-    ((party, order, left),) = parts.ledger.orders
+    ((party, order, left),) = parts.releases.orders
     assert (party, order, left) == (1, record.order, 0)
     assert parts.post.sent == [] and parts.messenger.empty
     parts.messenger.post([message])

@@ -286,18 +286,18 @@ AUGMENTATIONS = Registry(
 )
 """What a party does to samples in training passes: `data.augmentation.Augment`."""
 
-LEDGERS = Registry(
+MECHANISMS = Registry(
     "privacy",
-    "ledgers",
+    "mechanisms",
     {
-        "none": "vfl_flower.protocol.privacy.ledger:Ledger",
-        "labels": "vfl_flower.protocol.privacy.labels:LabelLedger",
-        "perturbed-embedding": "vfl_flower.protocol.privacy.embeddings:EmbeddingLedger",
-        "scalar": "vfl_flower.protocol.privacy.scalars:ScalarLedger",
+        "none": "vfl_flower.protocol.privacy.mechanism:NoNoise",
+        "labels": "vfl_flower.protocol.privacy.labels:RandomisedLabels",
+        "perturbed-embedding": "vfl_flower.protocol.privacy.embeddings:PerturbedEmbeddings",
+        "scalar": "vfl_flower.protocol.privacy.scalars:NoisyScalars",
     },
-    parts=("check", "figures", "steps_allowed"),
+    parts=("check", "accountant", "release_log"),
 )
-"""Privacy mechanisms, by what counts what they release: `protocol.privacy.ledger.Ledger`."""
+"""Privacy mechanisms: `protocol.privacy.mechanism.Mechanism`."""
 
 OBSERVERS = Registry(
     "observer",

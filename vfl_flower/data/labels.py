@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.options import DataConfig, PrivacyConfig
+from vfl_flower.config.options import DataConfig
 from vfl_flower.data.source import Preparation
 
 Array = NDArray[Any]
@@ -102,27 +102,19 @@ class Labels:
             "preparation": self.preparation.as_json() if self.preparation else None,
         }
 
-    def prior(self, privacy: PrivacyConfig) -> list[float]:
-        """Outputs for a row of which nothing is known: by the shares of the classes, or the mean.
+    def prior(self, kept: float) -> list[float]:
+        """Return outputs for a row that nobody has: by the shares of the classes, or the mean.
 
-        Of labels that are randomised the shares are estimated.
+        ``kept`` : chance that a label is the true one, by which the shares are estimated.
         """
         if not self.classes:
             return [float(self.train.mean())]
-        counts = _counts(self.train, len(self.classes), kept_share(privacy, len(self.classes)))
+        counts = _counts(self.train, len(self.classes), kept)
         chances = np.maximum(counts, 1) / np.maximum(counts, 1).sum()
         if len(chances) == 2:
             return [float(np.log(chances[1] / chances[0]))]
         outputs: list[float] = np.log(chances).tolist()
         return outputs
-
-    def noise(self, privacy: PrivacyConfig) -> LabelNoise:
-        """Return the noise that the labels of training and validation rows have."""
-        if privacy.mechanism != "labels" or privacy.epsilon is None or self.classes:
-            return LabelNoise(kept_share(privacy, len(self.classes)))
-        assert self.bounds is not None  # `protocol.privacy.ledger.check_range` sees to that
-        scale = (self.bounds[1] - self.bounds[0]) / privacy.epsilon / self.deviation
-        return LabelNoise(variance=2 * scale**2)
 
     @property
     def outputs(self) -> int:
@@ -174,16 +166,6 @@ def _counts(labels: Array, classes: int, kept: float) -> Array:
     other = (1 - kept) / max(1, classes - 1)
     estimated: Array = np.maximum((counts - other * len(labels)) / (kept - other), 1)
     return estimated
-
-
-def kept_share(privacy: PrivacyConfig, classes: int) -> float:
-    """The chance by which a label of so many classes is kept, p = e^eps / (e^eps + K - 1).
-
-    It is 1 but with ``privacy='labels'``: randomised response (Warner, 1965), which spends eps.
-    """
-    if privacy.mechanism != "labels" or privacy.epsilon is None or not classes:
-        return 1.0
-    return 1 / (1 + (classes - 1) * math.exp(-privacy.epsilon))
 
 
 def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) -> Labels:

@@ -23,7 +23,7 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import check_own, unsealed, whole
 from vfl_flower.config.run_config import KEYS, RunConfig, parse
 from vfl_flower.protocol.aggregation import aggregation_of
-from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import optimizer_kind, resolve
 from vfl_flower.transport.messages import Arrays
 
@@ -251,7 +251,7 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
     if not found.finished:
         raise ConfigError(f"The run in {folder} was cut short: go on with it first, by resume.")
     then = found.config
-    if ledger_of(then).noise_on != "nothing":
+    if mechanism_of(then).of_one_run:
         raise ConfigError(
             f"The run in {folder} has privacy = {then.privacy.mechanism!r}, whose epsilon counts "
             "that run alone: leave grow out."

@@ -36,7 +36,7 @@ from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.tops import load_top
 from vfl_flower.protocol.aggregation import aggregation_of
-from vfl_flower.protocol.privacy.ledger import hides_labels
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 
 FILE = "contribution.json"
 EXACT = 10
@@ -100,7 +100,7 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
     if not found.strategy["history"]["recorded"]:
         raise ConfigError(f"The run in {folder} was not evaluated yet: wait for it.")
     labels = _labels(found)
-    if labels.about(hides_labels(found.config)) != found.about_labels:
+    if labels.about(mechanism_of(found.config).hides_labels) != found.about_labels:
         raise ConfigError(
             f"{found.config.data.dataset} has other rows, classes or values than when the run in "
             f"{folder} began: put back its data."

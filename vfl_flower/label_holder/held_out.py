@@ -28,6 +28,7 @@ from vfl_flower.models.losses import Loss
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import load_model, model_arrays
 from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.subsets import Copies, row_losses
 from vfl_flower.transport.messages import Arrays, Upload
 
@@ -68,7 +69,7 @@ class HeldOut:
         self.labels = torch.from_numpy(labels.test).to(device)
         self.validation = labels.validation  # how many rows are validation rows
         self.deviation = labels.deviation  # a unit of the outputs, under regression
-        self.label_noise = labels.noise(config.privacy)
+        self.label_noise = mechanism_of(config).label_noise(labels)
         self.more = METRICS.load(config.models.metrics)
         try_out(self.more, config.models.metrics, labels.outputs, self.labels)
         self.table = Table(columns, own, device, 0, present)

@@ -40,6 +40,7 @@ from vfl_flower.protocol import estimators, server_update, subsets
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Window, among, take
 from vfl_flower.protocol.directions.window import Directions
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.server_update.base import TopBatches
@@ -77,13 +78,14 @@ class LabelHolder:
         self.device = choose_device(config)
         self.parties = len(sizes)
         self.labels = torch.from_numpy(labels.train).to(self.device)  # of the training rows
-        self.loss = loss_of(config, labels.train, len(labels.classes), self.device)
+        kept = mechanism_of(config).kept(len(labels.classes))
+        self.loss = loss_of(config, labels.train, len(labels.classes), kept, self.device)
         alone = noise is not None
         losses.try_out(self.loss, config.models.loss, labels.outputs, self.labels[:8], alone)
         self.noise = noise
         self._noise_of_top = noise if noise and noise.of_top else None
-        # What is said of a row that nobody has. Where noise is not on labels, they would tell.
-        self.prior = None if noise else labels.prior(config.privacy)
+        # Outputs for a row that nobody has. Under noise on scalars they would tell of the labels.
+        self.prior = None if noise else labels.prior(kept)
         # Tables of embeddings, and the links over which they come.
         self.aggregation, self.estimator = aggregation_of(config), estimators.choose(config)(config)
         self.columns = self.aggregation.columns(sizes)

@@ -39,9 +39,8 @@ from vfl_flower.label_holder.predictions import (
 )
 from vfl_flower.models.tops import load_top
 from vfl_flower.protocol.aggregation import aggregation_of
-from vfl_flower.protocol.privacy.embeddings import epsilon as epsilon_of_uploads
-from vfl_flower.protocol.privacy.journal import Journal
-from vfl_flower.protocol.privacy.ledger import EVALUATE, hides_labels, ledger_of
+from vfl_flower.protocol.privacy.journal import EVALUATE, Event, Journal
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.transport.base import AvailableParties, Transport, ask, ask_all, ask_present
 from vfl_flower.transport.messages import SMALL, Predicted, PredictOrder
 
@@ -230,7 +229,7 @@ def _rows(
             )
         parties = len(found.strategy["holder"]["sizes"])
         labels = with_row_masks(load_labels(trained), trained, parties)
-        if labels.about(hides_labels(trained)) != found.about_labels:
+        if labels.about(mechanism_of(trained).hides_labels) != found.about_labels:
             raise ConfigError(f"{trained.data.dataset} has changed since the model was trained.")
         labels = labels.tested
         own = np.zeros((len(labels.test), 0), np.float32)
@@ -268,13 +267,13 @@ def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
 
     They are counted first, in a file beside the run, as if they were of the rows uploaded most.
     """
-    trained = found.config
-    if ledger_of(trained).noise_on != "embeddings" or trained.privacy.noise_seed >= 0:
+    mechanism = mechanism_of(found.config)
+    if not (mechanism.perturbs_uploads and mechanism.claims):
         return None
     path = Path(config.model).expanduser() / "predictions.journal"
     with locked(path.with_suffix(".lock"), f"Another prediction is counted in {path}: try again."):
         journal = Journal(path, found.run.partition("-")[0])
         times = 1 + sum(1 for _ in journal.read())
-        journal.write((EVALUATE, 0, 0, 0, 0), np.zeros(0, np.int32))
+        journal.write(Event(EVALUATE, 0))
     rows = len(found.arrays["table.rows"])
-    return epsilon_of_uploads(trained, rows, found.strategy["uploads"] + times)
+    return mechanism.epsilon_of_uploads(rows, found.strategy["uploads"] + times)

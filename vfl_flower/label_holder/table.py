@@ -25,7 +25,7 @@ from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.models.training import as_tensor
 from vfl_flower.protocol import estimators, server_update
 from vfl_flower.protocol.batches import Window, put
-from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.transport.messages import Arrays
 
 Ids = NDArray[np.int32]
@@ -203,10 +203,5 @@ def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArr
             "'first-order' needs of the label holder's own columns: set server-update = "
             "'zeroth-order', or columns = 'none'."
         )
-    noisy = ledger_of(config).noise_on == "scalars"
-    if noisy and by_gradient:
-        raise ConfigError(
-            "privacy = 'scalar' clips gradients of the top model's layers alone: set server-update "
-            "= 'zeroth-order' for the label holder's own columns, or columns = 'none'."
-        )
+    mechanism_of(config).check_own_columns()
     return labels.features

@@ -15,7 +15,7 @@ from vfl_flower.config.errors import CodeError, ConfigError
 from vfl_flower.config.options import TrainingConfig
 from vfl_flower.config.plugins import LOSSES
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.labels import class_weights, kept_share
+from vfl_flower.data.labels import class_weights
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 
@@ -126,29 +126,25 @@ class Loss:
         return (1 - self.kept) / max(1, outputs.shape[1] - 1)
 
 
-def loss_of(config: RunConfig, labels: NDArray[Any], classes: int, device: torch.device) -> Loss:
-    """Return the loss of a run, from the labels [N] of its training rows.
+def loss_of(
+    config: RunConfig, labels: NDArray[Any], classes: int, kept: float, device: torch.device
+) -> Loss:
+    """Return the loss of a run.
+
+    Parameters
+    ----------
+    labels : of the training rows, [N], of so many classes.
+    kept : chance that each is the true one.
 
     Raises
     ------
     ConfigError
         If the configured class weights are not one positive number for each class.
     """
-    kept = kept_share(config.privacy, classes)
     weights = class_weights(config.data, labels, classes, kept)
     on_device = None if weights is None else torch.from_numpy(weights).to(device)
     name = config.models.loss
     return Loss(on_device, kept, None if name in LOSSES.known else LOSSES.load(name))
-
-
-def check(config: RunConfig) -> None:
-    """Raise `ConfigError` if options of the loss contradict others."""
-    name, of_classes = config.models.loss, config.data.target == "classification"
-    if name not in LOSSES.known and config.privacy.mechanism == "labels" and of_classes:
-        raise ConfigError(
-            f"loss = {name!r} is not corrected for the noise of privacy = 'labels': leave one of "
-            "them out."
-        )
 
 
 def try_out(loss: Loss, name: str, outputs: int, labels: Tensor, alone: bool) -> None:

@@ -28,7 +28,7 @@ from vfl_flower.models.training import (
 )
 from vfl_flower.party.inputs import Inputs
 from vfl_flower.protocol.batches import Window, take
-from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import Perturbation
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
@@ -63,7 +63,7 @@ class Learner:
     ) -> None:
         own = sized(own, inputs.rows)
         self.config = config = sized(config, inputs.rows)
-        self.sampling = sampling_of(config, inputs.rows)
+        self.sampling, self.mechanism = sampling_of(config, inputs.rows), mechanism_of(config)
         self.index, self.parties, self.outputs, self.rows = index, parties, outputs, inputs.rows
         self.inputs, self.frozen = inputs, frozen
         self.device = choose_device(config)
@@ -90,19 +90,7 @@ class Learner:
         Noise hides a row only if no other row has a part in its embedding.
         """
         config, augment = self.config, self.inputs.block.augment
-        if ledger_of(config).noise_on == "embeddings":
-            if not self.model.apart():
-                raise ConfigError(
-                    f"Party {self.index}'s model {own.models.bottom!r} lets a row have a part in "
-                    "another's embedding, so that noise on its own would not hide it: leave out "
-                    "such as BatchNorm, or privacy."
-                )
-            if augment not in (augmentation.none, augmentation.crop_flip):
-                raise ConfigError(
-                    f"Party {self.index} has an augmentation of its own, by which a row could have "
-                    "a part in another's embedding, and noise would not hide it: leave out one of "
-                    "them."
-                )
+        self.mechanism.check_bottom(self.index, own.models.bottom, self.model, augment)
         small, batch = self.sampling.varies, config.training.batch_size
         few = small or batch == 1 or self.rows % batch == 1 or self.inputs.mask is not None
         try:
@@ -132,20 +120,18 @@ class Learner:
             return x
         return augmented(block.augment, x, self.secret, self.exchange)
 
-    def noise(self, exchange: int, window: Window) -> Perturbation | None:
-        """Return the noise of the upload that answers this message, if there is any.
+    def noise(self, exchange: int, window: Window) -> Perturbation:
+        """Return the noise of the upload that answers this message.
 
         Raises
         ------
         VflError
             If the model has diverged, which its embeddings would not show under noise.
         """
-        if ledger_of(self.config).noise_on != "embeddings":
-            return None
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise VflError("has parameters that are not finite; lower the learning rates.")
         last, lengths = len(self.model.layers) - 1, tuple(window.lengths.tolist())
-        return Perturbation(self.config.privacy, self.secret, exchange, lengths, last)
+        return self.mechanism.perturbation(self.secret, exchange, lengths, last)
 
     # --- what the party asks of it --------------------------------------------------------------
 
@@ -161,7 +147,8 @@ class Learner:
         starts = range(0, max(1, len(places)), most)
         parts = [places[start : start + most] for start in starts]
         window = Window(places, np.array([len(part) for part in parts], np.int32))
-        noise = self.noise(self.exchange, window)
+        perturbs = self.mechanism.perturbs_uploads
+        noise = self.noise(self.exchange, window) if perturbs else None
         found = []
         self.model.eval()
         try:

@@ -23,7 +23,7 @@ from vfl_flower.party import about, state, state_file
 from vfl_flower.party.own_model import own_config
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.aggregation import aggregation_of
-from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import (
     load_system,
     refuse_places,
@@ -228,11 +228,11 @@ def _check_system(context: Context, config: RunConfig, systems: str) -> None:
 
 def _check_noise(context: Context, config: RunConfig, least: float) -> None:
     rule = f"its rule is min-embedding-noise = {least:g}"
-    privacy = config.privacy
-    if ledger_of(config).noise_on != "embeddings":
+    privacy, mechanism = config.privacy, mechanism_of(config)
+    if not mechanism.perturbs_uploads:
         raise refused(context, f"privacy = {privacy.mechanism!r}: {rule}")
-    noise, bound = privacy.embedding_noise, privacy.embedding_bound
-    if not noise / bound >= least:  # which is what an epsilon follows from
+    if not mechanism.relative_noise >= least:  # which is what an epsilon follows from
+        noise, bound = privacy.embedding_noise, privacy.embedding_bound
         what = f"embedding-noise = {noise:g} at embedding-bound = {bound:g}"
         raise refused(context, f"{what}: {rule} times that bound")
 

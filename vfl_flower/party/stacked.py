@@ -36,7 +36,6 @@ from vfl_flower.models.training import (
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.estimators.first_order import FirstOrder
-from vfl_flower.protocol.privacy.ledger import ledger_of
 from vfl_flower.transport.messages import Arrays, TrainOrder, Upload
 
 FEWEST = 16
@@ -134,7 +133,7 @@ def _kind(party: Party) -> Hashable:
                 and isinstance(train, np.ndarray)
                 and party.inputs.mask is None
                 and block.augment is augmentation.none
-                and ledger_of(party.config).noise_on != "embeddings"
+                and not party.estimator.mechanism.perturbs_uploads
                 and not party.config.downlink.surrogates
                 and not group["clip"]  # by the norm of all parameters
             )

@@ -14,16 +14,16 @@ from functools import lru_cache
 from typing import Any
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.plugins import AGGREGATIONS, SYSTEMS
+from vfl_flower.config.plugins import AGGREGATIONS, MECHANISMS, SYSTEMS
 from vfl_flower.config.run_config import KEYS, RunConfig, parse
 from vfl_flower.data import labels
 from vfl_flower.data.partitioned import is_code
-from vfl_flower.models import bottoms, losses, rates, tops
+from vfl_flower.models import bottoms, rates, tops
 from vfl_flower.models.bottoms import has_gradient
-from vfl_flower.protocol import aggregation, estimators, sampling, server_update
+from vfl_flower.protocol import aggregation, estimators, sampling
 from vfl_flower.protocol.codecs import channel as codecs
 from vfl_flower.protocol.estimators.base import Estimator
-from vfl_flower.protocol.privacy.ledger import check_validation, ledger_of
+from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
 from vfl_flower.protocol.schedule import ALL, Quorum
 from vfl_flower.transport.stream import listen as streams
 
@@ -118,14 +118,15 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     given = parse({key: value for key, _, value in items})
     system = load_system(given.get("strategy", RunConfig.strategy))
     defaults = parse(system.defaults)
-    other_privacy = given.get("privacy", "scalar") != "scalar"
+    of_system = defaults.get("privacy", "none")
+    other_privacy = given.get("privacy", of_system) != of_system
     if {"epsilon", "noise-multiplier"} & given.keys() or other_privacy:
         defaults.pop("epsilon", None)
     named = {**defaults, **given}.get("aggregation")
     defaults = {**(AGGREGATIONS.load(named).defaults if named else {}), **defaults}
     defaults |= _by_what_it_learns_from({**defaults, **given})
     unknown = dict.fromkeys(BY_ROWS)
-    config = check_validation(RunConfig.of({**unknown, **defaults, **given}))
+    config = mechanism_of(RunConfig.of({**unknown, **defaults, **given})).validated()
     estimators.check(config)
     codecs.check(config)
     estimator = estimators.choose(config)(config)
@@ -133,13 +134,12 @@ def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
     labels.check(config.data)
     bottoms.check(config.models)
     tops.check(config.models)
-    losses.check(config)
     rates.check(config.training)
     streams.check(config.running)
-    ledger_of(config).check(config, estimator)
+    mechanism = mechanism_of(config)
+    mechanism.check(estimator)
     sampling.check(config)
-    server_update.check(config)
-    _check_system(system, config, estimator)
+    _check_system(system, config, estimator, mechanism)
     return config
 
 
@@ -168,8 +168,8 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
     training, left = config.training, [name for name in BY_ROWS if KEYS[name].of(config) is None]
     if not left:
         return config
-    mechanism, partial = config.privacy.mechanism, config.data.partial
-    few = rows < FEW and mechanism in ("none", "labels")  # else more steps would take more noise
+    steps_are_free = not mechanism_of(config).costs_by_step
+    few = rows < FEW and steps_are_free  # else more steps would take more noise
     kind = optimizer_kind(training.optimizer)
     rate = _FEW_RATE if few and kind == "sgd" else RATES[kind]
     of_system = load_system(config.strategy).rates.get(kind, (rate, rate))
@@ -178,7 +178,7 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
         # The mean over a large mini-batch has less of the noise; smaller ones make enough steps.
         batch = min(512, max(32, 2 ** round(math.log2(max(rows, 1) / 100))))
         chosen |= {"batch-size": batch, **dict.fromkeys(_RATE_KEYS, _NOISY_RATE)}
-    few |= partial and mechanism in ("none", "labels")  # a party learns from some of them alone
+    few |= config.data.partial and steps_are_free  # a party learns from some of them alone
     chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
     training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
     if "epochs" in left:
@@ -215,7 +215,8 @@ def _learns_through_noise(values: Mapping[str, Any]) -> bool:
     and on K, which no party knows. Adam's steps do not depend on the size of gradients.
     """
     first_order = values.get("estimator", "first-order") == "first-order"
-    return first_order and values.get("privacy") == "labels"
+    noisy: bool = MECHANISMS.load(values.get("privacy", "none")).learns_from_noise
+    return first_order and noisy
 
 
 _EXACT = ("identity", "float16", "bfloat16")
@@ -262,7 +263,9 @@ def refuse_places(raw: Mapping[str, Any]) -> None:
         )
 
 
-def _check_system(system: System, config: RunConfig, estimator: Estimator) -> None:
+def _check_system(
+    system: System, config: RunConfig, estimator: Estimator, mechanism: Mechanism
+) -> None:
     name = config.strategy
     sends = config.uplink.codec != "identity" or config.downlink.codec != "identity"
     if system.baseline and (sends or estimator.broadcasts):
@@ -270,15 +273,15 @@ def _check_system(system: System, config: RunConfig, estimator: Estimator) -> No
             f"strategy = {name!r} is a baseline, for which there are no codecs and no shared "
             "labels: leave `codec`, `downlink-codec` and `labels` out."
         )
-    if system.baseline and ledger_of(config).noise_on == "scalars":
-        raise ConfigError(
-            f"strategy = {name!r} is a baseline without scalar noise: leave `privacy` out."
-        )
-    _check_growth(system, config, estimator)
+    if system.baseline:
+        mechanism.check_baseline()
+    _check_growth(system, config, estimator, mechanism)
     check_gradient(config, "bottom-model")
 
 
-def _check_growth(system: System, config: RunConfig, estimator: Estimator) -> None:
+def _check_growth(
+    system: System, config: RunConfig, estimator: Estimator, mechanism: Mechanism
+) -> None:
     """Raise `ConfigError` if a run so configured cannot begin by the models of an earlier one."""
     grow, freeze = config.running.grow, config.training.freeze
     if freeze and not grow:
@@ -291,7 +294,7 @@ def _check_growth(system: System, config: RunConfig, estimator: Estimator) -> No
             f"strategy = {config.strategy!r} is a baseline, which begins anew: leave grow out, or "
             "choose a system."
         )
-    if grow and ledger_of(config).noise_on != "nothing":
+    if grow and mechanism.of_one_run:
         raise ConfigError(
             f"privacy = {config.privacy.mechanism!r} counts what one run releases, and by grow "
             "there would be an earlier one's too: leave grow out, or privacy."

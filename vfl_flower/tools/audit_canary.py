@@ -25,11 +25,14 @@ from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.party.party import Party
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.privacy.embeddings import epsilon
-from vfl_flower.protocol.privacy.labels import randomised
-from vfl_flower.protocol.privacy.ledger import Ledger, ledger_of
+from vfl_flower.protocol.privacy.accountant import delta_of
+from vfl_flower.protocol.privacy.embeddings import PerturbedEmbeddings, epsilon
+from vfl_flower.protocol.privacy.labels import RandomisedLabels
+from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise, grid_step
-from vfl_flower.protocol.privacy.paper import delta_of
+from vfl_flower.protocol.privacy.randomise import Randomised
+from vfl_flower.protocol.privacy.release_log import ReleaseLog
+from vfl_flower.protocol.privacy.scalars import NoisyScalars
 from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import sized
 from vfl_flower.protocol.uploads import Arrival, Reading
@@ -56,21 +59,14 @@ class Canary:
 
 def canary(config: RunConfig) -> Canary | None:
     """Play the game of the configured mechanism; none where it claims no epsilon."""
-    if config.privacy.noise_seed >= 0:
-        return None
-    kind = ledger_of(config).noise_on
-    if kind == "scalars" and (config.privacy.calibration == "paper" or not _noisy(config)):
-        return None
-    games: dict[str, Callable[[RunConfig], Canary]] = {
-        "labels": of_labels,
-        "scalars": of_scalars,
-        "embeddings": of_embeddings,
+    mechanism = mechanism_of(config)
+    games: dict[type[Mechanism], Callable[[RunConfig], Canary]] = {
+        RandomisedLabels: of_labels,
+        NoisyScalars: of_scalars,
+        PerturbedEmbeddings: of_embeddings,
     }
-    return games[kind](config) if kind in games else None
-
-
-def _noisy(config: RunConfig) -> bool:
-    return config.privacy.epsilon is not None or bool(config.privacy.noise_multiplier)
+    game = games.get(type(mechanism))
+    return game(config) if game and mechanism.claims else None
 
 
 def shown_at_least(
@@ -162,7 +158,7 @@ def of_labels(
         for _ in range(runs):
             key = secrets.token_bytes(32) if anew else key
             sizes = dict.fromkeys(range(_PARTIES), 1)
-            holder = LabelHolder(small, randomised(small, labels, key), sizes)
+            holder = LabelHolder(small, Randomised(small, labels, key).labels(), sizes)
             window = sampling_of(small, rows).window(None, 0, 0, 1, b"")
             nothing = Reading(torch.zeros(rows, 1), ())
             both = [Arrival(each, window, True, nothing, window) for each in (0, 1)]
@@ -190,7 +186,7 @@ def of_scalars(
 
     Parameters
     ----------
-    noise : in the place of the ledger's, to see whether the game can be won.
+    noise : in the place of the accountant's, to see whether the game can be won.
     """
     rows, batch = 256, 64
     together = config.estimator.perturbs == "all" or config.schedule.quorum not in (None, 1)
@@ -219,18 +215,17 @@ def of_scalars(
         for world, scores in enumerate(worlds):
             label = base.astype(np.int64)
             label[0] = world
-            ledger, holder = _label_holder(
-                small, Labels(label, np.array([0, 1]), (0, 1), ""), noise
-            )
-            scores.append(_played(ledger, holder, rows, batch))
-            figures = ledger.figures()
+            labels = Labels(label, np.array([0, 1]), (0, 1), "")
+            releases, holder = _label_holder(small, labels, noise)
+            scores.append(_played(releases, holder, rows, batch))
+            figures = releases.accountant.figures()
             claimed, delta = figures["epsilon"] or math.inf, figures["delta"] or 0.0
     shown = shown_at_least(np.array(worlds[1]), np.array(worlds[0]), delta, confidence)
     return Canary(claimed, shown, delta, trials)
 
 
 def _played(
-    ledger: Ledger, holder: LabelHolder, rows: int, batch: int
+    releases: ReleaseLog, holder: LabelHolder, rows: int, batch: int
 ) -> tuple[float, float, float]:
     """What an attacker makes of the scalars of record 0, of those of the others, and of all."""
 
@@ -244,7 +239,7 @@ def _played(
         parties = range(_PARTIES) if together else [number % _PARTIES]
         for party in parties:
             holder.table.write(party, window, at)
-        if not ledger.answered([(party, window) for party in parties]):
+        if not releases.answered([(party, window) for party in parties]):
             return 0.0
         answers = holder.answer(
             [Arrival(party, window, together, Reading(at, pair), window) for party in parties]
@@ -325,17 +320,17 @@ def _uploaded(config: RunConfig, feature: float, rows: int, uploads: int) -> Sco
 
 def _label_holder(
     config: RunConfig, labels: Labels, noise: ScalarNoise | None = None
-) -> tuple[Ledger, LabelHolder]:
-    """A label holder of two parties, and what counts what it releases."""
+) -> tuple[ReleaseLog, LabelHolder]:
+    """Return a label holder of two parties, and the log of what it releases."""
     rows = len(labels.train)
     config = sized(config, rows)
     estimator = estimators.choose(config)(config)
-    ledger = ledger_of(config)(config, rows, estimator)
+    mechanism = mechanism_of(config)
+    accountant = mechanism.accountant(rows, estimator)
     steps = config.training.epochs * -(-rows // config.training.batch_size) * _PARTIES
     quorum = config.schedule.quorum or _PARTIES
-    ledger.steps_allowed(steps, _PARTIES, quorum, config.models.top != "sum")
+    accountant.steps_allowed(steps, _PARTIES, quorum, config.models.top != "sum")
     size = config.models.embedding_size or 1
-    holder = LabelHolder(
-        config, labels, dict.fromkeys(range(_PARTIES), size), noise or ledger.noise()
-    )
-    return ledger, holder
+    sizes = dict.fromkeys(range(_PARTIES), size)
+    holder = LabelHolder(config, labels, sizes, noise or mechanism.scalar_noise(accountant))
+    return ReleaseLog(accountant), holder

@@ -22,7 +22,7 @@ class PrivacyConfig:
         example="privacy='labels' epsilon=2.0",
         basic=True,
         name="privacy",
-        registry=plugins.LEDGERS,
+        registry=plugins.MECHANISMS,
         related=("epsilon", "delta", "embedding-noise"),
     )
     embedding_noise: float = key(

@@ -126,11 +126,6 @@ class Partial(Aggregation):
                 "labels = 'shared' has parties use the top model, and they would have to know "
                 "which rows others lack: leave it out, or partial rows and subsets."
             )
-        if self.config.subsets == "laser" and self.config.privacy.mechanism == "scalar":
-            raise ConfigError(
-                "subsets = 'laser' weighs copies of a row, and privacy = 'scalar' cannot bound "
-                "them one by one: set subsets = 'sampled'."
-            )
 
     def row_masks(self, labels: Labels, parties: Sequence[int]) -> tuple[Masks, Masks]:
         """Return which party has which training and test rows, [N, M]."""

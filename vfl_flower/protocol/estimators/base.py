@@ -25,7 +25,7 @@ from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Channel, Links
 from vfl_flower.protocol.directions.window import Directions
-from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.protocol.sampling.base import Sampling
 from vfl_flower.protocol.subsets import Copies
@@ -55,7 +55,7 @@ class PartyEnd(Protocol):
         """The window's rows, [R, ...]."""
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
-        """The noise of the upload that answers this message, if there is any."""
+        """Return the noise of the upload that answers this message, where uploads are perturbed."""
 
 
 class HolderEnd(Protocol):
@@ -127,6 +127,7 @@ class Estimator(ABC):
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.aggregation = aggregation_of(config)
+        self.mechanism = mechanism_of(config)
 
     @property
     def word(self) -> str:
@@ -193,18 +194,14 @@ class Estimator(ABC):
 
     def uplink(self, table: Tensor, saved: str = "uplink") -> Channel:
         """Make an end of a link of embeddings; ``table`` and ``saved`` are as in `Channel`."""
-        return Channel(self.config.uplink, table, self._by_row, saved=saved)
+        return Channel(self.config.uplink, table, self.mechanism.encodes_by_row, saved=saved)
 
     def downlink(self, table: Tensor, saved: str, by_step: bool = False) -> Channel:
         """Make an end of a link of answers."""
-        dtype = "float32" if by_step else self.answer_dtype
+        by_row, dtype = self.mechanism.encodes_by_row, "float32" if by_step else self.answer_dtype
         return Channel(
-            *(self.config.downlink, table, self._by_row), saved=saved, by_step=by_step, dtype=dtype
+            *(self.config.downlink, table, by_row), saved=saved, by_step=by_step, dtype=dtype
         )
-
-    @property
-    def _by_row(self) -> bool:
-        return ledger_of(self.config).noise_on == "scalars"
 
     # --- the protocol ---------------------------------------------------------------------------
 

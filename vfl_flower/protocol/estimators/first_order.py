@@ -48,7 +48,8 @@ class FirstOrder(Estimator):
 
     def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Blocks:
         """Embed the window's rows, [R, E]."""
-        x, noise = end.features(window), end.noise(order.exchange, window)
+        x = end.features(window)
+        noise = end.noise(order.exchange, window) if self.mechanism.perturbs_uploads else None
         lengths, key = window.lengths.tolist(), _key(end, order)
         h, hs = passes.window(end.model, x, lengths, noise, key, learns=not end.frozen)
         in_one = is_plain_sgd(end.optimizer) or len(window.lengths) == 1
@@ -83,9 +84,10 @@ class FirstOrder(Estimator):
         """Step along the gradient rows [R, E]."""
         rows = blocks["gradient"]
         x, hs = end.trace or (end.features(window), None)
-        noise, training = end.noise(order.exchange, window), self.config.training
+        noise = end.noise(order.exchange, window) if self.mechanism.perturbs_uploads else None
         rows, lengths = rows.to(end.device), window.lengths.tolist()
         key, first = _key(end, order), order.epoch * end.sampling.per_epoch + order.first
+        training = self.config.training
         descend(end.model, end.optimizer, x, hs, rows, lengths, training, noise, key, first)
 
 

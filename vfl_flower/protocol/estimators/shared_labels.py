@@ -176,9 +176,11 @@ class SharedLabels(FirstOrder):
         top, known = self._top, end.arrays["labels"]
         assert top is not None
         labels = torch.from_numpy(known[window.ids].astype(np.int64)).to(end.device)
-        lengths, noise = window.lengths.tolist(), end.noise(order.exchange, window)
+        noise = end.noise(order.exchange, window) if self.mechanism.perturbs_uploads else None
+        lengths = window.lengths.tolist()
         divided = end.sampling.divisors(window.lengths).tolist()
-        loss = loss_of(self.config, known, max(2, end.outputs), end.device)
+        classes = max(2, end.outputs)
+        loss = loss_of(self.config, known, classes, self.mechanism.kept(classes), end.device)
         columns = slice(end.index * end.size, (end.index + 1) * end.size)
         parameters = end.optimizer.param_groups[0]["params"]
         training, y, start = self.config.training, loss.targets(labels, top.outputs), 0

@@ -124,7 +124,8 @@ class ZerothOrder(Estimator):
 
     def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Blocks:
         """Embed the window's rows twice, [R, E] each, in the order of `block_names`."""
-        x, noise = end.features(window), end.noise(order.exchange, window)
+        x = end.features(window)
+        noise = end.noise(order.exchange, window) if self.mechanism.perturbs_uploads else None
         lengths, directions = window.lengths.tolist(), self._directions(end, order)
         if end.frozen:
             h, _ = passes.window(end.model, x, lengths, noise, directions.key, learns=False)

@@ -1,1 +1,1 @@
-"""Privacy axis: two kinds of noise, who counts what was released, and what that is worth."""
+"""Privacy: noise (`mechanism`), its cost (`accountant`), and what was released (`release_log`)."""

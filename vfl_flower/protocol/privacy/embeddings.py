@@ -2,8 +2,8 @@
 
 The noise protects the feature values of a record of one party, from the label holder and whoever
 reads its messages (with shared labels, the other parties), over all uploads of that record by that
-party; a codec adds nothing to it, and takes nothing from it. What the party's parameters learn from
-a record, and other rows' uploads then show of it, is not bounded by it; nor does it protect labels
+party. A codec adds nothing to it, and takes nothing from it. It does not bound what the party's
+parameters learn from a record, and other rows' uploads then show of it. Nor does it protect labels
 from the parties.
 """
 
@@ -16,34 +16,76 @@ import numpy as np
 from flwr.serverapp import GaussianPrivacyEvent
 from numpy.typing import NDArray
 
+from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.protocol.batches import Window, expected_rows
-from vfl_flower.protocol.privacy.accountants import GdpAccountant, known
-from vfl_flower.protocol.privacy.journal import Event
-from vfl_flower.protocol.privacy.ledger import (
-    EMBED,
-    EVALUATE,
-    RECEIVED,
-    TRAIN,
-    Guarantee,
-    Ledger,
-    Released,
-)
-from vfl_flower.protocol.privacy.paper import delta_of, epsilon_of_theorem_6
-from vfl_flower.transport.messages import EmbedOrder, EvaluateOrder, Order, TrainOrder
+from vfl_flower.data import augmentation
+from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.protocol.batches import expected_rows
+from vfl_flower.protocol.privacy.accountant import Accountant, Guarantee, Released, delta_of
+from vfl_flower.protocol.privacy.gaussian import GdpAccountant
+from vfl_flower.protocol.privacy.journal import EMBED, EVALUATE, RECEIVED, TRAIN, Event
+from vfl_flower.protocol.privacy.mechanism import Mechanism
+from vfl_flower.protocol.privacy.noise import Perturbation
+from vfl_flower.protocol.privacy.paper import epsilon_of_theorem_6
 
 _LATEST = 2**31 - 1  # a step that no epoch has
 
 
-class EmbeddingLedger(Ledger):
-    """Perturbed embeddings: how often each row was asked for.
+class PerturbedEmbeddings(Mechanism):
+    """Noise of the parties' own on everything that they upload."""
 
-    An upload counts when it is asked for, so one that is lost or refused counts too; noise protects
+    perturbs_uploads = True
+    covers_validation = True
+
+    @property
+    def relative_noise(self) -> float:
+        """The deviation of the noise over the bound, from which epsilon follows."""
+        return self.config.privacy.embedding_noise / self.config.privacy.embedding_bound
+
+    def check_baseline(self, uploads: bool = True) -> None:
+        """Refuse a baseline without uploads."""
+        if not uploads:
+            raise ConfigError(
+                f"strategy = {self.config.strategy!r} sends nothing that noise could protect: "
+                "leave `privacy` out."
+            )
+
+    def check_bottom(self, party: int, name: str, model: BottomModel, augment: Any) -> None:
+        """Refuse a model or an augmentation that makes an embedding of several rows."""
+        if not model.apart():
+            raise ConfigError(
+                f"Party {party}'s model {name!r} lets a row have a part in another's embedding, so "
+                "that noise on its own would not hide it: leave out such as BatchNorm, or privacy."
+            )
+        if augment not in (augmentation.none, augmentation.crop_flip):
+            raise ConfigError(
+                f"Party {party} has an augmentation of its own, by which a row could have a part "
+                "in another's embedding, and noise would not hide it: leave out one of them."
+            )
+
+    def perturbation(
+        self, secret: bytes, exchange: int, lengths: tuple[int, ...], last: int
+    ) -> Perturbation:
+        """Return noise in every layer, of which epsilon follows from the last."""
+        return Perturbation(self.config.privacy, secret, exchange, lengths, last)
+
+    def accountant(self, rows: int, estimator: Released) -> EmbeddingAccountant:
+        """Return what counts uploads."""
+        return EmbeddingAccountant(self.config, rows, estimator)
+
+    def epsilon_of_uploads(self, rows: int, uploads: int) -> float:
+        """Return `epsilon`."""
+        return epsilon(self.config, rows, uploads)
+
+
+class EmbeddingAccountant(Accountant):
+    """Count how often each row of each party is asked for.
+
+    An upload counts when it is asked for, so one that is lost or refused counts too. Noise protects
     test rows as it does training rows. A zeroth-order pair counts as two.
     """
 
-    noise_on = "embeddings"
-    journaled = (TRAIN, EMBED, EVALUATE, RECEIVED)
+    counts = (TRAIN, EMBED, EVALUATE, RECEIVED)
 
     def __init__(self, config: RunConfig, rows: int, estimator: Released) -> None:
         super().__init__(config, rows, estimator)
@@ -57,52 +99,50 @@ class EmbeddingLedger(Ledger):
         self.sampled: dict[int, NDArray[np.int32]] = {}  # Poisson: uploads of each training row
         self.unseen: dict[int, int] = {}  # Poisson: steps whose rows are not known, or not yet
 
-    def _ordered(self, party: int, order: Order) -> None:
-        """Count what this order asks a party for."""
-        if isinstance(order, TrainOrder):
-            self.steps[party] = self.steps.get(party, 0) + order.steps
-            self.unseen[party] = self.unseen.get(party, 0) + order.steps
-            place, last = (order.epoch, order.first), self.last.get(party, (-1, 0))
-            begun = 1 if place <= last else order.epoch - last[0]
+    def count(self, event: Event) -> None:
+        """Count an order; and of Poisson samples the rows that came, in place of one a step."""
+        kind, party, epoch, first, steps, rows = event
+        if kind == TRAIN:
+            self.steps[party] = self.steps.get(party, 0) + steps
+            self.unseen[party] = self.unseen.get(party, 0) + steps
+            place, last = (epoch, first), self.last.get(party, (-1, 0))
+            begun = 1 if place <= last else epoch - last[0]
             self.passes[party] = self.passes.get(party, 0) + begun
             self.last[party] = place
-        elif isinstance(order, EmbedOrder):
+        elif kind == EMBED:
             queries = self.queries.setdefault(party, np.zeros(self.rows, np.int32))
-            queries[order.arrays["ids"]] += 1  # ids do not repeat
-        elif isinstance(order, EvaluateOrder):
+            queries[rows] += 1  # they do not repeat
+        elif kind == EVALUATE:
             self.evaluations[party] = self.evaluations.get(party, 0) + 1
-
-    def _received(self, party: int, window: Window) -> None:
-        """Count the rows that Poisson sampling took, in the place of one a step."""
-        if self.config.schedule.sampling == "poisson":
+        elif self.config.schedule.sampling == "poisson":
             counts = self.sampled.setdefault(party, np.zeros(self.rows, np.int32))
-            counts += np.bincount(window.ids, minlength=self.rows).astype(np.int32)
-            self.unseen[party] -= len(window.lengths)
+            counts += np.bincount(rows, minlength=self.rows).astype(np.int32)
+            self.unseen[party] -= event.first
 
     def so_far(self) -> Iterator[Event]:
-        """Events of each party that lead to the counts of now."""
-        none = np.zeros(0, np.int32)
+        """Yield events of each party that lead to the present counts."""
         for party, last in self.last.items():
             passes, steps = self.passes[party], self.steps[party]
             # The first order of an epoch begins a pass for each epoch before; an order that is not
             # later than the last begins one more.
             if passes > last[0] + 1:
-                yield TRAIN, party, passes - 2, _LATEST, steps, none
-                yield TRAIN, party, *last, 0, none
+                yield Event(TRAIN, party, passes - 2, _LATEST, steps)
+                yield Event(TRAIN, party, *last, 0)
             else:
-                yield TRAIN, party, *last, steps, none
+                yield Event(TRAIN, party, *last, steps)
         for party, sampled in self.sampled.items():
             rows = np.repeat(np.arange(self.rows, dtype=np.int32), sampled)
-            yield RECEIVED, party, self.steps[party] - self.unseen[party], 0, 0, rows
+            yield Event(RECEIVED, party, self.steps[party] - self.unseen[party], rows=rows)
         for party, queries in self.queries.items():
             for times in range(int(queries.max())):
-                yield EMBED, party, 0, 0, 0, np.flatnonzero(queries > times).astype(np.int32)
+                rows = np.flatnonzero(queries > times).astype(np.int32)
+                yield Event(EMBED, party, rows=rows)
         for party, times in self.evaluations.items():
             for _ in range(times):
-                yield EVALUATE, party, 0, 0, 0, none
+                yield Event(EVALUATE, party)
 
     def most_uploads(self, party: int) -> int:
-        """Uploads of the row that this party uploads most."""
+        """Return how often this party uploaded its most uploaded row."""
         trained = np.full(1, self.passes.get(party, 0), np.int32)
         if self.config.schedule.sampling == "poisson":
             trained = self.sampled.get(party, np.zeros(1, np.int32)) + self.unseen.get(party, 0)
@@ -113,38 +153,33 @@ class EmbeddingLedger(Ledger):
         return max(most, evaluated) if self.config.data.test_fraction else most + evaluated
 
     def uploads(self) -> int:
-        """Uploads of the most uploaded record of any party."""
+        """Return how often the most uploaded record of any party was uploaded."""
         parties = {*self.passes, *self.queries, *self.evaluations}
         return max((self.most_uploads(party) for party in parties), default=0)
 
     def figures(self) -> dict[str, Any]:
-        """Epsilon of the most uploaded record of any party, and what the paper would claim."""
+        """Return epsilon of the most uploaded record, and what the paper would claim."""
         if self.config.privacy.noise_seed >= 0:
             return super().figures()
-        spent = _spent(self.config, self.rows, self.uploads())
-        delta = delta_of(self.config, self.rows)
+        spent, delta = _spent(self.config, self.rows, self.uploads()), self.delta
         samples = max(self.steps.values(), default=0) * expected_rows(self.config, self.rows)
+        guarantee = Guarantee(
+            "features of one record at one party, in all uploads of that record; not what the "
+            "party's model learns from it",
+            "these features are changed; which records there are is public",
+            f"who has {self.estimator.uploads_reach} view of those uploads",
+        )
         return {
             "epsilon": spent.get_epsilon(delta),
             "delta": delta,
             "gaussian_mu": spent.mu,
             "epsilon_of_paper": epsilon_of_theorem_6(self.config, self.rows, samples),
-            **guarantee(self.estimator).figures(),
+            **guarantee.figures(),
         }
 
 
-def guarantee(estimator: Released) -> Guarantee:
-    """What is protected, from whom."""
-    return Guarantee(
-        "features of one record at one party, in all uploads of that record; not what the party's "
-        "model learns from it",
-        "these features are changed; which records there are is public",
-        f"who has {estimator.uploads_reach} view of those uploads",
-    )
-
-
 def epsilon(config: RunConfig, rows: int, uploads: int) -> float:
-    """Epsilon at delta of a record, among N, that one party has uploaded this many times.
+    """Return epsilon of a record, among N, that one party has uploaded this many times.
 
     Each upload is a Gaussian mechanism of deviation c and sensitivity 2 R, the distance of two
     embeddings of norm R. Sub-sampling gives nothing, since the label holder sees which rows are
@@ -154,8 +189,8 @@ def epsilon(config: RunConfig, rows: int, uploads: int) -> float:
 
 
 def _spent(config: RunConfig, rows: int, uploads: int) -> GdpAccountant:
-    """So many uploads of a record."""
-    accountant = known(delta_of(config, rows), rows=1)
+    """Return an accountant of so many uploads of a record."""
+    accountant = GdpAccountant.over(delta_of(config, rows), rows=1)
     if uploads:
         multiplier = config.privacy.embedding_noise / (2 * config.privacy.embedding_bound)
         accountant.compose(GaussianPrivacyEvent(multiplier, 1, 1), uploads)

@@ -1,9 +1,9 @@
-"""What a run has released, event by event, in a file that tells when it is not whole.
+"""The file of a `ReleaseLog`: releases, event by event, so that any damage to it shows.
 
-A line that names the format and the run, then the checksum of the last event that may have been
-released, then events: six numbers (the last is how many rows follow), rows, and a checksum over
-those and the checksum before. So no event can be changed, moved or left out; and none be cut off
-from the end, but for one that was not released yet, since it is written before what it counts.
+A line names the format and the run. The checksum of the last event that may have been released
+follows, and then the events: six numbers, of which the last says how many rows follow, the rows,
+and a checksum over those and the checksum before. So no event can be changed, moved or left out.
+None can be cut off from the end but one that was not released yet, since it is written first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,24 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import write_all, write_whole
 
-Event = tuple[int, int, int, int, int, NDArray[np.int32]]
+TRAIN, EMBED, EVALUATE, RECEIVED, ANSWERED = range(5)
+"""Kinds of events: three orders, an upload and an answer."""
+
+
+class Event(NamedTuple):
+    """One release: five numbers, and the training rows that have a part in it.
+
+    The numbers of TRAIN are epoch, first step and steps; of RECEIVED, steps; of ANSWERED, steps and
+    how often each row has a part in them. Other kinds have none.
+    """
+
+    kind: int
+    party: int
+    first: int = 0
+    second: int = 0
+    third: int = 0
+    rows: NDArray[np.int32] = np.zeros(0, np.int32)
+
 
 _FORMAT = b"vfl-flower releases 1, run "
 _HEADER = len(_FORMAT) + 21  # with the number of a Flower run, below 2**64, and a line's end
@@ -28,11 +45,11 @@ _NUMBERS = 4 * 6
 _CHECKSUM = 16
 
 Mark = Sequence[int | str]
-"""How far a journal was at a checkpoint: its number of events, and the last's checksum in hex."""
+"""How far a file was at a checkpoint: its number of events, and the last's checksum in hex."""
 
 
 class Journal:
-    """Events of a ledger in a file: five numbers and rows each, as int32.
+    """Events in a file, as int32.
 
     Parameters
     ----------
@@ -50,22 +67,22 @@ class Journal:
 
     @property
     def mark(self) -> Mark:
-        """How far it is, once it has been read."""
+        """How far the file is, once it has been read."""
         return self._events, self._last.hex()
 
     def read(self, mark: Mark | None = None) -> Iterator[Event]:
-        """All that it holds; then it can be written to.
+        """Yield all events. Then events can be written.
 
-        An event that was cut short in the writing was not released, and is cut off.
+        Cut off an event of which only a part was written: it was not released.
 
         Parameters
         ----------
-        mark : how far it was at least.
+        mark : how far the file was at least.
 
         Raises
         ------
         ConfigError
-            If it is not as it was written, or was not so far.
+            If the file is not as it was written, or was not so far.
         """
         size = os.fstat(self._file.fileno()).st_size
         with self.path.open("rb") as file:
@@ -78,35 +95,36 @@ class Journal:
                 *event, rows = np.frombuffer(numbers, "<i4").tolist()
                 length = _NUMBERS + 4 * rows + _CHECKSUM
                 if rows < 0:
-                    raise self._refused("damaged")
+                    raise refused(self.path, "damaged")
                 if length > size - at:
                     break
                 ids = file.read(4 * rows)
                 before, self._last = self._last, _next(self._last, numbers + ids)
                 if file.read(_CHECKSUM) != self._last:
-                    raise self._refused("damaged")
+                    raise refused(self.path, "damaged")
                 at += length
                 self._events += 1
                 if mark and self._events == mark[0]:
                     known[self._events] = self._last.hex()
                 kind, party, first, second, third = event
-                yield kind, party, first, second, third, np.frombuffer(ids, "<i4")
-        # On the disk an event may be there of which it is not said yet that it was released.
+                yield Event(kind, party, first, second, third, np.frombuffer(ids, "<i4"))
+        # An event may be on the disk while the header does not yet say that it was released.
         if not header.startswith(_FORMAT) or released not in (before, self._last):
-            raise self._refused("damaged")
+            raise refused(self.path, "damaged")
         if mark and known.get(int(mark[0])) != mark[1]:
-            raise self._refused("not that of the run's last checkpoint")
+            raise refused(self.path, "not that of the run's last checkpoint")
         self._file.seek(at)
         self._file.truncate()
 
-    def write(self, numbers: tuple[int, int, int, int, int], ids: NDArray[np.int32]) -> None:
-        """Append an event; it is on the disk when this returns, or `VflError` says why not."""
-        event = np.array([*numbers, len(ids)], "<i4").tobytes() + ids.astype("<i4").tobytes()
-        checksum = _next(self._last, event)
+    def write(self, event: Event) -> None:
+        """Append an event. It is on the disk when this returns, or `VflError` says why not."""
+        *numbers, rows = event
+        written = np.array([*numbers, len(rows)], "<i4").tobytes() + rows.astype("<i4").tobytes()
+        checksum = _next(self._last, written)
         opened, at = self._file.fileno(), self._file.tell()
         try:
             try:
-                write_all(opened, event + checksum)
+                write_all(opened, written + checksum)
                 os.fsync(opened)
                 os.pwrite(opened, checksum, _HEADER)  # on the disk with the next
             except BaseException:
@@ -121,18 +139,15 @@ class Journal:
         self._events += 1
         self._last = checksum
 
-    def _refused(self, what: str) -> ConfigError:
-        return refused(self.path, what)
-
 
 def refused(path: Path, what: str) -> ConfigError:
-    """The error about a journal that cannot be counted by."""
+    """Return the error about a file that cannot be counted by."""
     return ConfigError(
         f"{path} is {what}, and without it nobody knows what this run has released: put back the "
-        "file of then, or begin a new run."
+        "file of that run, or begin a new run."
     )
 
 
 def _next(checksum: bytes, event: bytes) -> bytes:
-    """The checksum after an event, from that before it."""
+    """Return the checksum after an event, from the checksum before it."""
     return hashlib.blake2b(checksum + event, digest_size=_CHECKSUM).digest()

@@ -1,44 +1,38 @@
 """Noise on labels: the label holder randomises them once, and learns from those alone.
 
-A label of K classes is kept by chance p = e^eps / (e^eps + K - 1), else one of the others is noted,
-all alike (Warner, 1965; Ghazi et al., 2021). A number is clipped to ``label-range`` [a, b] and gets
-noise of two-sided geometric distribution on a grid, which is Laplace noise of scale (b - a) / eps.
-Either is (eps, 0)-differentially private, and all that follows is post-processing: any system,
-codec, schedule and number of epochs, and the model itself. `models.losses.Loss` learns through it.
+`randomise` draws the noise, which is (eps, 0)-differentially private. All that follows from noisy
+labels is post-processing: any system, codec, schedule and number of epochs, and the model itself.
+`models.losses.Loss` learns through the noise.
 
-A label has one draw. The noise of a person's label follows from a secret, the person's id, the
-label and the mechanism: epsilon, the names of the classes or the range of the numbers, and the name
-of the label column. So no other row, no order of rows or classes and no file name has a part in it.
-A label that has changed, or another mechanism, is another draw. `draws` keeps account of them.
-
-Rows without ids have nothing to be known by. Their noise follows from all labels in their order.
+A label has one draw, in all runs, and `draws` keeps account of them. A label that has changed, or
+another mechanism, is another draw.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-from dataclasses import dataclass, replace
+import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from numpy.typing import NDArray
-
 from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.plugins import LOSSES
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.data.labels import Labels, kept_share
-from vfl_flower.protocol.privacy.draws import SHIPPED, Draws, Spent, Tags, opened, path_of_draws
+from vfl_flower.data.labels import LabelNoise, Labels
+from vfl_flower.protocol.privacy.accountant import EVERYONE, Accountant, Guarantee, Released
+from vfl_flower.protocol.privacy.draws import SHIPPED, Spent, opened, path_of_draws
 from vfl_flower.protocol.privacy.journal import Mark
-from vfl_flower.protocol.privacy.ledger import EVERYONE, Guarantee, Ledger, Released, check_range
+from vfl_flower.protocol.privacy.mechanism import Mechanism
+from vfl_flower.protocol.privacy.randomise import Randomised, kept_share
+from vfl_flower.protocol.privacy.release_log import ReleaseLog
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
-_GRID = 1024  # steps of a number's range
-_NO_TAGS = np.zeros(0, np.uint64)
+LEAST = 50.0
+"""Clean rows that noisy rows must be worth, at least. `docs/privacy.md` has the runs behind it."""
+
 _MOST = 30.0  # epsilon, at which chances of 2**-53 still tell
 
 GUARANTEE = Guarantee(
@@ -49,20 +43,17 @@ GUARANTEE = Guarantee(
 )
 
 
-class LabelLedger(Ledger):
-    """Noise on labels: the sum over all draws of a person's label, of the largest such sum."""
+class RandomisedLabels(Mechanism):
+    """Noise on each label, drawn once."""
 
-    noise_on = "labels"
+    hides_labels = True
+    learns_from_noise = True
+    costs_by_step = False
+    covers_validation = True
 
-    def __init__(self, config: RunConfig, rows: int, estimator: Released) -> None:
-        super().__init__(config, rows, estimator)
-        self._spent: float | None = None
-        self._digest = ""  # of the labels with noise
-
-    @classmethod
-    def check(cls, config: RunConfig, estimator: Released) -> None:
-        """Raise `ConfigError` if keys of privacy contradict each other, or the target."""
-        privacy = config.privacy
+    def check(self, estimator: Released) -> None:
+        """Refuse a missing budget, an unused option, and a loss that is not corrected."""
+        privacy, loss = self.config.privacy, self.config.models.loss
         if privacy.epsilon is None:
             raise ConfigError("privacy = 'labels' needs a budget: give epsilon, such as 1.0.")
         if privacy.delta is not None or privacy.noise_multiplier is not None:
@@ -75,211 +66,136 @@ class LabelLedger(Ledger):
                 f"epsilon = {privacy.epsilon:g} hides no label: with privacy = 'labels' give at "
                 f"most {_MOST:g}."
             )
-        check_range(config)
+        self.check_range()
+        if loss not in LOSSES.known and self.config.data.target == "classification":
+            raise ConfigError(
+                f"loss = {loss!r} is not corrected for the noise of privacy = 'labels': leave one "
+                "of them out."
+            )
 
-    def labels(self, labels: Labels) -> Labels:
-        """Return the labels with noise; their draws are on the disk before."""
-        config, rows = self.config, _Rows.of(labels)
-        if config.privacy.noise_seed >= 0:
-            words, _ = _words(config, labels, rows, str(config.privacy.noise_seed).encode())
+    def kept(self, classes: int) -> float:
+        """Return p, `randomise.kept_share`."""
+        return kept_share(self._epsilon, classes) if classes else 1.0
+
+    def label_noise(self, labels: Labels) -> LabelNoise:
+        """Return the chance of a class, or the variance of a number."""
+        if labels.classes:
+            return super().label_noise(labels)
+        assert labels.bounds is not None  # `check_range` has seen to it
+        scale = (labels.bounds[1] - labels.bounds[0]) / self._epsilon / labels.deviation
+        return LabelNoise(variance=2 * scale**2)
+
+    def labels(self, labels: Labels, accountant: Accountant) -> Labels:
+        """Return the labels with noise. Their draws are on the disk before."""
+        assert isinstance(accountant, DrawAccountant)
+        if self.config.privacy.noise_seed >= 0:
+            secret = str(self.config.privacy.noise_seed).encode()
+            noisy = Randomised(self.config, labels, secret)
         else:
             with opened() as draws:
-                whole = b"" if rows.people is not None else f"|{labels.whole}".encode()
-                words, tags = _words(config, labels, rows, draws.secret + whole)
-                spent = _counted(config, labels, rows, tags, draws)
-                if config.running.resume and draws.added:
+                whole = b"" if labels.people is not None else f"|{labels.whole}".encode()
+                noisy = Randomised(self.config, labels, draws.secret + whole)
+                spent = noisy.counted(draws)
+                if self.config.running.resume and draws.added:
                     raise _other_noise()  # before it is on the disk
-            self._spent = spent.epsilon
-            _tell(spent, config, labels)
-        noisy = _noisy(config, labels, rows, words)
-        self._digest = hashlib.sha256(noisy.train.tobytes()).hexdigest()
-        return noisy
+            accountant.spent = spent.epsilon
+            _tell(spent, self.config, labels)
+        found = noisy.labels()
+        accountant.digest = hashlib.sha256(found.train.tobytes()).hexdigest()
+        return found
 
-    def keep_journal(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
-        """Nothing is released but once: only see that this was the same then."""
-        if mark is not None and list(mark) != list(self.journal_mark()):
-            raise _other_noise()
+    def warn(self, labels: Labels) -> None:
+        """Warn if noise on the labels of classes leaves too little to learn from."""
+        rows, classes = len(labels.train), len(labels.classes)
+        if not classes:
+            return
+        left, enough = rows_left(rows, classes, self._epsilon), epsilon_for(rows, classes)
+        if left < LEAST and enough is not None:
+            notice.warning(
+                "epsilon = %g is too small for %d training rows of %d classes: they are worth "
+                "about %.0f rows without noise. Set epsilon to %.2f or more, or use more rows.",
+                *(self._epsilon, rows, classes, left, math.ceil(20 * enough) / 20),
+            )
 
-    def journal_mark(self) -> Mark:
-        """The labels with noise."""
-        return 0, self._digest
+    def accountant(self, rows: int, estimator: Released) -> DrawAccountant:
+        """Return what has the sum of the draws."""
+        return DrawAccountant(self.config, rows, estimator)
+
+    def release_log(self, accountant: Accountant) -> ReleaseLog:
+        """Return what compares the noise with that of a checkpoint."""
+        return DrawnOnce(accountant)
+
+    @property
+    def _epsilon(self) -> float:
+        assert self.config.privacy.epsilon is not None  # `check` has seen to it
+        return self.config.privacy.epsilon
+
+
+class DrawAccountant(Accountant):
+    """The largest sum over all draws of one person's label.
+
+    Attributes
+    ----------
+    spent : that sum; None where noise can be repeated.
+    digest : of the labels with noise.
+    """
+
+    spent: float | None = None
+    digest = ""
 
     def figures(self) -> dict[str, Any]:
-        """Return the largest sum over a label's draws; empty where noise can be repeated."""
-        if self._spent is None:
+        """Return the sum as epsilon, with a delta of 0."""
+        if self.spent is None:
             return super().figures()
-        return {**super().figures(), "epsilon": self._spent, "delta": 0.0, **GUARANTEE.figures()}
+        return {**super().figures(), "epsilon": self.spent, "delta": 0.0, **GUARANTEE.figures()}
+
+
+class DrawnOnce(ReleaseLog):
+    """Compare what was released once, the labels with noise, with what a checkpoint knows."""
+
+    accountant: DrawAccountant
+
+    def keep(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
+        """Raise `ConfigError` if the noise differs. `draws` has a file of its own."""
+        if mark is not None and list(mark) != list(self.mark):
+            raise _other_noise()
+
+    @property
+    def mark(self) -> Mark:
+        """The digest of the labels with noise."""
+        return 0, self.accountant.digest
+
+
+def rows_left(rows: int, classes: int, epsilon: float) -> float:
+    """Return how many clean rows carry as much signal as all noisy rows.
+
+    A label is kept by chance p, and is each other class by chance q. The share of a label among
+    rows alike is q + (p - q) s, where s is its true share. So noise multiplies the signal by p - q,
+    and N rows are worth (p - q)^2 N.
+
+    Parameters
+    ----------
+    rows, classes : number N of training rows, and K of classes.
+    """
+    gap = math.expm1(epsilon) / (math.exp(epsilon) + classes - 1)
+    return gap**2 * rows
+
+
+def epsilon_for(rows: int, classes: int, left: float = LEAST) -> float | None:
+    """Return the least epsilon at which `rows_left` is ``left``, or None if there is none."""
+    gap = math.sqrt(left / rows)
+    return math.log((1 + (classes - 1) * gap) / (1 - gap)) if gap < 1 else None
 
 
 def _other_noise() -> ConfigError:
     return ConfigError(
-        "The noise on these labels is not that of the run to resume: put back the file of then at "
-        f"{path_of_draws()}, or begin a new run."
+        "The noise on these labels is not that of the run to resume: put back the file of that run "
+        f"at {path_of_draws()}, or begin a new run."
     )
 
 
-def randomised(config: RunConfig, labels: Labels, secret: bytes) -> Labels:
-    """Return the labels with the noise that follows from a secret."""
-    rows = _Rows.of(labels)
-    return _noisy(config, labels, rows, _words(config, labels, rows, secret)[0])
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The training rows and then the validation rows.
-
-    labels : as `Labels.train`, [N].
-    places : their numbers in the data set, [N].
-    people : numbers of their ids, [N], if they have ids.
-    """
-
-    labels: NDArray[Any]
-    places: NDArray[Any]
-    people: Tags | None
-
-    @classmethod
-    def of(cls, labels: Labels) -> _Rows:
-        """The rows whose labels get noise."""
-        until = labels.validation
-        places = np.arange(len(labels.train)) if labels.places is None else labels.places
-        if until:
-            assert labels.test_places is not None
-            places = np.concatenate([places, labels.test_places[:until]])
-        people = labels.people
-        return cls(
-            np.concatenate([labels.train, labels.test[:until]]),
-            places,
-            people and np.concatenate([people[0], people[1][:until]]),
-        )
-
-
-def _noisy(config: RunConfig, labels: Labels, rows: _Rows, words: NDArray[np.uint64]) -> Labels:
-    """The labels with noise; validation rows get it too, since they choose the model."""
-    privacy = config.privacy
-    assert privacy.epsilon is not None
-    if labels.classes:
-        order = np.arange(len(labels.classes))
-        if rows.people is not None:  # the order of names, which is the same in all data sets
-            texts = [_text(name) for name in labels.classes]
-            order = np.array(sorted(order, key=texts.__getitem__))
-        noisy = _classes(rows.labels, order, words, kept_share(privacy, len(labels.classes)))
-    else:
-        noisy = _numbers(labels, rows.labels, words, privacy.epsilon)
-    train, validation = np.split(noisy, [len(labels.train)])
-    test = np.concatenate([validation, labels.test[labels.validation :]])
-    return replace(labels, train=train, test=test)
-
-
-def _classes(
-    labels: NDArray[Any], order: NDArray[Any], bits: NDArray[np.uint64], kept: float
-) -> NDArray[Any]:
-    """Randomised response by two random words [N, 2]: the second one chooses along an order."""
-    chance = (bits[:, 0] >> np.uint64(11)) * 2.0**-53
-    shift = 1 + (bits[:, 1] % np.uint64(len(order) - 1)).astype(np.int64)
-    other = order[(np.argsort(order)[labels] + shift) % len(order)]
-    return np.where(chance < kept, labels, other)
-
-
-def _numbers(
-    labels: Labels, values: NDArray[Any], bits: NDArray[np.uint64], epsilon: float
-) -> NDArray[Any]:
-    """Discrete Laplace noise on the clipped numbers; they are standardised by what is public."""
-    assert labels.bounds is not None
-    low, high = labels.bounds
-    uniform = ((bits >> np.uint64(11)) + np.uint64(1)) * 2.0**-53  # above 0, at most 1
-    geometric = np.floor(-np.log(uniform) * _GRID / epsilon)
-    on_grid = _on_grid(labels, values) + geometric[:, 0] - geometric[:, 1]
-    noisy = low + (high - low) / _GRID * on_grid
-    scaled: NDArray[Any] = ((noisy - labels.mean) / labels.deviation).astype(np.float32)
-    return scaled
-
-
-def _on_grid(labels: Labels, values: NDArray[Any]) -> NDArray[Any]:
-    """Standardised numbers, clipped, in steps of the grid: 0 to `_GRID`."""
-    assert labels.bounds is not None
-    low, high = labels.bounds
-    true = values.astype(np.float64) * labels.deviation + labels.mean
-    steps: NDArray[Any] = np.rint((np.clip(true, low, high) - low) / ((high - low) / _GRID))
-    return steps
-
-
-# --- from what the noise follows ----------------------------------------------------------------
-
-
-def _words(
-    config: RunConfig, labels: Labels, rows: _Rows, secret: bytes
-) -> tuple[NDArray[np.uint64], Tags]:
-    """Two random words for each row [N, 2]; and of people a keyed hash of each draw [N].
-
-    A person's follow from the secret, the mechanism, the id and the label, and nothing else.
-    """
-    mechanism = _mechanism(config, labels)
-    if rows.people is None:
-        key = hashlib.sha256(secret + f"|{mechanism}".encode()).digest()
-        until = int(rows.places.max()) + 1
-        stream = hashlib.shake_256(key).digest(16 * until)
-        return np.frombuffer(stream, "<u8").reshape(until, 2)[rows.places], _NO_TAGS
-    if labels.classes:
-        texts, which = [_text(name) for name in labels.classes], rows.labels
-    else:
-        values, which = np.unique(_on_grid(labels, rows.labels), return_inverse=True)
-        texts = [f"{value:.0f}" for value in values]
-    found = np.empty((len(which), 4), np.uint64)
-    by_label = np.argsort(which, kind="stable")
-    ends = np.cumsum(np.bincount(which, minlength=len(texts)))[:-1]
-    for text, some in zip(texts, np.split(by_label, ends), strict=True):
-        key = _key(secret, f"{mechanism}|{text}")
-        found[some, :2] = _ciphered(key, rows.people[some], 0)
-        found[some, 2:] = _ciphered(key, rows.people[some], 1)
-    return found[:, :2], found[:, 2]
-
-
-def _mechanism(config: RunConfig, labels: Labels) -> str:
-    """All that says how a label is drawn."""
-    epsilon = config.privacy.epsilon
-    if labels.people is None:
-        return f"{epsilon!r}|{config.data.label_range}|{len(labels.classes)}"
-    values = sorted(map(_text, labels.classes)) or labels.bounds
-    return json.dumps([epsilon, config.data.label, values])
-
-
-def _text(name: bool | int | float | str) -> str:
-    """The name of a class, the same whether a file holds 1, 1.0 or a text."""
-    whole = isinstance(name, float) and name.is_integer()
-    return str(int(name) if whole else name)
-
-
-def _key(secret: bytes, what: str) -> bytes:
-    """A key of AES-256 for one use of the secret."""
-    return hashlib.blake2b(what.encode(), key=secret, digest_size=32).digest()
-
-
-def _ciphered(key: bytes, people: Tags, number: int) -> NDArray[np.uint64]:
-    """Two random words for each person, by a key and a number: [N, 2].
-
-    A block of a cipher is as good as a random function where no block comes twice.
-    """
-    blocks = np.stack([people, np.full_like(people, number)], axis=1).astype("<u8").tobytes()
-    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-    return np.frombuffer(encryptor.update(blocks), "<u8").reshape(-1, 2)
-
-
-# --- what was spent -----------------------------------------------------------------------------
-
-
-def _counted(config: RunConfig, labels: Labels, rows: _Rows, tags: Tags, draws: Draws) -> Spent:
-    """Count the draws of these labels, those that are new; what the labels have spent."""
-    epsilon = config.privacy.epsilon
-    assert epsilon is not None
-    if rows.people is None:
-        named = config.data.dataset if config.data.dataset in SHIPPED else ""
-        return draws.add_whole(labels.whole, named, _mechanism(config, labels), epsilon)
-    people = _ciphered(_key(draws.secret, "people"), rows.people, 0)[:, 0]
-    return draws.add_people(people, tags, epsilon)
-
-
 def _tell(spent: Spent, config: RunConfig, labels: Labels) -> None:
-    """Say where draws are kept; and of what epsilon is the sum, if there was more than one."""
+    """Say where draws are kept, and which draws epsilon sums if there was more than one."""
     path = path_of_draws()
     log.info("Noise on labels is drawn once; the draw is kept in %s", path)
     if spent.epsilon <= (config.privacy.epsilon or 0.0):

@@ -15,7 +15,7 @@ from typing import Any
 
 from flwr.serverapp import GaussianPrivacyEvent
 
-from vfl_flower.protocol.privacy.accountants import known
+from vfl_flower.protocol.privacy.gaussian import GdpAccountant
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _composed(claims: list[Claim]) -> Claim:
     mu = None
     if gaussian:
         at = min(delta for _, delta in gaussian)
-        accountant = known(at, 1)
+        accountant = GdpAccountant.over(at, 1)
         for each, _ in gaussian:
             if each:
                 accountant.compose(GaussianPrivacyEvent(1 / each, 1, 1))

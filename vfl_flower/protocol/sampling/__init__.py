@@ -7,7 +7,7 @@ from functools import lru_cache
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import SAMPLINGS
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.sampling.base import Sampling
 
 
@@ -29,11 +29,8 @@ def _sampling_of(config: RunConfig, rows: int) -> Sampling:
 
 def check(config: RunConfig) -> None:
     """Raise `ConfigError` if a scheme of one's own draws rows whose releases are counted."""
-    name, counted = (
-        config.schedule.sampling,
-        ledger_of(config).noise_on in ("embeddings", "scalars"),
-    )
-    if counted and name not in SAMPLINGS.known:
+    name = config.schedule.sampling
+    if mechanism_of(config).costs_by_step and name not in SAMPLINGS.known:
         raise ConfigError(
             f"privacy = {config.privacy.mechanism!r} does not know how often sampling = {name!r} "
             f"draws a row. Choose sampling = {' or '.join(map(repr, SAMPLINGS.known))}."

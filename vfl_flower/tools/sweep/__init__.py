@@ -23,7 +23,7 @@ from vfl_flower.label_holder.figures import NO_VALIDATION, SECOND, VALIDATED
 from vfl_flower.label_holder.progress import clock, say
 from vfl_flower.label_holder.results import in_use
 from vfl_flower.launch.engines import prepare, run_local
-from vfl_flower.protocol.privacy.ledger import ledger_of
+from vfl_flower.protocol.privacy.mechanism import mechanism_of
 from vfl_flower.protocol.systems import FEW, sized
 from vfl_flower.tools.sweep import results
 from vfl_flower.tools.sweep.search import Choice, Range, search_of
@@ -133,7 +133,7 @@ def _check_ranked(config: RunConfig) -> None:
     data = config.data
     if data.validation_fraction != 0 and (data.own_data or load_labels(config).validation):
         return
-    if ledger_of(config).noise_on == "scalars":
+    if not mechanism_of(config).covers_validation:
         raise ConfigError(
             f"privacy = {config.privacy.mechanism!r} has no validation rows, by which a sweep "
             "ranks its trials: use privacy = 'labels', or `vfl run` with fixed values."

@@ -1,7 +1,7 @@
-"""What Gaussian releases are worth: accountants by Flower's own protocol, over dp-accounting.
+"""What Gaussian releases cost: accountants by Flower's own protocol, over dp-accounting.
 
-`PldAccountant` is for Poisson-sampled releases, by privacy loss distributions; `GdpAccountant` for
-releases of which it is known what they hold, which compose exactly to one Gaussian mechanism.
+`PldAccountant` is for Poisson-sampled releases, by privacy loss distributions. `GdpAccountant` is
+for releases whose rows are known, which compose exactly to one Gaussian mechanism.
 
 Sampled releases are counted for a record that is changed, not for one that is added or removed. A
 sample has the record by chance q in both worlds. It then adds a in one world and b in the other,
@@ -10,6 +10,8 @@ The worst case is a = -b. By advanced joint convexity (Balle et al., 2018, Theor
 follows from how well N(a) is told from N(0), at distance C at most, and from N(b), at distance 2 C
 at most. One half-space tells both best where 0 lies between a and b. This pair dominates all others
 at every epsilon, so its losses compose, also of releases that depend on earlier ones.
+
+dp-accounting is imported where it is used: parties start often, and need none of it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import math
 from bisect import bisect_left
 from dataclasses import asdict
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Self
 
 from flwr.serverapp import (
     GaussianPrivacyEvent,
@@ -27,6 +29,20 @@ from flwr.serverapp import (
     PrivacySpent,
     SamplingMethod,
 )
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """Return epsilon at delta of one Gaussian mechanism of mu, sensitivity over deviation."""
+    from dp_accounting import get_epsilon_gaussian
+
+    return float(get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """Return mu of the Gaussian mechanism that spends epsilon at delta."""
+    from dp_accounting import get_sigma_gaussian
+
+    return 1 / float(get_sigma_gaussian(epsilon, delta))
 
 
 class _Accountant:
@@ -40,6 +56,15 @@ class _Accountant:
             raise ValueError(f"{self.method} is for sampling_method = {self.sampling.value!r}")
         self._config = config
         self._releases: dict[GaussianPrivacyEvent, int] = {}
+
+    @classmethod
+    def over(cls, delta: float, rows: int, budget: float | None = None) -> Self:
+        """Return an accountant of releases over N rows.
+
+        Flower has each kind of sampling by one neighbouring relation only.
+        """
+        relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+        return cls(PrivacyConfig(delta, rows, relation, cls.sampling, budget))
 
     @property
     def config(self) -> PrivacyConfig:
@@ -58,22 +83,22 @@ class _Accountant:
         self._releases[event] = self._releases.get(event, 0) + count
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon of all releases at a delta; 0 where there are none."""
+        """Return epsilon of all releases at a delta; 0 where there are none."""
         raise NotImplementedError
 
     def get_delta(self, epsilon: float) -> float:
-        """Delta of all releases at an epsilon; 0 where there are none."""
+        """Return delta of all releases at an epsilon; 0 where there are none."""
         raise NotImplementedError
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
-        """What has been spent."""
+        """Return what has been spent."""
         delta = self._config.target_delta if delta is None else delta
         return PrivacySpent(self.get_epsilon(delta), delta, self.num_releases, self.method)
 
     def would_exceed(
         self, event: GaussianPrivacyEvent, max_epsilon: float | None = None, count: int = 1
     ) -> bool:
-        """Whether so many more releases would spend more than a budget."""
+        """Return whether so many more releases would spend more than a budget."""
         budget = self._config.max_epsilon if max_epsilon is None else max_epsilon
         if budget is None:
             raise ValueError("there is no budget: name one")
@@ -83,12 +108,12 @@ class _Accountant:
         return after.get_epsilon(self._config.target_delta) > budget
 
     def state_dict(self) -> dict[str, object]:
-        """The releases and what they are of, in JSON."""
+        """Return the releases and their population, in JSON."""
         releases = [[asdict(event), count] for event, count in self._releases.items()]
         return {"method": self.method, "config": asdict(self._config), "releases": releases}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Take over what `state_dict` gave; `ValueError` if it is of something else."""
+        """Take over a `state_dict`; `ValueError` if it is that of another accountant."""
         releases = state.get("releases")
         same = state.get("config") == asdict(self._config)
         if state.get("method") != self.method or not same or not isinstance(releases, list):
@@ -100,50 +125,50 @@ class _Accountant:
 
 
 class PldAccountant(_Accountant):
-    """Poisson-sampled Gaussian releases, for one record that is changed.
+    """Gaussian releases over secret Poisson samples, for one row that is changed.
 
-    A release's noise multiplier is its deviation over C, what a record adds to it at most. Flower's
-    `PrivacyConfig` has Poisson sampling by one name only, that of records added or removed.
+    A release's noise multiplier is its deviation over C, what a row adds to it at most.
     """
 
     method = "pld"
     sampling = SamplingMethod.POISSON
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon of all releases at a delta."""
+        """Return epsilon of all releases at a delta."""
         return float(self._composed().get_epsilon_for_delta(delta)) if self._releases else 0.0
 
     def get_delta(self, epsilon: float) -> float:
-        """Delta of all releases at an epsilon."""
+        """Return delta of all releases at an epsilon."""
         return float(self._composed().get_delta_for_epsilon(epsilon)) if self._releases else 0.0
 
-    def _composed(self) -> _Losses:
+    def _composed(self) -> Any:
         # Privacy losses grow as 1 / multiplier^2; steps that grow with them keep the work the same.
         least = min(event.noise_multiplier for event in self._releases)
         steps = 1e-4 * max(1, 2 * least**-2)
-        composed: _Losses | None = None
+        composed: Any = None
         for event, count in self._releases.items():
             rate = event.sample_size / event.population_size
             releases = _losses(event.noise_multiplier, rate, steps).self_compose(count)
             composed = releases if composed is None else composed.compose(releases)
-        assert composed is not None  # they ask only where there are releases
         return composed
 
 
 class GdpAccountant(_Accountant):
-    """Gaussian releases of a record that is in each of them: exactly one of mu-GDP."""
+    """Gaussian releases of a record that is known to be in each: exactly one of mu-GDP.
+
+    A release's noise multiplier is its deviation over what the change of the record changes in it.
+    For a row that is changed, this is half of the deviation over what the row adds.
+    """
 
     method = "gdp"
     sampling = SamplingMethod.NO_AMPLIFICATION
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon of all releases at a delta."""
-        from dp_accounting import get_epsilon_gaussian
-
-        return float(get_epsilon_gaussian(1 / self.mu, delta)) if self._releases else 0.0
+        """Return epsilon of all releases at a delta."""
+        return epsilon_of(self.mu, delta)
 
     def get_delta(self, epsilon: float) -> float:
-        """Delta of all releases at an epsilon (Balle and Wang, 2018, Theorem 8)."""
+        """Return delta of all releases at an epsilon (Balle and Wang, 2018, Theorem 8)."""
         if not self._releases:
             return 0.0
         from scipy.stats import norm
@@ -159,68 +184,22 @@ class GdpAccountant(_Accountant):
         return math.sqrt(sum(squares))
 
 
-class _Losses(Protocol):
-    """dp-accounting's PrivacyLossDistribution."""
-
-    def compose(self, other: _Losses) -> _Losses: ...
-
-    def self_compose(self, count: int) -> _Losses: ...
-
-    def get_epsilon_for_delta(self, delta: float) -> float: ...
-
-    def get_delta_for_epsilon(self, epsilon: float) -> float: ...
-
-
 @lru_cache(maxsize=4)  # a run asks at each evaluation, and this takes most of the time
-def _losses(multiplier: float, rate: float, steps: float) -> _Losses:
-    """The privacy losses of one release over a Poisson sample, in multiples of ``steps``."""
+def _losses(multiplier: float, rate: float, steps: float) -> Any:
+    """Return the privacy losses of one release over a Poisson sample, in multiples of ``steps``."""
     from dp_accounting import NeighboringRelation as Relation
-    from dp_accounting.pld import privacy_loss_distribution  # here: parties start often, without
+    from dp_accounting.pld import privacy_loss_distribution
 
-    made: _Losses = privacy_loss_distribution.from_gaussian_mechanism(
+    return privacy_loss_distribution.from_gaussian_mechanism(
         multiplier,
         value_discretization_interval=steps,
         sampling_prob=rate,
         neighboring_relation=Relation.REPLACE_ONE,
     )
-    return made
-
-
-def sampled(delta: float, rows: int, budget: float | None = None) -> PldAccountant:
-    """An accountant of releases that are each over a secret Poisson sample of N rows.
-
-    One row is changed: its noise multiplier is the deviation over what a row adds to a release.
-    """
-    return PldAccountant(
-        PrivacyConfig(
-            target_delta=delta,
-            population_size=rows,
-            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-            sampling_method=SamplingMethod.POISSON,
-            max_epsilon=budget,
-        )
-    )
-
-
-def known(delta: float, rows: int) -> GdpAccountant:
-    """An accountant of releases of which it is known what rows are in them.
-
-    Whatever is changed: a noise multiplier is the deviation over what that changes in a release.
-    For a row that is changed, this is half of the deviation over what the row adds.
-    Flower has this accounting for one relation by name only.
-    """
-    return GdpAccountant(
-        PrivacyConfig(
-            target_delta=delta,
-            population_size=rows,
-            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-            sampling_method=SamplingMethod.NO_AMPLIFICATION,
-        )
-    )
 
 
 def calibrated(epsilon: float, delta: float, sample: int, rows: int, steps: int) -> float:
-    """The least noise multiplier, to 0.1 %, at which so many `sampled` releases spend epsilon."""
+    """Return the least noise multiplier, to 0.1 %, at which sampled releases spend epsilon."""
     import dp_accounting as dp
 
     class Fresh:
@@ -229,7 +208,7 @@ def calibrated(epsilon: float, delta: float, sample: int, rows: int, steps: int)
         ledger = dp.NoOpDpEvent()
 
         def compose(self, event: GaussianPrivacyEvent) -> PldAccountant:
-            accountant = sampled(delta, rows)
+            accountant = PldAccountant.over(delta, rows)
             accountant.compose(event, steps)
             return accountant
 
@@ -247,10 +226,10 @@ def calibrated(epsilon: float, delta: float, sample: int, rows: int, steps: int)
 def most_steps(
     epsilon: float, delta: float, multiplier: float, sample: int, rows: int, planned: int
 ) -> int:
-    """The most sampled releases, up to those planned, that spend no more than epsilon."""
+    """Return the most sampled releases, up to those planned, that spend no more than epsilon."""
     if multiplier == 0:
         return 0
     event = GaussianPrivacyEvent(multiplier, sample, rows)
-    accountant = sampled(delta, rows, epsilon)
+    accountant = PldAccountant.over(delta, rows, epsilon)
     steps = range(1, planned + 1)
     return bisect_left(steps, True, key=lambda count: accountant.would_exceed(event, count=count))

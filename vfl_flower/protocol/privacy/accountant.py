@@ -1,0 +1,99 @@
+"""What noise costs: what an accountant is, and what an epsilon is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol
+
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.protocol.batches import Window
+from vfl_flower.protocol.privacy.journal import ANSWERED, Event
+
+EVERYONE = "all parties together, the network, and whoever gets the model"
+"""The adversary of noise that protects labels."""
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What an epsilon is of. These words stand beside every epsilon that is shown.
+
+    protects : the protected data.
+    relation : the difference that nobody can tell.
+    adversary : who cannot tell it, whatever they do.
+    """
+
+    protects: str
+    relation: str
+    adversary: str
+
+    def figures(self) -> dict[str, str]:
+        """Return the words as figures of ``summary.json``."""
+        return {f"epsilon_{name}": value for name, value in asdict(self).items()}
+
+
+def delta_of(config: RunConfig, rows: int) -> float:
+    """Return the delta of all epsilons: well below one over the N training rows."""
+    return min(1e-5, 0.1 / rows) if config.privacy.delta is None else config.privacy.delta
+
+
+class Released(Protocol):
+    """What privacy asks of an estimator: what an upload shows of a row, and to whom."""
+
+    uploads_per_row: ClassVar[int]
+    uploads_reach: ClassVar[str]
+    answers_by_scalars: ClassVar[bool]
+
+
+class Accountant:
+    """Count the releases of a run, and tell what they cost. This one claims nothing.
+
+    Attributes
+    ----------
+    counts : the kinds of events that it counts, of `journal`.
+    released : steps answered so far, which count towards `steps_allowed`.
+    """
+
+    counts: ClassVar[tuple[int, ...]] = ()
+
+    def __init__(self, config: RunConfig, rows: int, estimator: Released) -> None:
+        self.config = config
+        self.rows = rows
+        self.estimator = estimator
+        self.released = 0
+
+    @property
+    def delta(self) -> float:
+        """The delta at which epsilons are meant."""
+        return delta_of(self.config, self.rows)
+
+    def steps_allowed(self, planned: int, parties: int, quorum: int, top_learns: bool) -> int:
+        """Return how many of the planned steps, over all parties, the budget allows."""
+        return planned
+
+    def answers(self, group: Sequence[tuple[int, Window]]) -> list[Event] | None:
+        """Return the events of the answers to a quorum's windows; None if they exceed the budget.
+
+        An event has the number of steps, and how often each row has a part in a release.
+        """
+        return [
+            Event(ANSWERED, party, len(window.lengths), 1, 0, window.ids) for party, window in group
+        ]
+
+    def count(self, event: Event) -> None:
+        """Count a release. The log of a resumed run gives the same events again."""
+
+    def so_far(self) -> Iterator[Event]:
+        """Yield events by which another accountant counts as much, few as they are."""
+        return iter(())
+
+    def uploads(self) -> int:
+        """Return how often the most uploaded record of any party was uploaded."""
+        return 0
+
+    def figures(self) -> dict[str, Any]:
+        """Return the privacy part of ``summary.json``. An epsilon of None claims nothing.
+
+        ``gaussian_mu`` is in it where all releases are one Gaussian mechanism (`together`).
+        """
+        return {"epsilon": None, "delta": None, "epsilon_of_paper": None}

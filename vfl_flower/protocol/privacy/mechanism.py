@@ -1,0 +1,180 @@
+"""What noise a run adds, where, and what does not go with it.
+
+Privacy has three parts. A `Mechanism` adds noise. An `Accountant` says what the noise costs. A
+`ReleaseLog` records what was released. All others ask the mechanism of a run, and none by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from vfl_flower.config.errors import ConfigError
+from vfl_flower.config.plugins import MECHANISMS
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.data.labels import LabelNoise, Labels
+from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.protocol.privacy.accountant import Accountant, Released
+from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
+from vfl_flower.protocol.privacy.release_log import ReleaseLog
+
+
+def mechanism_of(config: RunConfig) -> Mechanism:
+    """Return the mechanism that option ``privacy`` names."""
+    found: Mechanism = MECHANISMS.load(config.privacy.mechanism)(config)
+    return found
+
+
+class Mechanism:
+    """The noise of a run, at the parties and at the label holder.
+
+    Attributes
+    ----------
+    hides_labels : whether labels are protected. Then no digest of them is kept with the model.
+    learns_from_noise : whether the top model learns from labels with noise.
+    perturbs_uploads : whether parties add noise to their embeddings.
+    encodes_by_row : whether a codec must encode each row by itself.
+    costs_by_step : whether every further step costs more privacy, or needs more noise.
+    covers_validation : whether epsilon covers the labels of validation rows.
+    of_one_run : whether epsilon covers one run alone, so that no run begins with its models.
+    """
+
+    hides_labels: ClassVar[bool] = False
+    learns_from_noise: ClassVar[bool] = False
+    perturbs_uploads: ClassVar[bool] = False
+    encodes_by_row: ClassVar[bool] = False
+    costs_by_step: ClassVar[bool] = True
+    covers_validation: ClassVar[bool] = False
+    of_one_run: ClassVar[bool] = True
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+
+    @property
+    def claims(self) -> bool:
+        """Whether a run claims an epsilon. Repeatable noise hides nothing."""
+        return self.config.privacy.noise_seed < 0
+
+    @property
+    def secret_batches(self) -> bool:
+        """Whether mini-batches must be secret. Those of a synchronous system are public."""
+        return False
+
+    @property
+    def relative_noise(self) -> float:
+        """The deviation of the noise on an embedding, over the bound of its norm; 0 without any."""
+        return 0.0
+
+    # --- what it refuses ------------------------------------------------------------------------
+
+    def check(self, estimator: Released) -> None:
+        """Raise `ConfigError` if options contradict the mechanism."""
+        privacy = self.config.privacy
+        if privacy.epsilon is not None or privacy.noise_multiplier is not None:
+            raise ConfigError(
+                "epsilon is the budget of privacy = 'labels' or 'scalar', and noise-multiplier is "
+                "for the latter: add it, or leave them out (a perturbed embedding's epsilon "
+                "follows from embedding-noise)."
+            )
+
+    def check_range(self) -> None:
+        """Raise `ConfigError` if the labels themselves would say how large the noise must be."""
+        if self.config.data.target == "regression" and not self.config.data.label_range:
+            raise ConfigError(
+                f"privacy = {self.config.privacy.mechanism!r} with target = 'regression' needs the "
+                "lowest and the highest label that can be, which is public: give label-range, such "
+                "as '0,120'."
+            )
+
+    def validated(self) -> RunConfig:
+        """Return the configuration, without validation rows if epsilon does not cover them.
+
+        Raises
+        ------
+        ConfigError
+            If the configuration asks for validation rows nevertheless.
+        """
+        fraction = self.config.data.validation_fraction
+        if self.covers_validation or fraction == 0:
+            return self.config
+        if fraction is None:
+            return self.config.with_values({"validation-fraction": 0.0})
+        raise ConfigError(
+            f"privacy = {self.config.privacy.mechanism!r} does not cover the labels of validation "
+            "rows, which decide when training stops: leave validation-fraction out."
+        )
+
+    def check_baseline(self, uploads: bool = True) -> None:
+        """Raise `ConfigError` if a baseline, with or without uploads, cannot have this noise."""
+
+    def check_bottom(self, party: int, name: str, model: BottomModel, augment: Any) -> None:
+        """Raise `ConfigError` if noise on a party's embeddings would not hide a row.
+
+        Parameters
+        ----------
+        name : of the bottom model, in the configuration.
+        augment : the party's augmentation of its samples.
+        """
+
+    def check_own_columns(self) -> None:
+        """Raise `ConfigError` if the label holder may not have columns of its own."""
+
+    # --- the noise ------------------------------------------------------------------------------
+
+    def labels(self, labels: Labels, accountant: Accountant) -> Labels:
+        """Return the labels that the label holder learns from; the accountant counts them."""
+        return labels
+
+    def kept(self, classes: int) -> float:
+        """Return the chance that a label is the true one of so many classes."""
+        return 1.0
+
+    def label_noise(self, labels: Labels) -> LabelNoise:
+        """Return the noise by which losses and figures of these labels are corrected."""
+        return LabelNoise(self.kept(len(labels.classes)))
+
+    def warn(self, labels: Labels) -> None:
+        """Warn, before training, if noise leaves too little to learn from."""
+
+    def perturbation(
+        self, secret: bytes, exchange: int, lengths: tuple[int, ...], last: int
+    ) -> Perturbation:
+        """Return the noise on one upload. Only a mechanism that `perturbs_uploads` is asked.
+
+        Parameters
+        ----------
+        secret, exchange : the noise follows from them, so that a second pass repeats it.
+        lengths : rows of each step.
+        last : number of the last layer.
+        """
+        raise NotImplementedError
+
+    def scalar_noise(self, accountant: Accountant) -> ScalarNoise | None:
+        """Return the noise on scalars and on steps of the top model, if there is any."""
+        return None
+
+    # --- its cost -------------------------------------------------------------------------------
+
+    def accountant(self, rows: int, estimator: Released) -> Accountant:
+        """Return an accountant of a run on so many training rows."""
+        return Accountant(self.config, rows, estimator)
+
+    def release_log(self, accountant: Accountant) -> ReleaseLog | None:
+        """Return what records releases, unless no release is counted."""
+        return ReleaseLog(accountant) if accountant.counts else None
+
+    def epsilon_of_uploads(self, rows: int, uploads: int) -> float | None:
+        """Return epsilon of a record, among so many, that a party has uploaded so often."""
+        return None
+
+
+class NoNoise(Mechanism):
+    """No noise: nothing is hidden, counted or claimed."""
+
+    costs_by_step = False
+    covers_validation = True
+    of_one_run = False
+
+    @property
+    def claims(self) -> bool:
+        """Claim nothing."""
+        return False
