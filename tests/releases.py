@@ -21,6 +21,13 @@ def log_of(config: RunConfig, rows: int) -> ReleaseLog:
     return ReleaseLog(accountant_of(config, rows))
 
 
+def epsilon(config: RunConfig, rows: int, uploads: int) -> float:
+    """Epsilon of a record, among so many, that one party has uploaded so often."""
+    found = mechanism_of(config).epsilon_of_uploads(rows, uploads)
+    assert found is not None
+    return found
+
+
 def learned_from(config: RunConfig, labels: Labels) -> tuple[Labels, float | None]:
     """The labels that a run learns from, and the epsilon that it has then spent."""
     accountant = accountant_of(config, len(labels.train))

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 import vfl_flower
-from tests.releases import learned_from
+from tests.releases import epsilon, learned_from
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.protocol.privacy.accountant import Accountant, delta_of
-from vfl_flower.protocol.privacy.embeddings import epsilon
 from vfl_flower.protocol.privacy.gaussian import GdpAccountant
 from vfl_flower.protocol.privacy.labels import RandomisedLabels
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise

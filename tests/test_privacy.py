@@ -17,7 +17,7 @@ from torch import Tensor
 
 from strategies.vertical import strategy_of
 from tests.conftest import ALL_ROWS, MANY, Start, nightly, trained
-from tests.releases import log_of
+from tests.releases import epsilon, log_of
 from tests.test_accountants import delta_of_gaussian
 from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
@@ -27,7 +27,7 @@ from vfl_flower.models.bottoms import BottomModel, build_bottom
 from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.estimators.first_order import descend
-from vfl_flower.protocol.privacy.embeddings import EmbeddingAccountant, epsilon
+from vfl_flower.protocol.privacy.embeddings import EmbeddingAccountant
 from vfl_flower.protocol.privacy.noise import Perturbation
 from vfl_flower.protocol.privacy.paper import epsilon_of_theorem_6
 from vfl_flower.protocol.sampling import sampling_of

@@ -26,7 +26,7 @@ from vfl_flower.party.party import Party
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.privacy.accountant import delta_of
-from vfl_flower.protocol.privacy.embeddings import PerturbedEmbeddings, epsilon
+from vfl_flower.protocol.privacy.embeddings import PerturbedEmbeddings
 from vfl_flower.protocol.privacy.labels import RandomisedLabels
 from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
 from vfl_flower.protocol.privacy.noise import ScalarNoise, grid_step
@@ -293,7 +293,7 @@ def of_embeddings(
     seen = [_uploaded(small, size * bound, rows, uploads) for size in (1e4, -1e4, 0.3)]
     delta, each = delta_of(small, rows), (1 + confidence) / 2  # of two bounds
     shown = max(shown_at_least(seen[0], other, delta, each) for other in seen[1:])
-    return Canary(epsilon(small, rows, uploads), shown, delta, rows)
+    return Canary(PerturbedEmbeddings(small).epsilon_of_uploads(rows, uploads), shown, delta, rows)
 
 
 def _uploaded(config: RunConfig, feature: float, rows: int, uploads: int) -> Scores:

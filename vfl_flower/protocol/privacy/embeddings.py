@@ -74,8 +74,12 @@ class PerturbedEmbeddings(Mechanism):
         return EmbeddingAccountant(self.config, rows, estimator)
 
     def epsilon_of_uploads(self, rows: int, uploads: int) -> float:
-        """Return `epsilon`."""
-        return epsilon(self.config, rows, uploads)
+        """Return epsilon of a record, among N, that one party has uploaded so often.
+
+        Each upload is a Gaussian mechanism of deviation c and sensitivity 2 R, the distance of two
+        embeddings of norm R. Sub-sampling gives nothing: the label holder sees which rows are sent.
+        """
+        return _spent(self.config, rows, uploads).get_epsilon(delta_of(self.config, rows))
 
 
 class EmbeddingAccountant(Accountant):
@@ -176,16 +180,6 @@ class EmbeddingAccountant(Accountant):
             "epsilon_of_paper": epsilon_of_theorem_6(self.config, self.rows, samples),
             **guarantee.figures(),
         }
-
-
-def epsilon(config: RunConfig, rows: int, uploads: int) -> float:
-    """Return epsilon of a record, among N, that one party has uploaded this many times.
-
-    Each upload is a Gaussian mechanism of deviation c and sensitivity 2 R, the distance of two
-    embeddings of norm R. Sub-sampling gives nothing, since the label holder sees which rows are
-    sent.
-    """
-    return _spent(config, rows, uploads).get_epsilon(delta_of(config, rows))
 
 
 def _spent(config: RunConfig, rows: int, uploads: int) -> GdpAccountant:

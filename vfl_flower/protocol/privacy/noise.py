@@ -74,7 +74,7 @@ class Perturbation:
     other_of_pair: bool = False  # zeroth order: each of a pair has noise of its own
 
     def __call__(self, layer: int, z: Tensor) -> Tensor:
-        """``z``, a layer's output before its activation for all rows of a window, with noise."""
+        """Return a layer's output before its activation, for all rows of a window, with noise."""
         if layer == self.last:
             norms = z.norm(dim=1, keepdim=True).clamp_min(1e-12)
             z = z * (self.config.embedding_bound / norms).clamp_max(1.0)
@@ -86,20 +86,18 @@ class Perturbation:
         return z + torch.from_numpy(self._drawn(layer, z)).to(z)
 
     def _drawn(self, layer: int, z: Tensor) -> NDArray[np.float64]:
-        """The noise of a layer, as large as its output."""
+        """Return the noise of a layer, as large as its output."""
+        steps = enumerate(self.lengths, start=self.first_step)
         return np.concatenate(
-            [
-                self._draw(step, layer, (length, *z.shape[1:]))
-                for step, length in enumerate(self.lengths, start=self.first_step)
-            ]
+            [self._draw(step, layer, (length, *z.shape[1:])) for step, length in steps]
         )
 
     def of_step(self, step: int) -> Perturbation:
-        """The same noise, for a pass over the rows of one step of the window."""
+        """Return the same noise, for a pass over the rows of one step of the window."""
         return replace(self, lengths=(self.lengths[step],), first_step=step)
 
     def of_pair(self) -> Perturbation:
-        """Noise for the other embedding of a zeroth-order pair."""
+        """Return noise for the other embedding of a zeroth-order pair."""
         return replace(self, other_of_pair=True)
 
     def _draw(self, step: int, layer: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -114,10 +112,10 @@ class Perturbation:
 
 
 class ScalarNoise:
-    """The label holder's half of scalar privacy: clipping, and noise on what labels have a part in.
+    """Noise on each scalar (DPZV Eq. 8), and on each step of the top model.
 
-    That is on each scalar (DPZV Eq. 8), and on each step of the top model, by its gradient (DP-SGD,
-    Abadi et al., 2016) or by a scalar of its own; but with ``calibration='paper'``, as DPZV has it.
+    A step has it on its gradient (DP-SGD, Abadi et al., 2016) or on a scalar of its own, but none
+    with ``calibration='paper'``, as DPZV has it.
 
     Parameters
     ----------
@@ -136,33 +134,32 @@ class ScalarNoise:
         self.drawn = 0  # how often, so far
 
     def added_to(self, scalars: Tensor, divisors: Sequence[int]) -> Tensor:
-        """Means of clipped differences [S], each with noise of its own.
-
-        Parameters
-        ----------
-        divisors : what each is a mean over.
-        """
+        """Return means of clipped differences, over so many rows each, with noise, [S]."""
         if not self.multiplier:
             return scalars
         sent = []
         for scalar, divisor in zip(scalars.double().split(1), divisors, strict=True):
             bound = self.clip / divisor
-            sent.append(on_grid(scalar, self.multiplier * bound * self._normal(1), bound))
+            sent.append(on_grid(scalar, self.multiplier * bound * self._drawn(1), bound))
         return torch.cat(sent).to(scalars)
 
     def added_to_gradients(self, gradients: Sequence[Tensor], divisor: int) -> list[Tensor]:
-        """Means over so many rows of gradients of clipped norm, all with noise; in 32 bits."""
+        """Return means over so many rows of gradients of clipped norm, with noise; in 32 bits."""
         if not self.multiplier:
             return list(gradients)
         bound = self.top_clip / divisor
         flat = torch.cat([each.reshape(1, -1) for each in gradients], dim=1)
-        noise = self.multiplier * bound * self._normal(flat.shape[1])
+        noise = self.multiplier * bound * self._drawn(flat.shape[1])
         added = on_grid(flat, noise, bound)[0].float()
         parts = added.split([each.numel() for each in gradients])
         return [part.view_as(each) for each, part in zip(gradients, parts, strict=True)]
 
-    def _normal(self, numbers: int) -> NDArray[np.float64]:
-        """Standard normal draws, from which those before and after do not follow."""
+    def standard(self, generator: np.random.Generator, numbers: int) -> NDArray[np.float64]:
+        """Draw noise of multiplier 1; another distribution than the normal one overrides it."""
+        return generator.standard_normal(numbers)
+
+    def _drawn(self, numbers: int) -> NDArray[np.float64]:
+        """Draw numbers from which those drawn before and after do not follow."""
         self.drawn += 1
         generator = secret_generator(f"scalar|{self.drawn}|".encode() + self._secret)
-        return generator.standard_normal(numbers)
+        return self.standard(generator, numbers)

@@ -106,8 +106,8 @@ class NoisyScalars(Mechanism):
             )
         if self.config.subsets == "laser":
             raise ConfigError(
-                "subsets = 'laser' weighs copies of a row, which privacy = 'scalar' cannot bound "
-                "one by one: set subsets = 'sampled'."
+                "subsets = 'laser' weighs copies of a row, and privacy = 'scalar' cannot bound "
+                "them one by one: set subsets = 'sampled'."
             )
         self.check_range()
 
