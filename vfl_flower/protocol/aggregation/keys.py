@@ -17,9 +17,7 @@ import logging
 import re
 import secrets
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -36,9 +34,8 @@ from vfl_flower.config.files import (
 )
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.protocol.aggregation import masks as masking
-from vfl_flower.protocol.aggregation.base import Seal
-from vfl_flower.protocol.aggregation.masks import Masks, Offer, alike, place_of
-from vfl_flower.transport.messages import Arrays, KeyMade, KeyOrder, Order, PredictOrder
+from vfl_flower.protocol.aggregation.masks import Masks, Offer, place_of
+from vfl_flower.transport.messages import Arrays, KeyMade, KeyOrder
 from vfl_flower.transport.node import index_and_parties, refused, simulated, states_folder
 
 log = logging.getLogger("flwr")
@@ -49,83 +46,6 @@ RECORD = "sums"
 _FIRST_SEEN = "first-seen"
 _LASTING = "sums.key"
 _PEER = re.compile(r"(\d+):([0-9a-f]{64})")
-
-
-class MaskedSums(Seal):
-    """The masks of a party's uploads, and how its model came about."""
-
-    masks: Masks | None = None  # none before the parties have agreed on keys
-
-    def hide(self, arrays: Arrays) -> Arrays:
-        """Return masked blocks."""
-        return self.masks.hide(arrays) if self.masks else arrays
-
-    def bind(self, order: Order) -> None:
-        """Mask by a new stream, which follows from all orders so far."""
-        if self.masks is None:
-            raise VflError("has not agreed with the other parties on keys for masked sums.")
-        self.masks.bind(order)
-
-    def refuse_alone(self) -> None:
-        """Raise `VflError`: what one party does alone changes sums by its embeddings."""
-        raise VflError(
-            "takes part in masked sums, and does nothing that the other parties do not: resume the "
-            "run from its last checkpoint."
-        )
-
-    def begin(self, run: str) -> None:
-        """Begin with a new model."""
-        self.lineage = alike("begun", run)
-
-    def resume(self, order: Order) -> None:
-        """Go on with the model of a checkpoint."""
-        self.lineage = alike(self.lineage, masking.told(order))
-
-    def agree(self, context: Context, arrays: Arrays, about: bytes) -> Arrays:
-        """Agree on keys with the parties whose offers these are; return tags of the keys."""
-        self.masks, tags = agree(context, arrays, alike(about, self.lineage))
-        return tags
-
-    def predict(
-        self, context: Context, order: PredictOrder, arrays: Arrays, about: bytes, lineage: bytes
-    ) -> Arrays:
-        """Mask predictions by keys that serve this model and nothing else."""
-        refuse_second(context)
-        model = alike("predict", about, lineage, order.run, str(order.number))
-        try:
-            masks, tags = agree(context, order.arrays, model)
-            return {**masks.hide(arrays), **tags}
-        finally:  # the state may hold another model, and these keys are not for it
-            forget(context)
-
-    def load(self, context: Context, scalars: Mapping[str, Any]) -> None:
-        """Take over the masks and the lineage."""
-        self.masks = load(context, self.masks)
-        self.lineage = scalars.get("lineage", b"")
-
-    @property
-    def scalars(self) -> dict[str, Any]:
-        """Return the lineage of the model as it is now."""
-        return {"lineage": self.masks.transcript if self.masks else self.lineage}
-
-    def keep(self, context: Context) -> None:
-        """Leave in the state how far the masks have been used."""
-        if self.masks:
-            keep(context, self.masks)
-
-    def fail(self, context: Context) -> dict[str, Any]:
-        """Part from the other parties, in masks and lineage."""
-        if self.masks:
-            part(context, self.masks)
-        return {"lineage": no_lineage()}
-
-
-def no_lineage() -> bytes:
-    """Return a lineage that no other party has, so that no other party agrees.
-
-    The label holder may have sent this party alone what it learned from a message that failed.
-    """
-    return secrets.token_bytes(32)
 
 
 # --- the lasting key ----------------------------------------------------------------------------
@@ -328,6 +248,14 @@ def part(context: Context, masks: Masks) -> None:
     if record["transcript"] != masks.transcript:
         masks.part()
     keep(context, masks)
+
+
+def no_lineage() -> bytes:
+    """Return a lineage that no other party has, so that no other party agrees.
+
+    The label holder may have sent this party alone what it learned from a message that failed.
+    """
+    return secrets.token_bytes(32)
 
 
 def _taken(context: Context) -> ConfigRecord:

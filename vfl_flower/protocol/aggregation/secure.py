@@ -20,9 +20,18 @@ from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.options import RunningConfig
 from vfl_flower.models.top_layers import TopModel
+from vfl_flower.protocol.aggregation import keys
 from vfl_flower.protocol.aggregation.base import Aggregation, Collection, HolderEnd, Seal
-from vfl_flower.protocol.aggregation.keys import MaskedSums
-from vfl_flower.protocol.aggregation.masks import OFFERS, Sum, check_tags, read, read_offers
+from vfl_flower.protocol.aggregation.masks import (
+    OFFERS,
+    Masks,
+    Sum,
+    alike,
+    check_tags,
+    read,
+    read_offers,
+    told,
+)
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.base import Transport, ask_all
@@ -33,6 +42,8 @@ from vfl_flower.transport.messages import (
     Introduction,
     KeyMade,
     KeyOrder,
+    Order,
+    PredictOrder,
     bounded,
 )
 from vfl_flower.transport.node import refused, simulated
@@ -72,6 +83,79 @@ class MaskedCollection(Collection):
         """Take a party's block; with the last of them, return the sum, [R, E]."""
         total = self.sum.add(party, read(arrays, ("embedding",), shape), shape)
         return torch.from_numpy(bounded("embedding", total["embedding"])) if total else None
+
+
+class MaskedSums(Seal):
+    """The masks of a party's uploads, and how its model came about."""
+
+    masks: Masks | None = None  # none before the parties have agreed on keys
+
+    def hide(self, arrays: Arrays) -> Arrays:
+        """Return masked blocks."""
+        return self._agreed().hide(arrays)
+
+    def bind(self, order: Order) -> None:
+        """Mask by a new stream, which follows from all orders so far."""
+        self._agreed().bind(order)
+
+    def _agreed(self) -> Masks:
+        """Return the masks; raise `VflError` if there are none, so that no block leaves bare."""
+        if self.masks is None:
+            raise VflError("has not agreed with the other parties on keys for masked sums.")
+        return self.masks
+
+    def refuse_alone(self) -> None:
+        """Raise `VflError`: what one party does alone changes sums by its embeddings."""
+        raise VflError(
+            "takes part in masked sums, and does nothing that the other parties do not: resume the "
+            "run from its last checkpoint."
+        )
+
+    def begin(self, run: str) -> None:
+        """Begin with a new model."""
+        self.lineage = alike("begun", run)
+
+    def resume(self, order: Order) -> None:
+        """Go on with the model of a checkpoint."""
+        self.lineage = alike(self.lineage, told(order))
+
+    def agree(self, context: Context, arrays: Arrays, about: bytes) -> Arrays:
+        """Agree on keys with the parties whose offers these are; return tags of the keys."""
+        self.masks, tags = keys.agree(context, arrays, alike(about, self.lineage))
+        return tags
+
+    def predict(
+        self, context: Context, order: PredictOrder, arrays: Arrays, about: bytes, lineage: bytes
+    ) -> Arrays:
+        """Mask predictions by keys that serve this model and nothing else."""
+        keys.refuse_second(context)
+        model = alike("predict", about, lineage, order.run, str(order.number))
+        try:
+            masks, tags = keys.agree(context, order.arrays, model)
+            return {**masks.hide(arrays), **tags}
+        finally:  # the state may hold another model, and these keys are not for it
+            keys.forget(context)
+
+    def load(self, context: Context, scalars: Mapping[str, Any]) -> None:
+        """Take over the masks and the lineage."""
+        self.masks = keys.load(context, self.masks)
+        self.lineage = scalars.get("lineage", b"")
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        """Return the lineage of the model as it is now."""
+        return {"lineage": self.masks.transcript if self.masks else self.lineage}
+
+    def keep(self, context: Context) -> None:
+        """Leave in the state how far the masks have been used."""
+        if self.masks:
+            keys.keep(context, self.masks)
+
+    def fail(self, context: Context) -> dict[str, Any]:
+        """Part from the other parties, in masks and lineage."""
+        if self.masks:
+            keys.part(context, self.masks)
+        return {"lineage": keys.no_lineage()}
 
 
 class Secure(Aggregation):
