@@ -16,8 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.enrolment import enrol
-from strategies.history import History
-from strategies.run import Run
 from strategies.vertical import Vertical, strategy_of
 from vfl_flower.api.training import train
 from vfl_flower.client_app import app as client_app
@@ -135,7 +133,7 @@ def local_epoch(parties: int, keys: Mapping[str, Any]) -> dict[str, Any]:
 def trained(
     parties: int,
     keys: Mapping[str, Any],
-    observer_of: Callable[[Vertical], Callback] = lambda strategy: Callback(),
+    callback_of: Callable[[Vertical], Callback] = lambda strategy: Callback(),
 ) -> tuple[Vertical, LocalGrid, float]:
     """The strategy of a run in process and its parties, and the seconds of its training alone.
 
@@ -145,11 +143,11 @@ def trained(
     keys = {**ALL_ROWS, **keys}
     config = resolve(keys)
     strategy = strategy_of(config)(config, load_labels(config))
-    strategy.history = History(config.running.eval_every, [observer_of(strategy)])
+    strategy.callbacks = [callback_of(strategy)]
     grid = LocalGrid(client_app, parties, keys, config)
     nodes = enrol(grid, config, strategy.labels)
     strategy.labels = with_row_masks(strategy.labels, config, len(nodes))
-    strategy.run = Run(grid, nodes, config, strategy.labels, strategy.history)
+    strategy.prepare(grid, nodes)
     start = time.perf_counter()
     strategy.train()
     return strategy, grid, time.perf_counter() - start

@@ -1,11 +1,11 @@
-"""How many steps a message carries: as configured, or as exchanges and steps are measured to last.
+"""Windows chosen by measurement: how many steps a message carries, where no window is configured.
 
-An exchange of w steps lasts a + b w seconds: a for the way there and back and all that is done once
-a message, b for a step at both ends. Longer windows lose less of a, and are staler: their steps are
-all of the parameters that the party had at the window's beginning. So the shortest is chosen by
-which the ways take a twentieth of the steps' time, or the longest there may be.
+An exchange of w steps lasts a + b w seconds. a is spent once a message, most of it on the way there
+and back; b is a step at both ends. Longer windows lose less of a. They are staler too: all their
+steps use the parameters that the party had when the window began. So the shortest window is used
+whose a is at most a twentieth of its steps' time, or the longest window allowed.
 
-It depends on what was measured, and so differs from run to run. Who wants a run again gives the
+The choice depends on measured times, and so differs from run to run. To repeat a run, set the
 window that its summary tells.
 """
 
@@ -25,7 +25,7 @@ _SHARE = 0.05  # of the steps' time that ways may take
 
 
 class AdaptiveWindow:
-    """The window of each party's next turn.
+    """Chooses the window of each party's next turn.
 
     Parameters
     ----------
@@ -44,8 +44,9 @@ class AdaptiveWindow:
         self.window = schedule.window  # that was chosen, or is until then
         self.longest = schedule.longest
         self.measured: tuple[float, float] | None = None  # a and b, in seconds
+        self.active = self.window < self.longest  # whether windows are chosen here
         # Twice in a row a window is as long as the longer probe only if an epoch has room for both.
-        self._measures = self.window < self.longest and per_epoch > 2 * _PROBES[1]
+        self._measures = self.active and per_epoch > 2 * _PROBES[1]
         self._coordinated = schedule.coordinated
         self._records = records
         self._clock = clock
@@ -54,7 +55,7 @@ class AdaptiveWindow:
         self._samples: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
 
     def next(self, record: PartyRecord) -> int:
-        """Steps of a party's next window, at most; parties that go in step have the same."""
+        """Return the steps of a party's next window, at most; alike for parties in step."""
         if not self._measures:
             return self._at.get(record.steps, self.window)
         mine = self._samples[record.party]
@@ -67,7 +68,7 @@ class AdaptiveWindow:
         return self._at.setdefault(record.steps, found) if self._coordinated else found
 
     def ordered(self, record: PartyRecord, steps: int) -> None:
-        """A turn of so many steps is sent."""
+        """Note that a turn of so many steps is sent."""
         if self._measures:
             before = self._last.get(record.party)
             # A turn brings the answer to the window before, too.
@@ -75,7 +76,7 @@ class AdaptiveWindow:
             self._last[record.party] = record.exchange + 1, self._clock(), steps, steady
 
     def _choose(self) -> int:
-        """The window for all, once all that are there have been measured."""
+        """Choose the window for all, once all parties that are there have been measured."""
         samples = [self._samples[record.party] for record in self._records if record.alive]
         if any(len(of[probe]) < _SAMPLES for of in samples for probe in _PROBES):
             return self.window
@@ -90,19 +91,19 @@ class AdaptiveWindow:
         self.measured, self._measures = (way, step), False
         return self.window
 
-    def kept(self) -> dict[str, Any]:
-        """What is needed to go on, in JSON."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to resume, in JSON."""
         return {"window": self.window, "measured": self.measured}
 
-    def go_on_from(self, kept: dict[str, Any]) -> None:
-        """Take over what `kept` gave: what was measured then holds."""
-        if kept.get("measured"):
-            self.window = min(kept["window"], self.longest)
-            self.measured = tuple(kept["measured"])
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave: what was measured then holds."""
+        if state.get("measured"):
+            self.window = min(state["window"], self.longest)
+            self.measured = tuple(state["measured"])
             self._measures = False
 
     def figures(self) -> dict[str, Any]:
-        """For a summary."""
+        """Return the window and what was measured, for a summary."""
         names = "exchange_seconds", "step_seconds"
         found = dict(zip(names, self.measured, strict=True)) if self.measured else None
         return {"window": self.window, "window_measured": found}

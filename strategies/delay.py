@@ -20,17 +20,15 @@ def refresh(
 
     Parameters
     ----------
-    wait_for : takes replies until nothing is in flight to these parties.
+    wait_for : waits until nothing is out to these parties.
     """
     holder = run.holder
-    if not holder.table.max_delay:
-        return
     uploads = [(each.party, each.window) for each in group if not each.coordinated]
 
     def late() -> list[tuple[PartyRecord, NDArray[np.int32]]]:
         alive = [record.party for record in run.records if record.alive]
         old = holder.table.too_old(uploads, alive, holder.steps)
-        return [(run.record_of_party(party), ids) for party, ids in old.items()]
+        return [(run.by_party[party], ids) for party, ids in old.items()]
 
     # A node serves one message at a time, and what is in flight may bring what is needed.
     wait_for([record for record, _ in late()])

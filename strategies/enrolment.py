@@ -18,7 +18,8 @@ from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper, check_number,
 from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.codecs.channel import check_memory
-from vfl_flower.transport.base import Transport, ask_all
+from vfl_flower.transport.base import Transport
+from vfl_flower.transport.gather import gather_all
 from vfl_flower.transport.messages import DescribeOrder, Description, GrowOrder, Order, ResumeOrder
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -66,7 +67,7 @@ def enrol(
             parties=len(earlier.strategy["seats"]),
             config=json.dumps(config.values()),
         )
-    descriptions = ask_all(transport, order, Description, config.running)
+    descriptions = gather_all(transport, order, Description, config.running)
     if found:
         check_states(found, descriptions.values())
     if earlier:

@@ -1,114 +1,173 @@
-"""Messages to parties and their answers: at most one is ever in flight to a party."""
+"""Messages to parties and their answers: sent, awaited, counted, and what follows from a failure.
+
+At most one message is out to a party. A party that fails ends the run, or the run goes on by its
+last embeddings and asks it back once an evaluation. A party whose state is too old is told what the
+label holder knows of it, and served its last message again.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+from typing import NamedTuple, TypeVar
 
 from flwr.app import Message
 
-from strategies.party_record import PartyRecord
-from vfl_flower.config.errors import VflError
+from strategies.history import History
+from strategies.party_record import PartyRecord, State
+from strategies.step_budget import StepBudget, Waiting
+from vfl_flower.config.errors import (
+    ConfigError,
+    OutOfStepError,
+    PartyError,
+    SumError,
+    VflError,
+)
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 from vfl_flower.transport.base import Transport
+from vfl_flower.transport.gather import Outbox
 from vfl_flower.transport.messages import (
     CheckpointOrder,
+    Description,
+    EmbedOrder,
     EvaluateOrder,
+    RejoinOrder,
     RestoreOrder,
     TrainOrder,
     Turn,
     Upload,
     refuse_unused,
 )
-from vfl_flower.transport.wire import read_reply, to_message
+from vfl_flower.transport.wire import to_message
+
+log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 O = TypeVar("O", bound=Turn)  # noqa: E741
 T = TypeVar("T")
 
 
-class Messenger:
-    """Sends turns, takes answers, and counts both.
+class Replies(NamedTuple):
+    """Replies to orders to train, to evaluate, and to others."""
+
+    train: list[Message]
+    evaluate: list[Message]
+    others: list[Message]
+
+
+_TRIES = 3  # times that a party is brought into step for one turn
+
+
+class Messenger(Outbox):
+    """Sends turns, takes the answers and counts both; decides what follows from a failure.
 
     Parameters
     ----------
+    records : of all parties.
     releases : records every order before it is sent, if releases are counted.
-    timeout : seconds that a party may stay silent.
-    steps : the label holder's steps so far.
+    tell : tells callbacks of an event.
+    rejoin : the order that asks a party back, without its number and its surrogates.
+    check : raises `ConfigError` if a party that comes back does not fit the run.
     """
 
     def __init__(
         self,
+        config: RunConfig,
         transport: Transport,
         records: Sequence[PartyRecord],
+        holder: LabelHolder,
         releases: ReleaseLog | None,
-        timeout: float,
-        steps: Callable[[], int],
+        budget: StepBudget,
+        waiting: Waiting,
+        history: History,
+        tell: Callable[..., None],
+        rejoin: RejoinOrder,
+        check: Callable[[Description], None],
     ) -> None:
-        self.transport = transport
+        super().__init__(transport, config.running.party_timeout)
         self.records = records
         self.party_memory_mb = 0.0  # the most that a party has told
+        self._config = config
+        self._holder = holder
         self._releases = releases
-        self._timeout = timeout
-        self._steps = steps
+        self._budget = budget
+        self._waiting = waiting
+        self._history = history
+        self._tell = tell
+        self._rejoin_order = rejoin
+        self._check = check
         self._by_node = {record.node_id: record for record in records}
-        self._waiting: dict[str, PartyRecord] = {}  # message id -> its receiver
+
+    # --- sending and taking ---------------------------------------------------------------------
 
     def message(self, record: PartyRecord, order: Turn) -> Message:
-        """The message of a party's turn; from now on it is in flight."""
+        """Return the message of a party's turn; from now on it is out."""
         record.send(order)
         record.sent_at, record.sent_at_clock = time.monotonic(), self.transport.clock
         if isinstance(order, TrainOrder):
-            record.ordered_at_step = self._steps()
+            record.ordered_at_step = self._holder.steps
         record.feedback = {}  # it goes with every order
         record.traffic.bytes_down += order.nbytes
         if self._releases:
             self._releases.ordered(record.party, order)
-        return to_message(order, record.node_id, self._timeout, self.transport.calls)
+        return to_message(order, record.node_id, self.timeout, self.transport.calls)
 
-    def post(self, messages: Iterable[Message]) -> None:
-        """Send messages that `message` made."""
-        messages = list(messages)
-        if messages:
-            for message, key in zip(messages, self.transport.send(messages), strict=True):
-                self._waiting[key] = self._by_node[message.metadata.dst_node_id]
+    def gather(self) -> Replies:
+        """Wait for a reply, and return all that are in. A party that stays silent has failed."""
+        replies = Replies([], [], [])
+        if not self.out:
+            return replies
+        node, sent_at = min(self.out.values(), key=itemgetter(1))
+        messages = self.wait(sent_at + self.timeout)
+        if not messages:
+            self.failed(node, VflError(f"did not answer within {self.timeout:g} s."))
+        for message in messages:
+            node, _ = self.out.get(message.metadata.reply_to_message_id, (0, 0))
+            order = self._by_node[node].order if node else None  # none: the reply came twice
+            if isinstance(order, TrainOrder):
+                replies.train.append(message)
+            elif isinstance(order, EvaluateOrder):
+                replies.evaluate.append(message)
+            elif order:
+                replies.others.append(message)
+        return replies
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing is in flight."""
-        return not self._waiting
+    def take(
+        self,
+        kind: type[O],
+        replies: Iterable[Message],
+        use: Callable[[PartyRecord, O, Upload], T],
+    ) -> Iterator[tuple[PartyRecord, T]]:
+        """Yield what ``use`` makes of the uploads that answer an order of this kind, by party.
 
-    def replies(self) -> list[Message]:
-        """The replies that are in, after waiting for one; none if a party has stayed silent."""
-        if self.empty:
-            return []
-        first_sent = min(record.sent_at for record in self._waiting.values())
-        return self.transport.receive(self._waiting, first_sent + self._timeout)
-
-    def longest_silent(self) -> PartyRecord:
-        """Who has been silent for the longest time."""
-        return min(self._waiting.values(), key=lambda record: record.sent_at)
-
-    def answers_to(
-        self, kind: type[O], replies: Iterable[Message]
-    ) -> Iterator[tuple[PartyRecord, O, Message]]:
-        """Those replies that answer an order of this kind, with their sender and that order."""
+        A party whose upload cannot be used has failed, or is brought into step.
+        """
         for message in replies:
-            record = self._waiting.get(message.metadata.reply_to_message_id)
-            if record is not None and isinstance(record.order, kind):
-                del self._waiting[message.metadata.reply_to_message_id]
-                yield record, record.order, message
+            node, _ = self.out.get(message.metadata.reply_to_message_id, (0, 0))
+            record = self._by_node.get(node)
+            if record is None or not isinstance(record.order, kind):
+                continue
+            answered = partial(self._answered, record, partial(use, record, record.order))
+            found = self.read(message, Upload, kind.kind, answered)
+            if found is not None:
+                yield found
 
-    def take(self, record: PartyRecord, message: Message, use: Callable[[Upload], T]) -> T:
-        """What ``use`` makes of a party's upload; it is counted, and no longer in flight.
+    def _answered(
+        self, record: PartyRecord, use: Callable[[Upload], T], upload: Upload
+    ) -> tuple[PartyRecord, T]:
+        """Use a party's upload, and count it.
 
         Raises
         ------
         VflError
-            If the party has failed, or its upload is not an answer to its last message.
+            If it is not an answer to the party's last message, or cannot be used.
         """
-        assert record.order  # it is what the message answers
-        upload = read_reply(message, Upload, self.transport.most_bytes(record.order.kind))
         if (upload.party, upload.exchange) != (record.party, record.exchange):
             raise VflError(
                 f"answered as party {upload.party} to message {upload.exchange}, when message "
@@ -126,8 +185,111 @@ class Messenger:
             record.reply_virtual_seconds.add(self.transport.clock - record.sent_at_clock)
         record.rest()
         record.unserved, record.out_of_step = None, 0
-        return used
+        return record, used
 
-    def forget(self, record: PartyRecord) -> None:
-        """Wait for no answer of this party any more."""
-        self._waiting = {key: other for key, other in self._waiting.items() if other is not record}
+    def _use(self, record: PartyRecord, order: Turn, upload: Upload) -> None:
+        if isinstance(order, EmbedOrder):
+            self._holder.refresh(record.party, order.arrays["ids"], upload)
+        elif isinstance(order, CheckpointOrder):
+            record.checkpoint = order.number
+
+    def use(self, replies: Sequence[Message]) -> None:
+        """Use replies to orders that are neither to train nor to evaluate."""
+        for kind in (EmbedOrder, CheckpointOrder, RestoreOrder):
+            list(self.take(kind, replies, self._use))
+        for message in replies:
+            node, _ = self.out.get(message.metadata.reply_to_message_id, (0, 0))
+            record = self._by_node.get(node)
+            if record and isinstance(record.order, RejoinOrder):
+                back = partial(self._check_back, record)
+                if self.read(message, Description, RejoinOrder.kind, back):
+                    self._go_on_with(record)
+
+    # --- failures -------------------------------------------------------------------------------
+
+    def failed(self, node: int, error: VflError) -> None:
+        """Bring a party into step that lacks state; else it has failed."""
+        record = self._by_node[node]
+        comes_back = isinstance(record.order, RejoinOrder)
+        if isinstance(error, SumError):
+            raise error
+        if isinstance(error, OutOfStepError) and not comes_back:
+            self._bring_into_step(record, error)
+        elif isinstance(error, ConfigError) and comes_back:  # it names the party
+            self.fail(record, error)
+        else:
+            self.fail(record, PartyError(f"Party {record.party}", str(error)))
+
+    def fail(self, record: PartyRecord, error: VflError) -> None:
+        """Stop the run, or go on without a party, by its last embeddings."""
+        was_alive = record.alive
+        record.rest(State.FAILED)
+        record.unserved, record.out_of_step = None, 0
+        self.out = {key: sent for key, sent in self.out.items() if sent[0] != record.node_id}
+        if not was_alive:  # it was asked back, and does not come
+            return
+        record.asked_back = self._history.due(self._budget)
+        nobody = not any(each.alive for each in self.records)
+        if self._config.running.on_party_failure == "stop" or nobody:
+            raise error
+        self._budget.without(record.steps)
+        self._tell("failed", record.party, error)
+        log.warning("%s Going on without it, by its last embeddings.", error)
+
+    def ask_back(self) -> None:
+        """Once an evaluation, ask failed parties whether they are there again."""
+        due = self._history.due(self._budget)
+        for record in self.records:
+            if record.state is State.FAILED and record.asked_back < due:
+                record.asked_back = due
+                self._ask_to_rejoin(record)
+
+    def _ask_to_rejoin(self, record: PartyRecord) -> None:
+        arrays = self._holder.links.surrogate(record.party)
+        order = replace(self._rejoin_order, exchange=record.exchange + 1, arrays=arrays)
+        self.post([self.message(record, order)])
+
+    def _bring_into_step(self, record: PartyRecord, error: OutOfStepError) -> None:
+        """Tell a party with an older state what is known of it, so that it can go on."""
+        record.out_of_step += 1
+        if self._holder.aggregation.abreast:  # no party does anything alone
+            cause = f"{error} Resume the run, by which all go back to its last checkpoint."
+            self.fail(record, PartyError(f"Party {record.party}", cause))
+            return
+        if self._holder.estimator.broadcasts or record.out_of_step > _TRIES:
+            self.fail(record, PartyError(f"Party {record.party}", str(error)))
+            return
+        notice.warning(
+            "Party %d %s It goes on from there; what it has learned since then is lost.",
+            record.party,
+            str(error).removeprefix("failed: "),
+        )
+        record.unserved = record.order
+        self._ask_to_rejoin(record)
+
+    def _check_back(self, record: PartyRecord, description: Description) -> bool:
+        """Refuse, by `VflError`, a party that comes back as another."""
+        if description.party != record.party:
+            raise VflError(f"came back as party {description.party}.")
+        self._check(description)
+        return True
+
+    def _go_on_with(self, record: PartyRecord) -> None:
+        """Go on with a party that has taken over what the label holder knows of it."""
+        self._holder.links.begin_again(record.party)
+        record.remembers = False
+        self._tell("returned", record.party)
+        self._waiting.drop(record.party)
+        if record.rests is State.AWAITS_QUORUM:
+            record.rests = State.IDLE
+        if record.unserved:
+            # Its feedback was for a window that the party does not know of any more.
+            arrays = {key: each for key, each in record.unserved.arrays.items() if key == "ids"}
+            order = replace(record.unserved, exchange=record.exchange + 1, arrays=arrays)
+            record.surrogates = self._holder.links.digest(record.party)
+            self.post([self.message(record, order)])
+            return
+        record.rest(State.IDLE)
+        record.evaluation = self._history.go_back(self._budget)
+        self._budget.with_again(record.steps)
+        notice.info("Party %d is back.", record.party)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from vfl_flower.transport.messages import Arrays, Turn, Upload
+from vfl_flower.transport.messages import Arrays, Turn
 
 FINAL = 1 << 30
 """Number of the evaluation after the last step."""
@@ -117,7 +117,7 @@ class PartyRecord:
         self.order, self.state = None, state or self.rests
 
     def take_feedback(self, feedback: Arrays) -> None:
-        """Its window has been answered; the answer goes with its next turn."""
+        """Keep the answer to its window; it goes with its next turn."""
         self.feedback = feedback
         if self.state is State.AWAITS_QUORUM:
             self.state = State.IDLE
@@ -128,25 +128,21 @@ class PartyRecord:
         if self.state is State.IDLE and self.evaluation == FINAL:
             self.state = State.DONE
 
-    def has_kept(self, number: int, upload: Upload) -> None:
-        """It answers that it has kept its state for the checkpoint of this number."""
-        self.checkpoint = number
-
     # Checkpoints are made when nothing is in flight.
 
-    def kept(self) -> dict[str, Any]:
-        """What is needed to go on, in JSON."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to resume, in JSON."""
         counted = {name: asdict(getattr(self, name)) for name in _COUNTED}
-        return {name: getattr(self, name) for name in _KEPT} | {"alive": self.alive} | counted
+        return {name: getattr(self, name) for name in _SAVED} | {"alive": self.alive} | counted
 
-    def go_on_from(self, kept: dict[str, Any]) -> None:
-        """Take over what `kept` gave."""
-        for name in kept.keys() & set(_KEPT):
-            setattr(self, name, kept[name])
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        for name in state.keys() & set(_SAVED):
+            setattr(self, name, state[name])
         for name, kind in _COUNTED.items():
-            setattr(self, name, kind(**kept[name]))
+            setattr(self, name, kind(**state[name]))
         self.state = State.DONE if self.evaluation == FINAL else State.IDLE
-        if not kept["alive"]:
+        if not state["alive"]:
             self.state = State.FAILED
 
     def figures(self) -> dict[str, Any]:
@@ -159,7 +155,7 @@ class PartyRecord:
         }
 
 
-_KEPT = (
+_SAVED = (
     *("party", "exchange", "steps", "evaluation_sent", "evaluation", "best_evaluation"),
     *("remembers", "surrogates", "asked_back", "checkpoint"),
 )

@@ -1,26 +1,27 @@
-"""A run, once its parties are known: all its parts, and what came of it so far."""
+"""A run, once its parties are known: all its parts, and what it has reached so far."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from flwr.app import MetricRecord
 
 from strategies.adaptive_window import AdaptiveWindow
 from strategies.enrolment import Member, check
-from strategies.history import RESULTS, History
+from strategies.history import RESULTS, History, metric_record
 from strategies.messenger import Messenger
 from strategies.party_record import FINAL, PartyRecord, State
-from strategies.quorum import Waiting
-from strategies.recovery import Recovery
-from strategies.step_budget import StepBudget
+from strategies.step_budget import StepBudget, Waiting
+from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.provenance import peak_memory_mb
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
-from vfl_flower.label_holder.callbacks import RunState
+from vfl_flower.label_holder.callbacks import Callback, RunState, listeners
 from vfl_flower.label_holder.figures import TRANSPORTS
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol import estimators
@@ -32,7 +33,13 @@ from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.schedule import Schedule
 from vfl_flower.protocol.systems import load_system
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.messages import SMALL, EmbedOrder, EvaluateOrder, RestoreOrder, TrainOrder
+from vfl_flower.transport.messages import (
+    SMALL,
+    EmbedOrder,
+    EvaluateOrder,
+    RejoinOrder,
+    TrainOrder,
+)
 
 log = logging.getLogger("flwr")
 
@@ -44,7 +51,7 @@ class Run:
     ----------
     nodes : party -> who it is.
     history : of this run, which may have begun before its parties were known.
-    nonce : under which parties keep their states (`Keeper`).
+    nonce : names the run in the files in which parties keep their states (`Keeper`).
 
     Raises
     ------
@@ -66,7 +73,11 @@ class Run:
         self.config = config
         self.labels = labels
         self.records = [PartyRecord(party, nodes[party].node) for party in sorted(nodes)]
-        self._by_party = {record.party: record for record in self.records}
+        self.by_party = {record.party: record for record in self.records}
+        self.attach(())
+        self.saving = False  # whether a checkpoint has been asked for
+        self.can_save = False
+        self.save_every = config.running.exchanges_apart(transport.simulated)  # 0: never
         estimator, system = estimators.choose(config)(config), load_system(config.strategy)
         mechanism = mechanism_of(config)
         self.accountant = mechanism.accountant(rows, estimator)
@@ -98,38 +109,17 @@ class Run:
         )
         self.waiting = Waiting(self.schedule.quorum, self.records, self.budget)
         self.messenger = Messenger(
+            config,
             transport,
             self.records,
-            self.releases,
-            config.running.party_timeout,
-            lambda: self.holder.steps,
-        )
-        self.recovery = Recovery(
-            config,
-            self.messenger,
             self.holder,
+            self.releases,
             self.budget,
+            self.waiting,
             self.history,
-            labels.outputs,
+            self.tell,
+            RejoinOrder(exchange=0, outputs=labels.outputs, nonce=nonce),
             lambda description: check(description, config, labels, parties, sizes),
-            self.waiting.drop,
-            nonce,
-        )
-        for callback in history.observers:
-            callback.run = self
-
-    @property
-    def state(self) -> RunState:
-        """Where the run stands, for callbacks."""
-        best = self.history.best
-        return RunState(
-            done=self.budget.answered,
-            planned=self.budget.limit,
-            steps_per_epoch=self.budget.of_epoch,
-            exchanges=sum(record.traffic.exchanges for record in self.records),
-            last=self.history.last,
-            best={} if best is None else self.history.entries[best],
-            may_stop_early=bool(self.config.training.patience and self.labels.validation),
         )
 
     def _largest(
@@ -146,10 +136,6 @@ class Run:
             EvaluateOrder.kind: SMALL + row * test_rows,
         }
 
-    def record_of_party(self, party: int) -> PartyRecord:
-        """The record of a party."""
-        return self._by_party[party]
-
     def log_summary(self) -> None:
         """Log what is about to run."""
         log.info(
@@ -164,23 +150,72 @@ class Run:
             TRANSPORTS[self.transport.medium],
         )
 
-    def next_window(self, record: PartyRecord) -> tuple[int, int, int]:
-        """The window of a party's next turn: epoch, first step, steps."""
-        epoch, first, steps = self.budget.window(record.steps, self.adaptive_window.next(record))
-        self.adaptive_window.ordered(record, steps)
-        return epoch, first, steps
+    # --- callbacks ------------------------------------------------------------------------------
 
-    def holds(self, record: PartyRecord) -> bool:
-        """Whether a party waits for the evaluation of others, after which all may have to stop.
+    def attach(self, callbacks: Iterable[Callback]) -> None:
+        """Have these callbacks hear of events, in this order."""
+        self.callbacks = list(callbacks)
+        self.listeners = listeners(self.callbacks)
+        for callback in self.callbacks:
+            callback.run = self
 
-        Without it some would have a window that others of a synchronous system have not. Where
-        nobody stops by validation, that window is waited for, unless only sums are known.
+    def tell(self, event: str, *what: Any) -> None:
+        """Tell callbacks of an event."""
+        for hear in self.listeners[event]:
+            hear(*what)
+
+    @contextmanager
+    def told(self, folder: Path | None) -> Iterator[None]:
+        """Tell callbacks that the run begins, and at the end that it is over, even if it fails."""
+        with ExitStack() as stack:
+            for hear in self.listeners["ended"]:
+                stack.callback(hear)
+            if folder:
+                self.tell("began", folder)
+            yield
+
+    @property
+    def state(self) -> RunState:
+        """Where the run stands."""
+        best = self.history.best
+        return RunState(
+            done=self.budget.answered,
+            planned=self.budget.limit,
+            steps_per_epoch=self.budget.of_epoch,
+            parties=tuple(self.by_party),
+            failed=tuple(record.party for record in self.records if not record.alive),
+            exchanges=sum(record.traffic.exchanges for record in self.records),
+            seconds=self.history.seconds,
+            history=tuple(self.history.entries),
+            best={} if best is None else self.history.entries[best],
+            may_stop_early=bool(self.config.training.patience and self.labels.validation),
+        )
+
+    def stop(self, reason: str) -> None:
+        """Order no more steps, and log why."""
+        if self.budget.left > 0:
+            log.info("%s: training stops.", reason)
+            self.budget.stopped = True
+
+    def save(self) -> None:
+        """Save a checkpoint as soon as no message is out.
+
+        Raises
+        ------
+        ConfigError
+            If this run cannot be resumed.
         """
-        together = bool(self.labels.validation) or self.abreast
-        return self.schedule.coordinated and together and record.evaluation > self.history.recorded
+        if not self.can_save:
+            raise ConfigError(
+                f"strategy = {self.config.strategy!r} saves no checkpoint before its end, since "
+                "it cannot be resumed: call `save` in runs of other systems alone."
+            )
+        self.saving = True
+
+    # --- evaluations ----------------------------------------------------------------------------
 
     def evaluation(self, record: PartyRecord, number: int) -> EvaluateOrder:
-        """A party's order for the evaluation of this number."""
+        """Return a party's order for the evaluation of this number."""
         record.evaluation_sent = number
         record.surrogates = self.holder.links.digest(record.party)
         order = EvaluateOrder(exchange=record.exchange + 1, arrays=record.feedback)
@@ -188,38 +223,20 @@ class Run:
             return order
         return replace(order, number=number, best=record.best_evaluation, last=record.evaluation)
 
-    # --- what came of it ------------------------------------------------------------------------
-
     def evaluate(self) -> MetricRecord:
-        """A history entry: where the run stands, and how the model does on rows held out.
-
-        If none before was better, it may be gone back to; if that is too long ago, training ends.
-        """
+        """Add a history entry: where the run stands, and how its model does on rows held out."""
         found = self.holder.evaluate()
         spent = self.history.spent(self.records, self.transport.clock)
         so_far = self.budget, self.holder.steps, spent, found.train_loss
         entry = self.history.record(*so_far, found.validation, found.test)
-        if any(record.alive and not record.remembers for record in self.records):
-            self.history.best = None  # who has come back meanwhile could not go back to it
-        if self.history.last_is_best:
-            self.holder.held_out.remember(self.holder.top)
-            for record in self.records:
-                record.best_evaluation = record.evaluation
-        elif self.history.is_time_to_stop and not self.budget.all_ordered:
-            best = self.history.entries[self.history.best or 0]["epoch"]
-            log.info("Validation has not improved since epoch %g: training stops.", best)
-            self.budget.stop()
+        self.tell("evaluated", entry)
+        if self.budget.stopped:
             alive = [record for record in self.records if record.alive]
             if all(record.state is State.IDLE and not record.feedback for record in alive):
                 self.history.recorded = FINAL  # nobody has anything to learn since
                 for record in alive:
                     record.evaluation, record.state = FINAL, State.DONE
-        return entry
-
-    def restore(self) -> None:
-        """Have the top model of the best evaluation; the parties' models are to be those too."""
-        self.holder.held_out.restore(self.holder.top)
-        self.history.restored = True
+        return metric_record(entry)
 
     def figures(self) -> dict[str, Any]:
         """The strategy's part of ``summary.json``."""
@@ -240,24 +257,6 @@ class Run:
             "failed_parties": [record.party for record in self.records if not record.alive],
             "by_party": [record.figures() for record in self.records],
         }
-
-
-def restore_best(run: Run, wait_for: Callable[[Sequence[PartyRecord]], None]) -> None:
-    """Have all go back to the best evaluation, if by validation rows there is one.
-
-    Parameters
-    ----------
-    wait_for : waits until nothing is in flight to these parties.
-    """
-    if run.history.best is None:
-        return
-    last_is_best = run.history.last_is_best
-    run.restore()
-    if not last_is_best:
-        alive = [record for record in run.records if record.alive]
-        orders = (RestoreOrder(exchange=s.exchange + 1, number=s.best_evaluation) for s in alive)
-        run.messenger.post(map(run.messenger.message, alive, orders))
-        wait_for(alive)
 
 
 def _is_result(key: str) -> bool:

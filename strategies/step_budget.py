@@ -1,10 +1,15 @@
-"""How many steps a run has: planned, allowed by its privacy budget, ordered, and answered."""
+"""How many steps a run has, and which uploads have the quorum that is answered together."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-_KEPT = ("planned", "ordered", "answered", "stopped")
+from strategies.party_record import PartyRecord
+from vfl_flower.protocol.uploads import Arrival
+from vfl_flower.transport.messages import TrainOrder
+
+_SAVED = ("planned", "ordered", "answered", "stopped")
 
 
 class StepBudget:
@@ -14,7 +19,7 @@ class StepBudget:
     ----------
     per_epoch : K, the mini-batches of one pass over the training rows.
     parties : how many share the steps.
-    abreast : whether all are to be ordered the same steps, one after the other, or none is.
+    abreast : whether all parties are ordered the same steps, one after the other, or none is.
     """
 
     def __init__(self, epochs: int, per_epoch: int, parties: int, abreast: bool = False) -> None:
@@ -30,16 +35,16 @@ class StepBudget:
         self.stopped = False  # before all were ordered
 
     @property
-    def limit(self) -> int:
-        """Steps to order: those planned, as far as the privacy budget allows."""
+    def left(self) -> int:
+        """Steps to be ordered yet, as far as the privacy budget allows."""
         if self.stopped:
-            return self.ordered
-        return min(self.planned, self.allowed) // self._abreast * self._abreast
+            return 0
+        return min(self.planned, self.allowed) // self._abreast * self._abreast - self.ordered
 
     @property
-    def all_ordered(self) -> bool:
-        """Whether no steps are left."""
-        return self.ordered >= self.limit
+    def limit(self) -> int:
+        """Steps to be ordered in all."""
+        return self.ordered + self.left
 
     @property
     def epochs(self) -> float:
@@ -47,31 +52,69 @@ class StepBudget:
         return self.answered / self.of_epoch
 
     def window(self, done: int, longest: int) -> tuple[int, int, int]:
-        """The next window of a party that was ordered so many steps: epoch, first step, steps."""
+        """Order the next window of a party that was ordered so many steps.
+
+        Returns epoch, first step, steps.
+        """
         epoch, first = divmod(done, self.per_epoch)
         share = self._abreast - self._asked % self._abreast
-        steps = min(longest, self.per_epoch - first, (self.limit - self.ordered) // share)
+        steps = min(longest, self.per_epoch - first, self.left // share)
         self.ordered += steps
         self._asked += 1
         return epoch, first, steps
 
-    def stop(self) -> None:
-        """Order no more steps."""
-        self.stopped = True
-
     def without(self, done: int) -> None:
-        """A party is gone that was ordered so many steps; nobody takes its others."""
+        """Remove the remaining steps of a failed party, which was ordered so many."""
         self.planned -= max(0, self._of_party - done)
 
     def with_again(self, done: int) -> None:
-        """It is back."""
+        """Add the remaining steps of a party that is back."""
         self.planned += max(0, self._of_party - done)
 
-    def kept(self) -> dict[str, Any]:
-        """What is needed to go on, in JSON."""
-        return {name: getattr(self, name) for name in _KEPT}
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to resume, in JSON."""
+        return {name: getattr(self, name) for name in _SAVED}
 
-    def go_on_from(self, kept: dict[str, Any]) -> None:
-        """Take over what `kept` gave."""
-        for name in _KEPT:
-            setattr(self, name, kept[name])
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        for name in _SAVED:
+            setattr(self, name, state[name])
+
+
+class Waiting:
+    """Arrivals in the order in which they came, to be answered a quorum at a time."""
+
+    def __init__(self, quorum: int, records: Sequence[PartyRecord], budget: StepBudget) -> None:
+        self.arrivals: list[Arrival] = []
+        self.held = False  # whether none is answered for now
+        self.draining = False  # whether parties wait for their next turns
+        self._quorum = quorum
+        self._records = records
+        self._budget = budget
+        self._group: list[Arrival] = []  # which is to be answered now
+
+    def drop(self, party: int) -> None:
+        """Drop the window of a party that has lost the state which its answer would be for."""
+        for arrivals in (self.arrivals, self._group):
+            arrivals[:] = [arrival for arrival in arrivals if arrival.party != party]
+
+    def groups(self) -> Iterator[list[Arrival]]:
+        """Yield arrivals that have their quorum, by party."""
+        while not self.held and self.arrivals and len(self.arrivals) >= (count := self._now()):
+            self._group, self.arrivals = self.arrivals[:count], self.arrivals[count:]
+            self._group.sort(key=lambda arrival: arrival.party)
+            yield self._group
+            self._group = []
+
+    def _now(self) -> int:
+        """Return the quorum, or as many as can still come, near the end or after failures."""
+        if self.draining:  # as many as there are
+            return max(1, min(self._quorum, len(self.arrivals)))
+        any_left = self._budget.left > 0
+        training = [
+            record
+            for record in self._records
+            if record.alive
+            and (any_left or record.awaits_quorum or isinstance(record.order, TrainOrder))
+        ]
+        return max(1, min(self._quorum, len(training)))

@@ -8,20 +8,29 @@ those parties their next turn. At most one message is ever in flight to a party.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from functools import partial
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from strategies.callbacks import callbacks_of
 from strategies.checkpoints import Checkpoints
 from strategies.delay import refresh
-from strategies.enrolment import enrol
+from strategies.enrolment import Member, enrol
 from strategies.history import History
+from strategies.hooks import (
+    CentralEvaluation,
+    RoundLimit,
+    check_sent,
+    check_taken,
+    overrides,
+    refuse_config,
+)
+from strategies.messenger import Replies
 from strategies.party_record import FINAL, PartyRecord, State
-from strategies.run import Run, restore_best
+from strategies.run import Run
+from vfl_flower.config.errors import PoisonError
 from vfl_flower.config.plugins import load_place
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import with_row_masks
@@ -30,29 +39,42 @@ from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Keeper
 from vfl_flower.models.training import load_model, model_arrays
 from vfl_flower.protocol.systems import load_system, sized
-from vfl_flower.transport.base import transport_of
+from vfl_flower.protocol.uploads import Arrival
+from vfl_flower.transport.base import Transport, transport_of
 from vfl_flower.transport.messages import (
     Arrays,
-    CheckpointOrder,
-    EmbedOrder,
     EvaluateOrder,
-    RejoinOrder,
-    RestoreOrder,
     TrainOrder,
 )
 from vfl_flower.transport.wire import pack, unpack
 
-_NOTHING = ArrayRecord(), ConfigRecord()
+_NOTHING = ArrayRecord()
 
 
 class Vertical(Strategy):
     """Vertical federated learning: the Flower Strategy that every system is a choice of.
 
+    **Flower's hooks.** Subclass this class, override a hook, and call ``super()`` in it. A round
+    lasts from one evaluation to the next (option ``eval-every``), and ``arrays`` is the label
+    holder's top model. `configure_train` and `configure_evaluate` give a message to each party
+    whose turn it is: they are called each time that a party may have its turn, many times a round.
+    Read the messages, or replace what is in them; send all of them, and no others. A party that is
+    left out would be waited for: choose parties by ``quorum``. `aggregate_train` is called whenever
+    uploads are in, and `aggregate_evaluate` while an evaluation is awaited, perhaps with no reply.
+    Pass all replies on to ``super()``, which returns the top model and metrics once a model has
+    been stepped or evaluated. The arrays that you return become the top model. What you return as
+    metrics is in the `Result`.
+
+    **What cannot serve.** A party's bottom model is its own: no arrays reach the parties, and
+    ``initial_arrays`` are those of the top model alone. Parties learn by the run configuration, of
+    which each may refuse a part. So ``train_config`` and ``evaluate_config`` reach
+    `configure_train` and `configure_evaluate`, but no message: ``super()`` refuses them.
+
     Parameters
     ----------
     config, labels : the resolved run configuration, and the label holder's labels. ``self.config``
         has what the rows decide besides (`vfl_flower.protocol.systems.sized`).
-    observers : are told of evaluations, progress, failures and the end.
+    callbacks : hear of evaluations, progress, failures and the end, and can stop or save the run.
     keeper : where checkpoints are kept, and the one to go on from; without it, none are.
     """
 
@@ -67,16 +89,22 @@ class Vertical(Strategy):
         self,
         config: RunConfig,
         labels: Labels,
-        observers: Sequence[Callback] = (),
+        callbacks: Sequence[Callback] = (),
         keeper: Keeper | None = None,
     ) -> None:
         self.given = config  # without what the rows decide
         self.config = config = sized(config, len(labels.train))
         self.labels = labels
-        when = config.training.patience, bool(config.running.grow)
-        self.history = History(config.running.eval_every, observers, *when)  # its clock begins
+        self.callbacks = list(callbacks)
+        self.history = History(config.running.eval_every, bool(config.running.grow))
+        self.folder = keeper.folder if keeper else None
         self.keeper = keeper if self.keeps_checkpoints else None
         self.nonce = keeper.nonce if keeper else ""
+        self.checkpoints: Checkpoints | None = None
+        self.result = Result()
+        self.configs = ConfigRecord(), ConfigRecord()  # of training and of evaluation
+        # Arrays and metrics are made for hooks that somebody overrides, and for no others.
+        self.hooked = overrides(type(self), Vertical)
 
     def start(
         self,
@@ -90,7 +118,21 @@ class Vertical(Strategy):
     ) -> Result:
         """Train with the parties of a grid until the epochs are done.
 
-        Of Flower's other arguments only ``initial_arrays`` is used, the top model to start from.
+        Parameters
+        ----------
+        initial_arrays : the top model to start from.
+        num_rounds : rounds after which training stops, if its epochs are not done before; 0: none.
+            Windows that are out then are still answered, and evaluated in one more round.
+        timeout : seconds that a party may stay silent, in place of option ``party-timeout``.
+        train_config, evaluate_config : are given to `configure_train` and `configure_evaluate`.
+        evaluate_fn : is called with round 0 before training, and with each round and its top model.
+
+        Returns
+        -------
+        Result
+            The top model, and metrics by round: of training, as `aggregate_train` gave them last;
+            of evaluations, as `aggregate_evaluate` gave them; and for the server the label holder's
+            history, with what ``evaluate_fn`` found.
 
         Raises
         ------
@@ -99,120 +141,202 @@ class Vertical(Strategy):
         PartyError
             If a party fails, and the configuration does not say to go on without it.
         """
-        transport, keeper = transport_of(grid), self.keeper
-        nodes = enrol(transport, self.given, self.labels, keeper, self.nonce)
+        if timeout:
+            self.given = self.given.with_values({"party-timeout": timeout})
+            self.config = self.config.with_values({"party-timeout": timeout})
+        self.configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
+        found = self.result.evaluate_metrics_serverapp
+        if num_rounds:
+            self.callbacks.append(RoundLimit(num_rounds))
+        central = evaluate_fn and CentralEvaluation(evaluate_fn, self._arrays, found)
+        if central:
+            self.callbacks.append(central)
+        transport = transport_of(grid)
+        nodes = enrol(transport, self.given, self.labels, self.keeper, self.nonce)
         self.labels = with_row_masks(self.labels, self.config, len(nodes))
-        self.run = Run(transport, nodes, self.config, self.labels, self.history, self.nonce)
+        run = self.prepare(transport, nodes)
         if initial_arrays is not None:
-            load_model(self.run.holder.top, unpack(initial_arrays))
-        checkpoints = None
-        if keeper:
-            checkpoints = Checkpoints(keeper, self.run, self.given, self.drain, self.wait_for)
+            load_model(run.holder.top, unpack(initial_arrays))
+        if self.keeper:
+            self.checkpoints = self.keep_in(self.keeper)
         self.ready = True
         self.summary()
-        with checkpoints.held(self.can_resume) if checkpoints else nullcontext():
-            with self.history.told():
-                self.train(checkpoints)
-            if checkpoints:
-                checkpoints.keep(finished=True)
-        metrics = self.history.records()
-        return Result(arrays=pack(self.top_arrays()), evaluate_metrics_serverapp=metrics)
+        with run.told(self.folder):
+            if central and not run.history.entries:
+                central.evaluate(0)
+            self.train()
+            run.tell("trained")
+            self.finish()
+        entries = run.history.records()
+        self.result.arrays = self._arrays()
+        self.result.evaluate_metrics_clientapp = {
+            **entries,
+            **self.result.evaluate_metrics_clientapp,
+        }
+        for number, entry in entries.items():
+            found[number] = MetricRecord({**entry, **found.get(number, {})})
+        return self.result
+
+    def prepare(self, transport: Transport, nodes: dict[int, Member]) -> Run:
+        """Make the run with these parties, and attach its callbacks."""
+        self.run = Run(transport, nodes, self.config, self.labels, self.history, self.nonce)
+        self.run.can_save = bool(self.keeper) and self.can_resume
+        self.run.attach(callbacks_of(self.run, self.callbacks, self.wait_for))
+        return self.run
+
+    def keep_in(self, keeper: Keeper) -> Checkpoints:
+        """Resume the run from the checkpoint that was found, if there is one, and keep others."""
+        return Checkpoints(keeper, self.run, self.given, self.drain, self.wait_for)
 
     def summary(self) -> None:
         """Log what is about to run."""
         self.run.log_summary()
 
     def figures(self) -> dict[str, Any]:
-        """The strategy's part of ``summary.json``; empty if the parties did not agree."""
+        """Return the strategy's part of ``summary.json``; empty if the parties did not agree."""
         return self.run.figures() if hasattr(self, "run") else {}
 
     def top_arrays(self) -> Arrays:
-        """The top model's parameters so far; none before the parties have been enrolled."""
+        """Return the top model's parameters so far; none before the parties have been enrolled."""
         return model_arrays(self.run.holder.top) if hasattr(self, "run") else {}
+
+    def _arrays(self) -> ArrayRecord:
+        return pack(self.top_arrays())
 
     # --- the loop -------------------------------------------------------------------------------
 
-    def train(self, checkpoints: Checkpoints | None = None) -> None:
+    def train(self) -> None:
         """Give every party its turns, and answer every quorum, until all are done."""
-        run = self.run
+        run, history, grid = self.run, self.run.history, self.run.transport
         while not all(record.state is State.DONE for record in run.records if record.alive):
-            epoch = int(run.budget.epochs)
-            run.messenger.post(run.recovery.ask_back())
-            run.messenger.post(self.configure_evaluate(epoch, *_NOTHING, run.transport))
-            run.messenger.post(self.configure_train(epoch, *_NOTHING, run.transport))
-            replies = run.recovery.replies()
-            # Evaluations first: a bounded delay waits for what is in flight.
-            self.aggregate_evaluate(epoch, replies)
-            self.aggregate_train(epoch, replies)
-            self._record_if_all_are_in()  # a party that has failed is waited for no more
-            if checkpoints:
-                checkpoints.keep_if_due()
-            run.history.progressed(run.budget.answered, run.budget.limit)
-        restore_best(run, self.wait_for)
+            if any(record.state is State.FAILED for record in run.records):
+                run.messenger.ask_back()
+            number, arrays = len(history.entries) + 1, self._arrays() if self.hooked else _NOTHING
+            due = FINAL if run.budget.left <= 0 else history.due(run.budget)
+            if due > history.recorded:
+                history.asked = due
+                orders = self.configure_evaluate(number, arrays, self.configs[1], grid)
+                run.messenger.post(orders)
+            run.messenger.post(self.configure_train(number, arrays, self.configs[0], grid))
+            if self.hooked:
+                check_sent(run)
+            self.take(run.messenger.gather())
+            if history.asked > history.recorded:  # a party that has failed is waited for no more
+                self._record_if_all_are_in()
+            for progressed in run.listeners["progressed"]:
+                progressed(run.budget.answered, run.budget.limit)
+            if run.saving and self.checkpoints:
+                self.checkpoints.save()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """A turn for each idle party while steps are left: its feedback, and its next window."""
-        run = self.run
+        """Give each idle party its feedback and its next window, while steps are left."""
+        if config:
+            refuse_config("train_config", config)
+        run, window = self.run, self.run.adaptive_window
+        # All may have to stop after an evaluation. Parties in step wait for it, so that none has a
+        # window that others have not. Where nobody stops by validation they need not, unless only
+        # sums are known.
+        together = run.schedule.coordinated and (self.labels.validation or run.abreast)
         for record in run.records:
-            if record.state is State.IDLE and not run.budget.all_ordered and not run.holds(record):
-                opening = {} if record.steps else run.holder.estimator.opening(run.holder)
-                epoch, first, steps = run.next_window(record)
-                order = TrainOrder(
-                    exchange=record.exchange + 1,
-                    epoch=epoch,
-                    first=first,
-                    steps=steps,
-                    coordinated=run.schedule.coordinated,
-                    arrays={**record.feedback, **opening},
-                )
-                record.steps += steps
-                yield run.messenger.message(record, order)
+            if record.state is not State.IDLE or run.budget.left <= 0:
+                continue
+            if together and record.evaluation > run.history.recorded:
+                continue
+            opening = {} if record.steps else run.holder.estimator.opening(run.holder)
+            longest = window.next(record) if window.active else window.window
+            epoch, first, steps = run.budget.window(record.steps, longest)
+            if window.active:
+                window.ordered(record, steps)
+            order = TrainOrder(
+                exchange=record.exchange + 1,
+                epoch=epoch,
+                first=first,
+                steps=steps,
+                coordinated=run.schedule.coordinated,
+                arrays={**record.feedback, **opening},
+            )
+            record.steps += steps
+            yield run.messenger.message(record, order)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Write the uploads into the table; answer as many quorums as there are."""
+        run, holder, before = self.run, self.run.holder, self.run.holder.steps
+        uploads = run.messenger.take(
+            TrainOrder, replies, lambda party, *sent: holder.receive(party.party, *sent)
+        )
+        for record, arrival in uploads:
+            if run.releases:
+                run.releases.received(record.party, arrival.window)
+            record.state = State.AWAITS_QUORUM
+            run.waiting.arrivals.append(arrival)
+        for group in run.waiting.groups():
+            if holder.table.max_delay:
+                refresh(run, self.wait_for, group)
+            if group:
+                self._answer(group)
+        if not self.hooked or holder.steps == before:
+            return None, None
+        metrics = MetricRecord({"steps": holder.steps})
+        for losses in holder.losses[-1:]:
+            metrics["train_loss"] = float(losses.mean())
+        return self._arrays(), metrics
+
+    def _answer(self, group: Sequence[Arrival]) -> None:
+        """Answer a quorum of uploads. Drop any party whose upload made the loss non-finite."""
         run = self.run
-        self._receive(replies)
-        for group in run.waiting.groups(partial(refresh, run, self.wait_for)):
-            # Of all rows of the mini-batches: the top model's step is of those that a party lacks.
-            answered = [(each.party, each.batches) for each in group]
-            allowed = run.releases is None or run.releases.answered(answered)
-            for arrival in group:
-                record = run.record_of_party(arrival.party)
-                record.staleness.add(run.holder.steps - record.ordered_at_step)
-            answers = run.recovery.answer(group) if allowed else run.holder.silent(group)
-            for party, feedback in answers.items():
-                run.record_of_party(party).take_feedback(feedback)
-            run.budget.answered += sum(len(arrival.window.lengths) for arrival in group)
-        return None, None
+        # Count every row of the mini-batches, also rows that a party lacks: the top model steps on
+        # them too.
+        batches = [(each.party, each.batches) for each in group]
+        allowed = run.releases is None or run.releases.answered(batches)
+        for arrival in group:
+            record = run.by_party[arrival.party]
+            record.staleness.add(run.holder.steps - record.ordered_at_step)
+        answers: dict[int, Arrays] = {}
+        while group:
+            try:
+                answers = run.holder.answer(group) if allowed else run.holder.silent(group)
+                break
+            except PoisonError as error:
+                run.waiting.drop(error.party)  # from the group, too
+                was_alive = run.by_party[error.party].alive
+                run.messenger.fail(run.by_party[error.party], error)
+                if not was_alive:
+                    raise
+        for party, feedback in answers.items():
+            run.by_party[party].take_feedback(feedback)
+        run.budget.answered += sum(len(arrival.window.lengths) for arrival in group)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """An evaluation for each idle party that is due for one, or has no steps left."""
+        """Ask each idle party that owes an evaluation for embeddings of the test rows."""
+        if config:
+            refuse_config("evaluate_config", config)
         run = self.run
-        number = FINAL if run.budget.all_ordered else run.history.due(run.budget)
         for record in run.records:
-            if record.state is State.IDLE and record.evaluation < number:
-                yield run.messenger.message(record, run.evaluation(record, number))
+            if record.state is State.IDLE and record.evaluation < run.history.asked:
+                yield run.messenger.message(record, run.evaluation(record, run.history.asked))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Write test embeddings into the test table; a history entry once all parties' are in."""
-        run = self.run
-        for record, _, message in run.messenger.answers_to(EvaluateOrder, replies):
-            use = partial(run.holder.held_out.receive, record.party, record.surrogates)
-            run.recovery.take(record, message, use)
-            if not record.unserved:
-                record.evaluated()
+        """Write test embeddings into the test table; add a history entry once all are in."""
+        held_out = self.run.holder.held_out
+        uploads = self.run.messenger.take(
+            EvaluateOrder,
+            replies,
+            lambda party, _, upload: held_out.receive(party.party, party.surrogates, upload),
+        )
+        for record, _ in uploads:
+            record.evaluated()
         return self._record_if_all_are_in()
 
     def _record_if_all_are_in(self) -> MetricRecord | None:
-        """A history entry, once every party that is there has answered the evaluation."""
+        """Add a history entry, once every party that is there has answered the evaluation."""
         run = self.run
         evaluated = min((record.evaluation for record in run.records if record.alive), default=0)
         if evaluated <= run.history.recorded:
@@ -222,41 +346,53 @@ class Vertical(Strategy):
 
     # --- replies --------------------------------------------------------------------------------
 
-    def _receive(self, replies: Iterable[Message]) -> None:
-        """Write uploads into the table; those of a window then await their quorum."""
-        run = self.run
-        for record, order, message in run.messenger.answers_to(TrainOrder, replies):
-            receive = partial(run.holder.receive, record.party, order)
-            arrival = run.recovery.take(record, message, receive)
-            if arrival is not None:
-                if run.releases:
-                    run.releases.received(record.party, arrival.window)
-                record.state = State.AWAITS_QUORUM
-                run.waiting.add(arrival)
-        for record, query, message in run.messenger.answers_to(EmbedOrder, replies):
-            fresh = partial(run.holder.refresh, record.party, query.arrays["ids"])
-            run.recovery.take(record, message, fresh)
-        for record, kept, message in run.messenger.answers_to(CheckpointOrder, replies):
-            run.recovery.take(record, message, partial(record.has_kept, kept.number))
-        for record, _, message in run.messenger.answers_to(RestoreOrder, replies):
-            run.recovery.take(record, message, lambda upload: None)
-        for record, _, message in run.messenger.answers_to(RejoinOrder, replies):
-            run.recovery.rejoin(record, message)
+    def take(self, replies: Replies) -> None:
+        """Hand replies to Flower's hooks.
+
+        Evaluations come first: a bounded delay waits for what is in flight.
+        """
+        run, history, (train, evaluate, others) = self.run, self.run.history, replies
+        if evaluate or history.asked > history.recorded:
+            number = len(history.entries) + 1
+            metrics = self.aggregate_evaluate(number, evaluate)
+            if metrics is not None:
+                self.result.evaluate_metrics_clientapp[number] = metrics
+        if others:
+            run.messenger.use(others)
+        if train or (run.waiting.arrivals and not run.waiting.held):
+            self._learn(train)
+        if self.hooked:
+            check_taken(run, [*train, *evaluate])
+
+    def _learn(self, replies: list[Message]) -> None:
+        """Hand uploads to Flower's hook, and take what it returns."""
+        number = len(self.history.entries) + 1
+        arrays, metrics = self.aggregate_train(number, replies)
+        if arrays is not None:
+            load_model(self.run.holder.top, unpack(arrays))
+        if metrics is not None:
+            self.result.train_metrics_clientapp[number] = metrics
 
     def wait_for(self, records: Sequence[PartyRecord]) -> None:
-        """Take replies until nothing is in flight to these parties."""
+        """Take replies until nothing is out to these parties; no quorum is answered meanwhile."""
+        waiting = self.run.waiting
+        before, waiting.held = waiting.held, True
         while any(record.in_flight for record in records):
-            replies = self.run.recovery.replies()
-            self.aggregate_evaluate(int(self.run.budget.epochs), replies)
-            self._receive(replies)
+            self.take(self.run.messenger.gather())
+        waiting.held = before
 
     def drain(self) -> None:
-        """Wait until nothing is in flight, and answer all that has come."""
+        """Wait until nothing is out, and answer all that has come."""
         self.run.waiting.draining = True
         self.wait_for(self.run.records)
-        self.aggregate_train(int(self.run.budget.epochs), [])
+        self._learn([])
         self._record_if_all_are_in()
         self.run.waiting.draining = False
+
+    def finish(self) -> None:
+        """Keep the model, once it is trained."""
+        if self.checkpoints:
+            self.checkpoints.save(finished=True)
 
 
 def strategy_of(config: RunConfig) -> type[Vertical]:

@@ -256,7 +256,7 @@ def test_a_checkpoint_waits_until_nothing_is_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states: list[list[Any]] = []
-    keep = Checkpoints.keep
+    save = Checkpoints.save
 
     def look(self: Checkpoints, finished: bool = False) -> None:
         run = self.run
@@ -265,7 +265,7 @@ def test_a_checkpoint_waits_until_nothing_is_in_flight(
         def state() -> Any:
             states.append([each.in_flight for each in run.records])
             states.append([each.awaits_quorum for each in run.records])
-            assert not run.waiting._arrivals and run.messenger.empty
+            assert not run.waiting.arrivals and not run.messenger.out
             assert run.budget.ordered == run.budget.answered
             for seat, context in zip(run.records, run.transport.contexts.values(), strict=True):
                 assert load_scalars(context.state)["exchange"] == seat.exchange
@@ -273,9 +273,9 @@ def test_a_checkpoint_waits_until_nothing_is_in_flight(
             return state_of_holder()
 
         with patch.object(run.holder, "state_dict", state):
-            keep(self, finished)
+            save(self, finished)
 
-    monkeypatch.setattr(Checkpoints, "keep", look)
+    monkeypatch.setattr(Checkpoints, "save", look)
     keys = {**CANCER, "strategy": "vafl-t", "quorum": 2, "delay": "exponential", "epochs": 2}
     run_local(3, {**keys, "checkpoint-every": 7, "out": str(tmp_path / "run")})
     assert len(states) > 8 and not any(any(each) for each in states)

@@ -25,7 +25,7 @@ from vfl_flower.party.party import Party
 from vfl_flower.protocol.codecs.bits import place_bits
 from vfl_flower.protocol.estimators import first_order, zeroth_order
 from vfl_flower.protocol.estimators.zeroth_order import ZerothOrder
-from vfl_flower.transport import base
+from vfl_flower.transport import base, gather
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import Upload
 from vfl_flower.transport.wire import read_reply, to_reply
@@ -524,7 +524,7 @@ def test_a_silent_party_fails_when_its_time_is_up(
         now[0] += seconds
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep, perf_counter=lambda: now[0])
-    for module in (messenger, history, base):
+    for module in (messenger, history, base, gather):
         monkeypatch.setattr(module, "time", clock)
     pull = LocalGrid.pull_messages
 

@@ -310,6 +310,7 @@ class Exchange:
             CheckpointOrder: CheckpointOrder(exchange=1, number=1),
         }
         order: Any = made[kind]
+        self.order = order
         self.message = run.messenger.message(seat, order)
         set_message_id(self.message, "message-1")
         context = grid.contexts[seat.node_id]
@@ -335,7 +336,9 @@ class Exchange:
         holder.held_out.table.rows.copy_(self.rows[1])
         if hasattr(self, "peaks"):
             holder.table.peaks = dict(self.peaks)
-        used = self.run.messenger.take(seat, reply, self.use)
+        self.run.messenger.out = {"message-1": (seat.node_id, 0.0)}
+        kind = type(self.order)
+        ((_, used),) = self.run.messenger.take(kind, [reply], lambda _, __, sent: self.use(sent))
         return self._wrong(reply.content) or (self._unusable(used) if used else "")
 
     def _wrong(self, content: RecordDict) -> str:

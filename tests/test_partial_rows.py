@@ -35,8 +35,8 @@ from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.tools.compare import compare, table
 from vfl_flower.tools.report import report
-from vfl_flower.transport.base import AvailableParties, ask_present
 from vfl_flower.transport.flower_internals import set_message_id
+from vfl_flower.transport.gather import AvailableParties, gather_all
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import AlignOrder, Introduction, Payload
 from vfl_flower.transport.wire import to_failure, to_message, to_reply
@@ -581,7 +581,7 @@ def asked_of(answers: Mapping[int, Payload | str | None], without: set[int], tim
     grid, running = Slow(answers), resolve({"party-timeout": time}).running
     order = AlignOrder(method="psi", id_kind="texts")
     there = AvailableParties(3, frozenset(without))
-    found = ask_present(grid, order, Introduction, running, there)
+    found = gather_all(grid, order, Introduction, running, there)
     return [each.party for each in found.values()]
 
 

@@ -661,6 +661,29 @@ def test_who_else_is_told_is_told_of_all(run: Start, tmp_path: Path) -> None:
     assert (tmp_path / "said").read_text() == "ee."
 
 
+TARGET = '''\
+"""target.py: stop at a target, and save a checkpoint each time that the model is the best."""
+
+from vfl_flower.label_holder.callbacks import Callback
+
+
+class Target(Callback):
+    def evaluated(self, entry):
+        state = self.run.state
+        if state.best == entry:
+            self.run.save()
+        if entry["test_accuracy"] >= 0.9:
+            self.run.stop(f"The target is reached in epoch {state.epoch:.3g}")
+'''
+
+
+def test_a_callback_stops_a_run_at_a_target_and_saves_it(run: Start, tmp_path: Path) -> None:
+    keys = {**SMALL, "epochs": 50, "observer": f"{write(tmp_path, 'target.py', TARGET)}:Target"}
+    accuracies = [entry["test_accuracy"] for entry in run(2, keys).history]
+    assert len(accuracies) < 50 and accuracies[-1] >= 0.9 > max(accuracies[:-1], default=0)
+    assert len(run(2, {**keys, "observer": "none"}).history) > len(accuracies)  # the control
+
+
 @pytest.mark.parametrize(
     ("key", "said"),
     [

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from strategies.callbacks import BestModel
 from strategies.history import History
 from strategies.party_record import State
 from strategies.vertical import Vertical, strategy_of
@@ -388,26 +389,28 @@ def test_so_it_is_with_own_files(tmp_path: Path, own: int) -> None:
 
 def test_a_party_that_was_away_changes_the_choice_to_what_all_can_go_back_to() -> None:
     parts = Parts({"on-party-failure": "continue"})
+    parts.run.attach([BestModel(lambda records: None)])
     for loss in (0.5, 0.6):
         parts.budget.answered += 30
-        parts.history.record(parts.budget, 3, SPENT, None, Metrics(loss), METRICS)
+        entry = parts.history.record(parts.budget, 3, SPENT, None, Metrics(loss), METRICS)
+        parts.run.tell("evaluated", entry)
     assert parts.history.best == 0
-    parts.budget.stop()
+    parts.run.stop("It is enough")
     parts.send(1, TRAIN)
     parts.take_failure(1, "raised an error.")
     parts.post.sent.clear()
     parts.budget.answered += 30
-    parts.messenger.post(parts.recovery.ask_back())
+    parts.messenger.ask_back()
     parts.rejoin(1)
     seat = parts.records[1]
     assert seat.state is State.IDLE and not seat.remembers
-    assert parts.budget.all_ordered  # it has stopped, whoever comes back
+    assert parts.budget.left == 0  # it has stopped, whoever comes back
     assert parts.history.best is None
     parts.history.best, parts.history.restored = 0, True  # at the end it is too late to choose
     parts.send(1, TRAIN)
     parts.take_failure(1, "raised an error.")
     parts.budget.answered += 30
-    parts.messenger.post(parts.recovery.ask_back())
+    parts.messenger.ask_back()
     parts.rejoin(1)
     assert parts.history.best == 0
 

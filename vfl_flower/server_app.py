@@ -152,8 +152,6 @@ def _train_in(
             named = OBSERVERS.load(config.running.observer)()
             shown = progress.of_run(results.folder)
             told = [results, named, *callbacks, *([shown] if shown else [])]
-            for each in told:
-                each.began(results.folder)
             mechanism_of(config).warn(labels)
             strategy = strategy_of(config)(config, labels, told, keeper)
             strategy.start(transport)

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strategies.checkpoints import Checkpoints
 from strategies.vertical import Vertical
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
@@ -40,7 +39,7 @@ from vfl_flower.protocol.systems import sized
 class Joined(Vertical):
     """Plain mini-batch training; the batches are those of a synchronous system."""
 
-    keeps_checkpoints = False  # to go on from; `_keep` keeps the model at the end
+    keeps_checkpoints = False  # to go on from; `finish` keeps the model
     trains_parties = False
     fills = True  # whether the zeros of who lacks a row are taken for its values
 
@@ -48,13 +47,13 @@ class Joined(Vertical):
         self,
         config: RunConfig,
         labels: Labels,
-        observers: Sequence[Callback] = (),
+        callbacks: Sequence[Callback] = (),
         keeper: Keeper | None = None,
     ) -> None:
-        super().__init__(config, labels, observers, keeper)
+        super().__init__(config, labels, callbacks, keeper)
         self._keeper = keeper
 
-    def train(self, checkpoints: Checkpoints | None = None) -> None:
+    def train(self) -> None:
         """Train bottom models and top model together, without messages."""
         mechanism_of(self.config).check_baseline(uploads=False)
         run, holder, training = self.run, self.run.holder, self.config.training
@@ -107,8 +106,8 @@ class Joined(Vertical):
                     found = found[learned:]
                 holder.count(loss.detach()[None])
             run.budget.answered += run.budget.of_epoch
-            run.history.progressed(run.budget.answered, run.budget.planned)
-            if run.history.is_due(epoch + 1, training.epochs):
+            run.tell("progressed", run.budget.answered, run.budget.planned)
+            if run.history.is_due(run.budget, epoch + 1, training.epochs):
                 bottoms.eval()
                 with torch.no_grad():
                     for party, bottom, block in zip(holder.columns, bottoms, blocks, strict=True):
@@ -121,10 +120,8 @@ class Joined(Vertical):
                 break
         if run.history.best is not None:
             bottoms.load_state_dict(best)
-            run.restore()
-        self._keep(models)
 
-    def _keep(self, bottoms: Sequence[torch.nn.Module]) -> None:
+    def finish(self) -> None:
         """Keep the model as any run does, so that the parties can predict by it.
 
         They must be in this process, to be given their bottom models. A model that has read zeros
@@ -134,9 +131,10 @@ class Joined(Vertical):
         filled = self.fills and self.run.holder.aggregation.any_subset
         if not (keeper and contexts) or keeper.found or keeper.earlier or filled:
             return
-        for context, bottom in zip(contexts.values(), bottoms, strict=True):
+        for context, bottom in zip(contexts.values(), self.bottoms, strict=True):
             save_group(context.state, "model", model_arrays(bottom))
-        Checkpoints(keeper, self.run, self.given, self.drain, self.wait_for).keep(finished=True)
+        self.checkpoints = self.keep_in(keeper)
+        super().finish()
 
     def _rows(self) -> NDArray[np.int64]:
         """The training rows to use."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from strategies.checkpoints import Checkpoints
 from strategies.vertical import Vertical
 from vfl_flower.config.errors import DivergedError
 from vfl_flower.label_holder.label_holder import LabelHolder
@@ -22,7 +21,7 @@ class Frozen(Vertical):
 
     can_resume = False
 
-    def train(self, checkpoints: Checkpoints | None = None) -> None:
+    def train(self) -> None:
         """Take all embeddings, and train the top model on them."""
         run, epochs = self.run, self.config.training.epochs
         rows = np.arange(len(self.labels.train), dtype=np.int32)
@@ -40,13 +39,11 @@ class Frozen(Vertical):
             window = run.holder.sampling.window(None, epoch, 0, run.budget.per_epoch, b"")
             learn(run.holder, window)
             run.budget.answered += run.budget.of_epoch
-            run.history.progressed(run.budget.answered, run.budget.planned)
-            if run.history.is_due(epoch + 1, epochs):
+            run.tell("progressed", run.budget.answered, run.budget.planned)
+            if run.history.is_due(run.budget, epoch + 1, epochs):
                 run.evaluate()
             if run.budget.stopped:
                 break
-        if run.history.best is not None:
-            run.restore()
 
 
 def learn(holder: LabelHolder, window: Window) -> None:

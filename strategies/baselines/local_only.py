@@ -13,9 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from strategies.baselines.frozen import Frozen
-from strategies.checkpoints import Checkpoints
 from strategies.enrolment import Member
-from strategies.run import Run
 from strategies.vertical import Vertical
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.figures import main_metric
@@ -29,14 +27,17 @@ class _Share(Callback):
     number, of : of the runs before this one, and of all.
     """
 
-    def __init__(self, whole: Run, number: int, of: int) -> None:
+    def __init__(self, whole: Vertical, number: int, of: int) -> None:
         self._whole, self._number, self._of = whole, number, of
 
     def progressed(self, done: int, planned: int) -> None:
         """Tell of it."""
-        steps = self._whole.budget.planned
+        whole, steps = self._whole.run, self._whole.run.budget.planned
         share = (self._number + done / max(1, planned)) / self._of
-        self._whole.history.progressed(round(share * steps), steps)
+        whole.budget.answered = round(share * steps)
+        whole.tell("progressed", whole.budget.answered, steps)
+        if whole.budget.stopped:
+            self.run.stop("A callback ends the run")
 
 
 class Alone(Vertical):
@@ -44,7 +45,7 @@ class Alone(Vertical):
 
     keeps_checkpoints = False
 
-    def train(self, checkpoints: Checkpoints | None = None) -> None:
+    def train(self) -> None:
         """Run each, and tell of the best."""
         alone = {"quorum": None, "max-delay": 0, "on-party-failure": "stop", "subsets": "off"}
         config, transport = self.config.with_values(alone), self.run.transport
@@ -54,7 +55,7 @@ class Alone(Vertical):
         if self.labels.features is not None:
             kinds["label holder"] = Frozen  # no messages where no party is
         runs = {
-            who: kind(config, self.labels, [_Share(self.run, number, len(kinds))])
+            who: kind(config, self.labels, [_Share(self, number, len(kinds))])
             for number, (who, kind) in enumerate(kinds.items())
         }
         self._finished: dict[int | str, Vertical] = {}
@@ -66,12 +67,17 @@ class Alone(Vertical):
                 for record in self.run.records
                 if record.party == who
             }
-            each.run = Run(transport, nodes, config, self.labels, each.history)
+            run = each.prepare(transport, nodes)
             each.train()
+            run.tell("trained")
             self._finished[who] = each
+            if self.run.budget.stopped:
+                break
         _, best = self._best()
         for entry in best.run.history.entries:
-            self.run.history.tell(entry)
+            self.history.entries.append(entry)
+            for callback in self.callbacks:
+                callback.evaluated(entry)
 
     def figures(self) -> dict[str, Any]:
         """Those of the best party, and the test accuracy or R2 of each."""

@@ -9,7 +9,7 @@ import pytest
 
 from strategies import history, messenger
 from tests.strategy.parts import Warned
-from vfl_flower.transport import base
+from vfl_flower.transport import base, gather
 from vfl_flower.transport.flower_internals import begin_task
 
 
@@ -27,7 +27,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         now[0] += seconds
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep, perf_counter=lambda: now[0])
-    for module in (messenger, history, base):
+    for module in (messenger, history, base, gather):
         monkeypatch.setattr(module, "time", clock)
     return now
 

@@ -9,23 +9,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import Message
 
+from strategies.adaptive_window import AdaptiveWindow
 from strategies.history import History
 from strategies.messenger import Messenger
 from strategies.party_record import PartyRecord, State
-from strategies.recovery import Recovery
-from strategies.step_budget import StepBudget
+from strategies.run import Run
+from strategies.step_budget import StepBudget, Waiting
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.metrics import Metrics
+from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.protocol.privacy.accountant import Accountant
 from vfl_flower.protocol.privacy.journal import Mark
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
+from vfl_flower.protocol.schedule import Schedule
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.flower_internals import set_message_id
 from vfl_flower.transport.messages import (
@@ -56,7 +61,7 @@ class Post(Transport):
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self.due: list[Message] = []
-        self.kept_timing: list[Any] | None = None
+        self.saved_clock: list[Any] | None = None
 
     def get_node_ids(self) -> list[int]:
         return []
@@ -82,13 +87,12 @@ class Post(Transport):
     def run(self) -> Any:
         raise NotImplementedError
 
-    @property
-    def timing(self) -> list[Any] | None:
-        return self.kept_timing
+    def state_dict(self) -> list[Any] | None:
+        return self.saved_clock
 
-    def go_on_from(self, timing: list[Any]) -> None:
-        assert timing, "there was no clock"
-        self.kept_timing = timing
+    def load_state_dict(self, state: list[Any]) -> None:
+        assert state, "there was no clock"
+        self.saved_clock = state
 
     def answer(self, payload: Payload, number: int = -1) -> None:
         """The answer to the message of this number has come; to the last, unless it is said."""
@@ -127,7 +131,7 @@ class Told(ReleaseLog):
 
 
 class Heard(Callback):
-    """What observers are told."""
+    """What callbacks are told."""
 
     def __init__(self) -> None:
         self.said: list[tuple[Any, ...]] = []
@@ -141,14 +145,25 @@ class Heard(Callback):
     def failed(self, party: int, error: VflError) -> None:
         self.said.append(("failed", party, str(error)))
 
+    def trained(self) -> None:
+        self.said.append(("trained",))
+
+    def saved(self) -> None:
+        self.said.append(("saved",))
+
     def ended(self) -> None:
         self.said.append(("ended",))
 
 
 class Holder:
-    """The label holder, as far as recovery and checkpoints know it."""
+    """The label holder, as far as the messenger, callbacks and checkpoints know it."""
 
     def __init__(self) -> None:
+        self.steps = 0
+        self.top = None
+        self.refreshed: list[int] = []
+        self.remembered = self.restored = 0
+        self.held_out = self
         self.estimator = SimpleNamespace(broadcasts=False)
         self.aggregation = SimpleNamespace(abreast=False)
         self.back: list[int] = []  # parties that have come back
@@ -158,6 +173,15 @@ class Holder:
             digest=lambda party: f"digest of {party}",
             begin_again=self.back.append,
         )
+
+    def remember(self, top: None) -> None:
+        self.remembered += 1
+
+    def restore(self, top: None) -> None:
+        self.restored += 1
+
+    def refresh(self, party: int, ids: Any, upload: Upload) -> None:
+        self.refreshed.append(party)
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {"steps": 40}, {"table": np.arange(4.0)}
@@ -178,25 +202,37 @@ class Parts:
         self.records = [PartyRecord(party, 100 + party) for party in range(3)]
         self.releases, self.heard = Told(self.post), Heard()
         self.budget = StepBudget(epochs=4, per_epoch=10, parties=3)
-        self.history = History(self.config.running.eval_every, [self.heard])
-        self.steps = 0  # of the label holder
-        timeout = self.config.running.party_timeout
-        self.messenger = Messenger(
-            self.post, self.records, self.releases, timeout, lambda: self.steps
-        )
+        self.history = History(self.config.running.eval_every)
+        self.waiting = Waiting(2, self.records, self.budget)
         self.checked: list[Description] = []
-        self.dropped: list[int] = []
+        self.run = run = Run.__new__(Run)  # of these parts alone
+        run.saving, run.can_save = False, True
+        run.save_every = self.config.running.exchanges_apart(self.post.simulated)
+        run.config, run.labels, run.transport = self.config, LABELS, self.post
+        run.records, run.by_party = self.records, dict(enumerate(self.records))
+        run.budget, run.history, run.releases = self.budget, self.history, self.releases
+        run.accountant = self.releases.accountant
         holder: Any = self.holder
-        self.recovery = Recovery(
+        run.holder, run.waiting = holder, self.waiting
+        schedule = Schedule(3, True, 8, 32)
+        run.adaptive_window = AdaptiveWindow(schedule, 40, self.records)
+        run.attach([self.heard])
+        self.messenger = run.messenger = Messenger(
             self.config,
-            self.messenger,
+            self.post,
+            self.records,
             holder,
+            self.releases,
             self.budget,
+            self.waiting,
             self.history,
-            LABELS.outputs,
-            self.checked.append,
-            self.dropped.append,
+            run.tell,
+            RejoinOrder(exchange=0, outputs=LABELS.outputs, nonce="a run"),
+            self.check,
         )
+
+    def check(self, description: Description) -> None:
+        self.checked.append(description)
 
     def send(self, party: int, order: Turn) -> None:
         record = self.records[party]
@@ -204,10 +240,11 @@ class Parts:
             [self.messenger.message(record, replace(order, exchange=record.exchange + 1))]
         )
 
-    def come(self, kind: type[Turn]) -> tuple[PartyRecord, Turn, Message]:
-        """The one answer to an order of this kind that is in."""
-        (found,) = self.messenger.answers_to(kind, self.messenger.replies())
-        return found
+    def take(self, kind: type[Turn], use: Use = lambda *sent: None) -> list[tuple[int, Any]]:
+        """What is made of the answers to orders of this kind that are in, by party."""
+        messages = [each for kinds in self.messenger.gather() for each in kinds]
+        found = self.messenger.take(kind, messages, use)
+        return [(record.party, used) for record, used in found]
 
     def upload(self, party: int, **more: Any) -> Upload:
         return Upload(party=party, exchange=self.records[party].exchange, **more)
@@ -216,18 +253,19 @@ class Parts:
         return replace(FITS, party=party, exchange=self.records[party].exchange)
 
     def take_failure(self, party: int, sentence: str, out_of_step: bool = False) -> None:
-        """The party's message could not be served, which recovery is told of."""
+        """The party's message could not be served."""
         self.post.fail(sentence, out_of_step)
         order = self.records[party].order
         assert order is not None
-        record, _, message = self.come(type(order))
-        assert self.recovery.take(record, message, lambda upload: upload) is None
+        assert self.take(type(order)) == []
 
     def rejoin(self, party: int, answer: Description | None = None) -> None:
         """The party answers that it goes on."""
         self.post.answer(answer or self.describe(party))
-        record, _, message = self.come(RejoinOrder)
-        self.recovery.rejoin(record, message)
+        self.messenger.use(self.messenger.gather().others)
+
+    def fail(self, party: int, error: VflError) -> None:
+        self.messenger.fail(self.records[party], error)
 
     @property
     def last(self) -> tuple[int, Message]:
@@ -254,6 +292,13 @@ METRICS = Metrics(loss=0.5, accuracy=0.75)
 SPENT = {"exchanges": 6, "seconds": 1.5}
 
 Warned = Callable[[], list[str]]
+Use = Callable[[PartyRecord, Any, Upload], Any]
+
+
+def arrival(party: int) -> Arrival:
+    """Three rows of a party, in the table."""
+    window = Window(np.arange(3, dtype=np.int32), np.array([3], np.int32))
+    return Arrival(party, window, False, Reading(torch.zeros(3, 1), ()), window)
 
 
 def record_in(state: State, rests: State = State.IDLE) -> PartyRecord:

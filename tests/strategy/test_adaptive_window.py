@@ -123,11 +123,11 @@ def test_a_party_that_fails_before_it_was_measured_is_not_waited_for() -> None:
 def test_a_run_that_is_gone_on_with_keeps_what_was_chosen() -> None:
     world, again = World(0.01, 0.001), World(0.0, 0.001)
     chosen = last(world)
-    again.adaptive_window.go_on_from(world.adaptive_window.kept())
+    again.adaptive_window.load_state_dict(world.adaptive_window.state_dict())
     assert again.turn() == [chosen, chosen]
     assert again.adaptive_window.figures() == world.adaptive_window.figures()
     anew = World(0.0, 0.001)
-    anew.adaptive_window.go_on_from({})  # of a checkpoint before anything was measured
+    anew.adaptive_window.load_state_dict({})  # of a checkpoint before anything was measured
     assert anew.turn() == [1, 1]
 
 

@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from strategies.adaptive_window import AdaptiveWindow
+from strategies.callbacks import PeriodicCheckpoints, callbacks_of
 from strategies.checkpoints import Checkpoints
 from strategies.party_record import PartyRecord, State, Traffic
 from strategies.step_budget import StepBudget
 from tests.strategy.parts import LABELS, METRICS, ROWS, SPENT, Parts, Post, Warned
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
-from vfl_flower.protocol.schedule import Schedule
 from vfl_flower.transport.messages import CheckpointOrder
 from vfl_flower.transport.wire import read_order
 
 
 class Paused:
-    """The strategy, as checkpoints know it: whom it has waited for, and after how many messages."""
+    """A run whose parties wait: whom it has waited for, and after how many messages."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.run = SimpleNamespace(
-            transport=parts.post,
-            config=parts.config,
-            labels=LABELS,
-            records=parts.records,
-            releases=parts.releases,
-            accountant=parts.releases.accountant,
-            budget=parts.budget,
-            adaptive_window=AdaptiveWindow(Schedule(3, True, 8, 32), 40, parts.records),
-            history=parts.history,
-            messenger=parts.messenger,
-            holder=parts.holder,
-            figures=lambda: {"steps": 40},
-        )
+    def __init__(self, folder: Path, parts: Parts, found: Checkpoint | None = None) -> None:
+        self.parts = parts
         self.waits: list[tuple[Any, int]] = []
+        self.parts.run.figures = lambda: {"steps": 40}  # type: ignore[method-assign]
+        self.keeper = Keeper(folder, "12", found)
+        self.checkpoints = Checkpoints(
+            self.keeper, parts.run, parts.config, self.drain, self.wait_for
+        )
 
     def drain(self) -> None:
-        self.waits.append(("all", len(self.run.transport.sent)))
+        self.waits.append(("all", len(self.parts.post.sent)))
 
-    def wait_for(self, records: list[PartyRecord]) -> None:
-        self.waits.append(([record.party for record in records], len(self.run.transport.sent)))
+    def wait_for(self, records: Sequence[PartyRecord]) -> None:
+        self.waits.append(([record.party for record in records], len(self.parts.post.sent)))
         for record in records:
             record.rest()
 
@@ -55,10 +45,8 @@ def paused(
     folder: Path, keys: Mapping[str, Any] | None = None, found: Checkpoint | None = None
 ) -> tuple[Checkpoints, Parts, Paused]:
     parts = Parts({**(keys or {})})
-    strategy: Any = Paused(parts)
-    keeper, run = Keeper(folder, "12", found), strategy.run
-    checkpoints = Checkpoints(keeper, run, run.config, strategy.drain, strategy.wait_for)
-    return checkpoints, parts, strategy
+    strategy = Paused(folder, parts, found)
+    return strategy.checkpoints, parts, strategy
 
 
 @pytest.mark.parametrize(
@@ -78,14 +66,15 @@ def test_checkpoints_are_so_many_exchanges_apart(
     every: int,
 ) -> None:
     monkeypatch.setattr(Post, "simulated", simulated)
-    checkpoints, parts, strategy = paused(tmp_path, keys)
+    checkpoints, parts, _ = paused(tmp_path, keys)
+    parts.run.attach(callbacks_of(parts.run, [], lambda records: None))
     kept_at = []
     for exchanges in range(2500):
         parts.records[exchanges % 3].traffic.exchanges += 1
-        before = len(strategy.waits)
         if exchanges < 20 or exchanges % 100 > 97:
-            checkpoints.keep_if_due()
-        if len(strategy.waits) > before:
+            parts.run.tell("progressed", exchanges, 2500)
+        if parts.run.saving:
+            checkpoints.save()
             kept_at.append(exchanges + 1)
     if every == 0:
         assert kept_at == []
@@ -103,9 +92,9 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
     parts.records[1].state = State.FAILED
     parts.records[2].feedback = {"gradient": ROWS}
     parts.budget.ordered, parts.budget.answered = 42, 37
-    parts.messenger.party_memory_mb, parts.post.kept_timing = 9.0, [1.5]
+    parts.messenger.party_memory_mb, parts.post.saved_clock = 9.0, [1.5]
     parts.history.record(parts.budget, 3, SPENT, 0.5, None, METRICS)
-    checkpoints.keep()
+    checkpoints.save()
     assert strategy.waits == [("all", 0), ([0, 2], 2)]  # it is posted to both at once
     orders = [read_order(each, CheckpointOrder) for each in parts.post.sent]
     assert [each.metadata.dst_node_id for each in parts.post.sent] == [100, 102]
@@ -117,8 +106,8 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
     assert (found.run, found.number, found.finished) == (checkpoints.keeper.name, 1, False)
     assert found.config == parts.config and found.about_labels == LABELS.about()
     assert found.strategy == {
-        "seats": [record.kept() for record in parts.records],
-        "history": {**parts.history.kept(), "seconds": found.strategy["history"]["seconds"]},
+        "seats": [record.state_dict() for record in parts.records],
+        "history": {**parts.history.state_dict(), "seconds": found.strategy["history"]["seconds"]},
         "plan": {"planned": 120, "ordered": 42, "answered": 37, "stopped": False},
         "pace": {"window": 8, "measured": None},
         "party_memory_mb": 9.0,
@@ -130,7 +119,7 @@ def test_a_checkpoint_is_kept_by_all_who_are_there_when_nothing_is_in_flight(
     }
     assert [record["alive"] for record in found.strategy["seats"]] == [True, False, True]
     np.testing.assert_array_equal(found.arrays["table"], np.arange(4.0))
-    checkpoints.keep(finished=True)
+    checkpoints.save(finished=True)
     found = checkpoint.load(tmp_path)
     assert (found.number, found.finished) == (2, True)
     assert found.strategy["figures"] == {"steps": 40}  # for a summary that is not written yet
@@ -147,7 +136,7 @@ def test_there_is_one_before_anything_is_released_and_parties_are_not_asked_for_
         found = checkpoint.load(tmp_path)
         assert (found.run, found.number, found.finished) == (checkpoints.keeper.name, 0, False)
         assert [record["exchange"] for record in found.strategy["seats"]] == [0, 0, 0]
-    checkpoints.keep()
+    checkpoints.save()
     assert checkpoint.load(tmp_path).number == 1
 
 
@@ -158,9 +147,9 @@ def kept_run(folder: Path) -> Checkpoint:
         record.exchange, record.steps, record.traffic = 8, 14, Traffic(6, 600, 60, 6)
     parts.records[1].state = State.FAILED
     parts.budget.ordered, parts.budget.answered = 42, 37
-    parts.messenger.party_memory_mb, parts.post.kept_timing = 9.0, [1.5]
+    parts.messenger.party_memory_mb, parts.post.saved_clock = 9.0, [1.5]
     parts.history.record(parts.budget, 3, SPENT, 0.5, None, METRICS)
-    checkpoints.keep()
+    checkpoints.save()
     return checkpoint.load(folder)
 
 
@@ -168,23 +157,32 @@ def test_all_parts_go_on_from_a_checkpoint(tmp_path: Path) -> None:
     found = kept_run(tmp_path)
     found.strategy["pace"] = {"window": 16, "measured": [0.1, 0.2]}
     checkpoints, parts, strategy = paused(tmp_path, {"checkpoint-every": 5}, found)
-    assert strategy.run.adaptive_window.kept() == {"window": 16, "measured": (0.1, 0.2)}
+    assert parts.run.adaptive_window.state_dict() == {"window": 16, "measured": (0.1, 0.2)}
     assert [record.state for record in parts.records] == [State.IDLE, State.FAILED, State.IDLE]
     # Each party has kept this checkpoint anew when it resumed, also one that was away before.
-    assert [record.kept() for record in parts.records] == [
+    assert [record.state_dict() for record in parts.records] == [
         {**record, "checkpoint": found.number} for record in found.strategy["seats"]
     ]
     assert [record.exchange for record in parts.records] == [9, 8, 9]
-    assert parts.budget.kept() == {"planned": 120, "ordered": 42, "answered": 37, "stopped": False}
+    assert parts.budget.state_dict() == {
+        "planned": 120,
+        "ordered": 42,
+        "answered": 37,
+        "stopped": False,
+    }
     assert len(parts.history.entries) == 1 and parts.heard.said == []
-    assert parts.messenger.party_memory_mb == 9.0 and parts.post.kept_timing == [1.5]
+    assert parts.messenger.party_memory_mb == 9.0 and parts.post.saved_clock == [1.5]
     assert parts.holder.loaded == (found.strategy["holder"], found.arrays)
     # Exchanges since that checkpoint count, and its number is taken.
+    parts.run.attach([PeriodicCheckpoints(5)])
+    parts.run.tell("began", tmp_path)
     parts.records[0].traffic.exchanges += 4
-    checkpoints.keep_if_due()
-    assert strategy.waits == []
+    parts.run.tell("progressed", 41, 120)
+    assert not parts.run.saving
     parts.records[0].traffic.exchanges += 1
-    checkpoints.keep_if_due()
+    parts.run.tell("progressed", 42, 120)
+    assert parts.run.saving
+    checkpoints.save()
     assert len(strategy.waits) == 2 and checkpoint.load(tmp_path).number == 2
 
 
@@ -192,7 +190,7 @@ def test_a_run_without_a_virtual_clock_goes_on_without_one(tmp_path: Path) -> No
     found = kept_run(tmp_path)
     found.strategy["timing"] = None
     _, parts, _ = paused(tmp_path, found=found)
-    assert parts.post.kept_timing is None
+    assert parts.post.saved_clock is None
 
 
 @pytest.mark.parametrize(("every", "journals"), [(0, 0), (5, 1)])
@@ -217,9 +215,7 @@ def test_steps_that_were_answered_after_the_checkpoint_count_towards_the_budget(
     def go_on(released: int) -> StepBudget:
         parts = Parts()
         parts.budget.allowed, parts.releases.accountant.released = allowed, released
-        strategy: Any = Paused(parts)
-        keeper, run = Keeper(tmp_path, "12", found), strategy.run
-        Checkpoints(keeper, run, run.config, strategy.drain, strategy.wait_for)
+        Paused(tmp_path, parts, found)
         return parts.budget
 
     assert go_on(released=37).limit == min(allowed, 120) and warned() == []

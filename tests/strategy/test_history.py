@@ -1,4 +1,4 @@
-"""The history: when evaluations are due, what they say, and who is told."""
+"""The history: when evaluations are due, and what they say."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from strategies.enrolment import enrol
 from strategies.history import History
 from strategies.party_record import FINAL, PartyRecord, Traffic
 from strategies.step_budget import StepBudget
-from tests.strategy.parts import METRICS, SPENT, Heard
+from tests.strategy.parts import METRICS, SPENT
 from vfl_flower import client_app
-from vfl_flower.config.errors import PartyError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
@@ -50,29 +49,10 @@ def test_evaluations_are_due_by_the_steps_answered(
 def test_where_training_is_by_whole_epochs_evaluations_come_after_them(
     every: float, epochs: list[int]
 ) -> None:
-    history = History(every)
-    assert [epoch for epoch in range(1, 6) if history.is_due(epoch, 5)] == epochs
-
-
-def test_observers_are_told_of_all_in_the_order_in_which_it_happens() -> None:
-    one, other = Heard(), Heard()
-    history = History(1.0, [one, other])
-    budget = StepBudget(epochs=4, per_epoch=10, parties=3)
-    budget.answered = 45
-    history.progressed(45, 120)
-    history.record(budget, 17, SPENT, 0.25, None, METRICS)
-    history.failed(1, PartyError("Party 1", "is tired."))
-    baseline = {"epoch": 1.0}
-    history.tell(baseline)  # which another's run has recorded
-    assert one.said == other.said
-    assert one.said[0] == ("progressed", 45, 120)
-    assert one.said[1] == ("evaluated", history.last)
-    assert one.said[2] == ("failed", 1, "Party 1 is tired.")
-    with pytest.raises(ValueError), history.told():
-        raise ValueError
-    assert one.said == other.said
-    assert one.said[3:] == [("evaluated", baseline), ("ended",)]
-    assert len(history.entries) == 1
+    history, budget = History(every), StepBudget(5, 10, 3)
+    assert [epoch for epoch in range(1, 6) if history.is_due(budget, epoch, 5)] == epochs
+    budget.stopped = True
+    assert history.is_due(budget, 1, 5)  # which is the last, then
 
 
 def test_an_entry_says_where_the_run_stands_and_how_the_model_does() -> None:
@@ -113,18 +93,17 @@ def test_a_party_that_was_away_goes_on_from_the_last_evaluation_that_is_due() ->
 
 
 def test_a_history_goes_on_from_what_was_kept_of_it(now: list[float]) -> None:
-    heard, budget = Heard(), StepBudget(epochs=4, per_epoch=10, parties=3)
+    budget = StepBudget(epochs=4, per_epoch=10, parties=3)
     history = History(1.0)
     history.record(budget, 3, SPENT, 0.5, None, METRICS)
     history.recorded, now[0] = 1, 20.0
-    kept = json.loads(json.dumps(history.kept()))
+    kept = json.loads(json.dumps(history.state_dict()))
     now[0] = 1000.0  # the run was interrupted
-    anew = History(1.0, [heard])
-    anew.go_on_from(kept)
+    anew = History(1.0)
+    anew.load_state_dict(kept)
     now[0] = 1003.0
     assert anew.entries == history.entries and anew.recorded == 1
     assert anew.seconds == 23.0
-    assert heard.said == []  # they were told then
     anew.record(budget, 4, SPENT, 0.5, None, METRICS)
     assert len(kept["entries"]) == 1 and len(anew.entries) == 2
 

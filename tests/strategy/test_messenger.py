@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from flwr.app import Context, Error, Message
 
-from strategies.party_record import Spread, State, Traffic
+from strategies.party_record import PartyRecord, Spread, State, Traffic
 from strategies.vertical import strategy_of
 from tests.strategy.parts import CHECKPOINT, EMBED, EVALUATE, REJOIN, ROWS, TRAIN, Parts
 from vfl_flower import client_app
-from vfl_flower.config.errors import OutOfStepError, VflError
+from vfl_flower.config.errors import PartyError, VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
-from vfl_flower.transport.messages import EvaluateOrder, RejoinOrder, TrainOrder, Turn, Upload
+from vfl_flower.transport.messages import EvaluateOrder, TrainOrder, Turn, Upload
 from vfl_flower.transport.wire import read_order
 
 
 def test_a_message_is_counted_and_told_before_it_leaves() -> None:
     parts = Parts()
-    record, parts.steps, parts.post.clock = parts.records[1], 17, 2.5
+    record, parts.holder.steps, parts.post.clock = parts.records[1], 17, 2.5
     record.feedback = {"gradient": ROWS}
     message = parts.messenger.message(record, replace(TRAIN, exchange=1, arrays=record.feedback))
     assert record.in_flight and record.exchange == 1 and record.feedback == {}
@@ -32,16 +32,16 @@ def test_a_message_is_counted_and_told_before_it_leaves() -> None:
     assert record.traffic == Traffic(bytes_down=12)
     ((party, order, left),) = parts.releases.orders
     assert (party, order, left) == (1, record.order, 0)
-    assert parts.post.sent == [] and parts.messenger.empty
+    assert parts.post.sent == [] and parts.messenger.out == {}
     parts.messenger.post([message])
-    assert parts.post.sent == [message] and not parts.messenger.empty
+    assert parts.post.sent == [message] and len(parts.messenger.out) == 1
     assert message.metadata.dst_node_id == 101 and message.metadata.ttl == 10.0
     assert read_order(message, TrainOrder).arrays["gradient"].tolist() == [0, 0, 0]
 
 
 def test_only_orders_of_windows_set_the_step_by_which_staleness_is_counted() -> None:
     parts = Parts()
-    parts.steps = 17
+    parts.holder.steps = 17
     for order in (EVALUATE, EMBED, CHECKPOINT, REJOIN):
         parts.send(0, order)
         assert parts.records[0].ordered_at_step == 0
@@ -50,7 +50,7 @@ def test_only_orders_of_windows_set_the_step_by_which_staleness_is_counted() -> 
 def test_with_nothing_in_flight_there_is_nothing_to_wait_for(now: list[float]) -> None:
     parts = Parts()
     parts.messenger.post([])
-    assert parts.messenger.replies() == [] and now == [0.0] and parts.post.sent == []
+    assert parts.messenger.gather() == ([], [], []) and now == [0.0] and parts.post.sent == []
 
 
 @pytest.mark.parametrize("order", [TRAIN, EMBED, EVALUATE, CHECKPOINT], ids=lambda o: o.kind)
@@ -62,9 +62,13 @@ def test_what_a_party_uploads_is_counted_by_what_it_answers(order: Turn, now: li
     now[0], parts.post.clock = 3.0, 0.25
     arrays = {"embedding": ROWS}
     parts.post.answer(parts.upload(1, arrays=arrays, peak_memory_mb=55.0))
-    record, served, message = parts.come(type(order))
-    used = parts.messenger.take(record, message, lambda upload: upload.arrays["embedding"].tolist())
-    assert (record.party, served.exchange, used) == (1, 1, [0, 0, 0])
+    record = parts.records[1]
+
+    def use(mine: PartyRecord, served: Any, upload: Upload) -> Any:
+        assert mine is record and served.exchange == 1 and served.kind == order.kind
+        return upload.arrays["embedding"].tolist()
+
+    assert parts.take(type(order), use) == [(1, [0, 0, 0])]
     assert (record.state, record.order, record.unserved) == (State.IDLE, None, None)
     assert record.out_of_step == 0 and parts.messenger.party_memory_mb == 55.0
     if order in (TRAIN, EMBED):
@@ -74,7 +78,7 @@ def test_what_a_party_uploads_is_counted_by_what_it_answers(order: Turn, now: li
     else:
         assert record.traffic == Traffic(evaluation_bytes=12, bytes_down=sent)
         assert record.reply_seconds == record.reply_virtual_seconds == Spread()
-    assert parts.messenger.empty
+    assert parts.messenger.out == {}
 
 
 def test_the_most_memory_that_any_party_has_told_of_is_kept() -> None:
@@ -82,8 +86,7 @@ def test_the_most_memory_that_any_party_has_told_of_is_kept() -> None:
     for party, most in ((0, 20.0), (1, 70.0), (2, 30.0)):
         parts.send(party, EVALUATE)
         parts.post.answer(parts.upload(party, peak_memory_mb=most))
-        record, _, message = parts.come(EvaluateOrder)
-        parts.messenger.take(record, message, lambda upload: None)
+        parts.take(EvaluateOrder)
     assert parts.messenger.party_memory_mb == 70.0
 
 
@@ -97,41 +100,38 @@ def test_an_answer_with_another_number_or_of_another_party_is_refused(
     parts.records[1].exchange = 1
     parts.send(1, TRAIN)
     parts.post.answer(Upload(party=party, exchange=exchange, arrays={"embedding": ROWS}))
-    record, _, message = parts.come(TrainOrder)
     used: list[Upload] = []
     sentence = (
-        f"answered as party {party} to message {exchange}, when message 2 of party 1 was due."
+        f"Party 1 answered as party {party} to message {exchange}, when message 2 of party 1 was "
+        "due."
     )
-    with pytest.raises(VflError, match=f"^{re.escape(sentence)}$"):
-        parts.messenger.take(record, message, used.append)
-    assert used == [] and record.in_flight
-    assert record.traffic == Traffic()
+    with pytest.raises(PartyError, match=f"^{re.escape(sentence)}$"):
+        parts.take(TrainOrder, lambda mine, order, upload: used.append(upload))
+    assert used == [] and parts.records[1].state is State.FAILED
+    assert parts.records[1].traffic == Traffic()
 
 
 def test_an_upload_that_cannot_be_used_is_not_counted() -> None:
     parts = Parts()
     parts.send(1, TRAIN)
     parts.post.answer(parts.upload(1, arrays={"embedding": ROWS}, peak_memory_mb=55.0))
-    record, _, message = parts.come(TrainOrder)
+    record = parts.records[1]
 
-    def refuse(upload: Upload) -> None:
+    def refuse(*sent: Any) -> None:
         raise VflError("is of another shape.")
 
-    with pytest.raises(VflError, match="another shape"):
-        parts.messenger.take(record, message, refuse)
+    with pytest.raises(PartyError, match=r"^Party 1 is of another shape\.$"):
+        parts.take(TrainOrder, refuse)
     assert record.traffic == Traffic() and record.reply_seconds == Spread()
     assert parts.messenger.party_memory_mb == 0
 
 
-@pytest.mark.parametrize(("out_of_step", "kind"), [(False, VflError), (True, OutOfStepError)])
-def test_a_failure_is_told_by_its_sentence(out_of_step: bool, kind: type[VflError]) -> None:
+def test_a_failure_is_told_by_its_sentence() -> None:
     parts = Parts()
     parts.send(1, TRAIN)
-    parts.post.fail("is tired.", out_of_step)
-    record, _, message = parts.come(TrainOrder)
-    with pytest.raises(VflError, match=r"^failed: is tired\.$") as error:
-        parts.messenger.take(record, message, lambda upload: None)
-    assert type(error.value) is kind
+    parts.post.fail("is tired.")
+    with pytest.raises(PartyError, match=r"^Party 1 failed: is tired\.$"):
+        parts.take(TrainOrder)
 
 
 def test_answers_are_sorted_by_what_was_ordered_and_taken_once() -> None:
@@ -141,43 +141,52 @@ def test_answers_are_sorted_by_what_was_ordered_and_taken_once() -> None:
     parts.send(2, TRAIN)
     for number, party in enumerate((0, 1, 2)):
         parts.post.answer(parts.upload(party), number)
-    replies = parts.messenger.replies()
-    replies += replies  # each comes twice
-    of_evaluation = list(parts.messenger.answers_to(EvaluateOrder, replies))
-    assert [record.party for record, _, _ in of_evaluation] == [1]
-    of_training = list(parts.messenger.answers_to(TrainOrder, replies))
-    assert [record.party for record, _, _ in of_training] == [0, 2]
-    assert list(parts.messenger.answers_to(Turn, replies)) == []
-    assert parts.messenger.empty
+    train, evaluate, others = parts.messenger.gather()
+    assert (len(train), len(evaluate), others) == (2, 1, [])
+    twice = [*train, *evaluate, *train, *evaluate]
+
+    def taken(kind: type[Turn]) -> list[int]:
+        use = parts.messenger.take(kind, twice, lambda *sent: None)
+        return [record.party for record, _ in use]
+
+    assert taken(EvaluateOrder) == [1] and taken(TrainOrder) == [0, 2]
+    assert taken(TrainOrder) == [] and parts.messenger.out == {}
 
 
 def test_an_answer_to_an_earlier_message_is_not_taken_for_the_last(now: list[float]) -> None:
-    parts = Parts()
+    parts = Parts({"on-party-failure": "continue"})
     parts.send(1, TRAIN)
-    parts.messenger.forget(parts.records[1])  # it has failed
-    parts.records[1].rest(State.FAILED)
+    parts.fail(1, PartyError("Party 1", "is tired."))
     parts.send(1, REJOIN)
     parts.post.answer(parts.upload(1), 0)
-    assert parts.messenger.replies() == []
-    parts.post.answer(parts.describe(1))
-    assert parts.come(RejoinOrder)[0].party == 1
+    assert parts.messenger.gather() == ([], [], [])
+    assert not parts.records[1].alive and now[0] > 10
+    parts.send(1, REJOIN)
+    parts.rejoin(1)
+    assert parts.records[1].alive
 
 
 def test_a_party_may_be_silent_until_its_time_is_up(now: list[float]) -> None:
-    parts = Parts()
+    parts = Parts({"on-party-failure": "continue"})
     parts.send(0, TRAIN)
     now[0] = 5.0
     parts.send(1, TRAIN)
-    assert parts.messenger.replies() == []
+    assert parts.messenger.gather() == ([], [], [])
     assert 10 < now[0] < 10.1  # after the first message, not the last
-    assert parts.messenger.longest_silent() is parts.records[0]
-    parts.messenger.forget(parts.records[0])
-    assert parts.messenger.longest_silent() is parts.records[1]
-    assert parts.messenger.replies() == [] and 15 < now[0] < 15.1
-    parts.post.answer(parts.upload(1))
-    assert len(parts.messenger.replies()) == 1 and now[0] < 15.1
-    parts.messenger.forget(parts.records[1])
-    assert parts.messenger.empty
+    assert [record.alive for record in parts.records] == [False, True, True]
+    parts.post.answer(parts.upload(1), 1)
+    assert len(parts.messenger.gather().train) == 1 and now[0] < 10.1
+
+
+def test_a_party_that_stays_silent_too_fails_at_its_own_time(now: list[float]) -> None:
+    parts = Parts({"on-party-failure": "continue"})
+    parts.send(0, TRAIN)
+    now[0] = 5.0
+    parts.send(1, TRAIN)
+    parts.messenger.gather()
+    assert parts.messenger.gather() == ([], [], []) and 15 < now[0] < 15.1
+    assert [record.alive for record in parts.records] == [False, False, True]
+    assert parts.messenger.out == {}
 
 
 class Busy(LocalGrid):

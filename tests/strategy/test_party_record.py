@@ -110,7 +110,7 @@ def test_a_seat_goes_on_from_what_was_kept_of_it(
         spread.add(number)
         spread.add(4.0)
     anew = PartyRecord(1, 205)
-    anew.go_on_from(json.loads(json.dumps(record.kept())))
+    anew.load_state_dict(json.loads(json.dumps(record.state_dict())))
     assert anew.state is then
     assert anew == replace(record, node_id=205, state=then)
     assert anew.figures() == record.figures()

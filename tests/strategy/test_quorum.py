@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from strategies.party_record import PartyRecord, State
-from strategies.quorum import Waiting
-from strategies.step_budget import StepBudget
-from tests.strategy.parts import EMBED, EVALUATE, TRAIN, record_in
-from vfl_flower.protocol.batches import Window
-from vfl_flower.protocol.uploads import Arrival, Reading
+from strategies.step_budget import StepBudget, Waiting
+from tests.strategy.parts import EMBED, EVALUATE, TRAIN, arrival, record_in
 from vfl_flower.transport.messages import Turn
-
-
-def arrival(party: int) -> Arrival:
-    window = Window(np.arange(3, dtype=np.int32), np.array([3], np.int32))
-    return Arrival(party, window, False, Reading(torch.zeros(3, 1), ()), window)
 
 
 def waiting_for(quorum: int, states: Iterable[State] = (State.IDLE,) * 4) -> Waiting:
@@ -32,8 +21,8 @@ def waiting_for(quorum: int, states: Iterable[State] = (State.IDLE,) * 4) -> Wai
 def groups(waiting: Waiting, *parties: int) -> list[list[int]]:
     """Whom it has answered, once these have arrived."""
     for party in parties:
-        waiting.add(arrival(party))
-    return [[each.party for each in group] for group in waiting.groups(lambda group: None)]
+        waiting.arrivals.append(arrival(party))
+    return [[each.party for each in group] for group in waiting.groups()]
 
 
 def test_a_group_is_of_those_who_came_first_in_the_order_of_parties() -> None:
@@ -45,19 +34,23 @@ def test_a_group_is_of_those_who_came_first_in_the_order_of_parties() -> None:
     assert groups(waiting) == []
 
 
-def test_what_rows_need_is_fetched_for_each_group_before_it_is_answered() -> None:
-    waiting, told = waiting_for(2), []
+def test_what_comes_while_a_group_is_made_ready_is_of_the_next() -> None:
+    waiting, found = waiting_for(2), []
     for party in (2, 0, 1):
-        waiting.add(arrival(party))
+        waiting.arrivals.append(arrival(party))
+    for group in waiting.groups():
+        found.append([each.party for each in group])
+        if len(found) == 1:
+            waiting.arrivals.append(arrival(3))
+    assert found == [[0, 2], [1, 3]]
 
-    def refresh(group: Any) -> None:
-        told.append(f"fetch for {[each.party for each in group]}")
-        if len(told) == 1:
-            waiting.add(arrival(3))  # has come meanwhile, and is of the next group
 
-    for group in waiting.groups(refresh):
-        told.append(f"answer {[each.party for each in group]}")
-    assert told == ["fetch for [0, 2]", "answer [0, 2]", "fetch for [1, 3]", "answer [1, 3]"]
+def test_nobody_is_answered_while_a_group_is_made_ready() -> None:
+    waiting = waiting_for(2)
+    waiting.held = True
+    assert groups(waiting, 2, 0, 1) == []
+    waiting.held = False
+    assert groups(waiting) == [[0, 2]]
 
 
 def in_flight(party: int, order: Turn, rests: State = State.IDLE) -> PartyRecord:
@@ -121,7 +114,7 @@ def test_a_party_that_has_lost_its_state_is_answered_no_more() -> None:
     [
         ([0], [[2], [1, 3]]),
         ([1], [[0, 2]]),  # which was to be in the next group
-        ([0, 2], [[1, 3]]),  # a group of nobody is none
+        ([0, 2], [[], [1, 3]]),
     ],
     ids=str,
 )
@@ -130,11 +123,11 @@ def test_a_party_may_lose_its_state_while_its_group_is_made_ready(
 ) -> None:
     waiting = waiting_for(2)
     for party in (0, 2, 1, 3):
-        waiting.add(arrival(party))
+        waiting.arrivals.append(arrival(party))
 
-    def refresh(group: Any) -> None:
+    found = []
+    for group in waiting.groups():
         while lost:
             waiting.drop(lost.pop())
-
-    found = [[each.party for each in group] for group in waiting.groups(refresh)]
+        found.append([each.party for each in group])
     assert found == answered

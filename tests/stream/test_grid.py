@@ -92,7 +92,7 @@ def test_windows_that_are_not_given_go_by_what_exchanges_take(streamed: Streamed
     strategy = streamed.train(nodes)
     figures = strategy.figures()
     assert figures["window_measured"]["exchange_seconds"] > 0
-    assert 1 <= figures["window"] <= 32 and strategy.run.budget.all_ordered
+    assert 1 <= figures["window"] <= 32 and strategy.run.budget.left == 0
     assert strategy.run.holder.steps == 2 * strategy.run.budget.per_epoch
     assert figures["test_accuracy"] > 0.85
 

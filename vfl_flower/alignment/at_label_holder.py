@@ -21,8 +21,9 @@ from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Source
-from vfl_flower.transport.base import AvailableParties, Transport, ask, ask_all, ask_present
+from vfl_flower.transport.base import Transport
 from vfl_flower.transport.flower_internals import lasting_home
+from vfl_flower.transport.gather import AvailableParties, gather, gather_all
 from vfl_flower.transport.messages import (
     SMALL,
     Aligned,
@@ -88,7 +89,7 @@ def align(
             ) from None
         orders[node] = ConfirmOrder(alignment=name, config=about, arrays={"answer": answer})
         answers[party] = answer[-1:]
-    done = ask(transport, orders, Introduction, config.running.party_timeout, there is not None)
+    done = gather(transport, orders, Introduction, config.running.party_timeout, there is not None)
     none = np.zeros((0, 32), np.uint8)
     told = {sets[node].party if sets else each.party: node for node, each in done.items()}
     for node, each in sets.items():
@@ -117,7 +118,7 @@ def _all_rows(
     arrays = {"ids": blinding.of_ids([of_all(own.ids)])}
     about = json.dumps(config.values())
     order = AlignOrder(method="ids", id_kind=own.id_kind, config=about, arrays=arrays)
-    return by_id(own.ids), ask_all(transport, order, Aligned, config.running)
+    return by_id(own.ids), gather_all(transport, order, Aligned, config.running)
 
 
 def _rows_asked(
@@ -145,10 +146,7 @@ def _sets(
     """What is known of each party's ids, by node, in the order of the parties."""
     kept = blinded_ids.kept_of(own.whose) if lasting else {}
     order = blinded_ids.naming(kept, run, json.dumps(config.values()))
-    if there is None:
-        answers = ask_all(transport, order, SetKept, config.running)
-    else:
-        answers = ask_present(transport, order, SetKept, config.running, there)
+    answers = gather_all(transport, order, SetKept, config.running, there)
     sets = {}
     for node, answer in answers.items():
         party = answer.party
@@ -185,7 +183,7 @@ def _common_rows(
         arrays = {"ids": blinded[each.new[order]]}
         anew = each.kept is None
         orders[node] = replace(order_of, anew=anew, arrays=arrays)
-    answers = ask(transport, orders, Aligned, timeout, lenient)
+    answers = gather(transport, orders, Aligned, timeout, lenient)
     del blinded, orders  # here and below: large
     places = {}  # by node: where in the party's order each of the label holder's rows is, or -1
     for node in [node for node in sets if node in answers]:
@@ -236,7 +234,7 @@ def _common_rows(
             )
         if has.any():  # else there is nothing that it could be told
             told[node] = CommonOrder(config=about, arrays={"places": each_place[common]})
-    asked_about = ask(transport, told, Introduction, timeout, lenient)
+    asked_about = gather(transport, told, Introduction, timeout, lenient)
     return common, present if any_party else None, asked_about
 
 

@@ -35,7 +35,8 @@ from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Source
-from vfl_flower.transport.base import AvailableParties, Transport, ask_all
+from vfl_flower.transport.base import Transport
+from vfl_flower.transport.gather import AvailableParties, gather_all
 from vfl_flower.transport.messages import Reused, ReuseOrder
 
 log = logging.getLogger("flwr")
@@ -116,7 +117,7 @@ def _reused(
     proofs = np.frombuffer(b"".join(codes), np.uint8).reshape(-1, 32)
     about = json.dumps(config.values())
     order = ReuseOrder(alignment=kept.name, config=about, arrays={"proofs": proofs})
-    answers = ask_all(transport, order, Reused, config.running)
+    answers = gather_all(transport, order, Reused, config.running)
     ago = files.in_words(files.age(kept))
     if len(answers) != kept.parties:
         words = ago, kept.parties, len(answers)

@@ -41,7 +41,8 @@ from vfl_flower.models.tops import load_top
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.journal import EVALUATE, Event, Journal
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
-from vfl_flower.transport.base import AvailableParties, Transport, ask, ask_all, ask_present
+from vfl_flower.transport.base import Transport
+from vfl_flower.transport.gather import AvailableParties, gather, gather_all
 from vfl_flower.transport.messages import SMALL, Predicted, PredictOrder
 
 notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
@@ -108,13 +109,11 @@ def _outputs(
     transport.expect({PredictOrder.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
     arrays = aggregation.question(transport, config.running)
     order = PredictOrder(run=found.run, number=found.number, arrays=arrays)
-    if there is None:
-        answers = ask_all(transport, order, Predicted, config.running)
-    elif rows.nodes is not None:
+    if there and rows.nodes is not None:
         orders = dict.fromkeys(rows.nodes.values(), order)
-        answers = ask(transport, orders, Predicted, config.running.party_timeout, lenient=True)
+        answers = gather(transport, orders, Predicted, config.running.party_timeout, lenient=True)
     else:
-        answers = ask_present(transport, order, Predicted, config.running, there)
+        answers = gather_all(transport, order, Predicted, config.running, there)
     check_states(found, answers.values(), whole=there is None)
     aggregation.check_agreed(answers.values())
     present = np.ones((len(rows.ids), len(sizes)), bool) if rows.present is None else rows.present

@@ -305,7 +305,7 @@ def _list(
 @contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
     """Have SIGTERM end this process so that Flower's processes end too."""
-    from strategies.signals import end_by_sigterm
+    from strategies.callbacks import end_by_sigterm
 
     before = signal.signal(signal.SIGTERM, end_by_sigterm)
     try:

@@ -138,16 +138,15 @@ class LocalGrid(Transport):
         self._pushed = 0
         self._frozen = False
 
-    @property
-    def timing(self) -> list[Any]:
-        """Where the virtual clock stands, when no message is in flight."""
+    def state_dict(self) -> list[Any]:
+        """Return where the virtual clock stands, in JSON; no message is out."""
         return [self.clock, list(self._free_at.values()), list(self._activations.values())]
 
-    def go_on_from(self, timing: list[Any]) -> None:
-        """Set the virtual clock to what `timing` said."""
-        self.clock = timing[0]
-        self._free_at = dict(zip(self.contexts, timing[1], strict=True))
-        self._activations = dict(zip(self.contexts, timing[2], strict=True))
+    def load_state_dict(self, state: list[Any]) -> None:
+        """Set the virtual clock to what `state_dict` said."""
+        self.clock = state[0]
+        self._free_at = dict(zip(self.contexts, state[1], strict=True))
+        self._activations = dict(zip(self.contexts, state[2], strict=True))
 
     def get_node_ids(self) -> list[int]:
         """Node ids, in the order of the parties."""

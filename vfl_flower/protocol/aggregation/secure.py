@@ -34,7 +34,8 @@ from vfl_flower.protocol.aggregation.masks import (
 )
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.uploads import Arrival, Reading
-from vfl_flower.transport.base import Transport, ask_all
+from vfl_flower.transport.base import Transport
+from vfl_flower.transport.gather import gather_all
 from vfl_flower.transport.messages import (
     Agreed,
     AgreeOrder,
@@ -250,7 +251,7 @@ class Secure(Aggregation):
         """
         running = self.config.running
         order = AgreeOrder(arrays=self.question(transport, running))
-        self.check_agreed(ask_all(transport, order, Agreed, running).values())
+        self.check_agreed(gather_all(transport, order, Agreed, running).values())
 
     def question(self, transport: Transport, running: RunningConfig) -> Arrays:
         """Return the fresh keys of all parties, in order, as orders bring them.
@@ -261,7 +262,7 @@ class Secure(Aggregation):
             If a party makes no key, or not all parties are there.
         """
         order = KeyOrder(config=json.dumps(self.config.values()))
-        answers = ask_all(transport, order, KeyMade, running).values()
+        answers = gather_all(transport, order, KeyMade, running).values()
         made = sorted(answers, key=lambda each: each.party)
         for each in made:
             try:

@@ -1,8 +1,9 @@
-"""Recovery: parties that fail, come back, or have an older state than they should."""
+"""Parties that fail, come back, or have an older state than they should."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,10 @@ from tests.strategy.parts import (
     TRAIN,
     Parts,
     Warned,
+    arrival,
 )
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
-from vfl_flower.transport.messages import Description, RejoinOrder, TrainOrder, Turn, Upload
+from vfl_flower.transport.messages import Description, RejoinOrder, TrainOrder, Turn
 from vfl_flower.transport.wire import read_order
 
 STOP, CONTINUE = {"on-party-failure": "stop"}, {"on-party-failure": "continue"}
@@ -33,8 +35,8 @@ def test_a_party_that_fails_stops_the_run() -> None:
     parts.send(1, TRAIN)
     parts.records[1].unserved, parts.records[1].out_of_step = TRAIN, 2
     with pytest.raises(PartyError, match=r"^Party 1 is tired\.$"):
-        parts.recovery.fail(parts.records[1], TIRED)
-    assert parts.records[1].state is State.FAILED and parts.messenger.empty
+        parts.fail(1, TIRED)
+    assert parts.records[1].state is State.FAILED and not parts.messenger.out
     assert parts.records[1].unserved is None and parts.records[1].out_of_step == 0
     assert parts.heard.said == [] and parts.budget.planned == 120
 
@@ -44,15 +46,15 @@ def test_a_run_goes_on_without_a_party_and_without_its_steps(warned: Warned) -> 
     parts.budget.answered, parts.records[1].steps = 65, 15
     parts.send(0, TRAIN)
     parts.send(1, TRAIN)
-    parts.recovery.fail(parts.records[1], TIRED)
+    parts.fail(1, TIRED)
     record = parts.records[1]
     assert record.state is State.FAILED and record.asked_back == 2  # at the evaluation that was due
     assert parts.budget.planned == 120 - 25
     assert parts.heard.said == [("failed", 1, "Party 1 is tired.")]
     assert warned() == ["Party 1 is tired. Going on without it, by its last embeddings."]
-    assert not parts.messenger.empty and parts.messenger.longest_silent() is parts.records[0]
+    assert [node for node, _ in parts.messenger.out.values()] == [100]
     record.send(REJOIN)
-    parts.recovery.fail(record, TIRED)  # it does not come back: nothing more is told
+    parts.messenger.fail(record, TIRED)  # it does not come back: nothing more is told
     assert record.state is State.FAILED and record.asked_back == 2
     assert parts.budget.planned == 120 - 25 and len(parts.heard.said) == len(warned()) == 1
 
@@ -60,24 +62,24 @@ def test_a_run_goes_on_without_a_party_and_without_its_steps(warned: Warned) -> 
 def test_a_run_cannot_go_on_without_any_party() -> None:
     parts = Parts(CONTINUE)
     for record in (parts.records[0], parts.records[2]):
-        parts.recovery.fail(record, TIRED)
+        parts.messenger.fail(record, TIRED)
     with pytest.raises(PartyError, match=r"^Party 1 is tired\.$"):
-        parts.recovery.fail(parts.records[1], TIRED)
+        parts.fail(1, TIRED)
     assert parts.budget.planned == 40  # of the last one, whose end is that of the run
 
 
 def test_a_party_that_has_been_silent_too_long_has_failed(now: list[float]) -> None:
     parts = Parts(CONTINUE)
-    assert parts.recovery.replies() == [] and parts.heard.said == []  # nobody was asked
+    assert parts.messenger.gather() == ([], [], []) and parts.heard.said == []  # none was asked
     parts.send(0, TRAIN)
     now[0] = 1.0
     parts.send(1, TRAIN)
     parts.post.answer(parts.upload(0), 0)
-    assert len(list(parts.messenger.answers_to(TrainOrder, parts.recovery.replies()))) == 1
+    assert len(parts.take(TrainOrder)) == 1
     assert parts.heard.said == []
-    assert parts.recovery.replies() == [] and 11 < now[0] < 11.1
+    assert parts.messenger.gather() == ([], [], []) and 11 < now[0] < 11.1
     assert parts.heard.said == [("failed", 1, "Party 1 did not answer within 10 s.")]
-    assert parts.records[1].state is State.FAILED and parts.messenger.empty
+    assert parts.records[1].state is State.FAILED and not parts.messenger.out
 
 
 @pytest.mark.parametrize("kind", ["failure", "error of Flower", "wrong number", "not of use"])
@@ -95,12 +97,12 @@ def test_a_party_that_answers_nothing_of_use_has_failed(kind: str) -> None:
         sentence = "Party 1 has no rows."
     if kind == "wrong number":
         sentence = "Party 1 answered as party 0 to message 0, when message 1 of party 1 was due."
-    record, _, message = parts.come(TrainOrder)
+    record = parts.records[1]
 
-    def use(upload: Upload) -> None:
+    def use(*sent: Any) -> None:
         raise VflError("has no rows.")
 
-    assert parts.recovery.take(record, message, use) is None
+    assert parts.take(TrainOrder, use) == []
     assert parts.heard.said == [("failed", 1, sentence)]
     assert record.state is State.FAILED and len(parts.post.sent) == 1
 
@@ -109,18 +111,17 @@ def test_what_is_made_of_an_upload_is_handed_on() -> None:
     parts = Parts()
     parts.send(1, TRAIN)
     parts.post.answer(parts.upload(1))
-    record, _, message = parts.come(TrainOrder)
-    assert parts.recovery.take(record, message, lambda upload: upload.exchange) == 1
+    assert parts.take(TrainOrder, lambda mine, order, upload: upload.exchange) == [(1, 1)]
 
 
 def test_a_failed_party_is_asked_back_once_an_evaluation() -> None:
     parts = Parts(CONTINUE)
     parts.records[1].steps, parts.budget.answered = 10, 30
-    parts.recovery.fail(parts.records[1], TIRED)
+    parts.fail(1, TIRED)
 
     def asked() -> list[int]:
         before = len(parts.post.sent)
-        parts.messenger.post(parts.recovery.ask_back())
+        parts.messenger.ask_back()
         return [each.metadata.dst_node_id - 100 for each in parts.post.sent[before:]]
 
     assert asked() == []  # it has failed since the last evaluation
@@ -145,24 +146,26 @@ def test_a_party_that_comes_back_goes_on_with_its_steps_and_the_evaluations_to_c
     record = parts.records[1]
     record.steps, parts.budget.answered, parts.history.recorded = 15, 65, 2
     record.rests = State.AWAITS_QUORUM  # it failed when it was asked for fresh embeddings
-    parts.recovery.fail(record, TIRED)
+    parts.messenger.fail(record, TIRED)
     parts.budget.answered, parts.history.recorded = 95, FINAL
-    parts.messenger.post(parts.recovery.ask_back())
+    parts.waiting.arrivals += [arrival(0), arrival(1)]
+    parts.messenger.ask_back()
     parts.rejoin(1)
+    assert [each.party for each in parts.waiting.arrivals] == [0]
     assert record.state is State.IDLE and record.order is None
     assert parts.checked == [parts.describe(1)]
-    assert parts.holder.back == parts.dropped == [1]
+    assert parts.holder.back == [1]
     assert record.evaluation == parts.history.recorded == 3
-    assert parts.budget.planned == 120 and parts.messenger.empty
+    assert parts.budget.planned == 120 and not parts.messenger.out
     assert len(parts.heard.said) == 1  # of its failure
 
 
 @pytest.mark.parametrize("how", ["fails", "has lost more", "is another party", "does not fit"])
 def test_a_party_that_does_not_come_back_as_it_should_has_still_failed(how: str) -> None:
     parts = Parts(CONTINUE)
-    parts.recovery.fail(parts.records[1], TIRED)
+    parts.fail(1, TIRED)
     parts.budget.answered = 30
-    parts.messenger.post(parts.recovery.ask_back())
+    parts.messenger.ask_back()
 
     def refuse(description: Description) -> None:
         raise ConfigError("Party 1 has other rows.")
@@ -172,11 +175,11 @@ def test_a_party_that_does_not_come_back_as_it_should_has_still_failed(how: str)
     else:
         parts.post.answer(parts.describe(2 if how == "is another party" else 1))
     if how == "does not fit":
-        parts.recovery._check = refuse
-    record, _, message = parts.come(RejoinOrder)
-    parts.recovery.rejoin(record, message)
-    assert record.state is State.FAILED and parts.messenger.empty
-    assert parts.holder.back == parts.dropped == []
+        parts.messenger._check = refuse
+    record = parts.records[1]
+    parts.messenger.use(parts.messenger.gather().others)
+    assert record.state is State.FAILED and not parts.messenger.out
+    assert parts.holder.back == []
     assert parts.budget.planned == 80 and len(parts.heard.said) == 1
 
 
@@ -189,7 +192,7 @@ def test_a_party_that_is_brought_into_step_as_another_fails_with_a_sentence(how:
     def refuse(description: Description) -> None:
         raise ConfigError("Party 1 has other rows.")
 
-    parts.recovery._check = refuse
+    parts.messenger._check = refuse
     if how == "is another party":
         with pytest.raises(PartyError, match=r"^Party 1 came back as party 2\.$"):
             parts.rejoin(1, parts.describe(2))
@@ -225,13 +228,14 @@ def test_a_party_with_an_older_state_is_told_what_is_known_and_gets_its_message_
         "Party 1 got message 5 after message 2. It goes on from there; what it has learned since "
         "then is lost."
     ]
+    parts.waiting.arrivals += [arrival(0), arrival(1)]
     party, message = parts.last
     rejoin = read_order(message, RejoinOrder)
     assert (party, rejoin.exchange) == (1, 6) and record.in_flight and record.alive
     np.testing.assert_array_equal(rejoin.arrays["embedding"], [1, 1])
 
     parts.rejoin(1)
-    assert parts.holder.back == parts.dropped == [1]
+    assert parts.holder.back == [1] and [each.party for each in parts.waiting.arrivals] == [0]
     party, message = parts.last
     again = read_order(message, type(order))
     assert (party, again.exchange) == (1, 7) and record.surrogates == "digest of 1"
@@ -243,7 +247,7 @@ def test_a_party_with_an_older_state_is_told_what_is_known_and_gets_its_message_
     assert list(again.arrays) == ["ids"] * ("ids" in order.arrays)  # and no feedback
 
     parts.post.answer(parts.upload(1))
-    parts.recovery.take(record, parts.come(type(order))[2], lambda upload: None)
+    assert len(parts.take(type(order))) == 1
     assert record.state is then and record.unserved is None and record.out_of_step == 0
     assert parts.heard.said == [] and parts.budget.planned == 120
 
@@ -256,7 +260,7 @@ def test_a_party_is_brought_into_step_three_times_at_most_for_one_message() -> N
         assert parts.records[1].alive
         parts.rejoin(1)
     parts.take_failure(1, "has no state of this run.", out_of_step=True)
-    assert parts.records[1].state is State.FAILED and parts.messenger.empty
+    assert parts.records[1].state is State.FAILED and not parts.messenger.out
     assert parts.heard.said == [("failed", 1, "Party 1 failed: has no state of this run.")]
     assert len(parts.holder.back) == 3 and len(parts.post.sent) == 1 + 2 * 3
 
@@ -269,7 +273,7 @@ def test_a_message_that_was_served_begins_the_count_anew() -> None:
             parts.take_failure(1, "has no state of this run.", out_of_step=True)
             parts.rejoin(1)
         parts.post.answer(parts.upload(1))
-        parts.recovery.take(parts.records[1], parts.come(TrainOrder)[2], lambda upload: None)
+        assert len(parts.take(TrainOrder)) == 1
     assert parts.records[1].alive and len(parts.holder.back) == 9
 
 

@@ -1,0 +1,198 @@
+"""Callbacks of ours: the best model, early stopping, checkpoints, and signals that end a run.
+
+`callbacks_of` lists them in the order in which they hear of an event, with yours among them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from strategies.party_record import PartyRecord
+from strategies.run import Run
+from vfl_flower.config.errors import Interrupted, Terminated
+from vfl_flower.label_holder.callbacks import Callback
+from vfl_flower.label_holder.figures import reached, validated
+from vfl_flower.transport.messages import RestoreOrder
+
+log = logging.getLogger("flwr")
+
+_HINT = b"\nStopping at the next checkpoint; again, to stop without one.\n"
+
+
+def callbacks_of(
+    run: Run,
+    yours: Sequence[Callback],
+    wait_for: Callable[[Sequence[PartyRecord]], None],
+) -> list[Callback]:
+    """Return a run's callbacks, in the order in which they hear of an event.
+
+    Parameters
+    ----------
+    wait_for : waits until nothing is out to these parties.
+    """
+    validates, patience = bool(run.labels.validation), run.config.training.patience
+    found: list[Callback] = [BestModel(wait_for)] if validates else []
+    found += [EpochLog(), *yours]
+    found += [EarlyStopping(patience)] if validates and patience else []
+    if run.can_save:
+        found += [PeriodicCheckpoints(run.save_every)] if run.save_every else []
+        found.append(EndBySignal())
+    return found
+
+
+class BestModel(Callback):
+    """Remembers the model that does best on the validation rows, and restores it at the end.
+
+    Parameters
+    ----------
+    wait_for : waits until nothing is out to these parties.
+    """
+
+    run: Run
+
+    def __init__(self, wait_for: Callable[[Sequence[PartyRecord]], None]) -> None:
+        self._wait_for = wait_for
+
+    def evaluated(self, entry: dict[str, Any]) -> None:
+        """Remember the model, at the parties too, if none before did as well."""
+        run, history = self.run, self.run.history
+        best = history.best
+        if best is None or entry["validation_loss"] < history.entries[best]["validation_loss"]:
+            history.best = len(history.entries) - 1
+        if any(record.alive and not record.remembers for record in run.records):
+            history.best = None  # a party that has come back meanwhile could not go back to it
+        if history.last_is_best:
+            run.holder.held_out.remember(run.holder.top)
+            for record in run.records:
+                record.best_evaluation = record.evaluation
+
+    def returned(self, party: int) -> None:
+        """Forget the best model: the party may have lost its copy of it."""
+        if not self.run.history.restored:
+            self.run.history.best = None
+
+    def trained(self) -> None:
+        """Restore the best model, at the parties too."""
+        run, history = self.run, self.run.history
+        if history.best is None:
+            return
+        run.holder.held_out.restore(run.holder.top)
+        history.restored = True
+        if history.last_is_best:
+            return
+        # A baseline asks its parties for no evaluation, and they have kept nothing.
+        back = [record for record in run.records if record.alive and record.best_evaluation]
+        run.messenger.post(
+            run.messenger.message(
+                record, RestoreOrder(exchange=record.exchange + 1, number=record.best_evaluation)
+            )
+            for record in back
+        )
+        self._wait_for(back)
+
+
+class EpochLog(Callback):
+    """Logs what each evaluation found."""
+
+    def evaluated(self, entry: dict[str, Any]) -> None:
+        """Log it."""
+        said = ", ".join(filter(None, [validated(entry, self.run.state.best), reached(entry)]))
+        log.info("Epoch %s: %s", f"{entry['epoch']:g}", said)
+
+
+class EarlyStopping(Callback):
+    """Stops training once no evaluation has done better for so many epochs."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+
+    def evaluated(self, entry: dict[str, Any]) -> None:
+        """Stop, if the best evaluation is too many epochs ago."""
+        best = self.run.state.best
+        if best and entry["epoch"] - best["epoch"] >= self._patience:
+            self.run.stop(f"Validation has not improved since epoch {best['epoch']:g}")
+
+
+class PeriodicCheckpoints(Callback):
+    """Saves a checkpoint whenever parties have answered so many messages."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._saved_at = 0  # exchanges
+
+    def began(self, folder: Path) -> None:
+        """Count from here: a run that resumes has just been saved."""
+        self._saved_at = self.run.state.exchanges
+
+    def progressed(self, done: int, planned: int) -> None:
+        """Save, if it is due."""
+        if self.run.state.exchanges >= self._saved_at + self._every:
+            self.run.save()
+
+    def saved(self) -> None:
+        """Count from here."""
+        self._saved_at = self.run.state.exchanges
+
+
+class EndBySignal(Callback):
+    """Ends a run by Ctrl-C or SIGTERM, once it has saved a checkpoint.
+
+    A second signal has its usual effect, at once. A handler that is neither Python's nor ours
+    stays. So do all of them outside the main thread, where Python allows no other.
+    """
+
+    def __init__(self) -> None:
+        self._came: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def began(self, folder: Path) -> None:
+        """Handle the signals."""
+        self._folder = folder
+        if threading.current_thread() is threading.main_thread():
+            for each in (signal.SIGINT, signal.SIGTERM):
+                handler = signal.getsignal(each)
+                if handler in (signal.default_int_handler, signal.SIG_DFL, end_by_sigterm):
+                    self._before[each] = handler
+                    signal.signal(each, self._hold)
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        """Have the run saved; from now on signals have their usual effect."""
+        self.ended()
+        self._came = signal.Signals(number)
+        self.run.save()
+        with suppress(OSError, ValueError, AttributeError):  # printing may be what it interrupts
+            os.write(sys.stderr.fileno(), _HINT)
+
+    def saved(self) -> None:
+        """End the run, if a signal has come.
+
+        Raises
+        ------
+        Interrupted, Terminated
+            By Ctrl-C and SIGTERM.
+        """
+        if self._came is None:
+            return
+        when = f"ended the run after {self.run.state.epoch:.3g} epochs."
+        if self._came == signal.SIGINT:
+            raise Interrupted(f"Ctrl-C {when}", str(self._folder))
+        raise Terminated(f"SIGTERM {when}", str(self._folder))
+
+    def ended(self) -> None:
+        """Give the signals back to those who handled them."""
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+
+def end_by_sigterm(number: int, frame: FrameType | None) -> None:
+    """End this process by an exception, so that Flower's processes end too."""
+    raise Terminated

@@ -1,0 +1,238 @@
+"""Orders that are out to nodes: one place sends them, waits for the replies, and reads these.
+
+`gather` asks nodes that are known, `gather_all` every node as it comes. During training the
+strategy's messenger does the same, and goes on meanwhile (`strategies.messenger`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from flwr.app import Message
+
+from vfl_flower.config.errors import BY_NODE, ConfigError, PartyError, VflError
+from vfl_flower.config.options import RunningConfig
+from vfl_flower.transport.base import POLL, Transport
+from vfl_flower.transport.messages import Introduction, Order, Payload
+from vfl_flower.transport.wire import read_reply, to_message
+
+log = logging.getLogger("flwr")
+notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+
+P = TypeVar("P", bound=Payload)
+I = TypeVar("I", bound=Introduction)  # noqa: E741
+T = TypeVar("T")
+
+
+class Outbox(ABC):
+    """Orders that are out to nodes: sends them, waits for the replies, and reads these.
+
+    A subclass decides what a failure means (`failed`).
+
+    Parameters
+    ----------
+    timeout : seconds that a node may stay silent.
+    """
+
+    def __init__(self, transport: Transport, timeout: float) -> None:
+        self.transport = transport
+        self.timeout = timeout
+        self.out: dict[str, tuple[int, float]] = {}  # by message id: the node, and when it was sent
+
+    def post(self, messages: Iterable[Message]) -> None:
+        """Send messages."""
+        messages, now = list(messages), time.monotonic()
+        if messages:
+            for key, message in zip(self.transport.send(messages), messages, strict=True):
+                self.out[key] = message.metadata.dst_node_id, now
+
+    def wait(self, until: float = math.inf) -> list[Message]:
+        """Return the replies that are in, after waiting for one; none at the deadline."""
+        return self.transport.receive(self.out, until) if self.out else []
+
+    def read(self, message: Message, kind: type[P], order: str, use: Callable[[P], T]) -> T | None:
+        """Return what ``use`` makes of a reply; none if its node has failed.
+
+        Parameters
+        ----------
+        order : the kind of the order that it answers.
+        """
+        node, _ = self.out.pop(message.metadata.reply_to_message_id)
+        try:
+            return use(read_reply(message, kind, self.transport.most_bytes(order)))
+        except VflError as error:
+            self.failed(node, error)
+            return None
+
+    @abstractmethod
+    def failed(self, node: int, error: VflError) -> None:
+        """Decide what follows from a node's failure."""
+
+
+class _Questions(Outbox):
+    """Orders whose answers are all awaited before anything else happens.
+
+    Parameters
+    ----------
+    lenient : whether a node that fails is left out; else it is an error.
+    """
+
+    def __init__(self, transport: Transport, timeout: float, lenient: bool) -> None:
+        super().__init__(transport, timeout)
+        self.deadline = time.monotonic() + timeout
+        self.lenient = lenient
+        self.asked: dict[int, Order] = {}
+        self.failures = 0
+
+    def ask(self, orders: Mapping[int, Order]) -> None:
+        """Send an order to each of these nodes."""
+        self.asked |= orders
+        calls = self.transport.calls
+        self.post(to_message(order, node, self.timeout, calls) for node, order in orders.items())
+
+    def answers(self, kind: type[P], until: float) -> dict[int, P]:
+        """Return the answers that are in, after waiting for one: node id -> answer."""
+        found: dict[int, P] = {}
+        for message in self.wait(until):
+            key = message.metadata.reply_to_message_id
+            if key in self.out:  # else it came twice
+                node = self.out[key][0]
+                self.read(message, kind, self.asked[node].kind, partial(found.__setitem__, node))
+        return found
+
+    def failed(self, node: int, error: VflError) -> None:
+        """Raise the failure; or leave the node out, and say so."""
+        log.info("Node %d %s", node, error)
+        here = self.transport.contexts.get(node)
+        who = f"Party {here.node_config['partition-id']}" if here else f"{BY_NODE}{node}"
+        failure = PartyError(who, str(error))
+        if not self.lenient:
+            raise failure from None
+        self.failures += 1
+        notice.warning("%s It is left out.", failure)
+
+    def late(self) -> None:
+        """Raise an error if the deadline has passed while nodes owe an answer."""
+        if self.out and time.monotonic() > self.deadline:
+            raise ConfigError(
+                f"{len(self.out)} nodes did not answer within {self.timeout:g} s: look at their "
+                "logs."
+            )
+
+
+def gather(
+    transport: Transport,
+    orders: Mapping[int, Order],
+    kind: type[P],
+    timeout: float,
+    lenient: bool = False,
+) -> dict[int, P]:
+    """Send an order to each node, and wait for the answers: node id -> answer.
+
+    Raises
+    ------
+    PartyError, ConfigError
+        If a party fails, or some do not answer within ``timeout`` seconds; unless that is
+        ``lenient``, and a notice says who is left out.
+    """
+    questions = _Questions(transport, timeout, lenient)
+    questions.ask(orders)
+    answers: dict[int, P] = {}
+    while questions.out:
+        answers |= questions.answers(kind, questions.deadline)
+        if lenient and questions.out and time.monotonic() > questions.deadline:
+            notice.warning("%d parties do not answer: they are left out.", len(questions.out))
+            break
+        questions.late()
+    return answers
+
+
+class AvailableParties(NamedTuple):
+    """Parties available for prediction by a model of so many parties, minus those excluded."""
+
+    parties: int
+    without: frozenset[int] = frozenset()
+
+
+def gather_all(
+    transport: Transport,
+    order: Order,
+    kind: type[I],
+    running: RunningConfig,
+    there: AvailableParties | None = None,
+) -> dict[int, I]:
+    """Send an order to every node as it comes, until all parties have answered.
+
+    Returns node id -> answer, in the order of the parties.
+
+    Parameters
+    ----------
+    there : the parties that may come. One that fails, or does not come within the time-out, is
+        left out, and a notice says so. Without it, as many must come as the first ones say.
+
+    Raises
+    ------
+    PartyError, ConfigError
+        If a party fails, too few nodes come, or their partition-ids do not fit.
+    """
+    questions = _Questions(transport, running.party_timeout, there is not None)
+    found: dict[int, I] = {}
+    waiting = False
+    while True:
+        new = [node for node in transport.get_node_ids() if node not in questions.asked]
+        questions.ask(dict.fromkeys(new, order))
+        soon = min(questions.deadline, time.monotonic() + POLL)
+        found |= questions.answers(kind, soon if there else questions.deadline)
+        if there:
+            away = _away(found, there) - questions.failures
+        else:
+            away = max([running.parties, 1, *(each.parties for each in found.values())])
+            away -= len(found)
+        if away <= 0:
+            break
+        if time.monotonic() > questions.deadline:
+            if there:
+                notice.warning("%d parties are not there: they are left out.", away)
+                break
+            questions.late()
+            _refuse_few(found, away, running)
+        if not questions.out:
+            if not waiting and not there:
+                log.info("Waiting for %d nodes; %d are here", len(found) + away, len(found))
+            waiting = True
+            time.sleep(POLL)
+    if there:
+        found = {node: each for node, each in found.items() if each.party not in there.without}
+    elif (numbers := sorted(each.party for each in found.values())) != list(range(len(found))):
+        raise ConfigError(
+            f"The nodes' partition-ids are {numbers}: give each SuperNode its own, from 0 to "
+            f"{len(found) - 1}."
+        )
+    return dict(sorted(found.items(), key=lambda each: each[1].party))
+
+
+def _away(found: Mapping[int, Introduction], there: AvailableParties) -> int:
+    """Return how many parties are still to come; refuse nodes that are none of them."""
+    here = [each.party for each in found.values()]
+    fit = all(each.parties == there.parties for each in found.values())
+    if not fit or not set(here) <= set(range(there.parties)) or len(set(here)) < len(here):
+        raise ConfigError(
+            f"The nodes say that they are parties {sorted(here)}, where the model is of "
+            f"{there.parties}: give each SuperNode its own partition-id, and num-partitions."
+        )
+    return there.parties - len(found) - len(there.without - set(here))
+
+
+def _refuse_few(found: Mapping[int, Introduction], away: int, running: RunningConfig) -> None:
+    most = max(found.values(), key=lambda each: each.parties, default=None)
+    said = f", of which party {most.party} speaks" if most else ""
+    raise ConfigError(
+        f"Only {len(found)} of the {len(found) + away} nodes{said} came within "
+        f"{running.party_timeout:g} s: start the others, or correct the number."
+    )
