@@ -81,10 +81,10 @@ REFUSALS = {
     "a": "parties that do not step together upload other rows at other times",
     "b": "precision = 'bfloat16' rounds off the differences that zeroth order learns from",
     "c": "codec = 'top-k' has nothing to compress in numbers that look random",
-    "d": "a difference for each party is of that party's embeddings alone",
+    "d": "each party's difference depends on its own embeddings alone",
     "k": "labels = 'shared' has parties use the top model",
     "l": "subsets = 'laser' weighs copies of a row",
-    "s": "labels = 'shared' sends every party's embeddings to all",
+    "s": "labels = 'shared' sends embeddings to all parties",
     "w": "class-weights = 'balanced' follows from all labels",
     "z": "downlink-codec has nothing to compress under zeroth order",
 }

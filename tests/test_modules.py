@@ -517,7 +517,7 @@ def test_a_top_model_and_loss_of_ones_own_are_ours_where_they_say_the_same(
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"top-model": f"{TOWERS}:wide_top"}, r"makes \(3, 2\) of 3 rows, which have to"),
+        ({"top-model": f"{TOWERS}:wide_top"}, r"makes \(3, 2\) of 3 rows, and outputs must be"),
         ({"top-model": f"{TOWERS}:Nope"}, "top-model = 'tests.towers:Nope' cannot be loaded"),
         ({"top-model": "no-such"}, "top-model = 'no-such' is not known: choose one of sum"),
         ({"top-model": f"{TOWERS}:Top", "top-args": "depth=1"}, "does not take the arguments"),

@@ -175,7 +175,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw nothing, which takes most of the time."""
     for name in ("draw_shares", "draw_lines"):
         monkeypatch.setattr(results, name, lambda *_: None)
-    monkeypatch.setattr(results, "report", lambda _: "")
+    monkeypatch.setattr(results, "write_report", lambda _: None)
     monkeypatch.setattr(Study, "importance", lambda _: {})
 
 

@@ -169,7 +169,7 @@ def test_a_sweep_prints_the_epsilon_of_all_trials_those_stopped_included(
 def test_a_trial_that_was_cut_short_counts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "report", lambda _: "")
+    monkeypatch.setattr(results, "write_report", lambda _: None)
     monkeypatch.setattr(Study, "importance", lambda _: {})
 
     class Spending(Crew):
