@@ -13,8 +13,9 @@ from tests.stepping import by_gradient
 from vfl_flower import client_app
 from vfl_flower.launch.engines import run_local
 from vfl_flower.models.bottoms import build_bottom
+from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import build_top
-from vfl_flower.models.training import build_optimizer, optimizer_arrays
+from vfl_flower.models.training import optimizer_arrays
 from vfl_flower.party import context as between
 from vfl_flower.protocol.estimators.first_order import descend
 from vfl_flower.protocol.systems import resolve

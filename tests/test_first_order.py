@@ -16,8 +16,8 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.models.bottoms import BottomModel, build_bottom
 from vfl_flower.models.losses import loss_per_row
+from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import build_top
-from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window

@@ -35,9 +35,9 @@ from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.launch import engines as engines
 from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.losses import Loss, loss_per_row
+from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top
-from vfl_flower.models.training import build_optimizer
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.sampling import sampling_of

@@ -24,8 +24,8 @@ from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.data.at_party import ArrayBlock
 from vfl_flower.label_holder import results
 from vfl_flower.launch.engines import predict_local, run_local
+from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import build_top
-from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import FEWEST
 from vfl_flower.protocol.aggregation.fixed_point import to_fixed

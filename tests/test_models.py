@@ -15,8 +15,9 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.bottoms import BottomModel, build_bottom, embedding_size, has_gradient
 from vfl_flower.models.losses import Loss, loss_per_row, penalty, penalty_gradient
+from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import build_top
-from vfl_flower.models.training import build_optimizer, choose_device, load_model, model_arrays
+from vfl_flower.models.training import choose_device, load_model, model_arrays
 from vfl_flower.protocol.systems import resolve, sized
 
 

@@ -27,7 +27,8 @@ from vfl_flower.data.at_party import load_partition
 from vfl_flower.data.row_mask import draw_row_masks
 from vfl_flower.label_holder import checkpoint
 from vfl_flower.models.bottoms import build_bottom
-from vfl_flower.models.training import build_optimizer, trained
+from vfl_flower.models.optimizers import build_optimizer
+from vfl_flower.models.training import trained
 from vfl_flower.protocol import subsets
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.batches import Window, among, kept

@@ -26,7 +26,7 @@ from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.plugins import ENGINES, SYSTEMS, Registry
 from vfl_flower.label_holder.results import results_folder
 from vfl_flower.launch.engines import predict_local, prepare, run_local
-from vfl_flower.models.training import build_optimizer
+from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.tools.cli import main

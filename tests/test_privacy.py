@@ -24,7 +24,7 @@ from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.models.bottoms import BottomModel, build_bottom
-from vfl_flower.models.training import build_optimizer
+from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.estimators.first_order import descend
 from vfl_flower.protocol.privacy.embeddings import EmbeddingAccountant

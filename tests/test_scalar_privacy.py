@@ -28,8 +28,8 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.figures import headline
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.models.losses import Loss
+from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import build_top
-from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.directions.window import Directions

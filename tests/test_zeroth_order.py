@@ -21,9 +21,9 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import loss_per_row
+from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.tops import build_top
-from vfl_flower.models.training import build_optimizer
 from vfl_flower.party.learner import Learner
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window

@@ -27,7 +27,8 @@ from vfl_flower.label_holder.checkpoint import Keeper
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.losses import penalty
-from vfl_flower.models.training import build_optimizer, model_arrays, step_along, trained
+from vfl_flower.models.optimizers import build_optimizer
+from vfl_flower.models.training import model_arrays, step_along, trained
 from vfl_flower.party.inputs import load_block
 from vfl_flower.party.own_model import own_config
 from vfl_flower.party.state import save_group

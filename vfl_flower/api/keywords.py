@@ -54,7 +54,7 @@ class Options(TypedDict, total=False):
     batch_size: int | None
     party_lr: float | None
     server_lr: float | None
-    optimizer: Literal["sgd", "momentum", "nesterov", "adam", "adamw"] | None
+    optimizer: Code | None
     weight_decay: float | None
     lr_schedule: Literal["constant", "step", "cosine", "one-cycle"] | None
     lr_step: int | None

@@ -171,6 +171,16 @@ ESTIMATORS = Registry(
 )
 """How parties learn from the label holder's answers: `protocol.estimators.base.Estimator`."""
 
+OPTIMIZERS = Registry(
+    "optimizer",
+    "optimizers",
+    {
+        name: f"vfl_flower.models.optimizers:{name}"
+        for name in ("sgd", "momentum", "nesterov", "adam", "adamw")
+    },
+)
+"""What makes a torch optimizer of parameters, ``lr`` and ``weight_decay``: `models.optimizers`."""
+
 SERVER_UPDATES = Registry(
     "server-update",
     "server_updates",

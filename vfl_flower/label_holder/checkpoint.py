@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import check_own, unsealed, whole
 from vfl_flower.config.run_config import KEYS, RunConfig, parse
+from vfl_flower.models.optimizers import kind_of
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
-from vfl_flower.protocol.systems import optimizer_kind, resolve
+from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.messages import Arrays
 
 FILE = "checkpoint.npz"
@@ -263,7 +264,7 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
         if (alike or each.section in ("data", "models")) and each.name not in _OF_ONE_RUN
     }
     before = then.training.optimizer
-    if optimizer_kind(given.get("optimizer", before)) != optimizer_kind(before):
+    if kind_of(given.get("optimizer", before)) != kind_of(before):
         inherited |= {"party-lr": None, "server-lr": None}
     known = {name: value for name, value in inherited.items() if value is not None}
     config = resolve({"strategy": then.strategy, **known, **given})

@@ -25,10 +25,9 @@ from vfl_flower.label_holder.links import HolderLinks
 from vfl_flower.label_holder.table import Table, own_features
 from vfl_flower.models import losses
 from vfl_flower.models.losses import loss_of
+from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import grow_top, load_top
 from vfl_flower.models.training import (
-    as_tensor,
-    build_optimizer,
     choose_device,
     flat,
     load_optimizer,
@@ -299,7 +298,7 @@ class LabelHolder:
         self.frozen = scalars["frozen"]
         if self.noise:
             self.noise.drawn = scalars["noises"]
-        self.losses = [as_tensor(arrays["losses"]).to(self.device)]
+        self.losses = [torch.from_numpy(arrays["losses"]).to(self.device)]
         self.table.load_state_dict(of_group("table", arrays))
         self.held_out.table.load_state_dict(of_group("test_table", arrays))
         _load(self, {group: of_group(group, arrays) for group in ("top", "optimizer")})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from vfl_flower.label_holder.table import Table
-from vfl_flower.models.training import as_tensor
 from vfl_flower.protocol.codecs.channel import digest
 from vfl_flower.protocol.estimators.base import Estimator, HolderEnd
 from vfl_flower.transport.messages import Arrays
@@ -52,7 +52,7 @@ class HolderLinks:
     def load_state_dict(self, arrays: Arrays) -> None:
         """Take over what `state_dict` returned."""
         for name, surrogate in self._beside_table():
-            surrogate.copy_(as_tensor(arrays[name]))
+            surrogate.copy_(torch.from_numpy(arrays[name]))
 
     def _beside_table(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the surrogates outside the table, by the names under which they are saved."""

@@ -22,7 +22,6 @@ from vfl_flower.config.plugins import BOTTOMS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
 from vfl_flower.models.bottoms import has_gradient
-from vfl_flower.models.training import as_tensor
 from vfl_flower.protocol import estimators, server_update
 from vfl_flower.protocol.batches import Window, put
 from vfl_flower.protocol.privacy.mechanism import mechanism_of
@@ -165,7 +164,7 @@ class Table:
 
     def load_state_dict(self, arrays: Arrays) -> None:
         """Take over what `state_dict` returned."""
-        self.rows[:, : self.received] = as_tensor(arrays["rows"]).to(self.rows.device)
+        self.rows[:, : self.received] = torch.from_numpy(arrays["rows"]).to(self.rows.device)
         for party, steps in self.written.items():
             steps[:] = arrays[f"written.{party}"]
 

@@ -16,60 +16,25 @@ from torch import Tensor, nn
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.models.rates import Rates
 
 # Arrays of messages are read-only, and so are the tensors over them: nothing writes to those.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
-def build_optimizer(
-    config: RunConfig, model: nn.Module, lr: float, per_epoch: float = 1
-) -> torch.optim.Optimizer:
-    """The configured torch optimizer, for `step_along`.
-
-    Parameters
-    ----------
-    lr : learning rate, before any schedule.
-    per_epoch : steps of this model in an epoch, by which a schedule goes.
-    """
-    training = config.training
-    parameters, decay = list(trained(model).values()), training.weight_decay
-    optimizer: torch.optim.Optimizer
-    if training.optimizer == "adam":
-        optimizer = torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
-    elif training.optimizer == "adamw":
-        optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
-    else:
-        nesterov = training.optimizer == "nesterov"
-        momentum = 0.9 if nesterov or training.optimizer == "momentum" else 0.0
-        optimizer = torch.optim.SGD(
-            parameters, lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov
-        )
-    group = optimizer.param_groups[0]
-    group["rates"], group["clip"] = Rates(training, lr, per_epoch), training.clip_gradient
-    return optimizer
-
-
-def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its steps are linear in the gradients, so that several can be taken as one."""
-    group = optimizer.param_groups[0]
-    still = isinstance(optimizer, torch.optim.SGD) and group["momentum"] == 0
-    return still and group["weight_decay"] == group["clip"] == 0
-
-
 def step_along(
     optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor], step: int = 0
 ) -> None:
-    """One optimizer step along these gradients; plain SGD without torch's overhead.
+    """Take one optimizer step along these gradients; plain SGD without torch's overhead.
 
     Parameters
     ----------
     step : its number, from 0, by which a schedule gives its rate.
     """
     group = optimizer.param_groups[0]
-    group["lr"] = group["rates"].of(step)
-    if is_plain_sgd(optimizer):
-        _subtract(group["params"], gradients, group["lr"])
+    if not group["rates"].constant:
+        group["lr"] = group["rates"].of(step)
+    if group["plain"]:
+        subtract(group["params"], gradients, group["lr"])
         return
     if group["clip"]:
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -78,29 +43,13 @@ def step_along(
     for parameter, gradient in zip(group["params"], gradients, strict=True):
         parameter.grad = gradient
     optimizer.step()
-    forget_gradients(group["params"])
-
-
-def forget_gradients(parameters: Sequence[Tensor]) -> None:
-    """Give their memory back."""
-    for parameter in parameters:
-        parameter.grad = None
-
-
-def factors_of(optimizer: torch.optim.Optimizer, first: int, steps: int) -> Tensor | None:
-    """What the schedule multiplies the rates of these steps by, [S]; none if it is constant."""
-    rates: Rates = optimizer.param_groups[0]["rates"]
-    return None if rates.constant else rates.factors(first, steps)
-
-
-def step_as_one(optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor]) -> None:
-    """Several steps of plain SGD along the sum of their gradients, each times its factor."""
-    group = optimizer.param_groups[0]
-    _subtract(group["params"], gradients, group["rates"].lr)
+    for parameter in group["params"]:
+        parameter.grad = None  # which gives its memory back
 
 
 @torch.no_grad()
-def _subtract(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rate: float) -> None:
+def subtract(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rate: float) -> None:
+    """Step along gradients at a rate, as plain SGD does."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.add_(gradient, alpha=-rate)
 
@@ -207,7 +156,7 @@ def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
             )
     with torch.no_grad():
         for name, tensor in tensors.items():
-            tensor.copy_(as_tensor(arrays[name]))
+            tensor.copy_(torch.from_numpy(arrays[name]))
 
 
 def count(model: nn.Module) -> int:
@@ -263,9 +212,4 @@ def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArra
         number, name = key.split(".", 1)
         parameter = parameters[int(number)]
         device = "cpu" if array.ndim == 0 else parameter.device  # torch keeps step counts there
-        optimizer.state[parameter][name] = as_tensor(array).clone().to(device)
-
-
-def as_tensor(array: NDArray[Any]) -> Tensor:
-    """A tensor over an array that may be read-only, for reading only."""
-    return torch.from_numpy(array)
+        optimizer.state[parameter][name] = torch.from_numpy(array).clone().to(device)

@@ -17,8 +17,8 @@ from vfl_flower.data import augmentation, samples
 from vfl_flower.data.augmentation import augmented
 from vfl_flower.data.samples import Samples
 from vfl_flower.models.bottoms import OwnBottom, build_bottom, embedding_size
+from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.training import (
-    build_optimizer,
     choose_device,
     is_large,
     load_model,

@@ -9,10 +9,11 @@ from flwr.app import Context
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.node_rules import OWN_TRAINING
-from vfl_flower.config.plugins import BOTTOMS
+from vfl_flower.config.plugins import BOTTOMS, OPTIMIZERS
 from vfl_flower.config.run_config import RunConfig, parse
 from vfl_flower.models import rates
-from vfl_flower.protocol.systems import check_gradient, optimizer_kind
+from vfl_flower.models.optimizers import kind_of
+from vfl_flower.protocol.systems import check_gradient
 
 
 def own_config(context: Context, config: RunConfig) -> RunConfig:
@@ -24,11 +25,13 @@ def own_config(context: Context, config: RunConfig) -> RunConfig:
         If an option in the node configuration cannot have its value, or contradicts others.
     """
     given = {key: value for key, value in context.node_config.items() if key in OWN_TRAINING}
+    party = context.node_config.get("partition-id")
+    if isinstance(named := given.get("optimizer"), str) and OPTIMIZERS.is_place(named):
+        OPTIMIZERS.load(named, f"Party {party}'s optimizer")  # whose file is nobody else's affair
     try:
         config = with_own(config, parse(given))
         rates.check(config.training)
     except ConfigError as error:
-        party = context.node_config.get("partition-id")
         raise ConfigError(f"In party {party}'s node configuration, {error}") from None
     return _own_model(context, config)
 
@@ -43,7 +46,7 @@ def with_own(config: RunConfig, own: Mapping[str, Any]) -> RunConfig:
         return config
     left = {"lr-step": None, "lr-decay": None} if "lr-schedule" in own else {}
     of_run = config.training.optimizer
-    if optimizer_kind(own.get("optimizer", of_run)) != optimizer_kind(of_run):
+    if kind_of(own.get("optimizer", of_run)) != kind_of(of_run):
         left["party-lr"] = None
     return config.with_values({**left, **own})
 

@@ -22,7 +22,7 @@ from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.config.provenance import code_digest, peak_memory_mb
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import FeatureBlock, load_partition
-from vfl_flower.models.training import as_tensor, load_model
+from vfl_flower.models.training import load_model
 from vfl_flower.party import about
 from vfl_flower.party.inputs import Inputs
 from vfl_flower.party.learner import Learner
@@ -258,7 +258,7 @@ class Party:
         for name, surrogate in self.links.surrogates.items():
             if name == "uplink":
                 known = checked(order.arrays, "embedding", "float32", tuple(surrogate.shape))
-                surrogate.copy_(as_tensor(bounded("embedding", known)))
+                surrogate.copy_(torch.from_numpy(bounded("embedding", known)))
             else:
                 surrogate.zero_()
         return self.describe(order)

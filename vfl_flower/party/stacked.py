@@ -25,14 +25,7 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.data import augmentation
 from vfl_flower.data.samples import Samples
 from vfl_flower.models.bottoms import BottomModel, Perturb
-from vfl_flower.models.training import (
-    is_large,
-    is_plain_sgd,
-    kind_of,
-    load_optimizer,
-    optimizer_tensors,
-    trained,
-)
+from vfl_flower.models.training import is_large, kind_of, load_optimizer, optimizer_tensors, trained
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.estimators.first_order import FirstOrder
@@ -40,6 +33,8 @@ from vfl_flower.transport.messages import Arrays, TrainOrder, Upload
 
 FEWEST = 16
 """Parties that are worth it."""
+_BY_ENTRY = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+"""Optimizers that step each entry of a parameter by itself."""
 _MOST = 128  # of a stack: more would leave the processor's cache
 
 
@@ -136,6 +131,7 @@ def _kind(party: Party) -> Hashable:
                 and not party.estimator.mechanism.perturbs_uploads
                 and not party.config.downlink.surrogates
                 and not group["clip"]  # by the norm of all parameters
+                and type(learner.optimizer) in _BY_ENTRY
             )
             and _same(
                 (
@@ -275,7 +271,7 @@ class Stack:
     def _take_optimizers(self) -> None:
         """Stack what the parties' optimizers keep of each parameter, if they keep anything."""
         self.optimizer.state.clear()
-        if is_plain_sgd(self.optimizer):
+        if self.optimizer.param_groups[0]["plain"]:
             return
         kept = [optimizer_tensors(party.learner.optimizer) for party in self.members]
         stacked = {}

@@ -18,7 +18,7 @@ from vfl_flower.config.plugins import AGGREGATIONS, MECHANISMS, SYSTEMS
 from vfl_flower.config.run_config import KEYS, RunConfig, parse
 from vfl_flower.data import labels
 from vfl_flower.data.partitioned import is_code
-from vfl_flower.models import bottoms, rates, tops
+from vfl_flower.models import bottoms, optimizers, rates, tops
 from vfl_flower.models.bottoms import has_gradient
 from vfl_flower.protocol import aggregation, estimators, sampling
 from vfl_flower.protocol.codecs import channel as codecs
@@ -26,11 +26,6 @@ from vfl_flower.protocol.estimators.base import Estimator
 from vfl_flower.protocol.privacy.mechanism import Mechanism, mechanism_of
 from vfl_flower.protocol.schedule import ALL, Quorum
 from vfl_flower.transport.stream import listen as streams
-
-
-def optimizer_kind(optimizer: str) -> str:
-    """Return the kind of optimizer that has the same learning rates: a key of `RATES`."""
-    return {"nesterov": "momentum", "adamw": "adam"}.get(optimizer, optimizer)
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,7 @@ class System:
 
     def default(self, key: str, optimizer: str) -> Any:
         """Return its own default of a key with this optimizer, or None if it has none."""
-        rates = self.rates.get(optimizer_kind(optimizer), ())
+        rates = self.rates.get(optimizers.KINDS.get(optimizer, ""), ())
         return self.defaults.get(key, dict(zip(_RATE_KEYS, rates, strict=False)).get(key))
 
     @property
@@ -170,7 +165,7 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
         return config
     steps_are_free = not mechanism_of(config).costs_by_step
     few = rows < FEW and steps_are_free  # else more steps would take more noise
-    kind = optimizer_kind(training.optimizer)
+    kind = optimizers.kind_of(training.optimizer)
     rate = _FEW_RATE if few and kind == "sgd" else RATES[kind]
     of_system = load_system(config.strategy).rates.get(kind, (rate, rate))
     chosen: dict[str, Any] = {"batch-size": 32, **dict(zip(_RATE_KEYS, of_system, strict=True))}

@@ -21,7 +21,6 @@ from vfl_flower import client_app
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models.bottoms import embedding_size
-from vfl_flower.models.training import as_tensor
 from vfl_flower.party import about
 from vfl_flower.party.state import load_about, load_large
 from vfl_flower.protocol import estimators
@@ -157,7 +156,7 @@ class Wiretap(ClientApp):
         for _, surrogate in self.downlinks.with_surrogates():
             surrogate.zero_()
         for _, surrogate in self.uplinks.with_surrogates():
-            surrogate.copy_(as_tensor(order.arrays["embedding"]))
+            surrogate.copy_(torch.from_numpy(order.arrays["embedding"]))
 
     def _write(self, window: Window, embeddings: Tensor) -> None:
         self.embeddings[window.ids] = embeddings.numpy()

@@ -67,12 +67,13 @@ class TrainingConfig:
     optimizer: str = key(
         "sgd",
         "Chooses the optimizer of the parties and of the top model. `momentum` and `nesterov` "
-        "use a coefficient of 0.9.",
+        "use a coefficient of 0.9. torch.optim:NAME names another of torch's, and FILE.py:NAME "
+        "names your own.",
         example="optimizer='adam'",
         basic=True,
         auto="the system's, or sgd. First-order systems use adamw with weight-decay=0.05 if "
         "parties may lack rows, and adam with noise on labels.",
-        choices=("sgd", "momentum", "nesterov", "adam", "adamw"),
+        registry=plugins.OPTIMIZERS,
         related=("party-lr", "server-lr", "weight-decay"),
     )
     weight_decay: float = key(

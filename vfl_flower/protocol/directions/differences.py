@@ -26,13 +26,7 @@ from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.top_layers import TopModel
-from vfl_flower.models.training import (
-    factors_of,
-    is_plain_sgd,
-    step_along,
-    step_as_one,
-    trained,
-)
+from vfl_flower.models.training import step_along, subtract, trained
 from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
 
@@ -182,26 +176,25 @@ def descend(
     differences: Tensor,
     first: int = 0,
 ) -> None:
-    """Optimizer steps by the estimates phi(d) Delta_s u_s; plain SGD takes stacked ones as one.
+    """Take optimizer steps by estimates phi(d) Delta_s u_s; plain SGD takes stacked ones as one.
 
     ``first`` is the number of the first step, as in `step_along`.
     """
-    parameters = optimizer.param_groups[0]["params"]
-    scalars, plain = directions.set.phi * differences, is_plain_sgd(optimizer)
-    factors = factors_of(optimizer, first, len(scalars)) if plain else None
-    if factors is not None:
-        scalars = scalars * factors.to(scalars)
+    group = optimizer.param_groups[0]
+    parameters, plain, rates = group["params"], group["plain"], group["rates"]
+    scalars = directions.set.phi * differences
+    if plain and not rates.constant:
+        scalars = scalars * rates.factors(first, len(scalars)).to(scalars)
 
     def shaped(estimate: Tensor) -> list[Tensor]:
         parts = estimate.split([p.numel() for p in parameters])
         return [part.view_as(p) for p, part in zip(parameters, parts, strict=True)]
 
     if plain and u is not None:
-        step_as_one(optimizer, shaped(scalars @ u))
+        subtract(parameters, shaped(scalars @ u), rates.lr)
     elif plain:
-        lr = optimizer.param_groups[0]["rates"].lr
         for step, scalar in enumerate(scalars.tolist()):
-            directions.add(step, directions.parameters, -lr * scalar)
+            directions.add(step, directions.parameters, -rates.lr * scalar)
     elif u is not None:
         for step, estimate in enumerate(scalars[:, None] * u):
             step_along(optimizer, shaped(estimate), first + step)

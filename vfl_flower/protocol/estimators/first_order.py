@@ -7,7 +7,7 @@ Every gradient of a window is taken at the party parameters that made the upload
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
 from vfl_flower.models.bottoms import BottomModel
 from vfl_flower.models.losses import penalty_gradient
-from vfl_flower.models.training import factors_of, is_plain_sgd, step_along, step_as_one, trained
+from vfl_flower.models.training import step_along, subtract, trained
 from vfl_flower.protocol.batches import Joint, Window
 from vfl_flower.protocol.codecs.channel import Blocks, Links, zeros
 from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, PartyEnd
@@ -50,9 +50,9 @@ class FirstOrder(Estimator):
         """Embed the window's rows, [R, E]."""
         x = end.features(window)
         noise = end.noise(order.exchange, window) if self.mechanism.perturbs_uploads else None
-        lengths, key = window.lengths.tolist(), _key(end, order)
+        lengths, key = window.lengths.tolist(), end.secret + f"|{order.exchange}".encode()
         h, hs = passes.window(end.model, x, lengths, noise, key, learns=not end.frozen)
-        in_one = is_plain_sgd(end.optimizer) or len(window.lengths) == 1
+        in_one = end.optimizer.param_groups[0]["plain"] or len(window.lengths) == 1
         end.trace = x, hs if in_one else None
         return {"embedding": h}
 
@@ -86,24 +86,19 @@ class FirstOrder(Estimator):
         x, hs = end.trace or (end.features(window), None)
         noise = end.noise(order.exchange, window) if self.mechanism.perturbs_uploads else None
         rows, lengths = rows.to(end.device), window.lengths.tolist()
-        key, first = _key(end, order), order.epoch * end.sampling.per_epoch + order.first
-        training = self.config.training
+        key, training = end.secret + f"|{order.exchange}".encode(), self.config.training
+        first = order.epoch * end.sampling.per_epoch + order.first
         descend(end.model, end.optimizer, x, hs, rows, lengths, training, noise, key, first)
 
 
 def _of_own_batches(
     rows: Tensor, joint: Joint, number: int, arrival: Arrival, sampling: Sampling
 ) -> Tensor:
-    """Of rows of joint steps those of one window, in its order, over its own divisors."""
+    """Return those rows of joint steps that are one window's, in its order, over its divisors."""
     own, lengths = sampling.divisors(arrival.batches.lengths), arrival.window.lengths
     scale = np.repeat(joint.divisors[: len(own)] / own, lengths).astype(np.float32)
     mine = rows[torch.from_numpy(joint.places[number]).to(rows.device)]
     return mine * torch.from_numpy(scale).to(rows.device)[:, None]
-
-
-def _key(end: PartyEnd, order: TrainOrder) -> bytes:
-    """What is random in the passes over a window follows from it."""
-    return end.secret + f"|{order.exchange}".encode()
 
 
 def descend(
@@ -118,7 +113,7 @@ def descend(
     key: bytes = b"",
     first: int = 0,
 ) -> None:
-    """S optimizer steps, from the gradient rows [R, E] that answer the upload of ``x``.
+    """Take S optimizer steps from the gradient rows [R, E] that answer the upload of ``x``.
 
     Plain SGD is linear in the gradient, so one backward pass and one step do the work of S.
     ``hs`` are the embeddings uploaded (`passes.window`), if their graph is still at hand; else the
@@ -126,25 +121,27 @@ def descend(
     Of other optimizers, the steps of a window need a copy of the parameters that made the upload;
     that of a single step does not. ``first`` is the number of the first step, as in `step_along`.
     """
-    weight, parameters = training.regulariser_weight, optimizer.param_groups[0]["params"]
-    if is_plain_sgd(optimizer) or len(lengths) == 1:
+    weight, group = training.regulariser_weight, optimizer.param_groups[0]
+    parameters, plain, rates = group["params"], group["plain"], group["rates"]
+    if plain or len(lengths) == 1:
         if hs is None:
             _, hs = passes.window(model, x, lengths, noise, key, learns=False)
-        plain, steps = is_plain_sgd(optimizer), float(len(lengths))
-        factors = factors_of(optimizer, first, len(lengths)) if plain else None
-        if factors is not None:
+        steps = float(len(lengths))
+        if plain and not rates.constant:
+            factors = rates.factors(first, len(lengths))
             steps = float(factors.sum())
             of_rows = factors.repeat_interleave(torch.tensor(lengths))
             shape = len(of_rows), *[1] * (gradient_rows.dim() - 1)
             gradient_rows = gradient_rows * of_rows.to(gradient_rows).view(shape)
-        gradients = _gradients(hs, parameters, gradient_rows)
+        parts = gradient_rows.split([len(h) for h in hs])
+        gradients = torch.autograd.grad(hs, parameters, parts, materialize_grads=True)
         if weight:
             gradients = tuple(
                 gradient + steps * weight * penalty_gradient(training, p.detach())
                 for p, gradient in zip(parameters, gradients, strict=True)
             )
         if plain:
-            step_as_one(optimizer, gradients)
+            subtract(parameters, gradients, rates.lr)
         else:
             step_along(optimizer, gradients, first)
         return
@@ -154,17 +151,10 @@ def descend(
     for step, (rows, gradient_of) in enumerate(zip(*of_steps, strict=True)):
         of_step = noise.of_step(step) if noise else None
         h = passes.one(model, rows, step, of_step, key, False, uploaded_with)
-        gradients = _gradients([h], uploaded_with.values(), gradient_of)
+        at_upload = list(uploaded_with.values())
+        gradients = torch.autograd.grad([h], at_upload, [gradient_of], materialize_grads=True)
         whole = [
             gradient + weight * penalty_gradient(training, at.detach())
-            for at, gradient in zip(uploaded_with.values(), gradients, strict=True)
+            for at, gradient in zip(at_upload, gradients, strict=True)
         ]
         step_along(optimizer, whole, first + step)
-
-
-def _gradients(
-    hs: Sequence[Tensor], parameters: Iterable[Tensor], rows: Tensor
-) -> tuple[Tensor, ...]:
-    """Gradients of parameters, from the gradient rows of embeddings; zero where one has no part."""
-    parts = [rows] if len(hs) == 1 else rows.split([len(h) for h in hs])
-    return torch.autograd.grad(hs, list(parameters), parts, materialize_grads=True)

@@ -1,0 +1,124 @@
+"""Optimizers by name: what makes them, and which default learning rates go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from vfl_flower.config.errors import CodeError, ConfigError
+from vfl_flower.config.plugins import OPTIMIZERS
+from vfl_flower.config.run_config import RunConfig
+from vfl_flower.models.rates import Rates
+from vfl_flower.models.training import trained
+
+KINDS = {
+    "sgd": "sgd",
+    "momentum": "momentum",
+    "nesterov": "momentum",
+    "adam": "adam",
+    "adamw": "adam",
+}
+"""Optimizer -> kind of optimizers that have the same default learning rates."""
+
+Make = Callable[..., torch.optim.Optimizer]
+"""Makes an optimizer of parameters, ``lr`` and, unless it is 0, ``weight_decay``."""
+
+sgd: Make = torch.optim.SGD
+momentum: Make = partial(torch.optim.SGD, momentum=0.9)
+nesterov: Make = partial(torch.optim.SGD, momentum=0.9, nesterov=True)
+adam: Make = partial(torch.optim.Adam, weight_decay=0)
+adamw: Make = partial(torch.optim.AdamW, weight_decay=0)
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of an optimizer, whose default learning rates it has.
+
+    A class or function of one's own says so by an attribute ``rates_like``. Without it, a subclass
+    of `torch.optim.SGD` has those of ``sgd``, and all others those of ``adam``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such optimizer or kind.
+    """
+    if name in KINDS:
+        return KINDS[name]
+    made = OPTIMIZERS.load(name)
+    plain = isinstance(made, type) and issubclass(made, torch.optim.SGD)
+    kind = getattr(made, "rates_like", "sgd" if plain else "adam")
+    if kind not in KINDS.values():
+        kinds = ", ".join(dict.fromkeys(KINDS.values()))
+        raise ConfigError(
+            f"optimizer = {_called(name)!r} has rates_like = {kind!r}. Set it to one of {kinds}."
+        )
+    found: str = kind
+    return found
+
+
+def build_optimizer(
+    config: RunConfig, model: nn.Module, lr: float, per_epoch: float = 1
+) -> torch.optim.Optimizer:
+    """Make the configured optimizer of a model, for `training.step_along`.
+
+    Parameters
+    ----------
+    lr : learning rate, before any schedule.
+    per_epoch : steps of this model in an epoch, by which a schedule goes.
+
+    Raises
+    ------
+    ConfigError
+        If the optimizer is one's own and cannot step on this model.
+    """
+    training = config.training
+    name, decay, parameters = training.optimizer, training.weight_decay, trained(model).values()
+    make: Make = OPTIMIZERS.load(name)
+    if name not in OPTIMIZERS.known:
+        _try_out(make, name, parameters, lr, decay)
+    optimizer = _made(make, parameters, lr, decay)
+    group = optimizer.param_groups[0]
+    group["rates"], group["clip"] = Rates(training, lr, per_epoch), training.clip_gradient
+    # Whether steps are linear in the gradients, so that several can be taken as one.
+    group["plain"] = type(optimizer) is torch.optim.SGD and not any(
+        group[each] for each in ("momentum", "weight_decay", "clip", "maximize")
+    )
+    return optimizer
+
+
+def _made(
+    make: Make, parameters: Iterable[nn.Parameter], lr: float, decay: float
+) -> torch.optim.Optimizer:
+    more = {"weight_decay": decay} if decay else {}
+    return make(list(parameters), lr=lr, **more)
+
+
+def _try_out(
+    make: Make, name: str, parameters: Iterable[nn.Parameter], lr: float, decay: float
+) -> None:
+    """Refuse, by `ConfigError`, an optimizer that does not step, or whose state cannot be kept."""
+    said = f"optimizer = {_called(name)!r}"
+    copies = [nn.Parameter(each.detach().clone()) for each in parameters]
+    try:
+        optimizer = _made(make, copies, lr, decay)
+        for each in copies:
+            each.grad = torch.zeros_like(each)
+        optimizer.step()
+        states: list[dict[str, Any]] = list(optimizer.state.values())
+    except Exception as error:  # the code of others may raise any
+        raise CodeError(f"{said} cannot step on this model", error) from error
+    for state in states:
+        for key, value in state.items():
+            if not (value is None or isinstance(value, torch.Tensor)):
+                raise ConfigError(
+                    f"{said} keeps {key!r} as {type(value).__name__}, which checkpoints do not "
+                    "have. Keep it as a tensor."
+                )
+
+
+def _called(name: str) -> str:
+    """Name an optimizer without the folder of its file, which may be a party's own."""
+    return name.rpartition("/")[2]
