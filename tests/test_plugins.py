@@ -19,15 +19,19 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from tests.conftest import Start
+from tests.examples import EXAMPLES
 from tests.stepping import by_gradient
 from tests.test_checkpoint import assert_equal_runs, interrupted, resumed
 from vfl_flower import client_app
+from vfl_flower.config import plugins
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.plugins import ENGINES, SYSTEMS, Registry
 from vfl_flower.label_holder.results import results_folder
 from vfl_flower.launch.engines import predict_local, prepare, run_local
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.protocol.aggregation import aggregation_of
+from vfl_flower.protocol.directions import window
+from vfl_flower.protocol.directions.window import Directions
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.messages import Predicted, Upload
@@ -35,84 +39,14 @@ from vfl_flower.transport.wire import read_reply
 
 SMALL = {"dataset": "breast-cancer", "epochs": 2, "batch-size": 64, "bottom-hidden": 8}
 
-PAPER = '''
-"""A sixth paper: asynchronous, compressed zeroth order with error feedback, on two-sided pairs."""
-
-from vfl_flower.protocol.schedule import HALF
-from vfl_flower.protocol.systems import System
-
-SIXTH = System(
-    name="sixth",
-    about="Half of the parties, compressed pairs, error feedback.",
-    quorum=HALF,
-    defaults={
-        "estimator": "zeroth-order",
-        "differences": "two-sided",
-        "codec": "qsgd",
-        "compression": "error-feedback",
-        "party-lr": 0.01,
-        "server-lr": 0.1,
-    },
-)
-'''
-
-CODEC = '''
-"""Signs: an entry's sign, and the mean magnitude of its vector (1-bit SGD)."""
-
-import numpy as np
-
-from vfl_flower.config.errors import VflError
-from vfl_flower.transport.messages import checked
-
-
-class Signs:
-    uses = ()
-
-    def __init__(self, config):
-        pass
-
-    def names(self, name):
-        return f"{name}.means", f"{name}.bits"
-
-    def encode(self, name, rows, sizes, key, of_row=None):
-        v = rows.reshape(-1)
-        starts = np.cumsum(sizes) - sizes
-        means = np.add.reduceat(np.abs(v), starts) / sizes
-        return {f"{name}.means": means.astype(np.float32), f"{name}.bits": np.packbits(v > 0)}
-
-    def decode(self, name, arrays, shape, sizes):
-        total = int(sizes.sum())
-        means = checked(arrays, f"{name}.means", "float32", sizes.shape)
-        bits = checked(arrays, f"{name}.bits", "uint8", (-(-total // 8),))
-        signs = 2 * np.unpackbits(bits)[:total].astype(np.float32) - 1
-        return (signs * means.repeat(sizes)).reshape(shape)
-'''
-
-AGGREGATION = '''
-"""The mean of the parties' embeddings, where each counts with a bounded norm."""
-
-from vfl_flower.config.errors import ConfigError
-from vfl_flower.models.top_layers import CombiningTop
-from vfl_flower.protocol.aggregation.base import Aggregation
-
-BOUND = 2.0
-
-
-class ClippedMean(CombiningTop):
-    def combined(self, blocks, h):
-        blocks = blocks.view(len(blocks), self.blocks, -1)
-        norms = blocks.norm(dim=2, keepdim=True).clamp_min(1e-12)
-        return (blocks * (BOUND / norms).clamp_max(1.0)).mean(1)
-
-
-class Clipped(Aggregation):
-    tops = ClippedMean, None  # a top model of one's own cannot read it
-    defaults = {"combine": "mean"}
-
-    def check(self, answers_by_scalars, baseline):
-        if self.config.models.combine != "mean":
-            raise ConfigError("aggregation = 'clipped' is a mean: set combine = 'mean'.")
-'''
+PAPER = EXAMPLES["sixth.py"]
+CODEC = EXAMPLES["signs.py"]
+AGGREGATION = EXAMPLES["clipped.py"]
+ESTIMATOR = EXAMPLES["sign_rows.py"]
+RUNTIME = EXAMPLES["threads.py"]
+DATASET = EXAMPLES["waves.py"]
+TOWER = EXAMPLES["tower.py"]
+SOURCE = EXAMPLES["own_waves.py"]
 
 SEALED = '''
 """A weighted sum of embeddings, which parties round to eighths before they leave."""
@@ -143,121 +77,24 @@ class Weighted(Aggregation):
         return Rounding()
 '''
 
-ESTIMATOR = '''
-"""Signs of gradient rows: the label holder answers the direction alone (signSGD)."""
 
-from vfl_flower.protocol.estimators.first_order import FirstOrder
-
-
-class SignRows(FirstOrder):
-    answer_dtype = "int8"  # as gradient rows travel, unless a codec compresses them
-
-    def answer(self, end, arrivals, joint):
-        answers = super().answer(end, arrivals, joint)
-        return {
-            party: {name: rows.sign().char() for name, rows in blocks.items()}
-            for party, blocks in answers.items()
-        }
-
-    def update(self, end, blocks, order, window):
-        rows = blocks["gradient"].float() / len(window.ids)
-        super().update(end, {"gradient": rows}, order, window)
-'''
-
-RUNTIME = '''
-"""A runtime whose parties live in threads of their own."""
-
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from pathlib import Path
-from typing import Any
-
-from vfl_flower import client_app, server_app
-from vfl_flower.transport.flower_internals import set_message_id
-from vfl_flower.transport.local import LocalGrid
-from vfl_flower.launch.engines import Finished, of_server, prepare
-
-
-class ThreadGrid(LocalGrid):
-    engine = "threads"
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.threads = {node: ThreadPoolExecutor(1) for node in self.contexts}
-        self.answers = {}
-
-    def push_messages(self, messages):
-        keys = []
-        for message in messages:
-            keys.append(f"thread-{len(self.answers)}")
-            set_message_id(message, keys[-1])
-            node = message.metadata.dst_node_id
-            serve = self.threads[node].submit
-            self.answers[keys[-1]] = serve(client_app.app, message, self.contexts[node])
-        return keys
-
-    def pull_messages(self, message_ids):
-        waiting = [self.answers[key] for key in message_ids]
-        return [each.result() for each in wait(waiting, 1, FIRST_COMPLETED).done]
-
-
-def run_threads(parties, run_config, node_configs=()):
-    config, run_config = prepare(parties, run_config, node_configs)
-    finished = Finished(Path(run_config["out"]))
-    states = [{"states": str(finished.folder)}] * parties
-    grid = ThreadGrid(client_app.app, parties, run_config, config, states)
-    server_app.app(grid, of_server(run_config, grid.run_id))
-    return finished
-'''
-
-DATASET = '''
-"""Waves: rows are sums of two sines, and the label says which is the faster."""
-
-import numpy as np
-
-from vfl_flower.data.partitioned import PartitionedData
-
-
-def open_waves(data, place):
-    generator = np.random.default_rng(0)
-    labels = generator.integers(0, 2, 400)
-    steps = np.linspace(0, 6, 24)
-    rows = np.sin((1 + labels[:, None]) * steps) + 0.1 * generator.standard_normal((400, 24))
-    return PartitionedData(lambda columns: [rows[columns(rows.shape[1:])]], lambda: [labels])
-'''
-
-TOWER = """
-import torch
-
-
-class Tower(torch.nn.Module):
-    def __init__(self, sample, size):
-        super().__init__()
-        self.first = torch.nn.Linear(sample.numel(), 12)
-        self.last = torch.nn.Linear(12, size)
-
-    def forward(self, x):
-        return self.last(torch.tanh(self.first(x)))
-"""
-
-SOURCE = '''
-import numpy as np
-
-from vfl_flower.data.source import Source
-
-
-class Waves(Source):
-    """What no table holds, read row by row."""
-
-    lazy = True
-
-    @property
-    def id_column(self):
-        return np.arange(100, 300)
-
-    def rows(self, places, preparation):
-        ids = self.id_column[places]
-        return np.stack([np.sin(np.arange(6) * each) for each in ids]).astype(np.float32)
-'''
+KINDS = {
+    "codec": "signs.py:Signs",
+    "aggregation": "clipped.py:Clipped",
+    "estimator": "sign_rows.py:SignRows",
+    "server-update": "twice.py:Twice",
+    "directions": "rademacher.py:Rademacher",
+    "sampling": "with_replacement.py:WithReplacement",
+    "optimizer": "lion.py:Lion",
+    "bottom-model": "tower.py:Tower",
+    "dataset": "waves.py:open_waves",
+}
+"""Option -> the example of its kind."""
+NEEDS: dict[str, dict[str, Any]] = {
+    "directions": {"strategy": "cascaded"},
+    "sampling": {"strategy": "vafl", "quorum": 1},
+}
+"""Options without which the example changes nothing."""
 
 
 def write(folder: Path, name: str, text: str) -> str:
@@ -315,6 +152,124 @@ def test_an_estimator_of_ones_own_goes_with_every_codec(
     assert summary["test_accuracy"] > 0.6
     assert summary["bytes_down"] < whole["bytes_down"] / 1.8
     assert (summary["bytes_up"] == whole["bytes_up"]) is (codec == "identity")
+
+
+@pytest.mark.parametrize(("key", "file"), KINDS.items())
+def test_each_kind_is_found_by_its_import_path(
+    key: str, file: str, run: Start, tmp_path: Path
+) -> None:
+    name, _, attribute = file.partition(":")
+    keys = {**SMALL, "optimizer": "adam", "epochs": 8, **NEEDS.get(key, {})}
+    place = f"{write(tmp_path, name, EXAMPLES[name])}:{attribute}"
+    ours, own = run(2, keys).summary, run(2, {**keys, key: place}).summary
+    assert own["test_loss"] != ours["test_loss"]
+    assert own["test_accuracy"] > 0.7
+
+
+def test_each_kind_is_found_as_an_entry_point(
+    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = []
+    for registry in vars(plugins).values():
+        if isinstance(registry, Registry) and registry.key in KINDS:
+            name, _, attribute = KINDS[registry.key].partition(":")
+            write(tmp_path, f"packaged_{name}", EXAMPLES[name])
+            module = f"packaged_{name.removesuffix('.py')}"
+            groups.append(f"[{registry.group}]\nmine = {module}:{attribute}\n")
+    assert len(groups) == len(KINDS)
+    install(tmp_path, "packaged", "\n".join(groups))
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = {**SMALL, "strategy": "cascaded", "window": 4, **dict.fromkeys(KINDS, "mine")}
+    del keys["estimator"]  # which would be first order
+    summary = run(2, keys).summary
+    assert summary["config"].items() >= keys.items()
+    assert 0 < summary["test_loss"] < 10
+    assert run(2, {**SMALL, "estimator": "mine"}).summary["test_accuracy"] > 0.6
+
+
+# --- server updates, directions, sampling schemes, optimizers -------------------------------------
+
+
+def test_rademacher_directions_are_the_same_in_a_stack_and_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = f"{write(tmp_path, 'rademacher.py', EXAMPLES['rademacher.py'])}:Rademacher"
+    config = resolve({"strategy": "cascaded", "directions": place}).estimator
+    model = torch.nn.Linear(9, 5)
+    stacked = Directions(config, b"key", model).stack(3)
+    assert set(stacked.unique().tolist()) == {-1.0, 1.0}
+    monkeypatch.setattr(window, "_BLOCK", 7)
+    for step in range(3):
+        parts = [torch.zeros_like(p) for p in model.parameters()]
+        Directions(config, b"key", model).add(step, parts, 1.0)
+        assert torch.equal(torch.cat([part.view(-1) for part in parts]), stacked[step])
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_rows_that_a_mini_batch_has_twice_are_trained_on_twice(
+    quorum: int, run: Start, tmp_path: Path
+) -> None:
+    scheme = EXAMPLES["with_replacement.py"]
+    place = f"{write(tmp_path, 'with_replacement.py', scheme)}:WithReplacement"
+    keys = {**SMALL, "strategy": "vafl", "quorum": quorum, "sampling": place, "window": 3}
+    feedback = {"codec": "top-k", "compression": "error-feedback", "keep": 0.5}
+    for more in ({}, feedback, {"max-delay": 6}):
+        assert run(2, {**keys, **more, "epochs": 4}).summary["test_accuracy"] > 0.6
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "dpzv", "sampling": "with_replacement.py:WithReplacement"},
+        {"strategy": "dpzv", "server-update": "twice.py:Twice"},
+        {"privacy": "perturbed-embedding", "sampling": "with_replacement.py:WithReplacement"},
+    ],
+    ids=str,
+)
+def test_noise_that_counts_releases_refuses_a_scheme_that_it_does_not_know(
+    keys: dict[str, str], tmp_path: Path
+) -> None:
+    for key, value in keys.items():
+        name, _, attribute = value.partition(":")
+        if name in EXAMPLES:
+            keys = {**keys, key: f"{write(tmp_path, name, EXAMPLES[name])}:{attribute}"}
+    with pytest.raises(ConfigError, match=r"does not know|is for sampling = 'shuffle'"):
+        resolve(keys)
+
+
+@pytest.mark.parametrize("name", ["RMSprop", "NAdam", "Rprop"])
+def test_an_optimizer_of_torch_trains_and_is_resumed(name: str, tmp_path: Path) -> None:
+    keys = {**SMALL, "epochs": 3, "noise-seed": 0, "checkpoint-every": 6}
+    keys["optimizer"] = f"torch.optim:{name}"
+    assert sized(resolve(keys), 455).training.party_lr == 0.002  # as of Adam
+    whole = run_local(3, {**keys, "out": str(tmp_path / "whole")})
+    assert_equal_runs(resumed(interrupted(tmp_path / "cut", keys, after=2, parties=3), 3), whole, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("torch.optim:LBFGS", "cannot step on this model"),
+        ("torch.optim:Muon", "cannot step on this model"),
+        ("torch.nn:Linear", "cannot step on this model"),
+        ("{folder}/own.py:Counting", "keeps 'steps' as int, which checkpoints do not have. Keep"),
+        ("{folder}/own.py:Odd", "has rates_like = 'odd'. Set it to one of sgd, momentum, adam."),
+    ],
+)
+def test_an_optimizer_that_cannot_serve_is_a_sentence(
+    name: str, said: str, run: Start, tmp_path: Path
+) -> None:
+    text = (
+        "import torch\n\n\nclass Counting(torch.optim.SGD):\n"
+        "    def step(self):\n        super().step()\n"
+        "        for p in self.param_groups[0]['params']:\n"
+        "            self.state[p]['steps'] = self.state[p].get('steps', 0) + 1\n\n\n"
+        "class Odd(torch.optim.SGD):\n    rates_like = 'odd'\n"
+    )
+    write(tmp_path, "own.py", text)
+    with pytest.raises(VflError, match=said) as error:
+        run(2, {**SMALL, "optimizer": name.format(folder=tmp_path)})
+    assert str(tmp_path) not in str(error.value) and "\n" not in str(error.value)
 
 
 # --- an aggregation -----------------------------------------------------------------------------
@@ -692,6 +647,9 @@ def test_a_callback_stops_a_run_at_a_target_and_saves_it(run: Start, tmp_path: P
         ("aggregation", "has no 'tops'"),
         ("codec", "has no 'uses'"),
         ("bottom-model", "cannot be called"),
+        ("server-update", "has no 'step'"),
+        ("sampling", "has no 'draw'"),
+        ("optimizer", "cannot be called"),
         ("privacy", "has no 'check'"),
         ("observer", "has no 'evaluated'"),
         ("dataset", "cannot be called"),
@@ -707,16 +665,16 @@ def test_what_is_something_else_is_a_sentence(
 
 
 def test_a_system_with_a_default_that_is_no_key_is_a_sentence(tmp_path: Path) -> None:
-    paper = write(tmp_path, "sixth.py", PAPER.replace('"party-lr"', '"party_lr"'))
-    with pytest.raises(ConfigError, match="no option 'party_lr'"):
+    paper = write(tmp_path, "sixth.py", PAPER.replace('"codec"', '"codek"'))
+    with pytest.raises(ConfigError, match="no option 'codek'"):
         resolve({"strategy": f"{paper}:SIXTH"})
 
 
 def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
     keys = {"strategy": f"{write(tmp_path, 'sixth.py', PAPER)}:SIXTH"}
-    assert resolve(keys).training.party_lr == 0.01
-    write(tmp_path, "sixth.py", PAPER.replace('"party-lr": 0.01', '"party-lr": 0.5'))
-    assert resolve(keys).training.party_lr == 0.5
+    assert resolve(keys).estimator.differences == "two-sided"
+    write(tmp_path, "sixth.py", PAPER.replace("two-sided", "one-sided"))
+    assert resolve(keys).estimator.differences == "one-sided"
 
 
 def test_every_name_of_ours_is_there() -> None:
@@ -728,28 +686,20 @@ def test_every_name_of_ours_is_there() -> None:
                 assert callable(each.load(name)) or each is SYSTEMS
 
 
-@pytest.mark.parametrize(
-    "key", ["strategy", "codec", "estimator", "aggregation", "bottom-model", "dataset"]
-)
-def test_a_node_runs_no_code_that_a_run_configuration_names(key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "file"), {**KINDS, "strategy": "sixth.py:SIXTH"}.items())
+def test_a_node_runs_no_code_that_a_run_configuration_names(
+    key: str, file: str, tmp_path: Path
+) -> None:
     from flwr.app import Context, RecordDict
 
     from tests.party.nodes import DESCRIBE, asked
     from vfl_flower.transport.messages import Description
 
-    texts = {"strategy": PAPER, "codec": CODEC, "estimator": ESTIMATOR, "bottom-model": TOWER}
-    texts["aggregation"] = AGGREGATION
-    names = {
-        "aggregation": "Clipped",
-        "strategy": "SIXTH",
-        "codec": "Signs",
-        "estimator": "SignRows",
-        "bottom-model": "Tower",
-    }
     ran = tmp_path / "ran"
     proof = f"\n\nimport pathlib\n\npathlib.Path({str(ran)!r}).touch()\n"
-    place = write(tmp_path, "own.py", texts.get(key, DATASET) + proof)
-    keys = {"dataset": "breast-cancer", key: f"{place}:{names.get(key, 'open_waves')}"}
+    name, _, attribute = file.partition(":")
+    place = write(tmp_path, "own.py", EXAMPLES[name] + proof)
+    keys = {"dataset": "breast-cancer", **NEEDS.get(key, {}), key: f"{place}:{attribute}"}
     for simulated in (False, True):
         node: dict[str, Any] = {"partition-id": 0, "num-partitions": 2, "simulated": simulated}
         run_config: Any = keys

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.plugins import ESTIMATORS
+from vfl_flower.config.plugins import DIRECTIONS, ESTIMATORS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol import server_update
 from vfl_flower.protocol.estimators.base import Estimator
@@ -34,6 +34,8 @@ def check(config: RunConfig) -> None:
         )
     by_differences = server_update.choose(config).by_differences
     by_differences |= choose(config).answers_by_scalars
+    if by_differences:
+        DIRECTIONS.load(config.estimator.directions)  # so that code of one's own fails early
     if by_differences and config.training.precision != "float32":
         raise ConfigError(
             f"precision = {config.training.precision!r} rounds off the differences that zeroth "
