@@ -35,7 +35,7 @@ class Mechanism:
     encodes_by_row : whether a codec must encode each row by itself.
     costs_by_step : whether every further step costs more privacy, or needs more noise.
     covers_validation : whether epsilon covers the labels of validation rows.
-    of_one_run : whether epsilon covers one run alone, so that no run begins with its models.
+    may_grow : whether a run may begin with the models of another. Epsilon is of one run alone.
     """
 
     hides_labels: ClassVar[bool] = False
@@ -44,7 +44,7 @@ class Mechanism:
     encodes_by_row: ClassVar[bool] = False
     costs_by_step: ClassVar[bool] = True
     covers_validation: ClassVar[bool] = False
-    of_one_run: ClassVar[bool] = True
+    may_grow: ClassVar[bool] = False
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -172,7 +172,7 @@ class NoNoise(Mechanism):
 
     costs_by_step = False
     covers_validation = True
-    of_one_run = False
+    may_grow = True
 
     @property
     def claims(self) -> bool:
