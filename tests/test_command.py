@@ -70,7 +70,7 @@ def tables(tmp_path: Path) -> Path:
         ("strategy='cascaded' party-lr=1e30 dataset='breast-cancer'", 2, "not finite; lower the"),
         ("strategy='cascaded' mu=0", 2, "mu = 0.0 must be above 0."),
         ("strategy='dpzv' clip=0", 2, "clip = 0.0 must be above 0."),
-        ("strategy='dpzv' quorum=2", 3, "privacy = 'scalar' is counted for a quorum of 1 or of"),
+        ("strategy='dpzv' quorum=2", 3, "privacy = 'scalar' with quorum = 2 lets a row be in one"),
         (
             "strategy='dpzv' epsilon=0.01 delta=1e-3 noise-multiplier=2 epochs=1",
             2,

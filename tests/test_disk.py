@@ -185,7 +185,7 @@ def test_a_full_disk_ends_a_run_by_a_sentence_and_leaves_no_half_file(tmp_path: 
 
 FILES = {
     "history.jsonl": r"history.jsonl cannot be written \(No space left on device\)",
-    "releases.journal": r"What is released cannot be written to .* \(No space left on device\)",
+    "releases.journal": r"A release cannot be written to .* \(No space left on device\)",
     "releases.journal.new": r"releases.journal cannot be written",
     "checkpoint.npz.new": r"checkpoint.npz cannot be written",
     "party-1-checkpoint-0.state.new": r"Party 1 failed: cannot keep its state: its own log says",

@@ -618,7 +618,7 @@ def test_noise_takes_no_augmentation_that_could_mix_rows() -> None:
             Party(resolve(own("plain", **NOISY)), 0, 2, 1, block)
             continue
         Party(resolve(own("plain")), 0, 2, 1, block)
-        with pytest.raises(ConfigError, match="has an augmentation of its own, by which"):
+        with pytest.raises(ConfigError, match="own augmentation lets a row have a part"):
             Party(resolve(own("plain", **NOISY)), 0, 2, 1, block)
 
 

@@ -252,7 +252,7 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
     if not found.finished:
         raise ConfigError(f"The run in {folder} was cut short: go on with it first, by resume.")
     then = found.config
-    if mechanism_of(then).of_one_run:
+    if not mechanism_of(then).may_grow:
         raise ConfigError(
             f"The run in {folder} has privacy = {then.privacy.mechanism!r}, whose epsilon counts "
             "that run alone: leave grow out."

@@ -289,7 +289,7 @@ def _check_growth(
             f"strategy = {config.strategy!r} is a baseline, which begins anew: leave grow out, or "
             "choose a system."
         )
-    if grow and mechanism.of_one_run:
+    if grow and not mechanism.may_grow:
         raise ConfigError(
             f"privacy = {config.privacy.mechanism!r} counts what one run releases, and by grow "
             "there would be an earlier one's too: leave grow out, or privacy."

@@ -1,1 +1,1 @@
-"""Privacy: noise (`mechanism`), its cost (`accountant`), and what was released (`release_log`)."""
+"""Privacy: a `mechanism` of noise, an `accountant` of its cost, a `release_log`."""

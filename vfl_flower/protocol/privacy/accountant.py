@@ -1,4 +1,4 @@
-"""What noise costs: what an accountant is, and what an epsilon is of."""
+"""The cost of noise: accountants of releases, and the meaning of an epsilon."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ EVERYONE = "all parties together, the network, and whoever gets the model"
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What an epsilon is of. These words stand beside every epsilon that is shown.
+    """The meaning of an epsilon. The words stand beside every epsilon that is shown.
 
+    Attributes
+    ----------
     protects : the protected data.
     relation : the difference that nobody can tell.
     adversary : who cannot tell it, whatever they do.
@@ -38,7 +40,7 @@ def delta_of(config: RunConfig, rows: int) -> float:
 
 
 class Released(Protocol):
-    """What privacy asks of an estimator: what an upload shows of a row, and to whom."""
+    """An estimator, as privacy sees it: what an upload shows of a row, and to whom."""
 
     uploads_per_row: ClassVar[int]
     uploads_reach: ClassVar[str]
@@ -72,9 +74,10 @@ class Accountant:
         return planned
 
     def answers(self, group: Sequence[tuple[int, Window]]) -> list[Event] | None:
-        """Return the events of the answers to a quorum's windows; None if they exceed the budget.
+        """Return the events of the answers to a quorum's windows.
 
-        An event has the number of steps, and how often each row has a part in a release.
+        Each has the number of steps, and how often each row has a part in a release. Return None if
+        the answers exceed the budget.
         """
         return [
             Event(ANSWERED, party, len(window.lengths), 1, 0, window.ids) for party, window in group

@@ -1,4 +1,4 @@
-"""The record of all draws of label noise: ``labels.draws``, and a second count in another folder.
+"""The record of all draws of label noise: ``labels.draws``, and a second count.
 
 Noise on labels follows from a secret, so a label that was drawn gets the same noise again. This
 file holds the secret and one entry for each draw. The epsilon of a run is a sum over entries.
@@ -9,7 +9,8 @@ file holds the secret and one entry for each draw. The epsilon of a run is a sum
   It counts for every row with or without an id, except for rows of scikit-learn's data sets.
 
 A file that was deleted, or put back from a backup, knows less than was spent. The second count
-tells: it has the number of the last entry and the largest sum. That sum then counts for everybody.
+tells. It lies in another folder, and has the number of the last entry and the largest sum. That sum
+then counts for everybody.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -36,15 +37,15 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 Tags = NDArray[np.uint64]
 
 SHIPPED = ("digits", "breast-cancer")
-"""Data sets of scikit-learn, whose rows are nobody else's."""
+"""Data sets of scikit-learn, whose rows are in no other data set."""
 
 
 class Spent(NamedTuple):
     """The parts of a sum of epsilons.
 
-    own : by draws of one person's label; of rows without ids, by draws of them or others like them.
-    unknown : by draws of rows without ids, for rows with ids; the other way round for the others.
-    lost : by draws whose record was lost.
+    own : draws of one person's label. For rows without ids, draws of any rows without ids.
+    unknown : draws of rows without ids. For rows without ids, draws of one person's label.
+    lost : draws whose record was lost.
     """
 
     own: float
@@ -58,12 +59,12 @@ class Spent(NamedTuple):
 
 
 class Draws:
-    """All draws that were made with one secret.
+    """All draws with one secret.
 
     Attributes
     ----------
     secret : 32 bytes, from which all noise follows.
-    added : whether a draw was added that was not known.
+    added : whether a new draw was added.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -89,7 +90,7 @@ class Draws:
 
         Returns
         -------
-        What these rows have spent.
+        The sum that these rows have spent.
         """
         if (whole, named, mechanism) not in self._wholes:
             self._wholes[whole, named, mechanism] = epsilon
@@ -99,7 +100,7 @@ class Draws:
         return Spent(self._unknown(), self._largest(self._people), self._lost)
 
     def add_people(self, people: Tags, draws: Tags, epsilon: float) -> Spent:
-        """Count draws of these people's labels, those that are new; people may repeat.
+        """Count new draws of these people's labels. People may repeat.
 
         Parameters
         ----------
@@ -121,7 +122,7 @@ class Draws:
         return Spent(self._largest(people), self._unknown(), self._lost)
 
     def _largest(self, people: Tags) -> float:
-        """The largest sum over draws of one of these people."""
+        """Return the largest sum over draws of one of these people."""
         of_these = _among(self._people, np.sort(people))
         if not of_these.any():
             return 0.0
@@ -131,7 +132,7 @@ class Draws:
         return float(np.add.reduceat(self._epsilons[of_these][order], first).max())
 
     def _unknown(self, named: str = "") -> float:
-        """The sum over draws of rows without ids; or of one data set of scikit-learn."""
+        """Return the sum over draws of rows without ids, or of one of `SHIPPED`."""
         kept = {
             (whole, mechanism, epsilon)
             for (whole, of, mechanism), epsilon in self._wholes.items()
@@ -140,7 +141,7 @@ class Draws:
         return sum(sorted(epsilon for *_, epsilon in kept))
 
     def _most(self) -> float:
-        """The most that anybody has spent."""
+        """Return the most that anybody has spent."""
         others = self._unknown() + self._largest(self._people)
         return self._lost + max(others, *map(self._unknown, SHIPPED))
 
@@ -150,21 +151,18 @@ class Draws:
     def _read(cls, path: Path) -> Draws:
         content = unsealed(path)
         if content.startswith(b"{"):  # of a version that had no entries by person
-            kept = json.loads(content)
-            found = cls(bytes.fromhex(kept["secret"]))
-            found._take(kept["draws"])
-            return found
-        with np.load(BytesIO(content), allow_pickle=False) as file:
-            kept = json.loads(file["text"].tobytes())
-            found = cls(bytes.fromhex(kept["secret"]))
-            found._number, found._lost = kept["number"], kept["lost"]
-            found._take(kept["wholes"])
-            found._people, found._draws = file["people"], file["draws"]
-            found._epsilons = file["epsilons"]
+            text = json.loads(content)
+            text = {**text, "number": 0, "lost": 0.0, "wholes": text["draws"]}
+            found = cls(bytes.fromhex(text["secret"]))
+        else:
+            with np.load(BytesIO(content), allow_pickle=False) as file:
+                text = json.loads(file["text"].tobytes())
+                found = cls(bytes.fromhex(text["secret"]))
+                found._people, found._draws = file["people"], file["draws"]
+                found._epsilons = file["epsilons"]
+        found._number, found._lost = text["number"], text["lost"]
+        found._wholes = {(whole, of, how): each for whole, of, how, each in text["wholes"]}
         return found
-
-    def _take(self, wholes: Sequence[tuple[str, str, str, float]]) -> None:
-        self._wholes = {(whole, of, how): epsilon for whole, of, how, epsilon in wholes}
 
     def _write(self, path: Path) -> None:
         self._number += 1
@@ -192,11 +190,11 @@ class Draws:
 
     @property
     def _name(self) -> str:
-        """What the second count calls these draws; the secret does not follow from it."""
+        """The name of these draws in the second count. It tells nothing of the secret."""
         return hashlib.blake2b(self.secret, digest_size=16, person=b"labels.draws").hexdigest()
 
     def _heed(self, second: Path, path: Path) -> None:
-        """Take over what the second count knows of draws that are not here."""
+        """Take over the sum of a second count that knows of draws that are not here."""
         if not second.exists():
             return
         counted: dict[str, Any] = json.loads(unsealed(second))
@@ -204,7 +202,7 @@ class Draws:
         self._counted = same and number == self._number
         if same and number <= self._number:
             return
-        if same:  # what is here is part of what was spent by then
+        if same:  # the draws here are part of that sum
             self._wholes = dict.fromkeys(self._wholes, 0.0)
             self._epsilons = np.zeros_like(self._epsilons)
             self._lost, self._number = counted["spent"], number
@@ -213,13 +211,13 @@ class Draws:
         self._lost_some = True
         notice.warning(
             "%s does not have all draws that %s counted: it was deleted, replaced or put back from "
-            "a backup. The largest sum of then, epsilon = %g, now counts for every label.",
+            "a backup. The largest sum in that count, epsilon = %g, now counts for every label.",
             *(path, second, counted["spent"]),
         )
 
 
 def _among(tags: Tags, known: Tags) -> NDArray[np.bool_]:
-    """Which tags are among known ones, which are sorted; `np.isin` takes ten times as long."""
+    """Return which tags are among sorted ones. `np.isin` takes ten times as long."""
     if not len(known):
         return np.zeros(len(tags), bool)
     found: NDArray[np.bool_] = known[np.searchsorted(known[:-1], tags)] == tags
@@ -228,7 +226,7 @@ def _among(tags: Tags, known: Tags) -> NDArray[np.bool_]:
 
 @contextmanager
 def opened() -> Iterator[Draws]:
-    """The record of draws, for this process alone; what was added is on the disk at the end.
+    """Lock and open the record of draws. Write new draws at the end.
 
     Raises
     ------
@@ -252,12 +250,12 @@ def opened() -> Iterator[Draws]:
 
 
 def path_of_draws() -> Path:
-    """The file of the secret and all draws."""
+    """Return the path of the file with the secret and all draws."""
     return lasting_home() / "labels.draws"
 
 
 def _path_of_second_count(path: Path) -> Path:
-    """The file of the second count, outside of the folder that may be deleted with the first."""
+    """Return the path of the second count, outside of the folder of the first."""
     named = os.environ.get("XDG_STATE_HOME")
     folder = Path(named) if named else Path.home() / ".local" / "state"
     which = hashlib.sha256(os.fsencode(path.parent.resolve())).hexdigest()[:16]

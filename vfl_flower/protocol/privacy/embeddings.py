@@ -1,10 +1,10 @@
 """Perturbed embeddings (VAFL section 4): how often each record was uploaded.
 
-The noise protects the feature values of a record of one party, from the label holder and whoever
-reads its messages (with shared labels, the other parties), over all uploads of that record by that
-party. A codec adds nothing to it, and takes nothing from it. It does not bound what the party's
-parameters learn from a record, and other rows' uploads then show of it. Nor does it protect labels
-from the parties.
+The noise protects the features of a record at one party, over all uploads of that record. It
+protects them from the label holder and whoever reads its messages. With shared labels these are the
+other parties. A codec adds nothing to the noise, and takes nothing from it. The noise does not
+bound what the party's parameters learn from a record, and other rows' uploads then show of it. Nor
+does it protect labels from the parties.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class PerturbedEmbeddings(Mechanism):
         """Refuse a model or an augmentation that makes an embedding of several rows."""
         if not model.apart():
             raise ConfigError(
-                f"Party {party}'s model {name!r} lets a row have a part in another's embedding, so "
-                "that noise on its own would not hide it: leave out such as BatchNorm, or privacy."
+                f"Party {party}'s model {name!r} lets a row have a part in another's embedding, "
+                "and noise would not hide it: leave BatchNorm or privacy out."
             )
         if augment not in (augmentation.none, augmentation.crop_flip):
             raise ConfigError(
-                f"Party {party} has an augmentation of its own, by which a row could have a part "
-                "in another's embedding, and noise would not hide it: leave out one of them."
+                f"Party {party}'s own augmentation lets a row have a part in another's embedding, "
+                "and noise would not hide it: leave the augmentation out, or privacy."
             )
 
     def perturbation(
         self, secret: bytes, exchange: int, lengths: tuple[int, ...], last: int
     ) -> Perturbation:
-        """Return noise in every layer, of which epsilon follows from the last."""
+        """Return noise in every layer. Epsilon follows from the last layer."""
         return Perturbation(self.config.privacy, secret, exchange, lengths, last)
 
     def accountant(self, rows: int, estimator: Released) -> EmbeddingAccountant:
@@ -94,8 +94,8 @@ class EmbeddingAccountant(Accountant):
     def __init__(self, config: RunConfig, rows: int, estimator: Released) -> None:
         super().__init__(config, rows, estimator)
         self.steps: dict[int, int] = {}  # by party: mini-batches asked for
-        # Passes over the rows that have begun, each of which uploads a row once; an order that is
-        # given anew, or comes before the last, begins another.
+        # Passes over the rows that have begun. Each uploads a row once. An order that is given
+        # anew, or comes before the last, begins another.
         self.passes: dict[int, int] = {}
         self.last: dict[int, tuple[int, int]] = {}  # epoch and first step of the last order
         self.queries: dict[int, NDArray[np.int32]] = {}  # of each training row, apart from those
@@ -104,7 +104,7 @@ class EmbeddingAccountant(Accountant):
         self.unseen: dict[int, int] = {}  # Poisson: steps whose rows are not known, or not yet
 
     def count(self, event: Event) -> None:
-        """Count an order; and of Poisson samples the rows that came, in place of one a step."""
+        """Count an order, or the rows of a Poisson sample in place of one a step."""
         kind, party, epoch, first, steps, rows = event
         if kind == TRAIN:
             self.steps[party] = self.steps.get(party, 0) + steps

@@ -1,4 +1,4 @@
-"""What Gaussian releases cost: accountants by Flower's own protocol, over dp-accounting.
+"""The cost of Gaussian releases: Flower's accountants, over dp-accounting.
 
 `PldAccountant` is for Poisson-sampled releases, by privacy loss distributions. `GdpAccountant` is
 for releases whose rows are known, which compose exactly to one Gaussian mechanism.
@@ -6,12 +6,12 @@ for releases whose rows are known, which compose exactly to one Gaussian mechani
 Sampled releases are counted for a record that is changed, not for one that is added or removed. A
 sample has the record by chance q in both worlds. It then adds a in one world and b in the other,
 each of norm C at most. So the worlds differ as (1 - q) N(0) + q N(a) and (1 - q) N(0) + q N(b) do.
-The worst case is a = -b. By advanced joint convexity (Balle et al., 2018, Theorem 2) the divergence
-follows from how well N(a) is told from N(0), at distance C at most, and from N(b), at distance 2 C
-at most. One half-space tells both best where 0 lies between a and b. This pair dominates all others
-at every epsilon, so its losses compose, also of releases that depend on earlier ones.
+The worst case is a = -b. Two distances decide the divergence: of N(a) to N(0), at most C, and of
+N(a) to N(b), at most 2 C. That is advanced joint convexity (Balle et al., 2018, Theorem 2). One
+half-space tells both best where 0 lies between a and b. This pair dominates all others at every
+epsilon, so its losses compose, also of releases that depend on earlier ones.
 
-dp-accounting is imported where it is used: parties start often, and need none of it.
+Functions import dp-accounting, not the module: parties start often, and need none of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flwr.serverapp import (
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Return epsilon at delta of one Gaussian mechanism of mu, sensitivity over deviation."""
+    """Return epsilon of a Gaussian mechanism of mu: its sensitivity over its noise."""
     from dp_accounting import get_epsilon_gaussian
 
     return float(get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
@@ -46,7 +46,7 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 class _Accountant:
-    """The releases that were composed; `flwr.serverapp.PrivacyAccountant`, but for two figures."""
+    """The composed releases: Flower's `PrivacyAccountant`, without epsilon and delta."""
 
     method: ClassVar[str]
     sampling: ClassVar[SamplingMethod]  # which it is right for
@@ -154,7 +154,7 @@ class PldAccountant(_Accountant):
 
 
 class GdpAccountant(_Accountant):
-    """Gaussian releases of a record that is known to be in each: exactly one of mu-GDP.
+    """Gaussian releases that a record is known to be in: exactly one of mu-GDP.
 
     A release's noise multiplier is its deviation over what the change of the record changes in it.
     For a row that is changed, this is half of the deviation over what the row adds.
@@ -186,7 +186,7 @@ class GdpAccountant(_Accountant):
 
 @lru_cache(maxsize=4)  # a run asks at each evaluation, and this takes most of the time
 def _losses(multiplier: float, rate: float, steps: float) -> Any:
-    """Return the privacy losses of one release over a Poisson sample, in multiples of ``steps``."""
+    """Return the losses of a release over a Poisson sample, in multiples of ``steps``."""
     from dp_accounting import NeighboringRelation as Relation
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -199,7 +199,7 @@ def _losses(multiplier: float, rate: float, steps: float) -> Any:
 
 
 def calibrated(epsilon: float, delta: float, sample: int, rows: int, steps: int) -> float:
-    """Return the least noise multiplier, to 0.1 %, at which sampled releases spend epsilon."""
+    """Return the least multiplier, to 0.1 %, at which sampled releases spend epsilon."""
     import dp_accounting as dp
 
     class Fresh:
@@ -226,7 +226,7 @@ def calibrated(epsilon: float, delta: float, sample: int, rows: int, steps: int)
 def most_steps(
     epsilon: float, delta: float, multiplier: float, sample: int, rows: int, planned: int
 ) -> int:
-    """Return the most sampled releases, up to those planned, that spend no more than epsilon."""
+    """Return the most sampled releases, up to ``planned``, that epsilon allows."""
     if multiplier == 0:
         return 0
     event = GaussianPrivacyEvent(multiplier, sample, rows)

@@ -1,9 +1,9 @@
-"""The file of a `ReleaseLog`: releases, event by event, so that any damage to it shows.
+"""The file of a `ReleaseLog`: releases, event by event, so that any damage shows.
 
-A line names the format and the run. The checksum of the last event that may have been released
-follows, and then the events: six numbers, of which the last says how many rows follow, the rows,
-and a checksum over those and the checksum before. So no event can be changed, moved or left out.
-None can be cut off from the end but one that was not released yet, since it is written first.
+A line names the format and the run. Then comes the checksum of the last event that may have been
+released. Then come the events. An event has six numbers, the last being its number of rows, the
+rows, and a checksum over both and the checksum before. So no event can be changed, moved or left
+out. Only an event that was not released yet can be cut off: an event is written first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ TRAIN, EMBED, EVALUATE, RECEIVED, ANSWERED = range(5)
 class Event(NamedTuple):
     """One release: five numbers, and the training rows that have a part in it.
 
-    The numbers of TRAIN are epoch, first step and steps; of RECEIVED, steps; of ANSWERED, steps and
-    how often each row has a part in them. Other kinds have none.
+    The numbers of TRAIN are epoch, first step and steps. RECEIVED has the steps. ANSWERED has the
+    steps, and how often each row has a part in them. Other kinds have no numbers.
     """
 
     kind: int
@@ -73,7 +73,7 @@ class Journal:
     def read(self, mark: Mark | None = None) -> Iterator[Event]:
         """Yield all events. Then events can be written.
 
-        Cut off an event of which only a part was written: it was not released.
+        Cut off an event that was written in part: it was not released.
 
         Parameters
         ----------
@@ -117,7 +117,7 @@ class Journal:
         self._file.truncate()
 
     def write(self, event: Event) -> None:
-        """Append an event. It is on the disk when this returns, or `VflError` says why not."""
+        """Append an event. It is on the disk at the end, or `VflError` says why not."""
         *numbers, rows = event
         written = np.array([*numbers, len(rows)], "<i4").tobytes() + rows.astype("<i4").tobytes()
         checksum = _next(self._last, written)
@@ -133,7 +133,7 @@ class Journal:
                 raise
         except OSError as error:
             raise VflError(
-                f"What is released cannot be written to {self.path}, and so is not released "
+                f"A release cannot be written to {self.path}, and so is not made "
                 f"({error.strerror}): mend that, and resume."
             ) from error
         self._events += 1

@@ -1,4 +1,4 @@
-"""Noise on labels: the label holder randomises them once, and learns from those alone.
+"""Noise on labels: the label holder randomises them once, and learns from these.
 
 `randomise` draws the noise, which is (eps, 0)-differentially private. All that follows from noisy
 labels is post-processing: any system, codec, schedule and number of epochs, and the model itself.
@@ -58,7 +58,7 @@ class RandomisedLabels(Mechanism):
             raise ConfigError("privacy = 'labels' needs a budget: give epsilon, such as 1.0.")
         if privacy.delta is not None or privacy.noise_multiplier is not None:
             raise ConfigError(
-                "privacy = 'labels' follows from epsilon alone, with a delta of 0: leave delta and "
+                "privacy = 'labels' follows from epsilon, with a delta of 0: leave delta and "
                 "noise-multiplier out."
             )
         if privacy.epsilon > _MOST:
@@ -151,12 +151,12 @@ class DrawAccountant(Accountant):
 
 
 class DrawnOnce(ReleaseLog):
-    """Compare what was released once, the labels with noise, with what a checkpoint knows."""
+    """Compare the labels with noise, released once, with the digest in a checkpoint."""
 
     accountant: DrawAccountant
 
     def keep(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
-        """Raise `ConfigError` if the noise differs. `draws` has a file of its own."""
+        """Raise `ConfigError` if the noise differs. No file is kept: `draws` has one."""
         if mark is not None and list(mark) != list(self.mark):
             raise _other_noise()
 
@@ -182,20 +182,20 @@ def rows_left(rows: int, classes: int, epsilon: float) -> float:
 
 
 def epsilon_for(rows: int, classes: int, left: float = LEAST) -> float | None:
-    """Return the least epsilon at which `rows_left` is ``left``, or None if there is none."""
+    """Return the least epsilon at which `rows_left` is ``left``; None without one."""
     gap = math.sqrt(left / rows)
     return math.log((1 + (classes - 1) * gap) / (1 - gap)) if gap < 1 else None
 
 
 def _other_noise() -> ConfigError:
     return ConfigError(
-        "The noise on these labels is not that of the run to resume: put back the file of that run "
+        "The noise on these labels differs from the run to resume: put back the file of that run "
         f"at {path_of_draws()}, or begin a new run."
     )
 
 
 def _tell(spent: Spent, config: RunConfig, labels: Labels) -> None:
-    """Say where draws are kept, and which draws epsilon sums if there was more than one."""
+    """Say where draws are kept, and which draws epsilon sums if it sums several."""
     path = path_of_draws()
     log.info("Noise on labels is drawn once; the draw is kept in %s", path)
     if spent.epsilon <= (config.privacy.epsilon or 0.0):

@@ -1,4 +1,4 @@
-"""What noise a run adds, where, and what does not go with it.
+"""The noise of a run: where it is added, and what does not go with it.
 
 Privacy has three parts. A `Mechanism` adds noise. An `Accountant` says what the noise costs. A
 `ReleaseLog` records what was released. All others ask the mechanism of a run, and none by its name.
@@ -35,7 +35,7 @@ class Mechanism:
     encodes_by_row : whether a codec must encode each row by itself.
     costs_by_step : whether every further step costs more privacy, or needs more noise.
     covers_validation : whether epsilon covers the labels of validation rows.
-    of_one_run : whether epsilon covers one run alone, so that no run begins with its models.
+    may_grow : whether a run may begin with the models of another; epsilon covers one run.
     """
 
     hides_labels: ClassVar[bool] = False
@@ -44,7 +44,7 @@ class Mechanism:
     encodes_by_row: ClassVar[bool] = False
     costs_by_step: ClassVar[bool] = True
     covers_validation: ClassVar[bool] = False
-    of_one_run: ClassVar[bool] = True
+    may_grow: ClassVar[bool] = False
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -56,12 +56,12 @@ class Mechanism:
 
     @property
     def secret_batches(self) -> bool:
-        """Whether mini-batches must be secret. Those of a synchronous system are public."""
+        """Whether mini-batches must be secret. A synchronous system has public ones."""
         return False
 
     @property
     def relative_noise(self) -> float:
-        """The deviation of the noise on an embedding, over the bound of its norm; 0 without any."""
+        """The deviation of the noise on an embedding, over its bound; 0 without noise."""
         return 0.0
 
     # --- what it refuses ------------------------------------------------------------------------
@@ -72,12 +72,12 @@ class Mechanism:
         if privacy.epsilon is not None or privacy.noise_multiplier is not None:
             raise ConfigError(
                 "epsilon is the budget of privacy = 'labels' or 'scalar', and noise-multiplier is "
-                "for the latter: add it, or leave them out (a perturbed embedding's epsilon "
-                "follows from embedding-noise)."
+                "for the latter: add it, or leave them out. The epsilon of a perturbed embedding "
+                "follows from embedding-noise."
             )
 
     def check_range(self) -> None:
-        """Raise `ConfigError` if the labels themselves would say how large the noise must be."""
+        """Raise `ConfigError` if the labels themselves would say how large noise must be."""
         if self.config.data.target == "regression" and not self.config.data.label_range:
             raise ConfigError(
                 f"privacy = {self.config.privacy.mechanism!r} with target = 'regression' needs the "
@@ -86,7 +86,7 @@ class Mechanism:
             )
 
     def validated(self) -> RunConfig:
-        """Return the configuration, without validation rows if epsilon does not cover them.
+        """Return the configuration, with validation rows only if epsilon covers them.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class Mechanism:
         )
 
     def check_baseline(self, uploads: bool = True) -> None:
-        """Raise `ConfigError` if a baseline, with or without uploads, cannot have this noise."""
+        """Raise `ConfigError` if a baseline, with uploads or not, cannot have the noise."""
 
     def check_bottom(self, party: int, name: str, model: BottomModel, augment: Any) -> None:
         """Raise `ConfigError` if noise on a party's embeddings would not hide a row.
@@ -116,7 +116,7 @@ class Mechanism:
         """
 
     def check_own_columns(self) -> None:
-        """Raise `ConfigError` if the label holder may not have columns of its own."""
+        """Raise `ConfigError` if the label holder may not have its own columns."""
 
     # --- the noise ------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Mechanism:
     def perturbation(
         self, secret: bytes, exchange: int, lengths: tuple[int, ...], last: int
     ) -> Perturbation:
-        """Return the noise on one upload. Only a mechanism that `perturbs_uploads` is asked.
+        """Return the noise on one upload, of a mechanism that `perturbs_uploads`.
 
         Parameters
         ----------
@@ -172,7 +172,7 @@ class NoNoise(Mechanism):
 
     costs_by_step = False
     covers_validation = True
-    of_one_run = False
+    may_grow = True
 
     @property
     def claims(self) -> bool:

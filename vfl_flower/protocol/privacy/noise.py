@@ -1,4 +1,4 @@
-"""The noise itself: in a bottom model (VAFL section 4), or on scalars (DPZV section IV)."""
+"""The noise itself: in bottom models (VAFL, section 4), on scalars (DPZV, IV)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _FINE = 2.0**-12
 
 
 def grid_step(bound: float, width: int = 1) -> float:
-    """Return the step of the grid for vectors of this width, whose norm has this bound."""
+    """Return the step of the grid for vectors of a width, whose norm has a bound."""
     return 2.0 ** math.floor(math.log2(_FINE * bound / math.sqrt(width)))
 
 
 def on_grid(value: Tensor, noise: NDArray[np.float64], bound: float) -> Tensor:
-    """Add noise to a value on a grid, so that the last bits of the sum tell nothing of the value.
+    """Add noise to a value on a grid, so that the sum's last bits tell nothing of it.
 
     Floating-point addition rounds a sum by the size of its parts. Some sums then occur for some
     values only (Mironov, 2012). On multiples of a power of two, shifting and rounding commute. So
     the result is Gaussian noise about the value, rounded. Rounding adds at most `_FINE` of the
     bound to what a row can change, and the noise is larger by as much.
 
-    The result is a function of the sum of two integers, and of nothing else: neither its last bits
+    The result is a function of the sum of two integers, and of nothing else. Neither its last bits
     nor the sign of a zero depend on the value. Gradients pass through it unchanged.
 
     Parameters
@@ -58,9 +58,9 @@ def on_grid(value: Tensor, noise: NDArray[np.float64], bound: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Perturbation:
-    """Noise in a bottom model, Eq. (10)-(11): uniform in inner layers, Gaussian in the last.
+    """Noise in a bottom model, Eq. (10)-(11): uniform, Gaussian in the last layer.
 
-    The noise of a step depends on (secret, exchange, step, layer) alone, so the pass that answers
+    The noise of a step depends on (secret, exchange, step, layer) only, so the pass that answers
     the feedback repeats that of the upload. The last layer's output is first clipped to norm R,
     which bounds what one record can change; what the activation does after it is post-processing.
     """
@@ -71,14 +71,14 @@ class Perturbation:
     lengths: tuple[int, ...]
     last: int
     first_step: int = 0
-    other_of_pair: bool = False  # zeroth order: each of a pair has noise of its own
+    other_of_pair: bool = False  # zeroth order: the noise of a pair differs
 
     def __call__(self, layer: int, z: Tensor) -> Tensor:
-        """Return a layer's output before its activation, for all rows of a window, with noise."""
+        """Return a layer's output for a window, before its activation, with noise."""
         if layer == self.last:
             norms = z.norm(dim=1, keepdim=True).clamp_min(1e-12)
             z = z * (self.config.embedding_bound / norms).clamp_max(1.0)
-            # What is not a number would stay so under any noise, and tell of its row.
+            # NaN would stay NaN under any noise, and tell of its row.
             z = z.nan_to_num(nan=0.0)
             return on_grid(z, self._drawn(layer, z), self.config.embedding_bound)
         if self.config.inner_noise == 0:
@@ -114,13 +114,13 @@ class Perturbation:
 class ScalarNoise:
     """Noise on each scalar (DPZV Eq. 8), and on each step of the top model.
 
-    A step has it on its gradient (DP-SGD, Abadi et al., 2016) or on a scalar of its own, but none
-    with ``calibration='paper'``, as DPZV has it.
+    A step has noise on its gradient (DP-SGD, Abadi et al., 2016), or on a scalar. As in DPZV, it
+    has none with ``calibration='paper'``.
 
     Parameters
     ----------
-    multiplier : deviation of the noise on a mean over U rows, over C / U; C is the bound of a row's
-        difference, or of its gradient's norm.
+    multiplier : deviation of the noise on a mean over U rows, over C / U. C bounds a row's
+        difference, or its gradient's norm.
     """
 
     def __init__(self, config: RunConfig, multiplier: float) -> None:
@@ -144,7 +144,7 @@ class ScalarNoise:
         return torch.cat(sent).to(scalars)
 
     def added_to_gradients(self, gradients: Sequence[Tensor], divisor: int) -> list[Tensor]:
-        """Return means over so many rows of gradients of clipped norm, with noise; in 32 bits."""
+        """Return means of clipped gradients over so many rows, with noise, in 32 bits."""
         if not self.multiplier:
             return list(gradients)
         bound = self.top_clip / divisor
@@ -155,7 +155,7 @@ class ScalarNoise:
         return [part.view_as(each) for each, part in zip(gradients, parts, strict=True)]
 
     def standard(self, generator: np.random.Generator, numbers: int) -> NDArray[np.float64]:
-        """Draw noise of multiplier 1; another distribution than the normal one overrides it."""
+        """Draw noise of multiplier 1. A subclass may draw from another distribution."""
         return generator.standard_normal(numbers)
 
     def _drawn(self, numbers: int) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""What the papers' own formulas would claim, to stand beside what holds."""
+"""Epsilons by the papers' own formulas, to stand beside the epsilon that holds."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vfl_flower.protocol.privacy.gaussian import epsilon_of, mu_of
 def epsilon_of_theorem_6(config: RunConfig, rows: int, samples: int) -> float:
     """Return what VAFL's Theorem 6 would claim, with its unstated constant taken as 1.
 
-    Eq. (15): mu = N_m sqrt(K) / (c N) for batch size N_m, N rows and K samples processed, and
-    embeddings of norm 1, in place of which the bound R stands here; a mu-GDP mechanism is as
+    Eq. (15): mu = N_m sqrt(K) / (c N) for batch size N_m, N rows and K samples processed. It is for
+    embeddings of norm 1. Here their bound is R, so c stands for c / R. A mu-GDP mechanism is as
     private as a Gaussian one of deviation 1 / mu.
     """
     noise = config.privacy.embedding_noise / config.privacy.embedding_bound
@@ -32,7 +32,7 @@ def epsilon_of_theorem_vi5(config: RunConfig, rows: int, multiplier: float, step
 
 
 def calibrated_by_theorem_vi5(config: RunConfig, rows: int, steps: int) -> float:
-    """Return the multiplier of DPZV's Theorem VI.5 for epsilon, which can be far too small."""
+    """Return the multiplier of Theorem VI.5 for epsilon. It can be far too small."""
     assert config.privacy.epsilon is not None
     mu = mu_of(config.privacy.epsilon, delta_of(config, rows))
     return 2 * expected_rows(config, rows) * math.sqrt(steps) / (rows * mu)

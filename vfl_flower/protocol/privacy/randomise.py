@@ -1,12 +1,13 @@
-"""Labels with noise, which follows from a secret: randomised response, or Laplace noise.
+"""Labels with noise by a secret: randomised response, or Laplace noise.
 
-A label of K classes is kept by chance p = e^eps / (e^eps + K - 1), else one of the others is noted,
-all alike (Warner, 1965; Ghazi et al., 2021). A number is clipped to ``label-range`` [a, b] and gets
-noise of two-sided geometric distribution on a grid, which is Laplace noise of scale (b - a) / eps.
+A label of K classes is kept by chance p = e^eps / (e^eps + K - 1). Else it becomes one of the
+others, all with the same chance (Warner, 1965; Ghazi et al., 2021). A number is clipped to
+``label-range`` [a, b], and gets noise of two-sided geometric distribution on a grid. That is
+Laplace noise of scale (b - a) / eps.
 
-The noise of a person's label follows from a secret, the person's id, the label and the mechanism:
-epsilon, the names of the classes or the range of the numbers, and the name of the label column. So
-no other row, no order of rows or classes and no file name has a part in it.
+The noise of a person's label follows from a secret, the person's id, the label and the mechanism.
+The mechanism is epsilon, the names of the classes or the range of the numbers, and the name of the
+label column. So no other row, no order of rows or classes and no file name has a part in it.
 
 Rows without ids have nothing to be known by. Their noise follows from all labels in their order.
 """
@@ -34,12 +35,12 @@ _GRID = 1024  # steps of a number's range
 
 
 def kept_share(epsilon: float, classes: int) -> float:
-    """Return the chance by which a label of K classes is kept: p = e^eps / (e^eps + K - 1)."""
+    """Return the chance that a label of K classes is kept, e^eps / (e^eps + K - 1)."""
     return 1 / (1 + (classes - 1) * math.exp(-epsilon))
 
 
 class Randomised:
-    """One draw of the labels of training and validation rows. The latter choose the model.
+    """One draw of the labels of training rows, and of validation rows, as they choose.
 
     Parameters
     ----------

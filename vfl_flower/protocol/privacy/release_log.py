@@ -1,4 +1,4 @@
-"""What a run has released: on the disk before it leaves, and counted.
+"""The record of a run's releases: on the disk before they leave, and counted.
 
 The label holder keeps the log, and is trusted to keep it honestly.
 """

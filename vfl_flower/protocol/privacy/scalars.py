@@ -1,11 +1,11 @@
-"""Noise on scalars (DPZV section IV): how often each label had a part in a release.
+"""Noise on scalars (DPZV, section IV): how often a label had a part in a release.
 
-Whoever sees the rows of a mini-batch, as parties do, knows when a label has a part in a release: in
-each scalar of its rows, and in each step of the top model, since all later scalars and the model
-itself follow from that. Each release is the mean of clipped numbers or gradients over U rows with
-Gaussian noise. A changed label changes it by 2 C / U at most. So if a label had a part in n
-releases, of noise multiplier s each, they are together one Gaussian mechanism of mu = 2 sqrt(n) / s
-(Dong et al., 2022). An answer that the budget does not allow to a label says nothing.
+Parties see the rows of a mini-batch, and so know when a label has a part in a release. It has one
+in each scalar of its rows, and in each step of the top model: later scalars and the model follow
+from that. A release is the mean of clipped numbers or gradients over U rows, with Gaussian noise. A
+changed label changes it by 2 C / U at most. A label's n releases, of noise multiplier s each, are
+one Gaussian mechanism of mu = 2 sqrt(n) / s (Dong et al., 2022). An answer that the budget does not
+allow to a label says nothing.
 
 DPZV itself takes mini-batches for secret Poisson samples, though the device that draws them knows
 them, and its top model learns without noise. Option ``calibration`` has both, and the figures that
@@ -91,8 +91,7 @@ class NoisyScalars(Mechanism):
         if self.config.training.precision != "float32":
             raise ConfigError(
                 f"precision = {self.config.training.precision!r} rounds the top model's gradients "
-                "off, by which a row could add more than privacy = 'scalar' clips it to: leave it "
-                "out."
+                "off, and a row could add more than privacy = 'scalar' allows: leave it out."
             )
         if self.config.data.class_weights == "balanced":
             raise ConfigError(
@@ -122,7 +121,7 @@ class NoisyScalars(Mechanism):
         """Refuse gradients of the label holder's bottom model, which are not clipped."""
         if self.config.estimator.server_update == "first-order":
             raise ConfigError(
-                "privacy = 'scalar' clips gradients of the top model's layers alone: set "
+                "privacy = 'scalar' clips gradients of the top model's layers only: set "
                 "server-update = 'zeroth-order' for the label holder's own columns, or columns = "
                 "'none'."
             )
@@ -164,19 +163,19 @@ class ScalarAccountant(Accountant):
         return expected_rows(self.config, self.rows)
 
     def steps_allowed(self, planned: int, parties: int, quorum: int, top_learns: bool) -> int:
-        """Return all planned steps if noise is calibrated to them, else what the budget allows.
+        """Return all planned steps if noise is calibrated to them, else the allowed ones.
 
         Raises
         ------
         ConfigError
-            If the budget does not allow a single pass over the rows, or a row may be in a step of
-            the top model twice.
+            If the budget allows no pass over the rows, or a row may be in a step of the top model
+            twice.
         """
         privacy = self.config.privacy
         if 1 < quorum < parties:
             raise ConfigError(
-                f"privacy = 'scalar' is counted for a quorum of 1 or of all {parties}: of others, "
-                f"such as {quorum}, a row may be in one step of the top model more than once."
+                f"privacy = 'scalar' with quorum = {quorum} lets a row be in one step of the top "
+                f"model more than once. Set quorum = 1, or {parties} for all parties."
             )
         of_top = self.joint and self.config.estimator.server_update == "zeroth-order"
         self.top = int(top_learns and not of_top)
@@ -207,12 +206,11 @@ class ScalarAccountant(Accountant):
         """Account as DPZV does, by what would hold if nobody knew the mini-batches."""
         privacy, rows = self.config.privacy, self.rows
         log.warning(
-            "calibration = %r takes mini-batches for secret, which to who draws them they are not: "
-            "%s",
+            "calibration = %r takes mini-batches for secret, but parties know what they draw. %s",
             privacy.calibration,
-            "and the top model learns without noise, so that no epsilon holds."
+            "The top model learns without noise, so that no epsilon holds."
             if privacy.calibration == "paper"
-            else "the summary's epsilon is what holds then.",
+            else "The epsilon that holds is in the summary.",
         )
         if privacy.calibration == "paper":
             if privacy.noise_multiplier is None:
@@ -263,7 +261,7 @@ class ScalarAccountant(Accountant):
         return None
 
     def _most_after(self, events: Sequence[Event]) -> int:
-        """Return how many releases the label of some row would have had a part in, at most."""
+        """Return the most releases that the label of a row would then have a part in."""
         rows = np.concatenate([event.rows for event in events])
         more = np.repeat([event.second for event in events], [len(event.rows) for event in events])
         np.add.at(self.taken, rows, more.astype(np.int32))
@@ -277,7 +275,7 @@ class ScalarAccountant(Accountant):
         np.add.at(self.taken, event.rows, event.second)
 
     def so_far(self) -> Iterator[Event]:
-        """Yield one event for all scalars, and one for each binary digit of the rows' counts."""
+        """Yield an event for all scalars, and one for each binary digit of rows' counts."""
         yield Event(ANSWERED, 0, self.released)
         for digit in range(int(self.taken.max(initial=0)).bit_length()):
             rows = np.flatnonzero(self.taken >> digit & 1).astype(np.int32)

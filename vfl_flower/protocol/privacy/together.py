@@ -1,4 +1,4 @@
-"""Epsilons of several runs on the same people: what the runs have spent together.
+"""The epsilon that several runs on the same people have spent together.
 
 Noise on scalars or embeddings is Gaussian. All releases of a run are one Gaussian mechanism of mu,
 which its summary has as ``gaussian_mu``. Runs of mu_1, mu_2, ... are one Gaussian mechanism of
@@ -20,11 +20,14 @@ from vfl_flower.protocol.privacy.gaussian import GdpAccountant
 
 @dataclass(frozen=True)
 class Claim:
-    """What a run, or several, claim to have spent of what they protect.
+    """An epsilon that one run or several claim to have spent.
 
-    mu : of the Gaussian mechanism that all releases are, if they are one.
-    drawn : whether epsilon is of draws of labels, those of earlier runs included.
-    runs : how many.
+    Attributes
+    ----------
+    protects : the protected data, in words.
+    mu : of the one Gaussian mechanism that all releases are, if they are.
+    drawn : whether epsilon sums draws of labels, with the draws of earlier runs.
+    runs : number of runs.
     """
 
     protects: str
@@ -36,7 +39,7 @@ class Claim:
 
     @classmethod
     def of(cls, summary: Mapping[str, Any]) -> Claim | None:
-        """The claim of a ``summary.json``; none if it has none. A file may say anything."""
+        """Return the claim of a ``summary.json``, if it has one. It may hold anything."""
         epsilon, delta = (_number(summary.get(key)) for key in ("epsilon", "delta"))
         if epsilon is None or delta is None:
             return None
@@ -47,17 +50,17 @@ class Claim:
         return cls(protects, epsilon, delta, mu, drawn, runs)
 
     def figures(self) -> dict[str, Any]:
-        """For a summary of these runs."""
+        """Return the figures of a summary of these runs."""
         mu = {} if self.mu is None else {"gaussian_mu": self.mu}
         return {"epsilon": self.epsilon, "delta": self.delta, **mu}
 
     def as_json(self) -> dict[str, Any]:
-        """What `Claim(**...)` makes it of again."""
+        """Return the fields, from which `Claim(**fields)` makes the claim again."""
         return asdict(self)
 
 
 def in_words(claim: Claim) -> str:
-    """One sentence about runs that compose to a claim."""
+    """Return one sentence about the runs of a claim."""
     return (
         f"{claim.runs} runs together: epsilon {claim.epsilon:.3g} at delta {claim.delta:g}; it "
         f"protects {claim.protects}."
@@ -71,10 +74,10 @@ def of_several(summaries: Iterable[Mapping[str, Any]]) -> list[Claim]:
 
 
 def together(claims: Iterable[Claim]) -> list[Claim]:
-    """Compose the claims, by what they protect.
+    """Compose the claims that protect the same data.
 
-    The delta is the least at which one of the runs is meant. Releases of another kind than those
-    above add up, epsilons and deltas.
+    The delta of Gaussian releases is the least of the runs' deltas. Epsilons and deltas of releases
+    of another kind add up.
     """
     by_protected: dict[str, list[Claim]] = {}
     for each in claims:
@@ -109,6 +112,6 @@ def _composed(claims: list[Claim]) -> Claim:
 
 
 def _number(value: Any) -> float | None:
-    """A number that is at least 0 and not too large to be composed."""
+    """Return the value if it is a number from 0 on that is small enough to compose."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0 <= value < 1e100 and math.isfinite(value) else None
