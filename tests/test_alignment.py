@@ -217,7 +217,9 @@ def test_an_alignment_has_a_name_of_32_hexadecimal_digits(node: Context, name: s
     holder.align()
     holder.tell(holder.places, holder.sent)
     answer = {"answer": psi.answer(holder.about, holder.question)}
-    with pytest.raises(VflError, match=r"by an alignment without a name|alignment is too long"):
+    with pytest.raises(
+        VflError, match=r"by an alignment without a name|alignment must have at most 128"
+    ):
         asked(node, ConfirmOrder(alignment=name, arrays=answer))
     assert_gives_no_rows(node)
 

@@ -166,7 +166,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "another party": (changed(party=0), "answered as party 0"),
     "unknown party": (changed(party=99), "answered as party 99"),
     "old exchange": (changed(exchange=lambda number: number - 1), "to message 4, when message 5"),
-    "exchange of a wrong type": (changed(exchange="5"), "exchange is no int"),
+    "exchange of a wrong type": (changed(exchange="5"), "exchange must be a whole number"),
 }
 FAULTS_OF_IDS: dict[str, tuple[Fault, str]] = {
     "id out of range": (array("ids", with_id(455)), "ids that are not those of its"),

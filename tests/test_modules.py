@@ -388,8 +388,8 @@ def test_code_of_the_label_holder_is_loaded_by_no_party(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"model": 3}, "gives model = 3, where a text in quotes is due"),
-        ({"embedding-size": "3"}, "gives embedding-size = '3', where a whole number is due"),
+        ({"model": 3}, "Party 1's model = 3 must be a text in quotes"),
+        ({"embedding-size": "3"}, "Party 1's embedding-size = '3' must be a whole number"),
         ({"embedding-size": 0}, "must be at least 1"),
         ({"model": "no-such"}, "Party 1's model = 'no-such' is not known: choose one of linear"),
         ({"model": f"{TOWERS}:Nope"}, "Party 1's model = 'tests.towers:Nope' cannot be loaded"),

@@ -170,13 +170,13 @@ def test_a_call_brings_what_a_message_would_without_making_records(
 def test_a_call_is_checked_as_a_message_is() -> None:
     order: Any = ORDERS[1]
     call = partial(to_message, node_id=7, ttl=60.0, call=True)
-    with pytest.raises(VflError, match="whose epoch is no int"):
+    with pytest.raises(VflError, match="whose epoch must be a whole number"):
         read_order(call(replace(order, epoch=1.5)), TrainOrder)
-    with pytest.raises(VflError, match="whose steps is not between 1"):
+    with pytest.raises(VflError, match="whose steps must be at least 1"):
         read_order(call(replace(order, steps=0)), TrainOrder)
     with pytest.raises(VflError, match="where 7 are the most"):
         read_order(call(replace(order, arrays={"a": np.zeros(1)})), TrainOrder, 7)
-    with pytest.raises(VflError, match="fields that none has"):
+    with pytest.raises(VflError, match="whose number is missing"):
         read_order(call(order), EvaluateOrder)
     with pytest.raises(VflError, match="an array 'a', which none has"):
         told = replace(ANSWERS[0], arrays={"a": np.zeros(1)})
@@ -309,7 +309,7 @@ def test_whole_number_and_truth_value_are_told_apart() -> None:
     scalars = message.content["scalars"]
     assert isinstance(scalars, ConfigRecord)
     scalars["exchange"] = True
-    with pytest.raises(VflError, match="whose exchange is no int"):
+    with pytest.raises(VflError, match="whose exchange must be a whole number"):
         read_order(message, TrainOrder)
 
 

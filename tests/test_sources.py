@@ -417,7 +417,7 @@ def test_one_kind_of_data_a_party(tmp_path: Path) -> None:
         source_of(tmp_path / "a.parquet", images=str(tmp_path))
     for key in ("image-size", "text-length", "sequence-length"):
         for value in (0, -1, 1.5, "8", True):
-            with pytest.raises(ConfigError, match=f"gives {key} = .*, where a whole number, at l"):
+            with pytest.raises(ConfigError, match=f"gives {key} = .*, which must be "):
                 source_of(tmp_path / "a.parquet", columns="photo", text="tokens", **{key: value})
 
 

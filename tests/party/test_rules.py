@@ -159,12 +159,12 @@ def test_one_owner_needs_no_permission_unless_a_party_says_so(node: Node) -> Non
         ("max-epoch", 5, "has an unknown option 'max-epoch'. Did you mean max-epochs?"),
         ("min-noise", 5, "has an unknown option 'min-noise'. Did you mean min-rows?"),
         ("privacy", "x", "has an unknown option 'privacy'. Rules are align, min-rows"),
-        ("max-epochs", "5", "gives max-epochs = '5', where a whole number, at least 0, is due."),
-        ("max-epochs", True, "gives max-epochs = True, where a whole number, at least 0, is due."),
-        ("max-uploads", -1, "gives max-uploads = -1, where a whole number, at least 0, is due."),
-        ("min-embedding-noise", "1", "where a number, at least 0, is due."),
-        ("min-embedding-noise", float("nan"), "where a number, at least 0, is due."),
-        ("systems", 3, "gives systems = 3, where a text in quotes is due."),
+        ("max-epochs", "5", "gives max-epochs = '5', which must be a whole number."),
+        ("max-epochs", True, "gives max-epochs = True, which must be a whole number."),
+        ("max-uploads", -1, "gives max-uploads = -1, which must be at least 0."),
+        ("min-embedding-noise", "1", "which must be a number."),
+        ("min-embedding-noise", float("nan"), "which must be a finite number."),
+        ("systems", 3, "gives systems = 3, which must be a text in quotes."),
     ],
 )
 def test_a_rule_that_cannot_be_read_lets_nothing_pass(

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
+from vfl_flower.config.checks import Amount, Count, InvalidError, check_of
 from vfl_flower.config.errors import ConfigError
 
 _OTHERS = (  # options of a node configuration that are no rules
@@ -25,12 +25,6 @@ OWN_TRAINING = (  # options of training that a party may set for its own model
     *("party-lr", "optimizer", "weight-decay", "lr-schedule", "lr-step", "lr-decay", "warm-up"),
     "clip-gradient",
 )
-
-_DUE = {
-    "str": "a text in quotes",
-    "int": "a whole number, at least 0,",
-    "float": "a number, at least 0,",
-}
 
 
 def rule(default: Any, help: str, example: str, basic: bool = False) -> Any:
@@ -55,25 +49,25 @@ class Rules:
         "Sets the method by which ids may be compared. `ids` permits that method, and no other.",
         "align='ids'",
     )
-    min_rows: int = rule(
+    min_rows: Count = rule(
         50,
         "Refuses a run whose participants have fewer common rows. In a simulation, the rule "
         "applies only if it is set.",
         "min-rows=100",
         basic=True,
     )
-    max_ids: int = rule(
+    max_ids: Count = rule(
         10_000_000,
         "Limits the ids that label holders may ask about. The limit counts all label holders and "
         "all runs. It counts each id once.",
         "max-ids=100000",
     )
-    max_ids_per_day: int | None = rule(
+    max_ids_per_day: Count | None = rule(
         None,
         "Limits the new ids that label holders may ask about in one day of UTC.",
         "max-ids-per-day=10000",
     )
-    alignment_days: int = rule(
+    alignment_days: Count = rule(
         30,
         "Sets the days for which the party keeps an alignment and uses it again. 0 keeps none.",
         "alignment-days=7",
@@ -85,26 +79,26 @@ class Rules:
         "systems='ef-vfl,vafl'",
         basic=True,
     )
-    min_embedding_noise: float = rule(
+    min_embedding_noise: Amount = rule(
         0.0,
         "Requires noise on all embeddings that the party uploads. The value is the least "
         "`embedding-noise`, divided by `embedding-bound`.",
         "min-embedding-noise=1.5",
     )
-    max_epochs: int | None = rule(
+    max_epochs: Count | None = rule(
         None,
         "Limits the passes over the party's rows that train one model. The limit counts all runs "
         "of that model.",
         "max-epochs=100",
         basic=True,
     )
-    max_uploads: int | None = rule(
+    max_uploads: Count | None = rule(
         None,
         "Limits how often the party uploads an embedding of the same row. The limit counts a run "
         "and all runs that resume it, grow from it or predict with it.",
         "max-uploads=200",
     )
-    max_predictions: int | None = rule(
+    max_predictions: Count | None = rule(
         None,
         "Limits the rows that the party embeds for predictions. The limit counts all models that "
         "the party keeps.",
@@ -128,7 +122,7 @@ class Rules:
         "Permits one `embedding-activation` besides `none` in runs with masked sums.",
         "embedding-activation='tanh'",
     )
-    noise_seed: int | None = rule(
+    noise_seed: Count | None = rule(
         None,
         "Permits one `noise-seed` for runs on the party's data. Others then know its noise.",
         "noise-seed=0",
@@ -163,19 +157,19 @@ def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
     whose = f"Party {values.get('partition-id')}'s node configuration"
     given: dict[str, Any] = {}
     for key, value in values.items():
-        if key in _TYPES:
-            due = _TYPES[key]
-            name = "float" if due == "float" and type(value) is int else type(value).__name__
-            if name != due or (due != "str" and not 0 <= value < math.inf):
-                raise ConfigError(f"{whose} gives {key} = {value!r}, where {_DUE[due]} is due.")
-            given[key.replace("-", "_")] = value
+        if key in _CHECKS:
+            try:
+                given[key.replace("-", "_")] = _CHECKS[key](value)
+            except InvalidError as error:
+                raise ConfigError(f"{whose} gives {key} = {value!r}, which {error}.") from None
         elif key not in (*_OTHERS, *OWN_TRAINING):
             _check_own_key(key, whose, "source" in values)
     return Rules(**given)
 
 
-_TYPES = {
-    spec.name.replace("_", "-"): str(spec.type).removesuffix(" | None") for spec in fields(Rules)
+_CHECKS = {
+    name.replace("_", "-"): check_of(kind)
+    for name, kind in get_type_hints(Rules, include_extras=True).items()
 }
 
 
@@ -191,7 +185,7 @@ class Rule(NamedTuple):
 
 
 RULES: dict[str, Rule] = {
-    name: Rule(name, _TYPES[name], spec.default, **spec.metadata)
+    name: Rule(name, str(spec.type).removesuffix(" | None"), spec.default, **spec.metadata)
     for spec in fields(Rules)
     for name in (spec.name.replace("_", "-"),)
 }
@@ -203,8 +197,8 @@ def _check_own_key(key: str, whose: str, has_source: bool) -> None:
 
     A source of data may read further options, unless their names are close to a rule.
     """
-    known = [*_TYPES, *_OTHERS, *OWN_TRAINING]
+    known = [*_CHECKS, *_OTHERS, *OWN_TRAINING]
     close = get_close_matches(key, known, 1, 0.85 if has_source else 0.6)
     if close or not has_source:
-        hint = f"Did you mean {close[0]}?" if close else f"Rules are {', '.join(_TYPES)}."
+        hint = f"Did you mean {close[0]}?" if close else f"Rules are {', '.join(_CHECKS)}."
         raise ConfigError(f"{whose} has an unknown option {key!r}. {hint}")

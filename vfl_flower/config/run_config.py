@@ -8,15 +8,17 @@ that too.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cache, cached_property
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
 
 from vfl_flower.config import plugins, renamed
+from vfl_flower.config.checks import Check, InvalidError, check_of
 from vfl_flower.config.errors import ConfigError, unknown
 from vfl_flower.config.options import (
     CodecConfig,
@@ -189,20 +191,36 @@ class Key(NamedTuple):
         """Its value in a configuration."""
         return getattr(getattr(config, self.section) if self.section else config, self.field)
 
+    def typed(self, value: Any, named: str = "") -> Any:
+        """Return a value of the option's type and within its limits, or raise `ConfigError`.
+
+        named : what the error calls the option, if not by its name.
+        """
+        try:
+            return _check_of(self.name)(value)
+        except InvalidError as error:
+            raise ConfigError(f"{named or self.name} = {value!r} {error}.") from None
+
     def check(self, value: Any) -> None:
-        """Raise `ConfigError` unless it can have this value, of the right type."""
+        """Raise `ConfigError` unless the option can have this value."""
         if value is None:
             return
         if self.registry:
             self.registry.check(value, self.name)
         if self.choices and value not in self.choices:
             raise unknown(self.name, value, self.choices)
-        if self.below is not None and value >= self.below:
-            raise ConfigError(f"{self.name} = {value} must be below {self.below}.")
-        if self.above is not None and value <= self.above:
-            raise ConfigError(f"{self.name} = {value} must be above {self.above}.")
-        if self.least is not None and value < self.least:
-            raise ConfigError(f"{self.name} = {value} must be at least {self.least}.")
+        self.typed(value)
+
+
+@cache
+def _check_of(name: str) -> Check:
+    option = KEYS[name]
+    widest = {int: 2**31, float: 1e38}.get(option.type)  # of 32 bits
+    if widest is None:
+        return check_of(option.type)
+    below = widest if option.below is None else option.below
+    above = -widest if option.least is None and option.above is None else option.above
+    return check_of(Annotated[option.type, Field(ge=option.least, gt=above, lt=below)])
 
 
 def _keys_of(section: str, kind: Any, prefix: str = "") -> list[Key]:
@@ -263,8 +281,7 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
             hint = f" Did you mean {close[0]}?" if close else ""
             raise ConfigError(f"There is no option {name!r}.{hint} See `vfl list --all`.")
         if value != AUTO:
-            typed = _typed(name, value, KEYS[name].type)
-            values[name] = renamed.accepted(name, typed)
+            values[name] = renamed.accepted(name, KEYS[name].typed(value))
     return values
 
 
@@ -291,22 +308,3 @@ def pairs(texts: Sequence[str], said: str) -> dict[str, Any]:
         ) from error
     renamed.notify(found)
     return found
-
-
-def _typed(key: str, value: Any, wanted: type) -> Any:
-    """``value`` as the key's type; an int passes for a float, nothing else is converted."""
-    if wanted is int and isinstance(value, int) and abs(value) >= 2**31:
-        raise ConfigError(f"{key} is out of range: give a number below {2**31}.")
-    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value) if abs(value) < 10**300 else math.inf
-    if wanted is float and isinstance(value, float) and 1e38 <= abs(value) < math.inf:
-        raise ConfigError(f"{key} is out of range: give a number below 1e38.")  # of 32 bits
-    if (
-        not isinstance(value, wanted)
-        or isinstance(value, bool) != (wanted is bool)
-        or (isinstance(value, float) and not math.isfinite(value))
-    ):
-        kinds = {int: "a whole number", float: "a number", str: "a text in quotes"}
-        kind = kinds.get(wanted, "true or false")
-        raise ConfigError(f"{key} = {value!r} must be {kind}.")
-    return value

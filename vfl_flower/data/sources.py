@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from vfl_flower.config.checks import InvalidError, check_of
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import SOURCES
 from vfl_flower.data.images import ImageColumn, ImageFolder
@@ -66,10 +69,12 @@ def _as(kind: type[OwnFile], own: OwnFile, **more: Any) -> OwnFile:
 
 
 def _number(node_config: Mapping[str, Any], key: str, default: int, party: int) -> int:
-    value = node_config.get(key, default)
-    if type(value) is not int or value < (key in node_config):
+    if key not in node_config:
+        return default
+    try:
+        number: int = check_of(Annotated[int, Field(ge=1)])(node_config[key])
+        return number
+    except InvalidError as error:
         raise ConfigError(
-            f"Party {party}'s node configuration gives {key} = {value!r}, where a whole number, at "
-            "least 1, is due."
-        )
-    return value
+            f"Party {party}'s node configuration gives {key} = {node_config[key]!r}, which {error}."
+        ) from None

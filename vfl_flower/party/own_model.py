@@ -10,7 +10,7 @@ from flwr.app import Context
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.node_rules import OWN_TRAINING
 from vfl_flower.config.plugins import BOTTOMS, OPTIMIZERS
-from vfl_flower.config.run_config import RunConfig, parse
+from vfl_flower.config.run_config import KEYS, RunConfig, parse
 from vfl_flower.models import rates
 from vfl_flower.models.optimizers import kind_of
 from vfl_flower.protocol.systems import check_gradient
@@ -61,13 +61,9 @@ def _own_model(context: Context, config: RunConfig) -> RunConfig:
     """
     node, whose = context.node_config, f"Party {context.node_config.get('partition-id')}'s"
     own: dict[str, Any] = {}
-    for name, (key, kind, due) in _MODEL.items():
+    for name, key in _MODEL.items():
         if name in node:
-            own[key] = node[name]
-            if type(node[name]) is not kind:
-                raise ConfigError(
-                    f"{whose} node configuration gives {name} = {node[name]!r}, where {due} is due."
-                )
+            own[key] = KEYS[key].typed(node[name], f"{whose} {name}")
     if not own:
         return config
     if "bottom-model" in own:
@@ -78,9 +74,8 @@ def _own_model(context: Context, config: RunConfig) -> RunConfig:
     return config
 
 
-_TEXT = "a text in quotes"
-_MODEL: dict[str, tuple[str, type, str]] = {  # option of a node configuration -> option of the run
-    "model": ("bottom-model", str, _TEXT),
-    "model-args": ("model-args", str, _TEXT),
-    "embedding-size": ("embedding-size", int, "a whole number"),
+_MODEL = {  # option of a node configuration -> option of the run
+    "model": "bottom-model",
+    "model-args": "model-args",
+    "embedding-size": "embedding-size",
 }

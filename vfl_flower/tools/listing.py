@@ -31,6 +31,11 @@ WIDTH = 80
 _COLUMN = 25  # of names
 _BOUNDS = {"least": "at least", "above": "above", "below": "below"}
 _TYPES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
+_RULE_TYPES = {
+    "Count": "a whole number, at least 0",
+    "Amount": "a number, at least 0",
+    "str": "a text",
+}
 _FILES = ("--node-config \"file='a.csv'\"", "--node-config \"file='b.csv'\"")
 _STARTS = {"": "", "ray": " --engine ray", "supernodes": " --engine supernodes"}
 MORE = (
@@ -195,7 +200,7 @@ def _of_rule(rule: Rule) -> Entry:
     default = "none" if rule.default is None else repr(rule.default)
     details = {
         "meaning": rule.help,
-        "values": _TYPES[rule.type] + (", at least 0" if rule.type in ("int", "float") else ""),
+        "values": _RULE_TYPES[rule.type],
         "default": default,
         "example": _joined(["flower-supernode", f'--node-config "{rule.example}"']),
     }

@@ -8,12 +8,14 @@ the arrays, as sent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from vfl_flower.config.checks import Line
 from vfl_flower.config.errors import VflError
 
 Arrays = dict[str, NDArray[Any]]
@@ -29,17 +31,11 @@ Models that learn keep far below it. Above it a few steps take 32-bit numbers to
 """
 
 
-def _number(least: int = 0, most: float = MOST) -> Any:
-    """A field that is a number from ``least`` to ``most``; others of integers are from 0."""
-    return field(metadata={"least": least, "most": most})
-
-
-def _text(longest: float, lines: bool = False, default: Any = MISSING) -> Any:
-    """A field that is a text of so many letters at most, and perhaps of more than one line.
-
-    Others have 128 letters in one line.
-    """
-    return field(default=default, metadata={"longest": longest, "lines": lines})
+Number = Annotated[int, Field(ge=0, le=MOST)]
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+Outputs = Annotated[int, Field(ge=1, le=2**16)]
+Text = Annotated[str, Field(max_length=128), Line]
+ConfigText = Annotated[str, Field(max_length=20_000), Line]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +71,15 @@ class DescribeOrder(Order):
     """
 
     kind: ClassVar[str] = "query.describe"
-    outputs: int = _number(1, 2**16)
-    nonce: str = ""
+    outputs: Outputs
+    nonce: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn(Order):
     """One of a party's messages, numbered from 1, so that one that comes twice is noticed."""
 
-    exchange: int
+    exchange: Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +92,9 @@ class TrainOrder(Turn):
 
     kind: ClassVar[str] = "train"
     names: ClassVar = None
-    epoch: int
-    first: int
-    steps: int = _number(1)
+    epoch: Number
+    first: Number
+    steps: Positive
     coordinated: bool
 
 
@@ -112,9 +108,9 @@ class EvaluateOrder(Turn):
 
     kind: ClassVar[str] = "evaluate"
     names: ClassVar = None
-    number: int = 0
-    best: int = 0
-    last: int = 0
+    number: Number = 0
+    best: Number = 0
+    last: Number = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +134,8 @@ class RejoinOrder(Turn):
 
     kind: ClassVar[str] = "query.rejoin"
     names: ClassVar = ("embedding",)
-    outputs: int = _number(1, 2**16)
-    nonce: str = ""
+    outputs: Outputs
+    nonce: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +144,7 @@ class CheckpointOrder(Turn):
 
     kind: ClassVar[str] = "query.checkpoint"
     names: ClassVar = None
-    number: int
+    number: Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +152,7 @@ class RestoreOrder(Turn):
     """Have the model that you had at evaluation ``number``: it was the best."""
 
     kind: ClassVar[str] = "query.restore"
-    number: int = _number(1)
+    number: Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +163,7 @@ class EarlyOrder(Order):
     lack it: with ``grow`` and ``task='predict'`` most of it is that of an earlier run.
     """
 
-    config: str = _text(20_000, default="")
+    config: ConfigText = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,8 +189,8 @@ class AlignOrder(EarlyOrder):
 
     kind: ClassVar[str] = "query.align"
     names: ClassVar = ("ids",)
-    method: str
-    id_kind: str
+    method: Text
+    id_kind: Text
     anew: bool = True
 
 
@@ -221,7 +217,7 @@ class ConfirmOrder(EarlyOrder):
 
     kind: ClassVar[str] = "query.confirm"
     names: ClassVar = ("answer",)
-    alignment: str
+    alignment: Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +230,7 @@ class ReuseOrder(EarlyOrder):
 
     kind: ClassVar[str] = "query.recall"
     names: ClassVar = ("proofs",)
-    alignment: str
+    alignment: Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,9 +238,9 @@ class ResumeOrder(Order):
     """Go on from checkpoint ``number`` that you kept in ``run``; from now on under ``nonce``."""
 
     kind: ClassVar[str] = "query.resume"
-    run: str
-    number: int
-    nonce: str = ""
+    run: Text
+    number: Number
+    nonce: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,10 +252,10 @@ class GrowOrder(DescribeOrder):
     """
 
     kind: ClassVar[str] = "query.grow"
-    run: str
-    number: int
-    parties: int
-    config: str = _text(20_000)
+    run: Text
+    number: Number
+    parties: Number
+    config: ConfigText
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,8 +285,8 @@ class PredictOrder(Order):
 
     kind: ClassVar[str] = "query.predict"
     names: ClassVar = ("keys", "identities", "signatures")
-    run: str
-    number: int
+    run: Text
+    number: Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,11 +298,11 @@ class SessionOrder(Order):
     """
 
     kind: ClassVar[str] = "query.session"
-    address: str = _text(300)
-    certificate: str = _text(10_000, lines=True)
-    token: str
+    address: Annotated[str, Field(max_length=300), Line]
+    certificate: Annotated[str, Field(max_length=10_000)]
+    token: Text
     keep: bool
-    nonce: str = ""
+    nonce: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +314,7 @@ class SharedActorOrder(Order):
 
     kind: ClassVar[str] = "query.host"
     names: ClassVar = ("packed",)
-    parties: int = _number(1)
+    parties: Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,8 +329,8 @@ class Introduction(Payload):
     """Which party answers, of how many; with what arrays is said by the order."""
 
     names: ClassVar[tuple[str, ...] | None] = ("question", "rows")
-    party: int
-    parties: int = _number(1)
+    party: Number
+    parties: Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +358,7 @@ class Reused(Introduction):
     """A party's answer to `ReuseOrder`: what became of that alignment (`alignment.reuse`)."""
 
     names: ClassVar = ()
-    became: str
+    became: Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,14 +370,16 @@ class Description(Introduction):
     """
 
     names: ClassVar = ()
-    train_rows: int
-    test_rows: int
-    columns: int
-    embedding_size: int = _number(1)
-    alignment: str
-    code_digest: str
-    exchange: int  # messages that it has served, or when a run begins its model of an earlier one
-    checkpoint: int = 0  # number of the checkpoint from which it goes on, or begins
+    train_rows: Number
+    test_rows: Number
+    columns: Number
+    embedding_size: Positive
+    alignment: Text
+    code_digest: Text
+    exchange: (
+        Number  # messages that it has served, or when a run begins its model of an earlier one
+    )
+    checkpoint: Number = 0  # number of the checkpoint from which it goes on, or begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,10 +409,10 @@ class Predicted(Introduction):
     """
 
     names: ClassVar = ("embedding", "tags")
-    exchange: int
-    checkpoint: int = 0
-    alignment: str
-    code_digest: str
+    exchange: Number
+    checkpoint: Number = 0
+    alignment: Text
+    code_digest: Text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,10 +423,10 @@ class Upload(Payload):
     """
 
     names: ClassVar = None
-    party: int
-    exchange: int
-    peak_memory_mb: float = field(default=0.0, metadata={"least": 0, "most": 1e9})
-    surrogates: str = ""
+    party: Number
+    exchange: Number
+    peak_memory_mb: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    surrogates: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -436,8 +434,8 @@ class SessionEnd(Payload):
     """A party's answer to `SessionOrder`, when the session is over: why, if it broke."""
 
     connected: bool  # whether it ever was
-    served: int
-    cause: str = _text(MOST, lines=True)  # to be shown as `transport.wire.said` has it
+    served: Number
+    cause: str  # to be shown as `transport.wire.said` has it
 
 
 class Received(Arrays):

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import fields
 from functools import lru_cache
 from io import BytesIO
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
+from vfl_flower.config.checks import Check, InvalidError, fields_check_of
 from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.transport.messages import MOST, Arrays, Order, Payload, Received
 
@@ -143,9 +144,7 @@ def _read(message: Message, kind: type[P], largest: float) -> P:
         return _from_record(message.content, kind, largest)
     payload: P = message.payload  # type: ignore[attr-defined]
     _check_size(kind, payload.nbytes, largest)
-    values = {
-        spec.name: _checked(kind, spec, getattr(payload, spec.name)) for spec in _scalars(kind)
-    }
+    values = _checked(kind, {name: getattr(payload, name) for name in _scalars(kind)})
     arrays = {name: np.asarray(array).view() for name, array in payload.arrays.items()}
     for array in arrays.values():
         array.flags.writeable = False  # as arrays over a message's bytes
@@ -153,18 +152,18 @@ def _read(message: Message, kind: type[P], largest: float) -> P:
     return kind(**values, arrays=Received(arrays))
 
 
-def _scalars(kind: type[Payload]) -> list[Field[Any]]:
-    """Its fields that are scalars."""
-    if kind not in _fields:
-        _fields[kind] = [spec for spec in fields(kind) if spec.name != "arrays"]
-    return _fields[kind]
+def _scalars(kind: type[Payload]) -> list[str]:
+    """Names of its fields that are scalars."""
+    if kind not in _names:
+        _names[kind] = [spec.name for spec in fields(kind) if spec.name != "arrays"]
+    return _names[kind]
 
 
-_fields: dict[type[Payload], list[Field[Any]]] = {}
+_names: dict[type[Payload], list[str]] = {}
 
 
 def _to_record(payload: Payload) -> RecordDict:
-    scalars = {spec.name: getattr(payload, spec.name) for spec in _scalars(type(payload))}
+    scalars = {name: getattr(payload, name) for name in _scalars(type(payload))}
     return RecordDict({_SCALARS: ConfigRecord(scalars), _ARRAYS: pack(payload.arrays)})
 
 
@@ -172,30 +171,27 @@ def _from_record(record: RecordDict, kind: type[P], largest: float) -> P:
     try:
         scalars = record_of(record, _SCALARS, ConfigRecord)
         packed = record_of(record, _ARRAYS, ArrayRecord)
-        specs = {spec.name: spec for spec in _scalars(kind)}
-        if len(record) > 2 or scalars.keys() - specs.keys():
-            raise VflError(f"sent a {kind.__name__} with fields that none has.")
-        values = {name: _checked(kind, spec, scalars[name]) for name, spec in specs.items()}
+        if len(record) > 2:
+            raise VflError(f"sent a {kind.__name__} with records that none has.")
+        values = _checked(kind, dict(scalars))
         return kind(**values, arrays=Received(_arrays_of(kind, packed, largest)))
     except KeyError as error:
         raise VflError(f"sent a message without the field {error} of {kind.__name__}.") from None
 
 
-def _checked(kind: type[Payload], spec: Field[Any], value: Any) -> Any:
-    """The value of a field, if it is of its type and within its bounds."""
-    if type(value).__name__ != spec.type:
-        raise VflError(f"sent a {kind.__name__} whose {spec.name} is no {spec.type}.")
-    if isinstance(value, str) and len(value) > spec.metadata.get("longest", _LONGEST):
-        raise VflError(f"sent a {kind.__name__} whose {spec.name} is too long.")
-    if isinstance(value, str) and not (value.isprintable() or spec.metadata.get("lines")):
-        raise VflError(f"sent a {kind.__name__} whose {spec.name} is not plain text in one line.")
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        least, most = spec.metadata.get("least", 0), spec.metadata.get("most", MOST)
-        if not least <= value <= most:
-            raise VflError(
-                f"sent a {kind.__name__} whose {spec.name} is not between {least} and {most:.0f}."
-            )
-    return value
+def _checked(kind: type[Payload], scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the fields, each of its type and within its limits."""
+    if kind not in _checks:
+        _checks[kind] = fields_check_of(kind, without={"arrays"})
+    try:
+        values: dict[str, Any] = _checks[kind](scalars)
+        return values
+    except InvalidError as error:
+        what = f"whose {error.name}" if error.name else "that"
+        raise VflError(f"sent a {kind.__name__} {what} {error}.") from None
+
+
+_checks: dict[type[Payload], Check] = {}
 
 
 def _arrays_of(kind: type[Payload], packed: ArrayRecord, largest: float) -> Arrays:
@@ -244,7 +240,7 @@ def pack_many(messages: Sequence[Message]) -> NDArray[np.uint8]:
         if payload is not None:
             kind = type(payload)
             head["kind"] = kind.__name__
-            head["scalars"] = [getattr(payload, spec.name) for spec in _scalars(kind)]
+            head["scalars"] = [getattr(payload, name) for name in _scalars(kind)]
             arrays = payload.arrays
             head["arrays"] = [[n, str(a.dtype), a.shape] for n, a in arrays.items()]
             parts += [np.ascontiguousarray(array).reshape(-1) for array in arrays.values()]
@@ -278,8 +274,7 @@ def unpack_many(packed: NDArray[np.uint8]) -> list[tuple[int, Payload | VflError
                 start, end = end, end + math.prod(shape) * _DTYPES[dtype].itemsize
                 arrays[name] = packed[start:end].view(_DTYPES[dtype]).reshape(shape)
             kind = _kinds()[head["kind"]]
-            names = [spec.name for spec in _scalars(kind)]
-            values = dict(zip(names, head["scalars"], strict=True))
+            values = dict(zip(_scalars(kind), head["scalars"], strict=True))
             found.append((node, kind(**values, arrays=arrays)))
         return found
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):

@@ -1,0 +1,108 @@
+"""Check values from outside by pydantic: fields of messages, options, rules of a party."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, get_type_hints
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import create_model as create
+
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+_MUST_BE = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a text in quotes",
+    "bool_type": "true or false",
+}
+_LIMITS = {  # pydantic's name of an error -> words, and the name of the limit
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("above", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("below", "lt"),
+}
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be plain text in one line")
+    return text
+
+
+Line = AfterValidator(_one_line)
+"""Annotation of a text without line breaks or control characters."""
+Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0)]
+
+
+class InvalidError(ValueError):
+    """A value is not permitted; the text is the predicate of a sentence about it.
+
+    name : the field, if the value is one of several. It is empty for a field that is unknown.
+    """
+
+    def __init__(self, name: str, predicate: str) -> None:
+        super().__init__(predicate)
+        self.name = name
+
+
+Check = Callable[[Any], Any]
+"""Returns a value if it is permitted; else raises `InvalidError`."""
+
+
+def check_of(kind: Any) -> Check:
+    """Return the check of one value: its type, perhaps with pydantic's limits."""
+    validate = TypeAdapter(kind, config=_STRICT).validator.validate_python
+
+    def check(value: Any) -> Any:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            raise _invalid(error) from None
+
+    return check
+
+
+def fields_check_of(kind: type[Any], without: Collection[str] = ()) -> Check:
+    """Return the check of a mapping with the fields of a dataclass, all of them required.
+
+    Parameters
+    ----------
+    without : names of fields that are not checked here.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    names = [spec.name for spec in fields(kind) if spec.name not in without]
+    typed: dict[str, Any] = {name: (hints[name], ...) for name in names}
+    model: type[BaseModel] = create(kind.__name__, __config__=_STRICT, **typed)
+    validate = model.__pydantic_validator__.validate_python
+
+    def check(values: Mapping[str, Any]) -> Any:
+        try:
+            return vars(validate(values))
+        except ValidationError as error:
+            raise _invalid(error) from None
+
+    return check
+
+
+def _invalid(error: ValidationError) -> InvalidError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    if first["type"] == "extra_forbidden":  # the sender chose the name, so nobody shows it
+        return InvalidError("", "has an unknown field")
+    name = str(first["loc"][0]) if first["loc"] else ""
+    return InvalidError(name, _predicate(first["type"], first.get("ctx", {})))
+
+
+def _predicate(kind: str, limits: Mapping[str, Any]) -> str:
+    """Return what is wrong, as in "must be a whole number"."""
+    if kind in _LIMITS:
+        words, name = _LIMITS[kind]
+        limit = limits[name]
+        return f"must be {words} {limit:{',' if isinstance(limit, int) else 'g'}}"
+    if kind in _MUST_BE:
+        return f"must be {_MUST_BE[kind]}"
+    if kind == "string_too_long":
+        return f"must have at most {limits['max_length']:,} letters"
+    return "is missing" if kind == "missing" else str(limits.get("error", f"is wrong ({kind})"))
