@@ -1,19 +1,23 @@
 """The Flower ClientApp of a party: one function for each message.
 
-Most messages are served by a method of `Party` (`_by_party`). `check_order` comes first, and may
-refuse a message. Message "session" brings the others over a stream.
+A method of `Party` serves most messages (`_by_party`). `check_order` comes first, and may refuse a
+message. Message "session" brings the others over a stream. To add Flower's mods, make your own
+app: ``app = PartyApp(mods=[...])``.
 """
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from logging import ERROR, WARNING
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
 from flwr.common import log
 
 from vfl_flower.alignment import at_party, reuse
@@ -61,11 +65,31 @@ O = TypeVar("O", bound=Order)  # noqa: E741
 A = TypeVar("A", bound=Payload)
 Serve = Callable[[Context, O], Payload]
 
+_served: dict[type[Order], Serve[Any]] = {}
+"""Kind of order -> the function that serves it."""
+
 
 class PartyApp(ClientApp):
-    """The ClientApp, which in one process also serves turns of many parties together."""
+    """Flower's ClientApp of a party; in one process it also serves turns of many parties together.
 
-    fewest_turns = stacked.FEWEST
+    Parameters
+    ----------
+    mods : Flower's mods. They run around every message, also around each message that a stream or
+        a shared actor brings. A mod sees one message, so with mods no turns are served together.
+    """
+
+    def __init__(self, mods: Sequence[Mod] = ()) -> None:
+        super().__init__(mods=list(mods))
+        self.fewest_turns = math.inf if mods else stacked.FEWEST
+        own: dict[type[Order], Serve[Any]] = {
+            SessionOrder: self.session,
+            SharedActorOrder: self.shared,
+        }
+        for kind, serve in {**_served, **own}.items():
+            action = kind.kind.removeprefix("query.")
+            named = {"train": self.train, "evaluate": self.evaluate}
+            register = named.get(action) or partial(self.query, action)
+            register()(partial(_answer, kind, serve))
 
     def serve_turns(
         self, messages: Sequence[Message], contexts: Sequence[Context]
@@ -85,31 +109,44 @@ class PartyApp(ClientApp):
             for message, context, turn in zip(messages, contexts, turns, strict=True)
         ]
 
+    def session(self, context: Context, order: SessionOrder) -> Payload:
+        """Serve the messages of a stream, until it ends."""
+        run = state_file.run_name(context, order.nonce)
+        if order.keep:
+            state_file.load_latest(context, run)
+        end = stream.serve(self, order, context, lambda: between.largest_order(context))
+        if order.keep:
+            state_file.save(context, run=run)
+        return end
 
-app = PartyApp()
+    def shared(self, context: Context, order: SharedActorOrder) -> Payload:
+        """Serve the orders for the parties of this shared actor."""
+        if not simulated(context):
+            raise VflError("is one party, and no shared actor: only a simulation has those.")
+        return shared_actor.serve(self, context, order)
 
 
 # --- every message ------------------------------------------------------------------------------
 
 
 def serves(kind: type[O]) -> Callable[[Serve[O]], Serve[O]]:
-    """Register a function as the one that serves orders of a kind, as Flower's decorators do."""
-    action = kind.kind.removeprefix("query.")
-    register = {"train": app.train(), "evaluate": app.evaluate()}.get(action) or app.query(action)
+    """Have a function serve orders of a kind, in every `PartyApp` that is made later."""
 
     def decorate(serve: Serve[O]) -> Serve[O]:
-        def answer(message: Message, context: Context) -> Message:
-            try:
-                order = read_order(message, kind, between.largest_order(context))
-                check_order(context, order)
-                return to_reply(serve(context, order), message)
-            except Exception as error:
-                return _failure(error, message, context)
-
-        register(answer)
+        _served[kind] = serve
         return serve
 
     return decorate
+
+
+def _answer(kind: type[O], serve: Serve[O], message: Message, context: Context) -> Message:
+    """Answer a message: read its order, check it, and serve it."""
+    try:
+        order = read_order(message, kind, between.largest_order(context))
+        check_order(context, order)
+        return to_reply(serve(context, order), message)
+    except Exception as error:
+        return _failure(error, message, context)
 
 
 def _by_party(
@@ -315,7 +352,7 @@ def reuse_rows(context: Context, order: ReuseOrder) -> Payload:
     return reuse.reuse_rows(context, own_source(context), index_and_parties(context)[1], order)
 
 
-# --- prediction, streams and shared actors ------------------------------------------------------
+# --- prediction ---------------------------------------------------------------------------------
 
 
 @serves(PredictOrder)
@@ -324,21 +361,4 @@ def embed_new_rows(context: Context, order: PredictOrder) -> Payload:
     return predict(context, state_file.load(context, order.run, order.number), order)
 
 
-@serves(SessionOrder)
-def session(context: Context, order: SessionOrder) -> Payload:
-    """Serve the messages of a stream, until it ends."""
-    run = state_file.run_name(context, order.nonce)
-    if order.keep:
-        state_file.load_latest(context, run)
-    end = stream.serve(app, order, context, lambda: between.largest_order(context))
-    if order.keep:
-        state_file.save(context, run=run)
-    return end
-
-
-@serves(SharedActorOrder)
-def shared(context: Context, order: SharedActorOrder) -> Payload:
-    """Serve the orders for the parties of this shared actor."""
-    if not simulated(context):
-        raise VflError("is one party, and no shared actor: only a simulation has those.")
-    return shared_actor.serve(app, context, order)
+app = PartyApp()

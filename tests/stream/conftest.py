@@ -39,7 +39,7 @@ def logged() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def streamed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streamed]:
-    each = Streamed(monkeypatch)
+def streamed() -> Iterator[Streamed]:
+    each = Streamed()
     with each.stack:
         yield each

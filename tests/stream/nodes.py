@@ -14,13 +14,14 @@ import grpc
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from strategies.vertical import Vertical, strategy_of
 from tests.conftest import ALL_ROWS, trained
-from vfl_flower import client_app
+from vfl_flower.client_app import PartyApp
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.launch.processes import reserved_port
 from vfl_flower.party.state import load_arrays
@@ -59,8 +60,8 @@ class KilledError(BaseException):
 class Nodes(Grid):
     """Flower with a SuperNode for each party, in threads: one message at a time, by a new process.
 
-    It stands for the ClientApp too, and so sees each message, ordinary or from a stream; ``hook``
-    is called with it, before the real ClientApp is (return None) or in its place.
+    As a mod it sees each message, ordinary or from a stream; ``hook`` is called with it, before the
+    party serves it.
     """
 
     run: Any = SimpleNamespace(run_id=RUN)
@@ -77,7 +78,7 @@ class Nodes(Grid):
             )
             for party in range(parties)
         }
-        self.app = client_app.app
+        self.app = PartyApp(mods=[self.watch])
         self.hook: Callable[[int, str, int], Any] = lambda party, kind, number: None
         self.before_session: Callable[[int, SessionOrder], SessionOrder] = lambda party, order: (
             order
@@ -95,7 +96,7 @@ class Nodes(Grid):
     def count(self, party: int, kind: str) -> int:
         return self.seen.count((party, kind))
 
-    def __call__(self, message: Message, context: Context) -> Message:
+    def watch(self, message: Message, context: Context, serve: ClientAppCallable) -> Message:
         party, kind = message.metadata.dst_node_id - FIRST, message.metadata.message_type
         self.seen.append((party, kind))
         number = self.count(party, kind)
@@ -106,7 +107,7 @@ class Nodes(Grid):
             message.content = to_message(order, FIRST + party, ttl=60).content
         else:
             self.hook(party, kind, number)
-        reply: Message = self.app(message, context)
+        reply = serve(message, context)
         self.after(party, kind, number)
         return reply
 
@@ -121,7 +122,7 @@ class Nodes(Grid):
             run_config=context.run_config,
         )
         try:
-            reply: Message = client_app.app(from_bytes(to_bytes(message)), process)
+            reply = self.app(from_bytes(to_bytes(message)), process)
         except KilledError:
             context.state = RecordDict()
             return None
@@ -171,8 +172,7 @@ class Nodes(Grid):
 class Streamed:
     """The fixture `streamed`: a run whose messages travel over streams, in this process."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.monkeypatch = monkeypatch
+    def __init__(self) -> None:
         self.stack = ExitStack()
 
     def reserved_port(self) -> int:
@@ -184,17 +184,13 @@ class Streamed:
             keys = {**keys, "stream-ports": str(self.reserved_port())}
         nodes = Nodes(parties, keys)
         self.stack.callback(nodes.close)
-        self.monkeypatch.setattr(client_app, "app", nodes)
         return nodes
 
     def train(self, nodes: Nodes) -> Vertical:
         config = resolve(nodes.contexts[FIRST].run_config)
         strategy = strategy_of(config)(config, load_labels(config))
-        try:
-            with StreamGrid(transport_of(nodes), config) as grid:
-                strategy.start(grid)
-        finally:
-            self.monkeypatch.setattr(client_app, "app", nodes.app)
+        with StreamGrid(transport_of(nodes), config) as grid:
+            strategy.start(grid)
         return strategy
 
 

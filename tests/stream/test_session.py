@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import grpc
 import pytest
 from flwr.app import Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
 
 from tests.relay import Relay
 from tests.stream.nodes import FIRST, HANGING, KEYS, METHOD, RUN, Streamed, assert_equals_in_process
-from vfl_flower import client_app
+from vfl_flower.client_app import PartyApp
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
 from vfl_flower.transport.flower_internals import from_bytes, state_to_bytes, to_bytes
@@ -85,18 +85,15 @@ def described(identity: str, **other: int) -> bytes:
 def serve(order: SessionOrder) -> tuple[SessionEnd, Context, list[str]]:
     """The end of a session of party 0, its Context, and the messages that its ClientApp saw."""
     seen: list[str] = []
-    app = client_app.app
 
-    def watch(message: Message, context: Context) -> Message:
-        seen.append(message.metadata.message_id)
-        reply: Message = app(message, context)
-        return reply
+    def watch(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if message.metadata.message_type != SessionOrder.kind:
+            seen.append(message.metadata.message_id)
+        return call_next(message, context)
 
-    watching: Any = watch
     keys: dict[str, Any] = {**KEYS}
     context = Context(RUN, FIRST, {"partition-id": 0, "num-partitions": 2}, RecordDict(), keys)
-    with patch.object(client_app, "app", watching):
-        reply = app(to_message(order, FIRST, ttl=60), context)
+    reply = PartyApp(mods=[watch])(to_message(order, FIRST, ttl=60), context)
     return read_reply(reply, SessionEnd), context, seen
 
 

@@ -33,7 +33,7 @@ class ServesTurns(Protocol):
     fewest_turns : fewest messages for which that is faster.
     """
 
-    fewest_turns: int
+    fewest_turns: float
 
     def serve_turns(
         self, messages: Sequence[Message], contexts: Sequence[Context]

@@ -1,0 +1,150 @@
+"""Flower's client mods run around every message of a party, whatever brings it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from flwr.app import Array, ConfigRecord, Context, Message
+from flwr.clientapp.mod import arrays_size_mod
+from flwr.clientapp.typing import ClientAppCallable, Mod
+
+from strategies.vertical import Vertical, strategy_of
+from tests.conftest import trained
+from tests.examples import EXAMPLES
+from tests.stream.nodes import KEYS, Streamed
+from tests.test_shared_actors import Nodes as Actors
+from tests.test_shared_actors import nothing_served
+from vfl_flower import client_app
+from vfl_flower.client_app import PartyApp
+from vfl_flower.data.at_label_holder import load_labels
+from vfl_flower.party import stacked
+from vfl_flower.party.state import load_arrays
+from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.shared_actor import SharedActors
+
+__all__ = ["nothing_served"]
+
+PARTIES = 3
+SHORT: dict[str, Any] = {**KEYS, "epochs": 2}
+CARRIERS = "query.session", "query.host"
+"""Kinds of messages that bring others."""
+Runtime = Callable[[list[Mod]], Vertical]
+
+
+class Counting:
+    """A mod that counts messages by kind, of each node."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[tuple[int, str]] = Counter()
+
+    def __call__(self, message: Message, context: Context, serve: ClientAppCallable) -> Message:
+        kind = message.metadata.message_type
+        if kind not in CARRIERS:
+            self.seen[context.node_id, kind] += 1
+        return serve(message, context)
+
+
+@pytest.fixture(params=["in process", "over streams", "shared actors"])
+def runtime(request: pytest.FixtureRequest, streamed: Streamed) -> Runtime:
+    """Trains with a ClientApp that has these mods."""
+
+    def in_process(mods: list[Mod]) -> Vertical:
+        return trained(PARTIES, SHORT, PartyApp(mods))[0]
+
+    def over_streams(mods: list[Mod]) -> Vertical:
+        nodes = streamed.nodes(PARTIES, SHORT)
+        nodes.app = PartyApp([nodes.watch, *mods])
+        strategy = streamed.train(nodes)
+        assert [nodes.sessions(party) for party in range(PARTIES)] == [1] * PARTIES
+        return strategy
+
+    def shared(mods: list[Mod]) -> Vertical:
+        keys = {**SHORT, "parties": PARTIES}
+        config = resolve(keys)
+        strategy = strategy_of(config)(config, load_labels(config))
+        actor = Actors(1, keys)
+        with patch.object(client_app, "app", PartyApp(mods)):
+            strategy.start(SharedActors(actor, PARTIES))
+        assert {message.metadata.message_type for message in actor.sent} == {"query.host"}
+        return strategy
+
+    runtimes: dict[str, Runtime] = {
+        "in process": in_process,
+        "over streams": over_streams,
+        "shared actors": shared,
+    }
+    return runtimes[request.param]
+
+
+def test_mods_run_around_every_message_of_a_party(runtime: Runtime, own_log: list[str]) -> None:
+    counting = Counting()
+    strategy = runtime([arrays_size_mod, counting])
+    messages = sum(record.exchange for record in strategy.run.records) + PARTIES  # descriptions
+    assert counting.seen.total() == messages
+    assert {kind for _, kind in counting.seen} == {"train", "evaluate", "query.describe"}
+    assert len({node for node, _ in counting.seen}) == PARTIES
+    sizes = [line for line in own_log if line.startswith("Total array elements sent: ")]
+    assert len(sizes) >= messages  # also of messages that bring others
+
+
+def test_without_mods_nothing_is_counted_and_the_run_is_the_same(
+    runtime: Runtime, own_log: list[str]
+) -> None:
+    """The control."""
+    counting = Counting()
+    plain = runtime([])
+    assert counting.seen.total() == 0
+    assert not [line for line in own_log if "array elements" in line]
+    counted = runtime([arrays_size_mod, counting])
+    for name, values in plain.top_arrays().items():
+        np.testing.assert_array_equal(counted.top_arrays()[name], values, err_msg=name)
+
+
+def test_turns_are_served_together_only_without_mods() -> None:
+    keys = {**SHORT, "window": 1, "epochs": 1, "batch-size": 256, "bottom-hidden": 4}
+    parties = stacked.FEWEST
+    counting = Counting()
+    with patch.object(PartyApp, "serve_turns", autospec=True, side_effect=RuntimeError) as many:
+        trained(parties, keys, PartyApp([counting]))
+        assert not many.called
+        with pytest.raises(RuntimeError):
+            trained(parties, keys, PartyApp())
+    assert len({node for node, _ in counting.seen}) == parties
+
+
+def test_a_mod_can_change_what_a_party_answers() -> None:
+    def silence(message: Message, context: Context, serve: ClientAppCallable) -> Message:
+        reply = serve(message, context)
+        if message.metadata.message_type == "train":
+            arrays = reply.content.array_records["arrays"]
+            for name, array in list(arrays.items()):
+                arrays[name] = Array(np.zeros_like(array.numpy()))
+        return reply
+
+    assert trained(PARTIES, SHORT)[0].run.holder.table.of(0).any()
+    assert not trained(PARTIES, SHORT, PartyApp([silence]))[0].run.holder.table.of(0).any()
+
+
+def test_a_party_refuses_what_a_mod_has_spoilt() -> None:
+    def spoil(message: Message, context: Context, serve: ClientAppCallable) -> Message:
+        if message.metadata.message_type == "train":
+            message.content["scalars"] = ConfigRecord({"exchange": 1})
+        return serve(message, context)
+
+    with pytest.raises(Exception, match="message without the field"):
+        trained(PARTIES, SHORT, PartyApp([spoil]))
+
+
+def test_an_app_of_a_file_counts_messages_as_contributing_says() -> None:
+    names: dict[str, Any] = {"__name__": "counted"}
+    exec(EXAMPLES["counted.py"], names)
+    strategy, grid = trained(PARTIES, SHORT, names["app"])
+    counts = names["counts"]
+    assert counts["train"] > 0 and counts["query.describe"] == PARTIES
+    assert all(load_arrays(node.state, "model") for node in grid.contexts.values())
+    assert counts.total() == sum(record.exchange for record in strategy.run.records) + PARTIES
