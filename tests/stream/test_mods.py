@@ -21,6 +21,7 @@ from tests.test_shared_actors import Nodes as Actors
 from tests.test_shared_actors import nothing_served
 from vfl_flower import client_app
 from vfl_flower.client_app import PartyApp
+from vfl_flower.config.errors import PartyError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.party import stacked
 from vfl_flower.party.state import load_arrays
@@ -136,7 +137,7 @@ def test_a_party_refuses_what_a_mod_has_spoilt() -> None:
             message.content["scalars"] = ConfigRecord({"exchange": 1})
         return serve(message, context)
 
-    with pytest.raises(Exception, match="message without the field"):
+    with pytest.raises(PartyError, match="TrainOrder whose epoch is missing"):
         trained(PARTIES, SHORT, PartyApp([spoil]))
 
 
