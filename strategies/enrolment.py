@@ -14,7 +14,8 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.provenance import code_digest, free_memory
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import Labels
-from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper, check_number, check_states
+from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
+from vfl_flower.label_holder.earlier_run import check_number, check_states
 from vfl_flower.models.bottoms import embedding_size
 from vfl_flower.protocol import estimators
 from vfl_flower.protocol.codecs.channel import check_memory

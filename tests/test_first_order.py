@@ -14,7 +14,8 @@ from tests.conftest import MANY
 from tests.stepping import by_gradient
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import FeatureBlock
-from vfl_flower.models.bottoms import BottomModel, build_bottom
+from vfl_flower.models.bottom_model import BottomModel
+from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import build_top

@@ -13,7 +13,8 @@ from torch.nn import functional
 from tests.conftest import MANY
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.models.bottoms import BottomModel, build_bottom, embedding_size, has_gradient
+from vfl_flower.models.bottom_model import BottomModel
+from vfl_flower.models.bottoms import build_bottom, embedding_size, has_gradient
 from vfl_flower.models.losses import Loss, loss_per_row, penalty, penalty_gradient
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.tops import build_top

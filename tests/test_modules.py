@@ -408,7 +408,7 @@ def test_code_of_the_label_holder_is_loaded_by_no_party(tmp_path: Path) -> None:
         ),
         ({"model": f"{TOWERS}:plain", "model-args": "depth"}, "Party 1's .* cannot be read: write"),
         ({"model": f"{TOWERS}:plain", "model-args": "x.toml"}, "'x.toml ' cannot be read"),
-        ({"model": "mlp", "model-args": "depth=5"}, "and bottom-model = 'mlp' is ours"),
+        ({"model": "mlp", "model-args": "depth=5"}, "and not for bottom-model = 'mlp'"),
     ],
     ids=str,
 )
@@ -687,7 +687,7 @@ def test_a_loss_by_which_one_label_changes_all_is_refused_with_scalar_noise(run:
 
 
 def test_noise_inside_a_module_of_ones_own_is_refused(run: Start) -> None:
-    with pytest.raises(PartyError, match=r"Party 0's model .* has no layers between which"):
+    with pytest.raises(PartyError, match=r"Party 0's model .* has no layers for inner-noise"):
         run(2, own("plain", **NOISY, **{"inner-noise": 0.1}))
 
 

@@ -23,7 +23,8 @@ from vfl_flower import client_app
 from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.models.bottoms import BottomModel, build_bottom
+from vfl_flower.models.bottom_model import BottomModel
+from vfl_flower.models.bottoms import build_bottom
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.estimators.first_order import descend

@@ -154,7 +154,7 @@ def test_without_marks_such_states_would_be_used(
     another = made["cut"] if how is not of_another_run else _alike(tmp_path)
     how(folder, another)
     monkeypatch.setattr(state_file, "_mark", lambda *_: None)
-    monkeypatch.setattr(checkpoint, "check_states", lambda *_: None)
+    monkeypatch.setattr(earlier_run, "check_states", lambda *_: None)
     resumed(folder, 2)
     with np.load(folder / "party-0.npz") as file:
         assert any(not np.array_equal(right[name], file[name]) for name in right)

@@ -19,7 +19,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.data.labels import Labels
 from vfl_flower.label_holder.label_holder import LabelHolder
-from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.losses import loss_per_row
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.top_layers import TopModel

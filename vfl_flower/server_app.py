@@ -27,7 +27,7 @@ from vfl_flower.data.labels import Labels
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.split import held_out_again, used_by
 from vfl_flower.data.tables import Table
-from vfl_flower.label_holder import checkpoint, progress
+from vfl_flower.label_holder import checkpoint, earlier_run, progress
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Checkpoint, Keeper
 from vfl_flower.label_holder.held_out import of_group
@@ -72,7 +72,7 @@ def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> N
     ----------
     callbacks : of a training run, besides the one that option ``observer`` names.
     """
-    config, run = checkpoint.configured(context.run_config), str(context.run_id)
+    config, run = earlier_run.configured(context.run_config), str(context.run_id)
     transport = transport_of(grid)
     if config.task == "predict":
         with _streams(transport, config) as transport:
@@ -110,7 +110,7 @@ def _train(
         load_labels(config)
     folder = results_folder(config)
     with in_use(folder):
-        found = checkpoint.to_go_on_from(folder) if config.running.resume else None
+        found = earlier_run.to_go_on_from(folder) if config.running.resume else None
         results = Results(folder, found.strategy["history"]["entries"] if found else None)
         if found and found.finished:  # it was cut short before it had written what it reached
             figures, top = found.strategy["figures"], of_group("top", found.arrays)

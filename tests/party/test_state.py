@@ -18,7 +18,7 @@ from tests.conftest import ALL_ROWS, FASTER
 from vfl_flower import client_app
 from vfl_flower.config.errors import VflError
 from vfl_flower.models import passes, training
-from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.party import context as between
 from vfl_flower.party import learner as learner_module
 from vfl_flower.party import state

@@ -18,7 +18,7 @@ from vfl_flower.config.plugins import ENGINES
 from vfl_flower.config.renamed import notify
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.memory import handed_over, held, listed
-from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder import checkpoint, earlier_run
 from vfl_flower.label_holder.progress import shown
 
 
@@ -137,7 +137,7 @@ def _train(
             parties = len(features)
             id = id or keys.get("id", "")
             before = keys.get("resume") or keys.get("grow")  # a run whose options hold
-            data = (checkpoint.configured(keys) if before else RunConfig.of(keys)).data
+            data = (earlier_run.configured(keys) if before else RunConfig.of(keys)).data
             then = _name_of_held(keys["resume"], data.dataset) if keys.get("resume") else ""
             name = stack.enter_context(held(*handed_over(features, labels, data, id), name=then))
             keys |= {"dataset": f"memory:{name}", **({"id": id} if id else {})}

@@ -28,7 +28,8 @@ from vfl_flower.data.at_label_holder import load_labels, own_table, with_row_mas
 from vfl_flower.data.at_party import prepared
 from vfl_flower.data.source import Preparation
 from vfl_flower.label_holder import checkpoint
-from vfl_flower.label_holder.checkpoint import Checkpoint, check_states
+from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.label_holder.earlier_run import check_states
 from vfl_flower.label_holder.held_out import of_group
 from vfl_flower.label_holder.predictions import (
     frame_of,

@@ -21,9 +21,10 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import make_own_folder, told, whole
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import load_labels
-from vfl_flower.label_holder import checkpoint
+from vfl_flower.label_holder import checkpoint, earlier_run
 from vfl_flower.label_holder.callbacks import Callback
-from vfl_flower.label_holder.checkpoint import Checkpoint, PartyState
+from vfl_flower.label_holder.checkpoint import Checkpoint
+from vfl_flower.label_holder.earlier_run import PartyState
 from vfl_flower.label_holder.predict import available_parties
 from vfl_flower.label_holder.predictions import predictions_file
 from vfl_flower.label_holder.results import in_use, results_folder
@@ -123,7 +124,7 @@ def _load_states(grid: LocalGrid, found: Checkpoint) -> None:
         node.state, number = state_file.load(node, found.run, found.number)
         exchange = int(state.load_scalars(node.state)["exchange"])
         kept.append(PartyState(party, exchange, number))
-    checkpoint.check_states(found, kept)
+    earlier_run.check_states(found, kept)
 
 
 def bring_states(config: RunConfig, folder: Path) -> None:
@@ -276,7 +277,7 @@ def prepare(
     """
     if parties < 1:
         raise ConfigError(f"{parties} parties cannot train: name at least one.")
-    config = checkpoint.configured(run_config)
+    config = earlier_run.configured(run_config)
     if config.running.resume:
         then = checkpoint.load(config.running.resume).parties
         if parties != then:
@@ -285,7 +286,7 @@ def prepare(
             )
     if config.running.grow and not config.running.resume:
         earlier = checkpoint.load(config.running.grow)
-        checkpoint.check_number(config.running.grow, earlier, config, parties)
+        earlier_run.check_number(config.running.grow, earlier, config, parties)
     _check_files(config, parties, node_configs)
     if config.running.parties not in (0, parties):
         raise ConfigError(

@@ -13,7 +13,7 @@ from torch.func import vjp
 from torch.nn import functional
 
 from vfl_flower.config.options import ModelConfig
-from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.training import autocast, in_float32
 
 

@@ -33,7 +33,8 @@ from vfl_flower.config.options import ModelConfig
 from vfl_flower.config.plugins import BOTTOMS, TOPS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models import passes
-from vfl_flower.models.bottoms import BottomModel, build_bottom, built, embedding_size, seeded
+from vfl_flower.models.bottom_model import BottomModel
+from vfl_flower.models.bottoms import build_bottom, built, embedding_size, seeded
 from vfl_flower.models.top_layers import TopModel, with_block
 from vfl_flower.models.training import check_size, in_float32, load_model, trained
 

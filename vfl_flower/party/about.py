@@ -14,7 +14,7 @@ from vfl_flower.config.node_rules import OWN_TRAINING
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_party import FeatureBlock
 from vfl_flower.data.source import Preparation
-from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.training import fixed, kind_of
 
 

@@ -16,7 +16,8 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import augmentation, samples
 from vfl_flower.data.augmentation import augmented
 from vfl_flower.data.samples import Samples
-from vfl_flower.models.bottoms import OwnBottom, build_bottom, embedding_size
+from vfl_flower.models.bottom_model import OwnBottom
+from vfl_flower.models.bottoms import build_bottom, embedding_size
 from vfl_flower.models.optimizers import build_optimizer
 from vfl_flower.models.training import (
     choose_device,

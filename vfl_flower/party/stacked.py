@@ -24,7 +24,7 @@ from torch.func import functional_call, vmap
 from vfl_flower.config.errors import VflError
 from vfl_flower.data import augmentation
 from vfl_flower.data.samples import Samples
-from vfl_flower.models.bottoms import BottomModel, Perturb
+from vfl_flower.models.bottom_model import BottomModel, Perturb
 from vfl_flower.models.training import is_large, kind_of, load_optimizer, optimizer_tensors, trained
 from vfl_flower.party.party import Party
 from vfl_flower.protocol.batches import Window

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from vfl_flower.config.files import whole
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.tools.audit_clients import Ids, Rows
 
 _IMAGES = 10  # in the picture

@@ -53,7 +53,7 @@ def _run(
     Progress is one line on a terminal. Elsewhere it is one line per epoch.
     """
     from vfl_flower.config.plugins import ENGINES
-    from vfl_flower.label_holder import checkpoint
+    from vfl_flower.label_holder import checkpoint, earlier_run
     from vfl_flower.label_holder.figures import headline
     from vfl_flower.label_holder.progress import shown
     from vfl_flower.label_holder.results import results_folder
@@ -61,7 +61,7 @@ def _run(
 
     start = ENGINES.load(engine)
     number, keys, node_configs = options.given(run_config, node_config, parties, out)
-    config = checkpoint.configured(keys)
+    config = earlier_run.configured(keys)
     if config.running.resume and keys.get("out"):
         raise ConfigError(
             "A resumed run goes on in its own folder: do not give --out or the option out."

@@ -16,7 +16,7 @@ from typing import Any
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.files import write_whole
 from vfl_flower.label_holder.charts import draw_curves
-from vfl_flower.label_holder.checkpoint import configured
+from vfl_flower.label_holder.earlier_run import configured
 from vfl_flower.label_holder.progress import titled
 from vfl_flower.launch.engines import Engine, Finished
 from vfl_flower.protocol.privacy.together import Claim, together

@@ -24,7 +24,7 @@ from vfl_flower.config.options import EstimatorConfig
 from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
-from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import step_along, subtract, trained
 from vfl_flower.protocol.directions.window import Directions

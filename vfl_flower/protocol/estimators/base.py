@@ -18,7 +18,7 @@ from torch import Tensor
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.samples import Samples
-from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.losses import Loss
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.protocol.aggregation import aggregation_of

@@ -17,7 +17,7 @@ from vfl_flower.config.options import TrainingConfig
 from vfl_flower.data import samples
 from vfl_flower.data.samples import Samples
 from vfl_flower.models import passes
-from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.losses import penalty_gradient
 from vfl_flower.models.training import step_along, subtract, trained
 from vfl_flower.protocol.batches import Joint, Window

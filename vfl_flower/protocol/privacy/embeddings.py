@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data import augmentation
-from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.protocol.batches import expected_rows
 from vfl_flower.protocol.privacy.accountant import Accountant, Guarantee, Released, delta_of
 from vfl_flower.protocol.privacy.gaussian import GdpAccountant

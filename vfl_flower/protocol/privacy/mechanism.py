@@ -12,7 +12,7 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.plugins import MECHANISMS
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.labels import LabelNoise, Labels
-from vfl_flower.models.bottoms import BottomModel
+from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.protocol.privacy.accountant import Accountant, Released
 from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
 from vfl_flower.protocol.privacy.release_log import ReleaseLog

@@ -1,0 +1,188 @@
+"""Bottom models: the modules that make embeddings of a party's features.
+
+`BottomModel` has our layers, between which a mechanism can add noise. `OwnBottom` has a module of
+your own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional
+
+from vfl_flower.config.errors import VflError
+from vfl_flower.data import samples
+from vfl_flower.data.samples import Samples
+from vfl_flower.models import passes
+from vfl_flower.models.training import autocast, in_float32, trained
+
+log = logging.getLogger("flwr")
+
+Perturb = Callable[[int, Tensor], Tensor]
+"""Returns a layer's output with noise, given the layer's number, from 0, and that output."""
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda z: z,
+    "relu": functional.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+class BottomModel(nn.Module):
+    """Layers u_l = sigma_l(w_l u_{l-1} + b_l), VAFL Eq. (9), or with noise Z_l inside, Eq. (10)."""
+
+    by_step = False  # whether each step needs its own forward pass (`models.passes`)
+
+    def __init__(
+        self,
+        layers: Iterable[nn.Module],
+        activations: Iterable[str],
+        precision: str = "float32",
+    ) -> None:
+        super().__init__()
+        self.precision = precision
+        self.layers = nn.ModuleList(layers)
+        self.activations = [_ACTIVATIONS[name] for name in activations]
+
+    def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
+        """Return float32 embeddings [R, E] of R rows, whatever the precision."""
+        with autocast(self, self.precision):
+            for depth, (layer, activation) in enumerate(
+                zip(self.layers, self.activations, strict=True)
+            ):
+                z = layer(x)
+                x = activation(z if perturb is None else perturb(depth, in_float32(z)))
+        return in_float32(cast(Tensor, x))
+
+    @cached_property
+    def stackable(self) -> bool:
+        """Whether torch.func.vmap can evaluate it at many parameters at once."""
+        return not any(isinstance(each, nn.RNNBase) for each in self.modules())
+
+    def apart(self) -> bool:
+        """Return whether each row's embedding depends on that row alone."""
+        return True
+
+
+class OwnBottom(BottomModel):
+    """A module of your own, as the only layer.
+
+    Parameters
+    ----------
+    name : its name in the configuration.
+    size : E, numbers in an embedding.
+    sample : one row of the kind that the module reads.
+    """
+
+    by_step = True
+
+    def __init__(
+        self,
+        module: nn.Module,
+        activation: str,
+        name: str,
+        size: int,
+        sample: Samples,
+        precision: str,
+    ) -> None:
+        super().__init__([module], [activation], precision)
+        self.name = name
+        self.size = size
+        self.sample = sample
+
+    def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
+        """Return embeddings [R, E]; raise `VflError` if the module makes something else."""
+        if perturb is not None:
+            # One row at a time: its noise does not hide it in another row's embedding.
+            rows = range(samples.count(x))
+            each = [self._made(samples.rows(x, slice(row, row + 1))) for row in rows]
+            z = torch.cat(each) if each else self._made(x)
+            return self.activations[0](perturb(0, z))
+        return self.activations[0](self._made(x))
+
+    def _made(self, x: Samples) -> Tensor:
+        due = samples.count(x), self.size
+        if not due[0]:  # a step without rows of this party, which many modules cannot take
+            learned = [0 * p.sum() for p in self.parameters() if p.requires_grad]
+            return torch.zeros(due, device=next(self.parameters()).device) + sum(learned)
+        with autocast(self, self.precision):
+            z = self.layers[0](x)
+        if not isinstance(z, Tensor) or tuple(z.shape) != due:
+            made = tuple(z.shape) if isinstance(z, Tensor) else f"a {type(z).__name__}"
+            raise VflError(
+                f"has a model {self.name!r} that makes {made} of {due[0]} rows, and embeddings "
+                f"must be {due}: correct its forward."
+            )
+        return z.float()
+
+    @cached_property
+    def stackable(self) -> bool:
+        """Whether vmap can evaluate it: a module with buffers or random draws it cannot."""
+        if any(True for _ in self.buffers()):
+            return False
+        stacked = {name: torch.stack([p, p]) for name, p in trained(self).items()}
+        try:
+            with torch.no_grad(), passes.repeatable(self, b""):
+                call = vmap(lambda parameters, x: functional_call(self, parameters, (x,)))
+                call(stacked, samples.each(self._two(), lambda x: torch.stack([x, x])))
+        except Exception as error:  # vmap has many reasons
+            log.debug("%s is evaluated step by step: %s", self.name, error)
+            return False
+        return True
+
+    def apart(self) -> bool:
+        """Return whether each row's embedding depends on that row alone, in passes of one row.
+
+        It does not if buffers learn from rows, as in BatchNorm.
+        """
+        before = {name: each.clone() for name, each in self.named_buffers()}
+        with torch.no_grad():
+            passes.one(self, self._two(), 0)
+        learned = False
+        for name, buffer in self.named_buffers():
+            if name not in before or not torch.equal(buffer, before[name]):
+                learned = True
+                buffer.data.copy_(before.get(name, buffer))
+        return not learned
+
+    def check_one_row(self) -> None:
+        """Raise `VflError` if the module cannot train on a mini-batch of one row."""
+        one = samples.each(self._two(), lambda x: x[:1])
+        try:
+            with torch.no_grad():
+                passes.one(self, one, 0, learns=False)
+        except Exception as error:  # of the module
+            raise VflError(
+                f"has a model {self.name!r} that cannot be trained on a mini-batch of one row, and "
+                "here some have one row: choose another batch-size. If parties lack rows, choose "
+                "another normalisation, such as LayerNorm or GroupNorm."
+            ) from error
+
+    def try_out(self, gradients: bool) -> None:
+        """Raise `VflError` if two rows do not become embeddings. The module does not change."""
+        self.eval()
+        with torch.enable_grad():
+            h = passes.one(self, self._two(), 0, learns=False)
+        self.train()
+        if not torch.isfinite(h).all():
+            raise VflError(
+                f"has a model {self.name!r} that makes embeddings that are not finite: correct its "
+                "forward, or the rows."
+            )
+        if gradients and not h.requires_grad:
+            raise VflError(
+                f"has a model {self.name!r} whose embeddings have no gradient: correct its "
+                "forward, or set gradients = False in its class, for a zeroth-order system."
+            )
+
+    def _two(self) -> Samples:
+        """Return two copies of the sample, on the model's device."""
+        device = next(self.parameters()).device
+        return samples.each(self.sample, lambda x: torch.stack([x, x]).to(device))
