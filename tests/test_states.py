@@ -19,7 +19,7 @@ from tests.test_checkpoint import CANCER, Cut, cut_after, resumed
 from vfl_flower.config import files
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import check_own
-from vfl_flower.label_holder import checkpoint, results
+from vfl_flower.label_holder import checkpoint, earlier_run, results
 from vfl_flower.launch.engines import predict_local, run_local
 from vfl_flower.party import state_file
 from vfl_flower.tools.cli import main
