@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
@@ -124,7 +123,7 @@ class Messenger(Outbox):
         if not self.out:
             return replies
         node, sent_at = min(self.out.values(), key=itemgetter(1))
-        messages = self.wait(sent_at + self.timeout)
+        messages = self.transport.receive(self.out, sent_at + self.timeout)
         if not messages:
             self.failed(node, VflError(f"did not answer within {self.timeout:g} s."))
         for message in messages:
@@ -153,39 +152,29 @@ class Messenger(Outbox):
             record = self._by_node.get(node)
             if record is None or not isinstance(record.order, kind):
                 continue
-            answered = partial(self._answered, record, partial(use, record, record.order))
-            found = self.read(message, Upload, kind.kind, answered)
-            if found is not None:
-                yield found
-
-    def _answered(
-        self, record: PartyRecord, use: Callable[[Upload], T], upload: Upload
-    ) -> tuple[PartyRecord, T]:
-        """Use a party's upload, and count it.
-
-        Raises
-        ------
-        VflError
-            If it is not an answer to the party's last message, or cannot be used.
-        """
-        if (upload.party, upload.exchange) != (record.party, record.exchange):
-            raise VflError(
-                f"answered as party {upload.party} to message {upload.exchange}, when message "
-                f"{record.exchange} of party {record.party} was due."
-            )
-        used = use(upload)
-        refuse_unused(upload.arrays)
-        self.party_memory_mb = max(self.party_memory_mb, upload.peak_memory_mb)
-        if isinstance(record.order, EvaluateOrder | CheckpointOrder | RestoreOrder):
-            record.traffic.evaluation_bytes += upload.nbytes
-        else:
-            record.traffic.exchanges += 1
-            record.traffic.bytes_up += upload.nbytes
-            record.reply_seconds.add(time.monotonic() - record.sent_at)
-            record.reply_virtual_seconds.add(self.transport.clock - record.sent_at_clock)
-        record.rest()
-        record.unserved, record.out_of_step = None, 0
-        return record, used
+            try:
+                upload = self.read(message, Upload, kind.kind)
+                if (upload.party, upload.exchange) != (record.party, record.exchange):
+                    raise VflError(
+                        f"answered as party {upload.party} to message {upload.exchange}, when "
+                        f"message {record.exchange} of party {record.party} was due."
+                    )
+                used = use(record, record.order, upload)
+                refuse_unused(upload.arrays)
+            except VflError as error:
+                self.failed(node, error)
+                continue
+            self.party_memory_mb = max(self.party_memory_mb, upload.peak_memory_mb)
+            if isinstance(record.order, EvaluateOrder | CheckpointOrder | RestoreOrder):
+                record.traffic.evaluation_bytes += upload.nbytes
+            else:
+                record.traffic.exchanges += 1
+                record.traffic.bytes_up += upload.nbytes
+                record.reply_seconds.add(time.monotonic() - record.sent_at)
+                record.reply_virtual_seconds.add(self.transport.clock - record.sent_at_clock)
+            record.rest()
+            record.unserved, record.out_of_step = None, 0
+            yield record, used
 
     def _use(self, record: PartyRecord, order: Turn, upload: Upload) -> None:
         if isinstance(order, EmbedOrder):
@@ -201,9 +190,15 @@ class Messenger(Outbox):
             node, _ = self.out.get(message.metadata.reply_to_message_id, (0, 0))
             record = self._by_node.get(node)
             if record and isinstance(record.order, RejoinOrder):
-                back = partial(self._check_back, record)
-                if self.read(message, Description, RejoinOrder.kind, back):
-                    self._go_on_with(record)
+                try:
+                    found = self.read(message, Description, RejoinOrder.kind)
+                    if found.party != record.party:
+                        raise VflError(f"came back as party {found.party}.")
+                    self._check(found)
+                except VflError as error:
+                    self.failed(node, error)
+                    continue
+                self._go_on_with(record)
 
     # --- failures -------------------------------------------------------------------------------
 
@@ -266,13 +261,6 @@ class Messenger(Outbox):
         )
         record.unserved = record.order
         self._ask_to_rejoin(record)
-
-    def _check_back(self, record: PartyRecord, description: Description) -> bool:
-        """Refuse, by `VflError`, a party that comes back as another."""
-        if description.party != record.party:
-            raise VflError(f"came back as party {description.party}.")
-        self._check(description)
-        return True
 
     def _go_on_with(self, record: PartyRecord) -> None:
         """Go on with a party that has taken over what the label holder knows of it."""

@@ -99,22 +99,23 @@ class Waiting:
             arrivals[:] = [arrival for arrival in arrivals if arrival.party != party]
 
     def groups(self) -> Iterator[list[Arrival]]:
-        """Yield arrivals that have their quorum, by party."""
-        while not self.held and self.arrivals and len(self.arrivals) >= (count := self._now()):
+        """Yield arrivals that have their quorum, by party.
+
+        Near the end or after failures, fewer than a quorum can still come: these are enough.
+        """
+        while not self.held and self.arrivals:
+            count = len(self.arrivals)  # when parties wait for their next turns, as many as are in
+            if not self.draining:
+                any_left = self._budget.left > 0
+                count = sum(
+                    record.alive
+                    and (any_left or record.awaits_quorum or isinstance(record.order, TrainOrder))
+                    for record in self._records
+                )
+            count = max(1, min(self._quorum, count))
+            if len(self.arrivals) < count:
+                break
             self._group, self.arrivals = self.arrivals[:count], self.arrivals[count:]
             self._group.sort(key=lambda arrival: arrival.party)
             yield self._group
             self._group = []
-
-    def _now(self) -> int:
-        """Return the quorum, or as many as can still come, near the end or after failures."""
-        if self.draining:  # as many as there are
-            return max(1, min(self._quorum, len(self.arrivals)))
-        any_left = self._budget.left > 0
-        training = [
-            record
-            for record in self._records
-            if record.alive
-            and (any_left or record.awaits_quorum or isinstance(record.order, TrainOrder))
-        ]
-        return max(1, min(self._quorum, len(training)))

@@ -21,10 +21,10 @@ from vfl_flower.label_holder import results
 from vfl_flower.launch.engines import Finished as Run
 from vfl_flower.launch.engines import of_server
 from vfl_flower.party.party import Party
+from vfl_flower.protocol.batches import Window
 from vfl_flower.protocol.systems import BY_ROWS, resolve
 from vfl_flower.tools.cli import main
 from vfl_flower.transport.local import LocalGrid
-from vfl_flower.transport.messages import Upload
 
 
 def command(folder: Path, keys: str, parties: int = 2) -> list[str]:
@@ -127,14 +127,14 @@ def test_command_trains_and_tells_what_it_reached(
 def test_interrupted_command_saves_what_was_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = Party.train
+    begin = Party.begin
 
-    def interrupted(party: Party, order: Any) -> Upload:
+    def interrupted(party: Party, order: Any) -> Window:
         if order.epoch == 2:
             raise KeyboardInterrupt
-        return train(party, order)
+        return begin(party, order)
 
-    monkeypatch.setattr(Party, "train", interrupted)
+    monkeypatch.setattr(Party, "begin", interrupted)
     assert main(command(tmp_path, "dataset='breast-cancer' epochs=4 window=15")) == 130
     assert capsys.readouterr().err.endswith("\nvfl: stopped.\n")
     finished = Run(tmp_path / "out")

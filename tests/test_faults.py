@@ -543,7 +543,7 @@ def test_a_silent_party_fails_when_its_time_is_up(
 # --- what a party may tell ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["describe", "train", "evaluate"])
+@pytest.mark.parametrize("method", ["describe", "begin", "evaluate"])
 def test_the_text_of_an_unexpected_exception_stays_with_the_party(
     run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

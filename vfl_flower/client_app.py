@@ -202,10 +202,8 @@ def _failure(error: Exception, message: Message, context: Context) -> Message:
 # --- messages of a run --------------------------------------------------------------------------
 
 
-@serves(TrainOrder)
-def train(context: Context, order: TrainOrder) -> Payload:
-    """One exchange: the feedback for the last window in, the upload of the next out."""
-    return _by_party(Party.train, context, order)
+serves(TrainOrder)(partial(_by_party, Party.train))
+serves(EmbedOrder)(partial(_by_party, Party.embed))
 
 
 @serves(EvaluateOrder)
@@ -214,12 +212,6 @@ def evaluate(context: Context, order: EvaluateOrder) -> Payload:
     payload = _by_party(Party.evaluate, context, order)
     state.keep_copy(context.state, order)
     return payload
-
-
-@serves(EmbedOrder)
-def embed(context: Context, order: EmbedOrder) -> Payload:
-    """Upload fresh embeddings of rows that have grown too old at the label holder."""
-    return _by_party(Party.embed, context, order)
 
 
 @serves(RestoreOrder)
@@ -319,22 +311,15 @@ def _keep_first(context: Context) -> None:
 # --- alignment ----------------------------------------------------------------------------------
 
 
-@serves(SetOrder)
-def find_set(context: Context, order: SetOrder) -> Payload:
-    """Say whether this party still has the blinded ids of an earlier alignment."""
-    return at_party.find_set(context, own_source(context), index_and_parties(context)[1], order)
+def _by_ids(serve: Callable[..., Payload], context: Context, order: Order) -> Payload:
+    """Serve an order about ids by the rows that this party holds."""
+    return serve(context, own_source(context), index_and_parties(context)[1], order)
 
 
-@serves(AlignOrder)
-def align(context: Context, order: AlignOrder) -> Payload:
-    """Say which ids this party has, in a form that does not tell them."""
-    return at_party.blind(context, own_source(context), index_and_parties(context)[1], order)
-
-
-@serves(CommonOrder)
-def common(context: Context, order: CommonOrder) -> Payload:
-    """Take the rows that all parties have."""
-    return at_party.take_common(context, own_source(context), index_and_parties(context)[1], order)
+serves(SetOrder)(partial(_by_ids, at_party.find_set))
+serves(AlignOrder)(partial(_by_ids, at_party.blind))
+serves(CommonOrder)(partial(_by_ids, at_party.take_common))
+serves(ReuseOrder)(partial(_by_ids, reuse.reuse_rows))
 
 
 @serves(ConfirmOrder)
@@ -344,12 +329,6 @@ def confirm(context: Context, order: ConfirmOrder) -> Payload:
     answer = at_party.confirm(context, party, parties, order)
     reuse.store_rows(context, party, parties)
     return answer
-
-
-@serves(ReuseOrder)
-def reuse_rows(context: Context, order: ReuseOrder) -> Payload:
-    """Use the rows that an earlier run has confirmed."""
-    return reuse.reuse_rows(context, own_source(context), index_and_parties(context)[1], order)
 
 
 # --- prediction ---------------------------------------------------------------------------------

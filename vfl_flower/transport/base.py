@@ -19,7 +19,6 @@ from flwr.serverapp import Grid
 
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.transport.flower_internals import is_simulation
-from vfl_flower.transport.messages import SMALL
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
@@ -71,10 +70,6 @@ class Transport(Grid):
     def expect(self, largest: Mapping[str, int]) -> None:
         """Take answers of so many bytes from now on, by the kind of their order."""
         self.largest = {**self.largest, **largest}
-
-    def most_bytes(self, kind: str) -> int:
-        """Bytes of the arrays of an answer to this kind of order, at most."""
-        return self.largest.get(kind, SMALL)
 
     def send(self, messages: Iterable[Message]) -> list[str]:
         """Push messages; their ids.

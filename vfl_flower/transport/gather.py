@@ -7,11 +7,9 @@ strategy's messenger does the same, and goes on meanwhile (`strategies.messenger
 from __future__ import annotations
 
 import logging
-import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
 from flwr.app import Message
@@ -19,7 +17,7 @@ from flwr.app import Message
 from vfl_flower.config.errors import BY_NODE, ConfigError, PartyError, VflError
 from vfl_flower.config.options import RunningConfig
 from vfl_flower.transport.base import POLL, Transport
-from vfl_flower.transport.messages import Introduction, Order, Payload
+from vfl_flower.transport.messages import SMALL, Introduction, Order, Payload
 from vfl_flower.transport.wire import read_reply, to_message
 
 log = logging.getLogger("flwr")
@@ -27,7 +25,6 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 P = TypeVar("P", bound=Payload)
 I = TypeVar("I", bound=Introduction)  # noqa: E741
-T = TypeVar("T")
 
 
 class Outbox(ABC):
@@ -52,23 +49,20 @@ class Outbox(ABC):
             for key, message in zip(self.transport.send(messages), messages, strict=True):
                 self.out[key] = message.metadata.dst_node_id, now
 
-    def wait(self, until: float = math.inf) -> list[Message]:
-        """Return the replies that are in, after waiting for one; none at the deadline."""
-        return self.transport.receive(self.out, until) if self.out else []
-
-    def read(self, message: Message, kind: type[P], order: str, use: Callable[[P], T]) -> T | None:
-        """Return what ``use`` makes of a reply; none if its node has failed.
+    def read(self, message: Message, kind: type[P], order: str) -> P:
+        """Return the answer in a reply; its order is out no more.
 
         Parameters
         ----------
-        order : the kind of the order that it answers.
+        order : kind of the order that it answers.
+
+        Raises
+        ------
+        VflError
+            If the node has failed, or sent what it should not; a sentence without its subject.
         """
-        node, _ = self.out.pop(message.metadata.reply_to_message_id)
-        try:
-            return use(read_reply(message, kind, self.transport.most_bytes(order)))
-        except VflError as error:
-            self.failed(node, error)
-            return None
+        del self.out[message.metadata.reply_to_message_id]
+        return read_reply(message, kind, self.transport.largest.get(order, SMALL))
 
     @abstractmethod
     def failed(self, node: int, error: VflError) -> None:
@@ -99,11 +93,14 @@ class _Questions(Outbox):
     def answers(self, kind: type[P], until: float) -> dict[int, P]:
         """Return the answers that are in, after waiting for one: node id -> answer."""
         found: dict[int, P] = {}
-        for message in self.wait(until):
+        for message in self.transport.receive(self.out, until) if self.out else []:
             key = message.metadata.reply_to_message_id
             if key in self.out:  # else it came twice
                 node = self.out[key][0]
-                self.read(message, kind, self.asked[node].kind, partial(found.__setitem__, node))
+                try:
+                    found[node] = self.read(message, kind, self.asked[node].kind)
+                except VflError as error:
+                    self.failed(node, error)
         return found
 
     def failed(self, node: int, error: VflError) -> None:

@@ -107,7 +107,7 @@ class SharedActors(Transport):
         kinds = [m.metadata.message_type for each in batches.values() for m in each]
         if not kinds:
             return
-        most = SMALL + sum(self.most_bytes(kind) + _HEAD for kind in kinds)
+        most = SMALL + sum(self.largest.get(kind, SMALL) + _HEAD for kind in kinds)
         self._transport.expect({SharedActorOrder.kind: most})
         orders = []
         for actor, messages in batches.items():

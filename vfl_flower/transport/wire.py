@@ -115,7 +115,8 @@ def read_reply(message: Message, kind: type[P], largest: float = MOST) -> P:
         raise VflError(
             f"failed: {said(message.error.reason) or f'Flower error {message.error.code}'}"
         )
-    if not _is_called(message, kind) and _FAILURE in message.content:
+    called = isinstance(message, Call) and type(message.payload) is kind
+    if not called and _FAILURE in message.content:
         failure = record_of(message.content, _FAILURE, ConfigRecord)
         kind_of_error = OutOfStepError if failure.get("out-of-step") is True else VflError
         raise kind_of_error(f"failed: {said(failure.get('cause')) or 'it did not say why'}")
@@ -134,36 +135,25 @@ def said(text: Any) -> str:
     return line if len(line) <= _SAID else f"{line[:_SAID]} ..."
 
 
-def _is_called(message: Message, kind: type[P]) -> bool:
-    """Whether a message is a call with such a payload, which code of ours has made."""
-    return isinstance(message, Call) and type(message.payload) is kind
-
-
 def _read(message: Message, kind: type[P], largest: float) -> P:
-    if not _is_called(message, kind):
+    payload = message.payload if isinstance(message, Call) else None
+    if type(payload) is not kind:
         return _from_record(message.content, kind, largest)
-    payload: P = message.payload  # type: ignore[attr-defined]
-    _check_size(kind, payload.nbytes, largest)
-    values = _checked(kind, {name: getattr(payload, name) for name in _scalars(kind)})
+    values = _checked(kind, {k: each for k, each in vars(payload).items() if k != "arrays"})
+    _check_arrays(kind, payload.arrays, payload.nbytes, largest)
     arrays = {name: np.asarray(array).view() for name, array in payload.arrays.items()}
     for array in arrays.values():
         array.flags.writeable = False  # as arrays over a message's bytes
-    _check_names(kind, arrays)
     return kind(**values, arrays=Received(arrays))
 
 
 def _scalars(kind: type[Payload]) -> list[str]:
-    """Names of its fields that are scalars."""
-    if kind not in _names:
-        _names[kind] = [spec.name for spec in fields(kind) if spec.name != "arrays"]
-    return _names[kind]
-
-
-_names: dict[type[Payload], list[str]] = {}
+    """Return the names of its fields that are scalars."""
+    return [spec.name for spec in fields(kind) if spec.name != "arrays"]
 
 
 def _to_record(payload: Payload) -> RecordDict:
-    scalars = {name: getattr(payload, name) for name in _scalars(type(payload))}
+    scalars = {name: each for name, each in vars(payload).items() if name != "arrays"}
     return RecordDict({_SCALARS: ConfigRecord(scalars), _ARRAYS: pack(payload.arrays)})
 
 
@@ -174,7 +164,9 @@ def _from_record(record: RecordDict, kind: type[P], largest: float) -> P:
         if len(record) > 2:
             raise VflError(f"sent a {kind.__name__} with records that none has.")
         values = _checked(kind, dict(scalars))
-        return kind(**values, arrays=Received(_arrays_of(kind, packed, largest)))
+        size = sum(len(array.data) for array in packed.values())
+        _check_arrays(kind, packed, size, largest)
+        return kind(**values, arrays=Received(unpack(packed)))
     except KeyError as error:
         raise VflError(f"sent a message without the field {error} of {kind.__name__}.") from None
 
@@ -194,27 +186,18 @@ def _checked(kind: type[Payload], scalars: Mapping[str, Any]) -> dict[str, Any]:
 _checks: dict[type[Payload], Check] = {}
 
 
-def _arrays_of(kind: type[Payload], packed: ArrayRecord, largest: float) -> Arrays:
-    """The arrays of a message, if it can have them."""
-    _check_size(kind, sum(len(array.data) for array in packed.values()), largest)
-    _check_names(kind, packed)
-    return unpack(packed)
-
-
-def _check_names(kind: type[Payload], arrays: Collection[str]) -> None:
-    if len(arrays) > _MOST_ARRAYS or any(len(name) > _LONGEST for name in arrays):
-        raise VflError(f"sent a {kind.__name__} with more arrays, or longer names, than any has.")
-    unknown = set() if kind.names is None else set(arrays) - set(kind.names)
-    if unknown:
-        raise VflError(f"sent a {kind.__name__} with an array {min(unknown)!r}, which none has.")
-
-
-def _check_size(kind: type[Payload], size: int, largest: float) -> None:
+def _check_arrays(kind: type[Payload], arrays: Collection[str], size: int, largest: float) -> None:
+    """Refuse, by `VflError`, arrays that are too large or too many, or that none has."""
     if size > largest:
         raise VflError(
             f"sent a {kind.__name__} of {size:,} bytes, where {largest:,.0f} are the most that can "
             "be due."
         )
+    if len(arrays) > _MOST_ARRAYS or any(len(name) > _LONGEST for name in arrays):
+        raise VflError(f"sent a {kind.__name__} with more arrays, or longer names, than any has.")
+    unknown = set() if kind.names is None else set(arrays) - set(kind.names)
+    if unknown:
+        raise VflError(f"sent a {kind.__name__} with an array {min(unknown)!r}, which none has.")
 
 
 def record_of(record: RecordDict, name: str, kind: type[R]) -> R:

@@ -136,7 +136,7 @@ class StreamGrid(Transport):
                 break
             ids.append(key)
             self._end_old_sessions(message.metadata.dst_node_id)
-            most = self.most_bytes(message.metadata.message_type)
+            most = self.largest.get(message.metadata.message_type, SMALL)
             self._streams.put(key, body, message, most)
         self._look(at_once=True)
         return ids
