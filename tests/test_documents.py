@@ -167,3 +167,33 @@ def test_a_block_that_fails_or_prints_something_else_is_found(tmp_path: Path) ->
 )
 def test_a_page_runs_in_order(page: str, tmp_path: Path) -> None:
     play([each for each in blocks_of(page) if not each.not_run], tmp_path)
+
+
+# --- architecture -------------------------------------------------------------------------------
+
+
+def lost(text: str) -> list[str]:
+    """What a page names in backquotes of paths and of our classes and functions that is nowhere."""
+    files = [each for part in ("vfl_flower", "strategies") for each in (HERE / part).rglob("*.py")]
+    paths = [f"/{each.relative_to(HERE)}" for each in files]
+    code = "\n".join(each.read_text() for each in files)
+    found = []
+    for quoted in re.findall(r"`([^`\n]+)`", text):
+        path, _, name = quoted.rpartition(": ")
+        for each in re.findall(r"^(?:\w+/)*\w+\.py$|^(?:\w+/)+$", path or quoted):
+            found += [] if any(f"/{each}" in known for known in paths) else [each]
+        dotted = re.fullmatch(r"[A-Z]\w+\.([a-z_]+)|([a-z]+_[a-z_]+)", name)
+        for each in filter(None, dotted.groups() if dotted else ()):
+            defined = rf"(?:def|class) {each}\b|^ *{each}\s*[:=]"
+            found += [] if re.search(defined, code, re.M) else [name]
+    return found
+
+
+def test_paths_and_names_of_the_architecture_are_there() -> None:
+    assert not lost((HERE / "docs" / "architecture.md").read_text())
+
+
+def test_a_path_and_a_name_that_are_gone_are_found() -> None:
+    assert lost("`strategies/vertical.py: no_such`, `nowhere/any.py`, `Party.none_such`") == [
+        *("no_such", "nowhere/any.py", "Party.none_such"),
+    ]
