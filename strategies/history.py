@@ -1,4 +1,4 @@
-"""The history of a run: an entry for each evaluation, and when evaluations are due."""
+"""The history of a run: an entry for each evaluation."""
 
 from __future__ import annotations
 
@@ -23,22 +23,14 @@ _SAVED = ("entries", "recorded", "best", "restored")
 
 
 class History:
-    """The entries of a run, and the seconds that it has taken.
+    """The entries of a run, and the seconds that it has taken."""
 
-    Parameters
-    ----------
-    every : epochs, or parts of one, between two evaluations.
-    at_once : whether the first evaluation is of the models that a run begins by.
-    """
-
-    def __init__(self, every: float, at_once: bool = False) -> None:
+    def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []
         self.asked = 0  # number of the last evaluation that parties were asked for
         self.recorded = 0  # number of the last evaluation that every party has answered
         self.best: int | None = None  # place of the entry of the best model, which is remembered
         self.restored = False  # whether the models are of that entry again
-        self._every = every
-        self._at_once = at_once
         self._started_at = time.perf_counter()
 
     @property
@@ -60,24 +52,6 @@ class History:
     def seconds(self) -> float:
         """Seconds since the run began, interruptions left out."""
         return time.perf_counter() - self._started_at
-
-    # --- when -----------------------------------------------------------------------------------
-
-    def due(self, budget: StepBudget) -> int:
-        """Return the number of the last evaluation that is due by the steps answered."""
-        return int(budget.answered / budget.of_epoch / self._every * (1 + 1e-12)) + self._at_once
-
-    def is_due(self, budget: StepBudget, epoch: int, last: int) -> bool:
-        """Return whether to evaluate after this epoch, where training is by whole epochs."""
-        before, now = (int(each / self._every * (1 + 1e-12)) for each in (epoch - 1, epoch))
-        return now > before or epoch == last or budget.stopped
-
-    def go_back(self, budget: StepBudget) -> int:
-        """Return the number from which a party goes on that was away."""
-        self.recorded = min(self.recorded, self.due(budget))  # the last may have been, without it
-        return self.recorded
-
-    # --- what -----------------------------------------------------------------------------------
 
     def record(
         self,

@@ -23,15 +23,18 @@ from vfl_flower.config.errors import (
     ConfigError,
     OutOfStepError,
     PartyError,
+    PoisonError,
     SumError,
     VflError,
 )
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.label_holder.label_holder import LabelHolder
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
+from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import Outbox
 from vfl_flower.transport.messages import (
+    Arrays,
     CheckpointOrder,
     Description,
     EmbedOrder,
@@ -102,6 +105,7 @@ class Messenger(Outbox):
         self._rejoin_order = rejoin
         self._check = check
         self._by_node = {record.node_id: record for record in records}
+        self._by_party = {record.party: record for record in records}
 
     # --- sending and taking ---------------------------------------------------------------------
 
@@ -200,6 +204,32 @@ class Messenger(Outbox):
                     continue
                 self._go_on_with(record)
 
+    # --- answers --------------------------------------------------------------------------------
+
+    def answer(self, group: Sequence[Arrival]) -> None:
+        """Answer a quorum of uploads. Drop any party whose upload made the loss non-finite."""
+        # Count every row of the mini-batches, also rows that a party lacks: the top model steps on
+        # them too.
+        batches = [(each.party, each.batches) for each in group]
+        allowed = self._releases is None or self._releases.answered(batches)
+        for arrival in group:
+            record = self._by_party[arrival.party]
+            record.staleness.add(self._holder.steps - record.ordered_at_step)
+        answers: dict[int, Arrays] = {}
+        while group:
+            try:
+                answers = self._holder.answer(group) if allowed else self._holder.silent(group)
+                break
+            except PoisonError as error:
+                self._waiting.drop(error.party)  # from the group, too
+                was_alive = self._by_party[error.party].alive
+                self.fail(self._by_party[error.party], error)
+                if not was_alive:
+                    raise
+        for party, feedback in answers.items():
+            self._by_party[party].take_feedback(feedback)
+        self._budget.answered += sum(len(arrival.window.lengths) for arrival in group)
+
     # --- failures -------------------------------------------------------------------------------
 
     def failed(self, node: int, error: VflError) -> None:
@@ -223,7 +253,7 @@ class Messenger(Outbox):
         self.out = {key: sent for key, sent in self.out.items() if sent[0] != record.node_id}
         if not was_alive:  # it was asked back, and does not come
             return
-        record.asked_back = self._history.due(self._budget)
+        record.asked_back = self._budget.evaluation
         nobody = not any(each.alive for each in self.records)
         if self._config.running.on_party_failure == "stop" or nobody:
             raise error
@@ -233,7 +263,7 @@ class Messenger(Outbox):
 
     def ask_back(self) -> None:
         """Once an evaluation, ask failed parties whether they are there again."""
-        due = self._history.due(self._budget)
+        due = self._budget.evaluation
         for record in self.records:
             if record.state is State.FAILED and record.asked_back < due:
                 record.asked_back = due
@@ -278,6 +308,8 @@ class Messenger(Outbox):
             self.post([self.message(record, order)])
             return
         record.rest(State.IDLE)
-        record.evaluation = self._history.go_back(self._budget)
+        # The others may have answered the last evaluation without it.
+        self._history.recorded = min(self._history.recorded, self._budget.evaluation)
+        record.evaluation = self._history.recorded
         self._budget.with_again(record.steps)
         notice.info("Party %d is back.", record.party)

@@ -90,7 +90,8 @@ class Run:
         aggregation.agree(transport)
         self.abreast = aggregation.abreast  # whether all parties serve the same orders
         each = steps_per_epoch(config, rows)
-        self.budget = StepBudget(config.training.epochs, each, parties, self.abreast)
+        every, first = config.running.eval_every, bool(config.running.grow)
+        self.budget = StepBudget(config.training.epochs, each, parties, self.abreast, every, first)
         self.adaptive_window = AdaptiveWindow(self.schedule, self.budget.per_epoch, self.records)
         top_learns = config.models.top != "sum" or labels.features is not None
         self.budget.allowed = self.accountant.steps_allowed(
@@ -222,6 +223,14 @@ class Run:
         if not self.labels.validation:  # there is nothing to go back by
             return order
         return replace(order, number=number, best=record.best_evaluation, last=record.evaluation)
+
+    def evaluate_if_answered(self) -> MetricRecord | None:
+        """Evaluate the model, once every party that is there has answered the evaluation."""
+        answered = min((record.evaluation for record in self.records if record.alive), default=0)
+        if answered <= self.history.recorded:
+            return None
+        self.history.recorded = answered
+        return self.evaluate()
 
     def evaluate(self) -> MetricRecord:
         """Add a history entry: where the run stands, and how its model does on rows held out."""

@@ -1,4 +1,4 @@
-"""How many steps a run has, and which uploads have the quorum that is answered together."""
+"""How many steps a run has, when evaluations are due, and which uploads have their quorum."""
 
 from __future__ import annotations
 
@@ -20,9 +20,21 @@ class StepBudget:
     per_epoch : K, the mini-batches of one pass over the training rows.
     parties : how many share the steps.
     abreast : whether all parties are ordered the same steps, one after the other, or none is.
+    eval_every : epochs, or parts of one, between two evaluations.
+    eval_first : whether the first evaluation is of the models that a run begins with.
     """
 
-    def __init__(self, epochs: int, per_epoch: int, parties: int, abreast: bool = False) -> None:
+    def __init__(
+        self,
+        epochs: int,
+        per_epoch: int,
+        parties: int,
+        abreast: bool = False,
+        eval_every: float = 1.0,
+        eval_first: bool = False,
+    ) -> None:
+        self._eval_every = eval_every
+        self._eval_first = eval_first
         self._abreast = parties if abreast else 1
         self._asked = 0  # windows, over all parties
         self.per_epoch = per_epoch
@@ -50,6 +62,17 @@ class StepBudget:
     def epochs(self) -> float:
         """Epochs completed, on average over the parties."""
         return self.answered / self.of_epoch
+
+    @property
+    def evaluation(self) -> int:
+        """Number of the last evaluation that is due by the steps answered."""
+        epochs = self.answered / self.of_epoch
+        return int(epochs / self._eval_every * (1 + 1e-12)) + self._eval_first
+
+    def evaluates_after(self, epoch: int, last: int) -> bool:
+        """Return whether to evaluate after this epoch, where training is by whole epochs."""
+        before, now = (int(each / self._eval_every * (1 + 1e-12)) for each in (epoch - 1, epoch))
+        return now > before or epoch == last or self.stopped
 
     def window(self, done: int, longest: int) -> tuple[int, int, int]:
         """Order the next window of a party that was ordered so many steps.

@@ -14,23 +14,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from strategies import hooks
 from strategies.callbacks import callbacks_of
 from strategies.checkpoints import Checkpoints
 from strategies.delay import refresh
 from strategies.enrolment import Member, enrol
 from strategies.history import History
-from strategies.hooks import (
-    CentralEvaluation,
-    RoundLimit,
-    check_sent,
-    check_taken,
-    overrides,
-    refuse_config,
-)
 from strategies.messenger import Replies
 from strategies.party_record import FINAL, PartyRecord, State
 from strategies.run import Run
-from vfl_flower.config.errors import PoisonError
 from vfl_flower.config.plugins import load_place
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.at_label_holder import with_row_masks
@@ -39,13 +31,8 @@ from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.checkpoint import Keeper
 from vfl_flower.models.training import load_model, model_arrays
 from vfl_flower.protocol.systems import load_system, sized
-from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.transport.base import Transport, transport_of
-from vfl_flower.transport.messages import (
-    Arrays,
-    EvaluateOrder,
-    TrainOrder,
-)
+from vfl_flower.transport.messages import Arrays, EvaluateOrder, TrainOrder
 from vfl_flower.transport.wire import pack, unpack
 
 _NOTHING = ArrayRecord()
@@ -96,7 +83,7 @@ class Vertical(Strategy):
         self.config = config = sized(config, len(labels.train))
         self.labels = labels
         self.callbacks = list(callbacks)
-        self.history = History(config.running.eval_every, bool(config.running.grow))
+        self.history = History()
         self.folder = keeper.folder if keeper else None
         self.keeper = keeper if self.keeps_checkpoints else None
         self.nonce = keeper.nonce if keeper else ""
@@ -104,7 +91,7 @@ class Vertical(Strategy):
         self.result = Result()
         self.configs = ConfigRecord(), ConfigRecord()  # of training and of evaluation
         # Arrays and metrics are made for hooks that somebody overrides, and for no others.
-        self.hooked = overrides(type(self), Vertical)
+        self.hooked = hooks.overrides(type(self), Vertical)
 
     def start(
         self,
@@ -147,8 +134,8 @@ class Vertical(Strategy):
         self.configs = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         found = self.result.evaluate_metrics_serverapp
         if num_rounds:
-            self.callbacks.append(RoundLimit(num_rounds))
-        central = evaluate_fn and CentralEvaluation(evaluate_fn, self._arrays, found)
+            self.callbacks.append(hooks.RoundLimit(num_rounds))
+        central = evaluate_fn and hooks.CentralEvaluation(evaluate_fn, self._arrays, found)
         if central:
             self.callbacks.append(central)
         transport = transport_of(grid)
@@ -167,15 +154,12 @@ class Vertical(Strategy):
             self.train()
             run.tell("trained")
             self.finish()
-        entries = run.history.records()
-        self.result.arrays = self._arrays()
-        self.result.evaluate_metrics_clientapp = {
-            **entries,
-            **self.result.evaluate_metrics_clientapp,
-        }
+        result, entries = self.result, run.history.records()
+        result.arrays = self._arrays()
+        result.evaluate_metrics_clientapp = {**entries, **result.evaluate_metrics_clientapp}
         for number, entry in entries.items():
             found[number] = MetricRecord({**entry, **found.get(number, {})})
-        return self.result
+        return result
 
     def prepare(self, transport: Transport, nodes: dict[int, Member]) -> Run:
         """Make the run with these parties, and attach its callbacks."""
@@ -212,17 +196,16 @@ class Vertical(Strategy):
             if any(record.state is State.FAILED for record in run.records):
                 run.messenger.ask_back()
             number, arrays = len(history.entries) + 1, self._arrays() if self.hooked else _NOTHING
-            due = FINAL if run.budget.left <= 0 else history.due(run.budget)
+            due = FINAL if run.budget.left <= 0 else run.budget.evaluation
             if due > history.recorded:
                 history.asked = due
-                orders = self.configure_evaluate(number, arrays, self.configs[1], grid)
-                run.messenger.post(orders)
+                run.messenger.post(self.configure_evaluate(number, arrays, self.configs[1], grid))
             run.messenger.post(self.configure_train(number, arrays, self.configs[0], grid))
             if self.hooked:
-                check_sent(run)
+                hooks.check_sent(run)
             self.take(run.messenger.gather())
             if history.asked > history.recorded:  # a party that has failed is waited for no more
-                self._record_if_all_are_in()
+                run.evaluate_if_answered()
             for progressed in run.listeners["progressed"]:
                 progressed(run.budget.answered, run.budget.limit)
             if run.saving and self.checkpoints:
@@ -233,7 +216,7 @@ class Vertical(Strategy):
     ) -> Iterable[Message]:
         """Give each idle party its feedback and its next window, while steps are left."""
         if config:
-            refuse_config("train_config", config)
+            hooks.refuse_config("train_config", config)
         run, window = self.run, self.run.adaptive_window
         # All may have to stop after an evaluation. Parties in step wait for it, so that none has a
         # window that others have not. Where nobody stops by validation they need not, unless only
@@ -277,7 +260,7 @@ class Vertical(Strategy):
             if holder.table.max_delay:
                 refresh(run, self.wait_for, group)
             if group:
-                self._answer(group)
+                run.messenger.answer(group)
         if not self.hooked or holder.steps == before:
             return None, None
         metrics = MetricRecord({"steps": holder.steps})
@@ -285,37 +268,12 @@ class Vertical(Strategy):
             metrics["train_loss"] = float(losses.mean())
         return self._arrays(), metrics
 
-    def _answer(self, group: Sequence[Arrival]) -> None:
-        """Answer a quorum of uploads. Drop any party whose upload made the loss non-finite."""
-        run = self.run
-        # Count every row of the mini-batches, also rows that a party lacks: the top model steps on
-        # them too.
-        batches = [(each.party, each.batches) for each in group]
-        allowed = run.releases is None or run.releases.answered(batches)
-        for arrival in group:
-            record = run.by_party[arrival.party]
-            record.staleness.add(run.holder.steps - record.ordered_at_step)
-        answers: dict[int, Arrays] = {}
-        while group:
-            try:
-                answers = run.holder.answer(group) if allowed else run.holder.silent(group)
-                break
-            except PoisonError as error:
-                run.waiting.drop(error.party)  # from the group, too
-                was_alive = run.by_party[error.party].alive
-                run.messenger.fail(run.by_party[error.party], error)
-                if not was_alive:
-                    raise
-        for party, feedback in answers.items():
-            run.by_party[party].take_feedback(feedback)
-        run.budget.answered += sum(len(arrival.window.lengths) for arrival in group)
-
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask each idle party that owes an evaluation for embeddings of the test rows."""
         if config:
-            refuse_config("evaluate_config", config)
+            hooks.refuse_config("evaluate_config", config)
         run = self.run
         for record in run.records:
             if record.state is State.IDLE and record.evaluation < run.history.asked:
@@ -333,16 +291,7 @@ class Vertical(Strategy):
         )
         for record, _ in uploads:
             record.evaluated()
-        return self._record_if_all_are_in()
-
-    def _record_if_all_are_in(self) -> MetricRecord | None:
-        """Add a history entry, once every party that is there has answered the evaluation."""
-        run = self.run
-        evaluated = min((record.evaluation for record in run.records if record.alive), default=0)
-        if evaluated <= run.history.recorded:
-            return None
-        run.history.recorded = evaluated
-        return run.evaluate()
+        return self.run.evaluate_if_answered()
 
     # --- replies --------------------------------------------------------------------------------
 
@@ -362,7 +311,7 @@ class Vertical(Strategy):
         if train or (run.waiting.arrivals and not run.waiting.held):
             self._learn(train)
         if self.hooked:
-            check_taken(run, [*train, *evaluate])
+            hooks.check_taken(run, [*train, *evaluate])
 
     def _learn(self, replies: list[Message]) -> None:
         """Hand uploads to Flower's hook, and take what it returns."""
@@ -386,7 +335,7 @@ class Vertical(Strategy):
         self.run.waiting.draining = True
         self.wait_for(self.run.records)
         self._learn([])
-        self._record_if_all_are_in()
+        self.run.evaluate_if_answered()
         self.run.waiting.draining = False
 
     def finish(self) -> None:

@@ -292,7 +292,7 @@ class Exchange:
         config = resolve(keys)
         labels, client = load_labels(config), client_app.app
         grid = LocalGrid(client, 2, keys, config)
-        self.run = run = Run(grid, enrol(grid, config, labels), config, labels, History(1))
+        self.run = run = Run(grid, enrol(grid, config, labels), config, labels, History())
         self.seat = seat = run.records[0]
         holder = run.holder
         ids = np.arange(0, 40, 3, dtype=np.int32)

@@ -108,7 +108,7 @@ class Joined(Vertical):
                 holder.count(loss.detach()[None])
             run.budget.answered += run.budget.of_epoch
             run.tell("progressed", run.budget.answered, run.budget.planned)
-            if run.history.is_due(run.budget, epoch + 1, training.epochs):
+            if run.budget.evaluates_after(epoch + 1, training.epochs):
                 bottoms.eval()
                 with torch.no_grad():
                     for party, bottom, block in zip(holder.columns, bottoms, blocks, strict=True):

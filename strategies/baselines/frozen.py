@@ -40,7 +40,7 @@ class Frozen(Vertical):
             learn(run.holder, window)
             run.budget.answered += run.budget.of_epoch
             run.tell("progressed", run.budget.answered, run.budget.planned)
-            if run.history.is_due(run.budget, epoch + 1, epochs):
+            if run.budget.evaluates_after(epoch + 1, epochs):
                 run.evaluate()
             if run.budget.stopped:
                 break

@@ -202,7 +202,7 @@ class Parts:
         self.records = [PartyRecord(party, 100 + party) for party in range(3)]
         self.releases, self.heard = Told(self.post), Heard()
         self.budget = StepBudget(epochs=4, per_epoch=10, parties=3)
-        self.history = History(self.config.running.eval_every)
+        self.history = History()
         self.waiting = Waiting(2, self.records, self.budget)
         self.checked: list[Description] = []
         self.run = run = Run.__new__(Run)  # of these parts alone

@@ -1,19 +1,16 @@
-"""The history: when evaluations are due, and what they say."""
+"""The history: what its entries say."""
 
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from strategies import vertical
 from strategies.enrolment import enrol
 from strategies.history import History
-from strategies.party_record import FINAL, PartyRecord, Traffic
+from strategies.party_record import PartyRecord, Traffic
 from strategies.step_budget import StepBudget
 from tests.strategy.parts import METRICS, SPENT
 from vfl_flower import client_app
@@ -22,41 +19,8 @@ from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.local import LocalGrid
 
 
-@pytest.mark.one_by_day
-@pytest.mark.parametrize("every", ["0.1", "0.25", "0.3", "0.7", "1", "1.5", "3"])
-@example(parties=1, per_epoch=10, answered=3)
-@given(parties=st.integers(1, 7), per_epoch=st.integers(1, 50), answered=st.integers(0, 2000))
-def test_evaluations_are_due_by_the_steps_answered(
-    every: str, parties: int, per_epoch: int, answered: int
-) -> None:
-    budget = StepBudget(epochs=100, per_epoch=per_epoch, parties=parties)
-    budget.answered = answered
-    # As fractions are, not as floats: 0.3 / 0.1 is below 3 there.
-    wanted = Fraction(answered, per_epoch * parties) // Fraction(every)
-    assert History(float(every)).due(budget) == wanted
-
-
-@pytest.mark.parametrize(
-    ("every", "epochs"),
-    [
-        (0.25, [1, 2, 3, 4, 5]),
-        (1.0, [1, 2, 3, 4, 5]),
-        (1.5, [2, 3, 5]),
-        (2.0, [2, 4, 5]),
-        (9.0, [5]),
-    ],
-)
-def test_where_training_is_by_whole_epochs_evaluations_come_after_them(
-    every: float, epochs: list[int]
-) -> None:
-    history, budget = History(every), StepBudget(5, 10, 3)
-    assert [epoch for epoch in range(1, 6) if history.is_due(budget, epoch, 5)] == epochs
-    budget.stopped = True
-    assert history.is_due(budget, 1, 5)  # which is the last, then
-
-
 def test_an_entry_says_where_the_run_stands_and_how_the_model_does() -> None:
-    history, budget = History(1.0), StepBudget(epochs=4, per_epoch=7, parties=3)
+    history, budget = History(), StepBudget(epochs=4, per_epoch=7, parties=3)
     assert history.last == {}
     budget.answered = 10
     history.record(budget, 17, SPENT, None, None, METRICS)
@@ -72,7 +36,7 @@ def test_an_entry_says_where_the_run_stands_and_how_the_model_does() -> None:
 
 
 def test_what_a_run_has_spent_is_that_of_all_parties(now: list[float]) -> None:
-    history = History(1.0)
+    history = History()
     now[0] = 2.0
     records = [
         PartyRecord(0, 100, traffic=Traffic(5, 600, 70, 8)),
@@ -84,22 +48,14 @@ def test_what_a_run_has_spent_is_that_of_all_parties(now: list[float]) -> None:
     }
 
 
-def test_a_party_that_was_away_goes_on_from_the_last_evaluation_that_is_due() -> None:
-    history, budget = History(1.0), StepBudget(epochs=4, per_epoch=10, parties=3)
-    budget.answered, history.recorded = 65, 1
-    assert history.go_back(budget) == 1 == history.recorded  # all are still to answer the second
-    history.recorded = FINAL  # the others had no steps left
-    assert history.go_back(budget) == 2 == history.recorded
-
-
 def test_a_history_goes_on_from_what_was_kept_of_it(now: list[float]) -> None:
     budget = StepBudget(epochs=4, per_epoch=10, parties=3)
-    history = History(1.0)
+    history = History()
     history.record(budget, 3, SPENT, 0.5, None, METRICS)
     history.recorded, now[0] = 1, 20.0
     kept = json.loads(json.dumps(history.state_dict()))
     now[0] = 1000.0  # the run was interrupted
-    anew = History(1.0)
+    anew = History()
     anew.load_state_dict(kept)
     now[0] = 1003.0
     assert anew.entries == history.entries and anew.recorded == 1

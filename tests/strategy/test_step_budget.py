@@ -1,12 +1,13 @@
-"""The budget: windows of steps, within epochs and the budget."""
+"""The budget: windows of steps, within epochs and the budget; when evaluations are due."""
 
 from __future__ import annotations
 
 import json
 import random
+from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strategies.step_budget import StepBudget
@@ -79,3 +80,36 @@ def test_parties_abreast_are_ordered_the_same_steps_whatever_a_budget_leaves(all
         done = [each + windows[0][2] for each in done]
     assert done == [min(40, allowed // 3)] * 3
     assert allowed != 12 or [others.window(0, 8)[2] for _ in done] == [8, 4, 0]  # else it is not so
+
+
+@pytest.mark.one_by_day
+@pytest.mark.parametrize("every", ["0.1", "0.25", "0.3", "0.7", "1", "1.5", "3"])
+@example(parties=1, per_epoch=10, answered=3)
+@given(parties=st.integers(1, 7), per_epoch=st.integers(1, 50), answered=st.integers(0, 2000))
+def test_evaluations_are_due_by_the_steps_answered(
+    every: str, parties: int, per_epoch: int, answered: int
+) -> None:
+    budget = StepBudget(100, per_epoch, parties, eval_every=float(every))
+    budget.answered = answered
+    # As fractions are, not as floats: 0.3 / 0.1 is below 3 there.
+    wanted = Fraction(answered, per_epoch * parties) // Fraction(every)
+    assert budget.evaluation == wanted
+
+
+@pytest.mark.parametrize(
+    ("every", "epochs"),
+    [
+        (0.25, [1, 2, 3, 4, 5]),
+        (1.0, [1, 2, 3, 4, 5]),
+        (1.5, [2, 3, 5]),
+        (2.0, [2, 4, 5]),
+        (9.0, [5]),
+    ],
+)
+def test_where_training_is_by_whole_epochs_evaluations_come_after_them(
+    every: float, epochs: list[int]
+) -> None:
+    budget = StepBudget(5, 10, 3, eval_every=every)
+    assert [epoch for epoch in range(1, 6) if budget.evaluates_after(epoch, 5)] == epochs
+    budget.stopped = True
+    assert budget.evaluates_after(1, 5)  # which is the last, then
