@@ -16,18 +16,17 @@ from vfl_flower.alignment import blinded_ids, reuse
 from vfl_flower.alignment.blinded_ids import IdSet
 from vfl_flower.alignment.psi import Blinding, answer, match, outputs
 from vfl_flower.config.files import unsealed
-from vfl_flower.transport.flower_internals import begin_task
-from vfl_flower.transport.messages import (
+from vfl_flower.transport.early_messages import (
     Aligned,
     AlignOrder,
     CommonOrder,
     ConfirmOrder,
-    Introduction,
-    Order,
     Reused,
     ReuseOrder,
     SetKept,
 )
+from vfl_flower.transport.flower_internals import begin_task
+from vfl_flower.transport.messages import Introduction, Order
 from vfl_flower.transport.wire import read_reply, to_message
 
 IDS = [b"i:%d" % (1000 + row) for row in range(60)]  # of `small`

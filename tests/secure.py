@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from tests.party.nodes import asked
 from vfl_flower.party import context as between
 from vfl_flower.protocol.aggregation.masks import OFFERS, Sum, check_tags
+from vfl_flower.transport.early_messages import KeyMade, KeyOrder
 from vfl_flower.transport.flower_internals import state_from_bytes, state_to_bytes
 from vfl_flower.transport.messages import (
     Agreed,
@@ -21,8 +22,6 @@ from vfl_flower.transport.messages import (
     DescribeOrder,
     Description,
     EvaluateOrder,
-    KeyMade,
-    KeyOrder,
     Order,
     TrainOrder,
 )

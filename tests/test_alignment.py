@@ -36,17 +36,8 @@ from vfl_flower.label_holder import checkpoint
 from vfl_flower.launch import engines
 from vfl_flower.party.inputs import own_source
 from vfl_flower.party.state import load_about, load_arrays, load_scalars
-from vfl_flower.transport.messages import (
-    Aligned,
-    AlignOrder,
-    CommonOrder,
-    ConfirmOrder,
-    DescribeOrder,
-    Description,
-    EmbedOrder,
-    TrainOrder,
-    Upload,
-)
+from vfl_flower.transport.early_messages import Aligned, AlignOrder, CommonOrder, ConfirmOrder
+from vfl_flower.transport.messages import DescribeOrder, Description, EmbedOrder, TrainOrder, Upload
 from vfl_flower.transport.wire import pack
 
 SHORT = {"epochs": 1, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}

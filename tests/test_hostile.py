@@ -34,6 +34,7 @@ from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.protocol.uploads import Arrival
 from vfl_flower.tools.report import report
+from vfl_flower.transport.early_messages import AlignOrder, CommonOrder, ReuseOrder, SetOrder
 from vfl_flower.transport.flower_internals import (
     from_bytes,
     set_message_id,
@@ -44,9 +45,7 @@ from vfl_flower.transport.flower_internals import (
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import (
     LARGEST,
-    AlignOrder,
     CheckpointOrder,
-    CommonOrder,
     DescribeOrder,
     EmbedOrder,
     EvaluateOrder,
@@ -55,12 +54,10 @@ from vfl_flower.transport.messages import (
     PredictOrder,
     RejoinOrder,
     ResumeOrder,
-    ReuseOrder,
-    SessionOrder,
-    SetOrder,
     TrainOrder,
     Turn,
 )
+from vfl_flower.transport.stream.messages import SessionOrder
 from vfl_flower.transport.wire import pack, to_message
 
 

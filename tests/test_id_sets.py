@@ -33,10 +33,10 @@ from vfl_flower.data.ids import encode_ids
 from vfl_flower.launch.engines import run_local
 from vfl_flower.party.state import load_arrays
 from vfl_flower.protocol.systems import resolve
+from vfl_flower.transport.early_messages import Aligned, AlignOrder, SetKept, SetOrder
 from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.gather import AvailableParties
 from vfl_flower.transport.local import LocalGrid
-from vfl_flower.transport.messages import Aligned, AlignOrder, SetKept, SetOrder
 from vfl_flower.transport.wire import to_reply
 
 SHORT: dict[str, Any] = {"epochs": 1, "bottom-hidden": 8, "embedding-size": 4, "top-hidden": 8}

@@ -40,7 +40,8 @@ from vfl_flower.data.sources import source_of
 from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_arrays
-from vfl_flower.transport.messages import Aligned, Introduction, SetKept
+from vfl_flower.transport.early_messages import Aligned, SetKept
+from vfl_flower.transport.messages import Introduction
 from vfl_flower.transport.wire import read_reply, to_reply
 
 Array = NDArray[Any]

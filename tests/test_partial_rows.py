@@ -36,10 +36,11 @@ from vfl_flower.protocol.sampling import sampling_of
 from vfl_flower.protocol.systems import resolve, sized
 from vfl_flower.tools.compare import compare, table
 from vfl_flower.tools.report import report
+from vfl_flower.transport.early_messages import AlignOrder
 from vfl_flower.transport.flower_internals import set_message_id
 from vfl_flower.transport.gather import AvailableParties, gather_all
 from vfl_flower.transport.local import LocalGrid
-from vfl_flower.transport.messages import AlignOrder, Introduction, Payload
+from vfl_flower.transport.messages import Introduction, Payload
 from vfl_flower.transport.wire import to_failure, to_message, to_reply
 
 SIZES, OUTPUTS, ROWS = [3, 3, 3], 4, 12

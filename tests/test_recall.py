@@ -35,8 +35,9 @@ from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.launch.engines import Finished, run_local, run_supernodes
 from vfl_flower.party.state import load_arrays
 from vfl_flower.tools.cli import main
+from vfl_flower.transport.early_messages import Reused, ReuseOrder
 from vfl_flower.transport.flower_internals import lasting_home
-from vfl_flower.transport.messages import DescribeOrder, Description, Reused, ReuseOrder
+from vfl_flower.transport.messages import DescribeOrder, Description
 from vfl_flower.transport.wire import record_of
 
 SHORT: dict[str, Any] = {

@@ -27,6 +27,7 @@ from vfl_flower.party.party import Party
 from vfl_flower.protocol.aggregation import fixed_point
 from vfl_flower.protocol.aggregation import keys as sum_keys
 from vfl_flower.protocol.aggregation.masks import Masks, check_tags
+from vfl_flower.transport.early_messages import KeyMade, KeyOrder
 from vfl_flower.transport.flower_internals import begin_task
 from vfl_flower.transport.messages import (
     Arrays,
@@ -34,8 +35,6 @@ from vfl_flower.transport.messages import (
     DescribeOrder,
     Description,
     EvaluateOrder,
-    KeyMade,
-    KeyOrder,
     Order,
     Predicted,
     PredictOrder,

@@ -33,6 +33,7 @@ from vfl_flower.protocol.aggregation import fixed_point
 from vfl_flower.protocol.aggregation import keys as sum_keys
 from vfl_flower.protocol.aggregation import masks as masking
 from vfl_flower.protocol.aggregation.masks import Offer, check_tags, place_of
+from vfl_flower.transport.early_messages import KeyMade, KeyOrder, SetOrder
 from vfl_flower.transport.flower_internals import begin_task, state_from_bytes, state_to_bytes
 from vfl_flower.transport.messages import (
     Agreed,
@@ -44,18 +45,15 @@ from vfl_flower.transport.messages import (
     EmbedOrder,
     EvaluateOrder,
     GrowOrder,
-    KeyMade,
-    KeyOrder,
     Predicted,
     PredictOrder,
     RejoinOrder,
     RestoreOrder,
     ResumeOrder,
-    SessionOrder,
-    SetOrder,
     TrainOrder,
     Upload,
 )
+from vfl_flower.transport.stream.messages import SessionOrder
 from vfl_flower.transport.wire import read_reply, to_reply
 
 

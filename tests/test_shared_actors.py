@@ -42,16 +42,8 @@ from vfl_flower.transport.flower_internals import (
     state_to_bytes,
     to_bytes,
 )
-from vfl_flower.transport.messages import (
-    Arrays,
-    DescribeOrder,
-    Order,
-    SharedActorAnswer,
-    SharedActorOrder,
-    TrainOrder,
-    Upload,
-)
-from vfl_flower.transport.shared_actor import SharedActors
+from vfl_flower.transport.messages import Arrays, DescribeOrder, Order, TrainOrder, Upload
+from vfl_flower.transport.shared_actor import SharedActorAnswer, SharedActorOrder, SharedActors
 from vfl_flower.transport.wire import (
     pack_many,
     read_order,

@@ -32,33 +32,35 @@ from vfl_flower.party.stacked import Turn
 from vfl_flower.protocol.aggregation import keys
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport import shared_actor
+from vfl_flower.transport.early_messages import (
+    AlignOrder,
+    CommonOrder,
+    ConfirmOrder,
+    KeyOrder,
+    ReuseOrder,
+    SetOrder,
+)
 from vfl_flower.transport.messages import (
     Agreed,
     AgreeOrder,
-    AlignOrder,
     CheckpointOrder,
-    CommonOrder,
-    ConfirmOrder,
     DescribeOrder,
     EmbedOrder,
     EvaluateOrder,
     GrowOrder,
-    KeyOrder,
     Order,
     Payload,
     PredictOrder,
     RejoinOrder,
     RestoreOrder,
     ResumeOrder,
-    ReuseOrder,
-    SessionOrder,
-    SetOrder,
-    SharedActorOrder,
     TrainOrder,
     refuse_unused,
 )
 from vfl_flower.transport.node import index_and_parties, simulated
+from vfl_flower.transport.shared_actor import SharedActorOrder
 from vfl_flower.transport.stream import session as stream
+from vfl_flower.transport.stream.messages import SessionOrder
 from vfl_flower.transport.wire import read_order, to_failure, to_reply
 
 O = TypeVar("O", bound=Order)  # noqa: E741

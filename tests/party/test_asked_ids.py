@@ -21,8 +21,8 @@ from vfl_flower.alignment.psi import Blinding, match
 from vfl_flower.config.errors import VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.launch.engines import run_local
+from vfl_flower.transport.early_messages import Aligned, AlignOrder
 from vfl_flower.transport.flower_internals import lasting_home
-from vfl_flower.transport.messages import Aligned, AlignOrder
 
 DAY = 86400
 MORE = "^failed: Party 0 refuses to be asked about {} more ids: its rule is max-ids = {}.$"

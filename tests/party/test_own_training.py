@@ -17,8 +17,9 @@ from vfl_flower.party import context as between
 from vfl_flower.party.own_model import with_own
 from vfl_flower.party.refusals import check_order
 from vfl_flower.protocol.systems import RATES, resolve, sized
+from vfl_flower.transport.early_messages import SetOrder
 from vfl_flower.transport.flower_internals import state_to_bytes
-from vfl_flower.transport.messages import Description, SetOrder
+from vfl_flower.transport.messages import Description
 
 CANCER = {"dataset": "breast-cancer", "bottom-hidden": 8, "embedding-size": 4, "batch-size": 64}
 

@@ -23,31 +23,33 @@ from vfl_flower.party import builder, predict, state_file
 from vfl_flower.party.state import load_about
 from vfl_flower.protocol.aggregation import keys as sum_keys
 from vfl_flower.protocol.systems import resolve
-from vfl_flower.transport.messages import (
-    AgreeOrder,
+from vfl_flower.transport.early_messages import (
     Aligned,
     AlignOrder,
-    CheckpointOrder,
     CommonOrder,
     ConfirmOrder,
+    EarlyOrder,
+    KeyOrder,
+    ReuseOrder,
+    SetOrder,
+)
+from vfl_flower.transport.messages import (
+    AgreeOrder,
+    CheckpointOrder,
     DescribeOrder,
     Description,
-    EarlyOrder,
     EmbedOrder,
     EvaluateOrder,
     GrowOrder,
-    KeyOrder,
     Order,
     PredictOrder,
     RejoinOrder,
     RestoreOrder,
     ResumeOrder,
-    ReuseOrder,
-    SessionOrder,
-    SetOrder,
-    SharedActorOrder,
     Turn,
 )
+from vfl_flower.transport.shared_actor import SharedActorOrder
+from vfl_flower.transport.stream.messages import SessionOrder
 
 MASKED = {"aggregation": "secure", "combine": "mean"}
 SEEN = {"aggregation": "secure", "sum-peers": "first-seen"}

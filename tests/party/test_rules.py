@@ -28,9 +28,9 @@ from vfl_flower.transport.messages import (
     PredictOrder,
     RejoinOrder,
     ResumeOrder,
-    SessionOrder,
     Upload,
 )
+from vfl_flower.transport.stream.messages import SessionOrder
 
 # --- what is refused ----------------------------------------------------------------------------
 

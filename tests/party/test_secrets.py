@@ -29,10 +29,9 @@ from vfl_flower.transport.messages import (
     Order,
     RejoinOrder,
     ResumeOrder,
-    SessionEnd,
-    SessionOrder,
 )
 from vfl_flower.transport.stream import session
+from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 
 # --- the first upload ---------------------------------------------------------------------------
 

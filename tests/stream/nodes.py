@@ -33,8 +33,8 @@ from vfl_flower.transport.flower_internals import (
     state_to_bytes,
     to_bytes,
 )
-from vfl_flower.transport.messages import SessionOrder
 from vfl_flower.transport.stream.grid import StreamGrid
+from vfl_flower.transport.stream.messages import SessionOrder
 from vfl_flower.transport.wire import read_order, to_message
 
 RUN, SERVER, FIRST = 7, 1, 2  # ids of the run, of the ServerApp, and of the first party's node

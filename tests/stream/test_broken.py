@@ -33,8 +33,9 @@ from tests.stream.nodes import (
 from vfl_flower.config.errors import PartyError
 from vfl_flower.party import state_file
 from vfl_flower.transport.flower_internals import from_bytes, state_to_bytes, to_bytes
-from vfl_flower.transport.messages import SMALL, SessionOrder
+from vfl_flower.transport.messages import SMALL
 from vfl_flower.transport.stream import grid, links, session
+from vfl_flower.transport.stream.messages import SessionOrder
 from vfl_flower.transport.wire import to_failure
 
 # --- a party that is killed ---------------------------------------------------------------------

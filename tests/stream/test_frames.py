@@ -15,15 +15,10 @@ from hypothesis import strategies as st
 from tests.stream.nodes import FIRST, RUN
 from vfl_flower.config.errors import VflError
 from vfl_flower.transport.flower_internals import from_bytes, to_bytes
-from vfl_flower.transport.messages import (
-    DescribeOrder,
-    EvaluateOrder,
-    SessionOrder,
-    TrainOrder,
-    Upload,
-)
+from vfl_flower.transport.messages import DescribeOrder, EvaluateOrder, TrainOrder, Upload
 from vfl_flower.transport.stream import frames as framing
 from vfl_flower.transport.stream.frames import chunks, frames
+from vfl_flower.transport.stream.messages import SessionOrder
 from vfl_flower.transport.wire import read_order, read_reply, to_failure, to_message, to_reply
 
 

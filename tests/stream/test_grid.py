@@ -28,9 +28,9 @@ from vfl_flower.party.state import load_scalars
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport.base import transport_of
 from vfl_flower.transport.flower_internals import state_to_bytes
-from vfl_flower.transport.messages import SessionOrder
 from vfl_flower.transport.stream import grid, session
 from vfl_flower.transport.stream.grid import StreamGrid
+from vfl_flower.transport.stream.messages import SessionOrder
 
 # --- the same run over streams ------------------------------------------------------------------
 

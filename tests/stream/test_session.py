@@ -19,9 +19,10 @@ from vfl_flower.client_app import PartyApp
 from vfl_flower.party import state_file
 from vfl_flower.party.state import load_scalars
 from vfl_flower.transport.flower_internals import from_bytes, state_to_bytes, to_bytes
-from vfl_flower.transport.messages import SMALL, DescribeOrder, SessionEnd, SessionOrder
+from vfl_flower.transport.messages import SMALL, DescribeOrder
 from vfl_flower.transport.nodes.certificates import self_signed
 from vfl_flower.transport.stream import session
+from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 from vfl_flower.transport.wire import read_reply, to_message
 
 

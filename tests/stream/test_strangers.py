@@ -19,8 +19,8 @@ import pytest
 from tests.relay import Relay
 from tests.stream.nodes import HANGING, KEYS, METHOD, Nodes, Streamed, assert_equals_in_process
 from vfl_flower.config.errors import VflError
-from vfl_flower.transport.messages import SessionOrder
 from vfl_flower.transport.stream import links
+from vfl_flower.transport.stream.messages import SessionOrder
 
 # --- strangers ----------------------------------------------------------------------------------
 

@@ -22,18 +22,16 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Source
 from vfl_flower.transport.base import Transport
-from vfl_flower.transport.flower_internals import lasting_home
-from vfl_flower.transport.gather import AvailableParties, gather, gather_all
-from vfl_flower.transport.messages import (
-    SMALL,
+from vfl_flower.transport.early_messages import (
     Aligned,
     AlignOrder,
     CommonOrder,
     ConfirmOrder,
-    Introduction,
     SetKept,
-    checked,
 )
+from vfl_flower.transport.flower_internals import lasting_home
+from vfl_flower.transport.gather import AvailableParties, gather, gather_all
+from vfl_flower.transport.messages import SMALL, Introduction, checked
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 

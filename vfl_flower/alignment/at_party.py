@@ -57,16 +57,15 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Source
-from vfl_flower.transport.messages import (
+from vfl_flower.transport.early_messages import (
     Aligned,
     AlignOrder,
-    Arrays,
     CommonOrder,
     ConfirmOrder,
-    Introduction,
     SetKept,
     SetOrder,
 )
+from vfl_flower.transport.messages import Arrays, Introduction
 from vfl_flower.transport.node import simulated
 from vfl_flower.transport.wire import pack, record_of, unpack
 

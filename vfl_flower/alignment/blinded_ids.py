@@ -52,7 +52,8 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.config.files import alone_in, make_folder, told
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.data.source import Source
-from vfl_flower.transport.messages import Arrays, SetKept, SetOrder
+from vfl_flower.transport.early_messages import SetKept, SetOrder
+from vfl_flower.transport.messages import Arrays
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too

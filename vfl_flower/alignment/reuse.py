@@ -36,8 +36,8 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.data.row_mask import Alignment
 from vfl_flower.data.source import Source
 from vfl_flower.transport.base import Transport
+from vfl_flower.transport.early_messages import Reused, ReuseOrder
 from vfl_flower.transport.gather import AvailableParties, gather_all
-from vfl_flower.transport.messages import Reused, ReuseOrder
 
 log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too

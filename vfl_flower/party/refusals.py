@@ -30,18 +30,18 @@ from vfl_flower.protocol.systems import (
     resolve,
     sized,
 )
+from vfl_flower.transport.early_messages import EarlyOrder
 from vfl_flower.transport.messages import (
     DescribeOrder,
-    EarlyOrder,
     GrowOrder,
     Order,
     PredictOrder,
     RejoinOrder,
     ResumeOrder,
-    SessionOrder,
-    SharedActorOrder,
 )
 from vfl_flower.transport.node import refused, simulated
+from vfl_flower.transport.shared_actor import SharedActorOrder
+from vfl_flower.transport.stream.messages import SessionOrder
 
 # --- every message ------------------------------------------------------------------------------
 

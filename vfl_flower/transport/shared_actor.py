@@ -11,7 +11,8 @@ Only a simulation has shared actors: on real nodes, each party is a node.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -20,7 +21,7 @@ from vfl_flower.config.errors import OutOfStepError, VflError
 from vfl_flower.transport.base import Cost, Transport
 from vfl_flower.transport.flower_internals import SERVER_NODE, begin_task, set_message_id
 from vfl_flower.transport.local import serve_messages
-from vfl_flower.transport.messages import SMALL, Order, SharedActorAnswer, SharedActorOrder
+from vfl_flower.transport.messages import SMALL, Order, Payload, Positive
 from vfl_flower.transport.wire import (
     pack_many,
     read_reply,
@@ -32,6 +33,28 @@ from vfl_flower.transport.wire import (
 
 _FIRST = SERVER_NODE + 1  # node id of the first party
 _HEAD = 1000  # most bytes of a message besides its arrays
+
+
+# --- messages -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedActorOrder(Order):
+    """Serve orders to several of the ``parties`` of a run. The answer is `SharedActorAnswer`.
+
+    ``arrays["packed"]`` are the orders (`wire.pack_many`).
+    """
+
+    kind: ClassVar[str] = "query.host"
+    names: ClassVar = ("packed",)
+    parties: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedActorAnswer(Payload):
+    """Answer to `SharedActorOrder`: the answers to its orders, in the same sequence."""
+
+    names: ClassVar = ("packed",)
 
 
 # --- the label holder ---------------------------------------------------------------------------

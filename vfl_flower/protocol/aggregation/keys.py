@@ -35,7 +35,8 @@ from vfl_flower.config.files import (
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.protocol.aggregation import masks as masking
 from vfl_flower.protocol.aggregation.masks import Masks, Offer, place_of
-from vfl_flower.transport.messages import Arrays, KeyMade, KeyOrder
+from vfl_flower.transport.early_messages import KeyMade, KeyOrder
+from vfl_flower.transport.messages import Arrays
 from vfl_flower.transport.node import index_and_parties, refused, simulated, states_folder
 
 log = logging.getLogger("flwr")

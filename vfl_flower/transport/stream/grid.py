@@ -20,9 +20,10 @@ from vfl_flower.transport.flower_internals import (
     set_replied_to,
     to_bytes,
 )
-from vfl_flower.transport.messages import SMALL, SessionEnd, SessionOrder
+from vfl_flower.transport.messages import SMALL
 from vfl_flower.transport.stream.frames import POLL
 from vfl_flower.transport.stream.links import Link, Streams
+from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 from vfl_flower.transport.wire import read_reply, said, to_message
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too

@@ -1,0 +1,134 @@
+"""Messages before a run: alignment of rows, and keys for masked sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from vfl_flower.transport.messages import ConfigText, Introduction, Order, Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyOrder(Order):
+    """An order before a party begins, resumes or predicts.
+
+    ``config`` is the configuration of the run that it prepares, in JSON. The run configuration does
+    not have all of it: with ``grow`` and ``task='predict'``, most comes from an earlier run.
+    """
+
+    config: ConfigText = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetOrder(EarlyOrder):
+    """Say which of these sets of blinded ids you keep (`alignment.blinded_ids`).
+
+    The answer is `SetKept`. ``arrays["names"]``, uint8 [30, 16], are names of sets.
+    ``arrays["proofs"]``, uint8 [30, 32], prove that the label holder keeps these sets too. Most
+    names are padding: there is no such set.
+    """
+
+    kind: ClassVar[str] = "query.set"
+    names: ClassVar = ("names", "proofs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignOrder(EarlyOrder):
+    """Say which ids you have, by a ``method`` that hides them. The answer is `Aligned`.
+
+    ``id_kind`` is the kind of the label holder's ids. ``arrays["ids"]``, uint8 [n, 32], are its
+    blinded ids; with method "ids", one blinded digest of all ids. Unless ``anew``, they are only the
+    ids added since the set of blinded ids that `SetOrder` found.
+    """
+
+    kind: ClassVar[str] = "query.align"
+    names: ClassVar = ("ids",)
+    method: Text
+    id_kind: Text
+    anew: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOrder(EarlyOrder):
+    """Use these rows: their ``places`` in the party's secret order, int32 [N].
+
+    The place of a row that the party lacks is -1; with align = 'any', there can be such rows. The
+    answer, an `Introduction`, has ``arrays["question"]``, uint8 [1, 32], about the ids of
+    ``arrays["rows"]``, int32 [n].
+    """
+
+    kind: ClassVar[str] = "query.common"
+    names: ClassVar = ("places",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfirmOrder(EarlyOrder):
+    """Use the common rows: the label holder proves that it knows their ids.
+
+    The proof is ``arrays["answer"]``, uint8 [2, 32] (`psi.answer`). With method "ids" it is the
+    party's question, blinded by the label holder too, [1, 32]. ``alignment`` is a random name of
+    this alignment: 32 characters.
+    """
+
+    kind: ClassVar[str] = "query.confirm"
+    names: ClassVar = ("answer",)
+    alignment: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReuseOrder(EarlyOrder):
+    """Reuse the rows of a stored alignment, unless its ids or your rules have changed.
+
+    The answer is `Reused`. ``arrays["proofs"]``, uint8 [parties, 32], prove to each party that the
+    same label holder made the alignment.
+    """
+
+    kind: ClassVar[str] = "query.recall"
+    names: ClassVar = ("proofs",)
+    alignment: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyOrder(EarlyOrder):
+    """Make a key for masked sums of this run. The answer is `KeyMade`."""
+
+    kind: ClassVar[str] = "query.key"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetKept(Introduction):
+    """Answer to `SetOrder`: ``arrays["proof"]``, uint8 [1, 32], if the party keeps that set."""
+
+    names: ClassVar = ("proof",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aligned(Introduction):
+    """Answer to `AlignOrder`.
+
+    ``arrays["again"]``, uint8 [n, 32], are the label holder's ids in their order, blinded by the
+    party too. ``arrays["own"]``, uint8 [n, 32], are outputs of the party's ids (`psi.outputs`) in a
+    secret order; only those at its end, if the label holder knows the others. ``arrays["gone"]``,
+    int32 [m], are places of ids that the party's file has lost. With method "ids" there is only
+    ``arrays["question"]``, as in the answer to `CommonOrder`.
+    """
+
+    names: ClassVar = ("again", "own", "gone", "question")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reused(Introduction):
+    """Answer to `ReuseOrder`: what became of that alignment (`alignment.reuse`)."""
+
+    names: ClassVar = ()
+    became: Text
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyMade(Introduction):
+    """Answer to `KeyOrder`: the party's fresh key, signed by its lasting identity.
+
+    ``arrays`` are "keys" and "identities", uint8 [1, 32], and "signatures", uint8 [1, 64].
+    """
+
+    names: ClassVar = ("keys", "identities", "signatures")
