@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -82,7 +83,10 @@ def runtime(request: pytest.FixtureRequest, streamed: Streamed) -> Runtime:
     return runtimes[request.param]
 
 
-def test_mods_run_around_every_message_of_a_party(runtime: Runtime, own_log: list[str]) -> None:
+def test_mods_run_around_every_message_of_a_party(
+    runtime: Runtime, own_log: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flwr")
     counting = Counting()
     strategy = runtime([arrays_size_mod, counting])
     messages = sum(record.exchange for record in strategy.run.records) + PARTIES  # descriptions
@@ -94,9 +98,10 @@ def test_mods_run_around_every_message_of_a_party(runtime: Runtime, own_log: lis
 
 
 def test_without_mods_nothing_is_counted_and_the_run_is_the_same(
-    runtime: Runtime, own_log: list[str]
+    runtime: Runtime, own_log: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The control."""
+    caplog.set_level(logging.INFO, "flwr")
     counting = Counting()
     plain = runtime([])
     assert counting.seen.total() == 0
