@@ -1,12 +1,12 @@
-"""Windows chosen by measurement: how many steps a message carries, where no window is configured.
+"""Choose the window by measurement: how many steps a message carries, if none is configured.
 
-An exchange of w steps lasts a + b w seconds. a is spent once a message, most of it on the way there
-and back; b is a step at both ends. Longer windows lose less of a. They are staler too: all their
-steps use the parameters that the party had when the window began. So the shortest window is used
-whose a is at most a twentieth of its steps' time, or the longest window allowed.
+An exchange of w steps lasts a + b w seconds: a is the round trip of a message, b a step at both
+ends. Longer windows waste less on round trips. They are also staler: all their steps use the
+parameters at the window's beginning. So use the smallest window whose round trip takes at most a
+twentieth of its steps' time, or the longest window allowed.
 
 The choice depends on measured times, and so differs from run to run. To repeat a run, set the
-window that its summary tells.
+window that its summary shows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 from strategies.party_record import PartyRecord
 from vfl_flower.protocol.schedule import Schedule
 
-_PROBES = 1, 8  # steps of the windows that are measured
-_SAMPLES = 4  # exchanges of each, of which the quickest counts: others had to wait for something
-_SHARE = 0.05  # of the steps' time that ways may take
+_PROBES = 1, 8  # steps of the measured windows
+_SAMPLES = 4  # exchanges of each; the quickest counts, since the others waited for something
+_SHARE = 0.05  # largest share of the round trip in the steps' time
 
 
 class AdaptiveWindow:
@@ -29,9 +29,9 @@ class AdaptiveWindow:
 
     Parameters
     ----------
-    per_epoch : K, steps of an epoch, which no window crosses.
-    records : of all parties; those that have failed are not waited for.
-    clock : seconds.
+    per_epoch : K, steps of an epoch. No window crosses its end.
+    records : records of all parties; failed ones are not measured.
+    clock : returns seconds.
     """
 
     def __init__(
@@ -41,47 +41,47 @@ class AdaptiveWindow:
         records: Sequence[PartyRecord],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.window = schedule.window  # that was chosen, or is until then
+        self.window = schedule.window  # the chosen window, or until then the initial one
         self.longest = schedule.longest
         self.measured: tuple[float, float] | None = None  # a and b, in seconds
-        self.active = self.window < self.longest  # whether windows are chosen here
-        # Twice in a row a window is as long as the longer probe only if an epoch has room for both.
+        self.active = self.window < self.longest  # whether to choose windows
+        # Only an epoch with room for both has two windows in a row of the longer probe.
         self._measures = self.active and per_epoch > 2 * _PROBES[1]
         self._coordinated = schedule.coordinated
         self._records = records
         self._clock = clock
-        self._at: dict[int, int] = {}  # of coordinated windows, by their first step
-        self._last: dict[int, tuple[int, float, int, bool]] = {}  # by party, of its last turn
+        self._at: dict[int, int] = {}  # first step -> length of a coordinated window
+        self._last: dict[int, tuple[int, float, int, bool]] = {}  # party -> its last turn
         self._samples: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
 
     def next(self, record: PartyRecord) -> int:
-        """Return the steps of a party's next window, at most; alike for parties in step."""
+        """Return the most steps of a party's next window, equal for parties in step."""
         if not self._measures:
             return self._at.get(record.steps, self.window)
         mine = self._samples[record.party]
         if record.party in self._last:
             exchange, began, steps, steady = self._last[record.party]
-            if steady and record.exchange == exchange:  # no other message was between
+            if steady and record.exchange == exchange:  # no other message came between
                 mine[steps].append(self._clock() - began)
         due = [probe for probe in _PROBES if len(mine[probe]) < _SAMPLES]
         found = due[0] if due else self._choose()
         return self._at.setdefault(record.steps, found) if self._coordinated else found
 
     def ordered(self, record: PartyRecord, steps: int) -> None:
-        """Note that a turn of so many steps is sent."""
+        """Note a turn of so many steps."""
         if self._measures:
             before = self._last.get(record.party)
-            # A turn brings the answer to the window before, too.
+            # A turn also carries the feedback for the window before.
             steady = before is not None and before[2] == steps
             self._last[record.party] = record.exchange + 1, self._clock(), steps, steady
 
     def _choose(self) -> int:
-        """Choose the window for all, once all parties that are there have been measured."""
+        """Choose the window of all parties, once all available ones are measured."""
         samples = [self._samples[record.party] for record in self._records if record.alive]
         if any(len(of[probe]) < _SAMPLES for of in samples for probe in _PROBES):
             return self.window
         measured = [tuple(min(of[probe]) for probe in _PROBES) for of in samples]
-        short, long = (max(each) for each in zip(*measured, strict=True))  # of the slowest
+        short, long = (max(each) for each in zip(*measured, strict=True))  # the slowest party
         step = max(0.0, (long - short) / (_PROBES[1] - _PROBES[0]))
         way = max(0.0, short - step)
         self.window = 1
@@ -96,14 +96,14 @@ class AdaptiveWindow:
         return {"window": self.window, "measured": self.measured}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave: what was measured then holds."""
+        """Restore what `state_dict` returned, without measuring again."""
         if state.get("measured"):
             self.window = min(state["window"], self.longest)
             self.measured = tuple(state["measured"])
             self._measures = False
 
     def figures(self) -> dict[str, Any]:
-        """Return the window and what was measured, for a summary."""
+        """Return the window and the measured times, for a summary."""
         names = "exchange_seconds", "step_seconds"
         found = dict(zip(names, self.measured, strict=True)) if self.measured else None
         return {"window": self.window, "window_measured": found}

@@ -1,6 +1,6 @@
-"""Callbacks of ours: the best model, early stopping, checkpoints, and signals that end a run.
+"""Built-in callbacks: the best model, early stopping, checkpoints, and signals that end a run.
 
-`callbacks_of` lists them in the order in which they hear of an event, with yours among them.
+`callbacks_of` lists them with yours, in the order in which they hear of an event.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class BestModel(Callback):
         self._wait_for = wait_for
 
     def evaluated(self, entry: dict[str, Any]) -> None:
-        """Remember the model, at the parties too, if none before did as well."""
+        """Remember the model, at the parties too, if it is the best so far."""
         run, history = self.run, self.run.history
         best = history.best
         if best is None or entry["validation_loss"] < history.entries[best]["validation_loss"]:
             history.best = len(history.entries) - 1
         if any(record.alive and not record.remembers for record in run.records):
-            history.best = None  # a party that has come back meanwhile could not go back to it
+            history.best = None  # a returned party has no copy of it
         if history.last_is_best:
             run.holder.held_out.remember(run.holder.top)
             for record in run.records:
@@ -89,7 +89,7 @@ class BestModel(Callback):
         history.restored = True
         if history.last_is_best:
             return
-        # A baseline asks its parties for no evaluation, and they have kept nothing.
+        # A baseline evaluates without its parties, so these have no copies.
         back = [record for record in run.records if record.alive and record.best_evaluation]
         run.messenger.post(
             run.messenger.message(
@@ -101,40 +101,40 @@ class BestModel(Callback):
 
 
 class EpochLog(Callback):
-    """Logs what each evaluation found."""
+    """Logs each evaluation."""
 
     def evaluated(self, entry: dict[str, Any]) -> None:
-        """Log it."""
+        """Log the entry."""
         said = ", ".join(filter(None, [validated(entry, self.run.state.best), reached(entry)]))
         log.info("Epoch %s: %s", f"{entry['epoch']:g}", said)
 
 
 class EarlyStopping(Callback):
-    """Stops training once no evaluation has done better for so many epochs."""
+    """Stops training once no evaluation has improved for so many epochs."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
 
     def evaluated(self, entry: dict[str, Any]) -> None:
-        """Stop, if the best evaluation is too many epochs ago."""
+        """Stop, if the best evaluation is too long ago."""
         best = self.run.state.best
         if best and entry["epoch"] - best["epoch"] >= self._patience:
             self.run.stop(f"Validation has not improved since epoch {best['epoch']:g}")
 
 
 class PeriodicCheckpoints(Callback):
-    """Saves a checkpoint whenever parties have answered so many messages."""
+    """Saves a checkpoint after every so many answered messages."""
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._saved_at = 0  # exchanges
 
     def began(self, folder: Path) -> None:
-        """Count from here: a run that resumes has just been saved."""
+        """Count from here: a resumed run has just been saved."""
         self._saved_at = self.run.state.exchanges
 
     def progressed(self, done: int, planned: int) -> None:
-        """Save, if it is due."""
+        """Save a checkpoint, if one is due."""
         if self.run.state.exchanges >= self._saved_at + self._every:
             self.run.save()
 
@@ -146,8 +146,8 @@ class PeriodicCheckpoints(Callback):
 class EndBySignal(Callback):
     """Ends a run by Ctrl-C or SIGTERM, once it has saved a checkpoint.
 
-    A second signal has its usual effect, at once. A handler that is neither Python's nor ours
-    stays. So do all of them outside the main thread, where Python allows no other.
+    A second signal has its usual effect, at once. A handler that belongs to other code stays. All
+    handlers stay outside the main thread, where Python permits no change.
     """
 
     def __init__(self) -> None:
@@ -165,11 +165,11 @@ class EndBySignal(Callback):
                     signal.signal(each, self._hold)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:
-        """Have the run saved; from now on signals have their usual effect."""
+        """Save the run; from now on, signals have their usual effect."""
         self.ended()
         self._came = signal.Signals(number)
         self.run.save()
-        with suppress(OSError, ValueError, AttributeError):  # printing may be what it interrupts
+        with suppress(OSError, ValueError, AttributeError):  # it may interrupt a print
             os.write(sys.stderr.fileno(), _HINT)
 
     def saved(self) -> None:
@@ -188,7 +188,7 @@ class EndBySignal(Callback):
         raise Terminated(f"SIGTERM {when}", str(self._folder))
 
     def ended(self) -> None:
-        """Give the signals back to those who handled them."""
+        """Restore the former handlers."""
         for each, handler in self._before.items():
             signal.signal(each, handler)
 

@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds at the label holder, and how a run resumes from it."""
+"""The label holder's checkpoints of a run: what they hold, and how a run resumes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ log = logging.getLogger("flwr")
 
 
 class Checkpoints:
-    """Writes a run's checkpoints, after resuming the run from the one that was found.
+    """Writes a run's checkpoints, after resuming the run from a found one.
 
     Parameters
     ----------
-    keeper : where they are kept.
-    run : of which they are; its parties have been enrolled.
-    given : its configuration without what its rows decide.
-    drain : waits until nothing is out, and answers all that has come.
-    wait_for : waits until nothing is out to these parties.
+    keeper : folder of the checkpoints, and the found one.
+    run : the run, with enrolled parties.
+    given : its configuration, without values that its rows decide.
+    drain : waits until no message is out, and answers all arrivals.
+    wait_for : waits until no message is out to these parties.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class Checkpoints:
         elif earlier := keeper.earlier:
             run.holder.warm_start(earlier.config, earlier.strategy["holder"], earlier.arrays)
         if run.save_every and not keeper.found:
-            self._write()  # before anything is released; parties have kept theirs of number 0
+            self._write()  # before any release; the parties have saved theirs as number 0
 
     def _resume(self, found: Checkpoint) -> None:
         run, state = self.run, found.strategy
         for record, saved in zip(run.records, state["seats"], strict=True):
             record.load_state_dict(saved)
-            record.checkpoint = found.number  # each has kept it anew, under this run's name
+            record.checkpoint = found.number  # each has saved it again, under this run's name
         run.history.load_state_dict(state["history"])
         run.budget.load_state_dict(state["plan"])
         run.adaptive_window.load_state_dict(state.get("pace", {}))
@@ -67,9 +67,9 @@ class Checkpoints:
             log.warning("%d steps were answered after the checkpoint, and count.", again)
 
     def save(self, finished: bool = False) -> None:
-        """Save a checkpoint: have the parties keep their states, and keep the label holder's.
+        """Save a checkpoint: first the parties' states, then the label holder's.
 
-        If a side is killed meanwhile, the last checkpoint is left: parties keep two.
+        If either side is killed meanwhile, the last checkpoint stays valid: parties keep two.
         """
         run = self.run
         run.saving = False
@@ -88,10 +88,10 @@ class Checkpoints:
         run.tell("saved")
 
     def _write(self, finished: bool = False) -> None:
-        """Write the label holder's half; the parties have kept theirs."""
+        """Write the label holder's half; the parties have written theirs."""
         run = self.run
         releases = run.releases
-        if releases and not finished and releases.mark is None:  # nobody expected this checkpoint
+        if releases and not finished and releases.mark is None:  # the first checkpoint
             releases.keep(self.keeper.journal, self.keeper.run)
         of_holder, arrays = run.holder.state_dict()
         state = {

@@ -1,4 +1,4 @@
-"""Bounded delay (VAFL section 2.3): embeddings that have grown too old are asked for anew."""
+"""Bounded delay (VAFL section 2.3): ask for fresh embeddings of rows that are too old."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vfl_flower.transport.messages import EmbedOrder
 def refresh(
     run: Run, wait_for: Callable[[Sequence[PartyRecord]], None], group: Sequence[Arrival]
 ) -> None:
-    """Ask late parties for fresh embeddings of the rows that answering a group will use.
+    """Ask late parties for fresh embeddings of the rows that a quorum's answer uses.
 
     Parameters
     ----------
-    wait_for : waits until nothing is out to these parties.
+    wait_for : waits until no message is out to these parties.
     """
     holder = run.holder
     uploads = [(each.party, each.window) for each in group if not each.coordinated]
@@ -30,7 +30,7 @@ def refresh(
         old = holder.table.too_old(uploads, alive, holder.steps)
         return [(run.by_party[party], ids) for party, ids in old.items()]
 
-    # A node serves one message at a time, and what is in flight may bring what is needed.
+    # A node serves one message at a time, and the message in flight may bring the embeddings.
     wait_for([record for record, _ in late()])
     asked = late()
     run.messenger.post(

@@ -1,4 +1,4 @@
-"""Who takes part: parties describe themselves, and those that do not agree are refused."""
+"""Enrol parties: each describes itself, and a party that does not agree is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
 class Member(NamedTuple):
-    """A party that takes part: its node, and the size of its embeddings."""
+    """Node and embedding size of a party."""
 
     node: int
     size: int
@@ -40,12 +40,12 @@ def enrol(
     keeper: Keeper | None = None,
     nonce: str = "",
 ) -> dict[int, Member]:
-    """Ask every node to describe itself, or to go on from a checkpoint: party -> who it is.
+    """Ask every node to describe itself, or to resume; return party -> node and size.
 
     Parameters
     ----------
-    keeper : has the checkpoint to go on from, or to begin by, if there is one.
-    nonce : under which parties keep their states (`Keeper`).
+    keeper : has the checkpoint to resume or to start from, if there is one.
+    nonce : parties keep their states under it (`Keeper`).
 
     Raises
     ------
@@ -54,7 +54,7 @@ def enrol(
         fit into memory.
     """
     found, earlier = (keeper.found, keeper.earlier) if keeper else (None, None)
-    if transport.simulated:  # all in one memory: before any party takes some of it
+    if transport.simulated:  # all share one memory: check before any party uses it
         _check_surrogates(transport, config, labels, len(list(transport.get_node_ids())))
     order: Order = DescribeOrder(outputs=labels.outputs, nonce=nonce)
     if found:
@@ -86,7 +86,7 @@ def enrol(
 def _check_brought(
     config: RunConfig, earlier: Checkpoint, descriptions: Sequence[Description]
 ) -> None:
-    """Refuse parties that are fewer than in the earlier run, or have not their models of then."""
+    """Refuse too few parties, or parties without their models of the earlier run."""
     check_number(config.running.grow, earlier, config, len(descriptions))
     then = len(earlier.strategy["seats"])
     check_states(earlier, descriptions[:then])
@@ -103,7 +103,7 @@ def _check_brought(
 
 
 def _check_table(sizes: Sequence[int], labels: Labels) -> None:
-    """Refuse embeddings of so many rows, of parties with these sizes, that do not fit."""
+    """Refuse embeddings of these sizes that do not fit into memory."""
     needed = 4 * sum(sizes) * (len(labels.train) + len(labels.test))
     if needed > free_memory():
         raise ConfigError(
@@ -115,7 +115,7 @@ def _check_table(sizes: Sequence[int], labels: Labels) -> None:
 def _check_surrogates(
     transport: Transport, config: RunConfig, labels: Labels, parties: int
 ) -> None:
-    """Say what surrogates take, and refuse what cannot fit."""
+    """Log the memory of surrogates, and refuse surrogates that do not fit."""
     estimator = estimators.choose(config)(config)
     shape = len(labels.train), embedding_size(config, labels.outputs)
     table = 4 * shape[0] * shape[1]
@@ -141,16 +141,16 @@ def check(
     parties: int,
     sizes: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
-    """Refuse a party whose share of the columns, rows, ids or code do not fit the run.
+    """Refuse a party whose columns, rows, ids or code do not fit the run.
 
     Parameters
     ----------
-    sizes : party -> embedding size, of each whose model has begun to learn.
+    sizes : party -> embedding size, for each party whose model has begun to learn.
 
     Raises
     ------
     ConfigError
-        Which party it is, and what does not fit.
+        If something does not fit; the sentence names the party.
     """
     rows = len(labels.train), len(labels.test)
     who = f"Party {description.party}"
@@ -174,8 +174,8 @@ def check(
     then = sizes.get(description.party, given)
     if given != then:
         raise ConfigError(
-            f"{who} has embeddings of size {given}, where the run began with {then}: give it the "
-            "embedding-size of then."
+            f"{who} has embeddings of size {given}, where the run began with {then}: set its "
+            f"embedding-size to {then}."
         )
     alike = config.models.top == "sum" or config.models.combine != "concat"
     if given != size and (alike or estimators.choose(config).broadcasts):

@@ -17,7 +17,7 @@ RESULTS = (
     "train_loss",
     *(f"{rows}_{name}" for rows in ("validation", "test") for name in Metrics(0.0).figures()),
 )
-"""What every entry says of the model."""
+"""Figures of the model in every entry."""
 
 _SAVED = ("entries", "recorded", "best", "restored")
 
@@ -62,7 +62,7 @@ class History:
         validation: Metrics | None,
         test: Metrics,
     ) -> dict[str, Any]:
-        """Add an entry: where the run stands, and how its model does on rows held out."""
+        """Add an entry: progress, and the model's figures on held-out rows."""
         nothing = dict.fromkeys(Metrics(0.0).figures())
         chosen_by = validation.figures() if validation else nothing
         self.entries.append(
@@ -96,7 +96,7 @@ class History:
         return {**{name: getattr(self, name) for name in _SAVED}, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         for name in _SAVED:
             setattr(self, name, state[name])
         self.entries = list(self.entries)

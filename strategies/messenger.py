@@ -1,8 +1,8 @@
-"""Messages to parties and their answers: sent, awaited, counted, and what follows from a failure.
+"""Send turns to parties, take and count the answers, and handle failures.
 
-At most one message is out to a party. A party that fails ends the run, or the run goes on by its
-last embeddings and asks it back once an evaluation. A party whose state is too old is told what the
-label holder knows of it, and served its last message again.
+At most one message is out to a party. A failed party ends the run. Or the run goes on with its last
+embeddings, and asks it back once an evaluation. A party whose state is too old gets the label
+holder's copy of its surrogates, and then its last message again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Replies(NamedTuple):
     others: list[Message]
 
 
-_TRIES = 3  # times that a party is brought into step for one turn
+_TRIES = 3  # times to bring a party into step for one turn
 
 
 class Messenger(Outbox):
@@ -71,11 +71,11 @@ class Messenger(Outbox):
 
     Parameters
     ----------
-    records : of all parties.
-    releases : records every order before it is sent, if releases are counted.
+    records : records of all parties.
+    releases : log of releases, which records every order before it leaves; None without one.
     tell : tells callbacks of an event.
-    rejoin : the order that asks a party back, without its number and its surrogates.
-    check : raises `ConfigError` if a party that comes back does not fit the run.
+    rejoin : order that asks a party back, without its number and surrogates.
+    check : raises `ConfigError` if a returning party does not fit the run.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Messenger(Outbox):
     ) -> None:
         super().__init__(transport, config.running.party_timeout)
         self.records = records
-        self.party_memory_mb = 0.0  # the most that a party has told
+        self.party_memory_mb = 0.0  # largest peak memory that a party has reported
         self._config = config
         self._holder = holder
         self._releases = releases
@@ -110,19 +110,19 @@ class Messenger(Outbox):
     # --- sending and taking ---------------------------------------------------------------------
 
     def message(self, record: PartyRecord, order: Turn) -> Message:
-        """Return the message of a party's turn; from now on it is out."""
+        """Return the message of a party's turn, and note that it is in flight."""
         record.send(order)
         record.sent_at, record.sent_at_clock = time.monotonic(), self.transport.clock
         if isinstance(order, TrainOrder):
             record.ordered_at_step = self._holder.steps
-        record.feedback = {}  # it goes with every order
+        record.feedback = {}  # it goes with this order
         record.traffic.bytes_down += order.nbytes
         if self._releases:
             self._releases.ordered(record.party, order)
         return to_message(order, record.node_id, self.timeout, self.transport.calls)
 
     def gather(self) -> Replies:
-        """Wait for a reply, and return all that are in. A party that stays silent has failed."""
+        """Wait for a reply, and return all replies. A party that stays silent has failed."""
         replies = Replies([], [], [])
         if not self.out:
             return replies
@@ -149,7 +149,7 @@ class Messenger(Outbox):
     ) -> Iterator[tuple[PartyRecord, T]]:
         """Yield what ``use`` makes of the uploads that answer an order of this kind, by party.
 
-        A party whose upload cannot be used has failed, or is brought into step.
+        A party whose upload is invalid has failed, or is brought into step.
         """
         for message in replies:
             node, _ = self.out.get(message.metadata.reply_to_message_id, (0, 0))
@@ -233,7 +233,7 @@ class Messenger(Outbox):
     # --- failures -------------------------------------------------------------------------------
 
     def failed(self, node: int, error: VflError) -> None:
-        """Bring a party into step that lacks state; else it has failed."""
+        """Bring a party into step if it lacks state; else it has failed."""
         record = self._by_node[node]
         comes_back = isinstance(record.order, RejoinOrder)
         if isinstance(error, SumError):
@@ -246,12 +246,12 @@ class Messenger(Outbox):
             self.fail(record, PartyError(f"Party {record.party}", str(error)))
 
     def fail(self, record: PartyRecord, error: VflError) -> None:
-        """Stop the run, or go on without a party, by its last embeddings."""
+        """Stop the run, or go on without a party, with its last embeddings."""
         was_alive = record.alive
         record.rest(State.FAILED)
         record.unserved, record.out_of_step = None, 0
         self.out = {key: sent for key, sent in self.out.items() if sent[0] != record.node_id}
-        if not was_alive:  # it was asked back, and does not come
+        if not was_alive:  # it was asked back, and failed again
             return
         record.asked_back = self._budget.evaluation
         nobody = not any(each.alive for each in self.records)
@@ -262,7 +262,7 @@ class Messenger(Outbox):
         log.warning("%s Going on without it, by its last embeddings.", error)
 
     def ask_back(self) -> None:
-        """Once an evaluation, ask failed parties whether they are there again."""
+        """Ask failed parties to come back, once an evaluation."""
         due = self._budget.evaluation
         for record in self.records:
             if record.state is State.FAILED and record.asked_back < due:
@@ -275,9 +275,9 @@ class Messenger(Outbox):
         self.post([self.message(record, order)])
 
     def _bring_into_step(self, record: PartyRecord, error: OutOfStepError) -> None:
-        """Tell a party with an older state what is known of it, so that it can go on."""
+        """Send a party with an old state its surrogates, so that it can go on."""
         record.out_of_step += 1
-        if self._holder.aggregation.abreast:  # no party does anything alone
+        if self._holder.aggregation.abreast:  # no party may train alone
             cause = f"{error} Resume the run, by which all go back to its last checkpoint."
             self.fail(record, PartyError(f"Party {record.party}", cause))
             return
@@ -293,7 +293,7 @@ class Messenger(Outbox):
         self._ask_to_rejoin(record)
 
     def _go_on_with(self, record: PartyRecord) -> None:
-        """Go on with a party that has taken over what the label holder knows of it."""
+        """Go on with a party that has come back."""
         self._holder.links.begin_again(record.party)
         record.remembers = False
         self._tell("returned", record.party)
@@ -301,7 +301,7 @@ class Messenger(Outbox):
         if record.rests is State.AWAITS_QUORUM:
             record.rests = State.IDLE
         if record.unserved:
-            # Its feedback was for a window that the party does not know of any more.
+            # The feedback was for a window that the party has forgotten.
             arrays = {key: each for key, each in record.unserved.arrays.items() if key == "ids"}
             order = replace(record.unserved, exchange=record.exchange + 1, arrays=arrays)
             record.surrogates = self._holder.links.digest(record.party)

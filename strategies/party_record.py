@@ -1,4 +1,4 @@
-"""What the label holder keeps about each party between its messages."""
+"""The label holder's record of each party."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ FINAL = 1 << 30
 
 
 class State(Enum):
-    """Where a party is in its turns."""
+    """State of a party in its turns."""
 
     IDLE = auto()  # it is its turn
-    IN_FLIGHT = auto()  # a message is on its way to it, or its answer back
+    IN_FLIGHT = auto()  # it has not answered its last message
     AWAITS_QUORUM = auto()  # its window is in the table, and not answered yet
     DONE = auto()  # it has answered its last message
     FAILED = auto()
-    ASKED_BACK = auto()  # failed, and asked whether it is there again
+    ASKED_BACK = auto()  # failed, and asked to come back
 
 
 @dataclass
 class Traffic:
-    """Exchanges and array bytes of training, as sent; evaluations are counted apart."""
+    """Exchanges and array bytes of training, as sent, and of evaluations apart."""
 
     exchanges: int = 0
     bytes_up: int = 0
@@ -39,20 +39,20 @@ class Traffic:
 
 @dataclass
 class Spread:
-    """Mean and most of numbers that come one by one, none of them below zero."""
+    """Mean and maximum of numbers that come one by one, none below zero."""
 
     mean: float = 0.0
     most: float = 0.0
     count: int = 0
 
     def add(self, number: float) -> None:
-        """Take one more into account."""
+        """Count one more number."""
         self.count += 1
         self.mean += (number - self.mean) / self.count
         self.most = max(self.most, number)
 
     def figures(self) -> dict[str, float]:
-        """For a summary."""
+        """Return mean and maximum, for a summary."""
         return {"mean": round(self.mean, 6), "most": round(self.most, 6)}
 
 
@@ -63,23 +63,23 @@ class PartyRecord:
     party: int
     node_id: int
     state: State = State.IDLE
-    rests: State = State.IDLE  # what its state was before the message in flight
+    rests: State = State.IDLE  # its state before the message in flight
     order: Turn | None = None  # the message in flight
     exchange: int = 0  # number of the last message sent
     sent_at: float = 0.0
     sent_at_clock: float = 0.0  # virtual seconds
     ordered_at_step: int = 0  # of the label holder, when it ordered the last window
-    feedback: Arrays = field(default_factory=dict)  # for its last window, to go with its next turn
+    feedback: Arrays = field(default_factory=dict)  # for its last window; goes with its next turn
     steps: int = 0  # ordered so far
-    evaluation_sent: int = 0  # number of the last evaluation that it was asked for
-    surrogates: str = ""  # digest of what it should have had then
-    evaluation: int = 0  # number of the last that it answered
-    best_evaluation: int = 0  # of those, the one at which the model did best
-    remembers: bool = True  # whether it has answered one since it last came back
-    checkpoint: int = 0  # number of the last that it has kept its state for
-    asked_back: int = 0  # number of the evaluation at which a failed party was last asked back
-    unserved: Turn | None = None  # what it could not serve for want of state: to be sent anew
-    out_of_step: int = 0  # how often, since it last served a message
+    evaluation_sent: int = 0  # number of the last evaluation ordered
+    surrogates: str = ""  # digest of its surrogates at that evaluation
+    evaluation: int = 0  # number of the last evaluation answered
+    best_evaluation: int = 0  # number of the evaluation of the best model
+    remembers: bool = True  # whether it has answered an evaluation since it last came back
+    checkpoint: int = 0  # number of the last checkpoint for which it saved its state
+    asked_back: int = 0  # number of the evaluation due when it was last asked back
+    unserved: Turn | None = None  # the order that it lacked the state for, to be sent again
+    out_of_step: int = 0  # times out of step since it last served a message
     traffic: Traffic = field(default_factory=Traffic)
     reply_seconds: Spread = field(default_factory=Spread)  # from order to reply, evaluations apart
     reply_virtual_seconds: Spread = field(default_factory=Spread)
@@ -97,14 +97,14 @@ class PartyRecord:
 
     @property
     def awaits_quorum(self) -> bool:
-        """Whether its window is in the table, and not answered; other messages may be in flight."""
+        """Whether its window awaits its quorum; another message may be in flight."""
         return State.AWAITS_QUORUM in (
             self.state,
             self.rests if self.state is State.IN_FLIGHT else None,
         )
 
     def send(self, order: Turn) -> None:
-        """A message is in flight to it."""
+        """Note that an order is in flight to the party."""
         self.exchange += 1
         self.order = order
         if self.state is State.FAILED:
@@ -113,17 +113,17 @@ class PartyRecord:
             self.state, self.rests = State.IN_FLIGHT, self.state
 
     def rest(self, state: State | None = None) -> None:
-        """It has answered; from now on it is in this state, or in that of before."""
+        """Note its answer: take this state, or the state before the message."""
         self.order, self.state = None, state or self.rests
 
     def take_feedback(self, feedback: Arrays) -> None:
-        """Keep the answer to its window; it goes with its next turn."""
+        """Keep the feedback for its window, which goes with its next turn."""
         self.feedback = feedback
         if self.state is State.AWAITS_QUORUM:
             self.state = State.IDLE
 
     def evaluated(self) -> None:
-        """It has answered the evaluation that it was asked for."""
+        """Note that it has answered its evaluation."""
         self.evaluation, self.remembers = self.evaluation_sent, True
         if self.state is State.IDLE and self.evaluation == FINAL:
             self.state = State.DONE
@@ -136,7 +136,7 @@ class PartyRecord:
         return {name: getattr(self, name) for name in _SAVED} | {"alive": self.alive} | counted
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         for name in state.keys() & set(_SAVED):
             setattr(self, name, state[name])
         for name, kind in _COUNTED.items():
@@ -146,7 +146,7 @@ class PartyRecord:
             self.state = State.FAILED
 
     def figures(self) -> dict[str, Any]:
-        """What went to and from it, how long it took to reply, and how stale that was."""
+        """Return traffic, reply times and staleness, for a summary."""
         spreads = ("reply_seconds", "reply_virtual_seconds", "staleness")
         return {
             "party": self.party,

@@ -1,4 +1,4 @@
-"""A run, once its parties are known: all its parts, and what it has reached so far."""
+"""A run with known parties: its parts, its progress and its figures."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ log = logging.getLogger("flwr")
 
 
 class Run:
-    """The parts of a run, which its strategy puts to work.
+    """The parts of a run, which its strategy uses.
 
     Parameters
     ----------
-    nodes : party -> who it is.
-    history : of this run, which may have begun before its parties were known.
-    nonce : names the run in the files in which parties keep their states (`Keeper`).
+    nodes : party -> its node and embedding size.
+    history : history of this run, which may begin before its parties are known.
+    nonce : name of the run in the files of the parties' states (`Keeper`).
 
     Raises
     ------
     ConfigError
-        If the schedule, the budget or the labels do not go together with these parties.
+        If the schedule, the budget or the labels do not fit these parties.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Run:
         )
         self.history = history
         sizes = {party: nodes[party].size for party in sorted(nodes)}
-        # Of the top model, whose steps answer a quorum each; a baseline's are mini-batches.
+        # Steps of the top model: each answers a quorum. In a baseline, each is a mini-batch.
         per_epoch: float = self.budget.per_epoch
         if not system.baseline:
             per_epoch = self.budget.of_epoch / self.schedule.quorum
@@ -126,7 +126,7 @@ class Run:
     def _largest(
         self, estimator: Estimator, rows: int, test_rows: int, size: int
     ) -> dict[str, int]:
-        """Bytes of an upload, at most, by the kind of its order."""
+        """Return the most bytes of an upload, by the kind of its order."""
         row = 2 * 4 * (size + 1)  # with its id, and as much again for what a codec adds
         most = sampling_of(self.config, rows).most_rows(self.schedule.longest)
         return {
@@ -154,7 +154,7 @@ class Run:
     # --- callbacks ------------------------------------------------------------------------------
 
     def attach(self, callbacks: Iterable[Callback]) -> None:
-        """Have these callbacks hear of events, in this order."""
+        """Attach callbacks, which hear of events in this order."""
         self.callbacks = list(callbacks)
         self.listeners = listeners(self.callbacks)
         for callback in self.callbacks:
@@ -167,7 +167,7 @@ class Run:
 
     @contextmanager
     def told(self, folder: Path | None) -> Iterator[None]:
-        """Tell callbacks that the run begins, and at the end that it is over, even if it fails."""
+        """Tell callbacks that the run begins, and that it has ended, even if it fails."""
         with ExitStack() as stack:
             for hear in self.listeners["ended"]:
                 stack.callback(hear)
@@ -177,7 +177,7 @@ class Run:
 
     @property
     def state(self) -> RunState:
-        """Where the run stands."""
+        """Progress of the run."""
         best = self.history.best
         return RunState(
             done=self.budget.answered,
@@ -220,7 +220,7 @@ class Run:
         record.evaluation_sent = number
         record.surrogates = self.holder.links.digest(record.party)
         order = EvaluateOrder(exchange=record.exchange + 1, arrays=record.feedback)
-        if not self.labels.validation:  # there is nothing to go back by
+        if not self.labels.validation:  # no party restores a model
             return order
         return replace(order, number=number, best=record.best_evaluation, last=record.evaluation)
 
@@ -233,7 +233,7 @@ class Run:
         return self.evaluate()
 
     def evaluate(self) -> MetricRecord:
-        """Add a history entry: where the run stands, and how its model does on rows held out."""
+        """Add a history entry: progress, and the model's figures on held-out rows."""
         found = self.holder.evaluate()
         spent = self.history.spent(self.records, self.transport.clock)
         so_far = self.budget, self.holder.steps, spent, found.train_loss
@@ -242,13 +242,13 @@ class Run:
         if self.budget.stopped:
             alive = [record for record in self.records if record.alive]
             if all(record.state is State.IDLE and not record.feedback for record in alive):
-                self.history.recorded = FINAL  # nobody has anything to learn since
+                self.history.recorded = FINAL  # no party has learned since
                 for record in alive:
                     record.evaluation, record.state = FINAL, State.DONE
         return metric_record(entry)
 
     def figures(self) -> dict[str, Any]:
-        """The strategy's part of ``summary.json``."""
+        """Return the strategy's part of ``summary.json``."""
         return {
             "parties": len(self.records),
             **self.adaptive_window.figures(),

@@ -13,15 +13,15 @@ _SAVED = ("planned", "ordered", "answered", "stopped")
 
 
 class StepBudget:
-    """Steps over all parties; each is to have ``epochs`` passes over its rows.
+    """Steps over all parties; each party gets ``epochs`` passes over its rows.
 
     Parameters
     ----------
     per_epoch : K, the mini-batches of one pass over the training rows.
-    parties : how many share the steps.
-    abreast : whether all parties are ordered the same steps, one after the other, or none is.
+    parties : number of parties that share the steps.
+    abreast : whether all parties must get the same steps, or none.
     eval_every : epochs, or parts of one, between two evaluations.
-    eval_first : whether the first evaluation is of the models that a run begins with.
+    eval_first : whether to evaluate the initial models.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class StepBudget:
 
     @property
     def left(self) -> int:
-        """Steps to be ordered yet, as far as the privacy budget allows."""
+        """Steps still to order, as far as the privacy budget allows."""
         if self.stopped:
             return 0
         return min(self.planned, self.allowed) // self._abreast * self._abreast - self.ordered
 
     @property
     def limit(self) -> int:
-        """Steps to be ordered in all."""
+        """All steps, ordered or still to order."""
         return self.ordered + self.left
 
     @property
@@ -75,9 +75,12 @@ class StepBudget:
         return now > before or epoch == last or self.stopped
 
     def window(self, done: int, longest: int) -> tuple[int, int, int]:
-        """Order the next window of a party that was ordered so many steps.
+        """Order the next window of a party; return epoch, first step and number of steps.
 
-        Returns epoch, first step, steps.
+        Parameters
+        ----------
+        done : steps ordered from the party so far.
+        longest : most steps of the window.
         """
         epoch, first = divmod(done, self.per_epoch)
         share = self._abreast - self._asked % self._abreast
@@ -87,11 +90,11 @@ class StepBudget:
         return epoch, first, steps
 
     def without(self, done: int) -> None:
-        """Remove the remaining steps of a failed party, which was ordered so many."""
+        """Remove the remaining steps of a failed party; ``done`` steps were ordered from it."""
         self.planned -= max(0, self._of_party - done)
 
     def with_again(self, done: int) -> None:
-        """Add the remaining steps of a party that is back."""
+        """Add the remaining steps of a party that is back; ``done`` were ordered from it."""
         self.planned += max(0, self._of_party - done)
 
     def state_dict(self) -> dict[str, Any]:
@@ -99,35 +102,35 @@ class StepBudget:
         return {name: getattr(self, name) for name in _SAVED}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         for name in _SAVED:
             setattr(self, name, state[name])
 
 
 class Waiting:
-    """Arrivals in the order in which they came, to be answered a quorum at a time."""
+    """Arrivals in their order, to be answered a quorum at a time."""
 
     def __init__(self, quorum: int, records: Sequence[PartyRecord], budget: StepBudget) -> None:
         self.arrivals: list[Arrival] = []
-        self.held = False  # whether none is answered for now
+        self.held = False  # whether to answer none for now
         self.draining = False  # whether parties wait for their next turns
         self._quorum = quorum
         self._records = records
         self._budget = budget
-        self._group: list[Arrival] = []  # which is to be answered now
+        self._group: list[Arrival] = []  # the quorum that is being answered
 
     def drop(self, party: int) -> None:
-        """Drop the window of a party that has lost the state which its answer would be for."""
+        """Drop the window of a party that has lost the state for its feedback."""
         for arrivals in (self.arrivals, self._group):
             arrivals[:] = [arrival for arrival in arrivals if arrival.party != party]
 
     def groups(self) -> Iterator[list[Arrival]]:
-        """Yield arrivals that have their quorum, by party.
+        """Yield each quorum of arrivals, sorted by party.
 
-        Near the end or after failures, fewer than a quorum can still come: these are enough.
+        Near the end or after failures, fewer arrivals can still come: these are then enough.
         """
         while not self.held and self.arrivals:
-            count = len(self.arrivals)  # when parties wait for their next turns, as many as are in
+            count = len(self.arrivals)  # while draining, answer all that are in
             if not self.draining:
                 any_left = self._budget.left > 0
                 count = sum(

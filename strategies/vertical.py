@@ -1,8 +1,8 @@
-"""The one exchange loop, which every system shares.
+"""The exchange loop that every system shares.
 
-A party's turn is one Flower message: the feedback for its last window and the order for its next,
-answered by its upload. The label holder waits for a quorum of uploads, answers them, and gives
-those parties their next turn. At most one message is ever in flight to a party.
+A party's turn is one Flower message: the feedback for its last window, and the order for its next.
+The party answers with its upload. The label holder waits for a quorum of uploads, answers them, and
+gives those parties their next turn. At most one message is in flight to a party.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NOTHING = ArrayRecord()
 
 
 class Vertical(Strategy):
-    """Vertical federated learning: the Flower Strategy that every system is a choice of.
+    """Vertical federated learning: the Flower Strategy that runs every system.
 
     **Flower's hooks.** Subclass this class, override a hook, and call ``super()`` in it. A round
     lasts from one evaluation to the next (option ``eval-every``), and ``arrays`` is the label
@@ -59,18 +59,18 @@ class Vertical(Strategy):
 
     Parameters
     ----------
-    config, labels : the resolved run configuration, and the label holder's labels. ``self.config``
-        has what the rows decide besides (`vfl_flower.protocol.systems.sized`).
+    config, labels : resolved run configuration, and labels. ``self.config`` also has the values
+        that the rows decide (`vfl_flower.protocol.systems.sized`).
     callbacks : hear of evaluations, progress, failures and the end, and can stop or save the run.
-    keeper : where checkpoints are kept, and the one to go on from; without it, none are.
+    keeper : folder of the checkpoints, and the one to resume from. Without it, none are saved.
     """
 
-    trains_parties: ClassVar[bool] = True  # whether the models of a run are at its parties
-    keeps_checkpoints: ClassVar[bool] = True  # whether a run's model can be used
-    can_resume: ClassVar[bool] = True  # and whether a run can be resumed before its end
+    trains_parties: ClassVar[bool] = True  # whether parties train bottom models
+    keeps_checkpoints: ClassVar[bool] = True  # whether a run keeps its model
+    can_resume: ClassVar[bool] = True  # whether a run can resume before its end
 
     run: Run  # once its parties are known
-    ready = False  # whether all that can be found wrong before training has been
+    ready = False  # whether all checks before training are done
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Vertical(Strategy):
         callbacks: Sequence[Callback] = (),
         keeper: Keeper | None = None,
     ) -> None:
-        self.given = config  # without what the rows decide
+        self.given = config  # without values that the rows decide
         self.config = config = sized(config, len(labels.train))
         self.labels = labels
         self.callbacks = list(callbacks)
@@ -169,7 +169,7 @@ class Vertical(Strategy):
         return self.run
 
     def keep_in(self, keeper: Keeper) -> Checkpoints:
-        """Resume the run from the checkpoint that was found, if there is one, and keep others."""
+        """Resume the run from a found checkpoint, if there is one; return its checkpoints."""
         return Checkpoints(keeper, self.run, self.given, self.drain, self.wait_for)
 
     def summary(self) -> None:
@@ -204,7 +204,7 @@ class Vertical(Strategy):
             if self.hooked:
                 hooks.check_sent(run)
             self.take(run.messenger.gather())
-            if history.asked > history.recorded:  # a party that has failed is waited for no more
+            if history.asked > history.recorded:  # a failed party no longer delays an evaluation
                 run.evaluate_if_answered()
             for progressed in run.listeners["progressed"]:
                 progressed(run.budget.answered, run.budget.limit)
@@ -218,9 +218,8 @@ class Vertical(Strategy):
         if config:
             hooks.refuse_config("train_config", config)
         run, window = self.run, self.run.adaptive_window
-        # All may have to stop after an evaluation. Parties in step wait for it, so that none has a
-        # window that others have not. Where nobody stops by validation they need not, unless only
-        # sums are known.
+        # An evaluation may stop training. Parties in step wait for it, so that all have the same
+        # windows. They need not without validation, unless the aggregation needs all abreast.
         together = run.schedule.coordinated and (self.labels.validation or run.abreast)
         for record in run.records:
             if record.state is not State.IDLE or run.budget.left <= 0:
@@ -323,7 +322,7 @@ class Vertical(Strategy):
             self.result.train_metrics_clientapp[number] = metrics
 
     def wait_for(self, records: Sequence[PartyRecord]) -> None:
-        """Take replies until nothing is out to these parties; no quorum is answered meanwhile."""
+        """Take replies until no message is out to these parties; answer no quorum meanwhile."""
         waiting = self.run.waiting
         before, waiting.held = waiting.held, True
         while any(record.in_flight for record in records):
@@ -331,7 +330,7 @@ class Vertical(Strategy):
         waiting.held = before
 
     def drain(self) -> None:
-        """Wait until nothing is out, and answer all that has come."""
+        """Wait until no message is out, and answer all arrivals."""
         self.run.waiting.draining = True
         self.wait_for(self.run.records)
         self._learn([])
@@ -339,12 +338,12 @@ class Vertical(Strategy):
         self.run.waiting.draining = False
 
     def finish(self) -> None:
-        """Keep the model, once it is trained."""
+        """Save the trained model."""
         if self.checkpoints:
             self.checkpoints.save(finished=True)
 
 
 def strategy_of(config: RunConfig) -> type[Vertical]:
-    """The Strategy that runs the configured system."""
+    """Return the Strategy of the configured system."""
     found: type[Vertical] = load_place(load_system(config.strategy).strategy)
     return found

@@ -347,7 +347,7 @@ def test_rows_that_a_model_before_learnt_from_are_not_new() -> None:
 def test_test_rows_that_then_was_learnt_from_are_told(tmp_path: Path, own_log: list[str]) -> None:
     organisations = cut(tmp_path, cancer(), parties=2, known=1.0)
     organisations.run("two", {**KEYS, "align": "ids", "epochs": 1})
-    said = "test rows are such as the model by which the run begins has learnt from"
+    said = "test rows helped to train or choose the model with which the run begins"
     grown(organisations, "as then", epochs=1)
     assert not any(said in line for line in own_log)
     found = grown(organisations, "three", epochs=1, **{"test-fraction": 0.4})
@@ -360,7 +360,7 @@ def test_a_file_in_another_order_is_said_to_hold_out_others(
 ) -> None:
     change(three.labels, lambda frame: frame.iloc[::-1])
     grown(three, "three", epochs=1)
-    assert any("may be such as that has learnt from" in line for line in own_log)
+    assert any("may have trained on rows that are held out now" in line for line in own_log)
 
 
 # --- later --------------------------------------------------------------------------------------

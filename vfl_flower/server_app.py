@@ -70,7 +70,7 @@ def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> N
 
     Parameters
     ----------
-    callbacks : of a training run, besides the one that option ``observer`` names.
+    callbacks : callbacks of a training run, besides the one of option ``observer``.
     """
     config, run = earlier_run.configured(context.run_config), str(context.run_id)
     transport = transport_of(grid)
@@ -85,7 +85,7 @@ def serve(grid: Grid, context: Context, callbacks: Sequence[Callback] = ()) -> N
 
 
 def _align(transport: Transport, config: RunConfig, run: str) -> None:
-    """Only find the rows that all have, and leave a summary that tells how many."""
+    """Align rows without training, and write a summary with their number."""
     if not config.data.own_data:
         raise ConfigError(
             f"dataset = {config.data.dataset!r} is divided, and has no ids to align: name the "
@@ -102,7 +102,7 @@ def _align(transport: Transport, config: RunConfig, run: str) -> None:
 def _train(
     transport: Transport, config: RunConfig, run: str, callbacks: Sequence[Callback]
 ) -> None:
-    """Train the configured system in its results folder, if no other run is there."""
+    """Train the configured system in its results folder, unless another run uses it."""
     own = own_table(config.data) if config.data.own_data else None
     if own:
         own.check()
@@ -112,7 +112,7 @@ def _train(
     with in_use(folder):
         found = earlier_run.to_go_on_from(folder) if config.running.resume else None
         results = Results(folder, found.strategy["history"]["entries"] if found else None)
-        if found and found.finished:  # it was cut short before it had written what it reached
+        if found and found.finished:  # the run ended before it had written its results
             figures, top = found.strategy["figures"], of_group("top", found.arrays)
             config = config if own else sized(config, len(load_labels(config).train))
             results.finish(summarise(config, transport, figures, None), top)
@@ -131,14 +131,14 @@ def _train_in(
     keeper: Keeper,
     callbacks: Sequence[Callback],
 ) -> None:
-    """Train; whatever happens, save what came of it."""
+    """Train, and save the results, even if training fails."""
     found, before = keeper.found, keeper.found or keeper.earlier
     strategy: Vertical | None = None
     failure = None
     try:
         with _streams(transport, config, keeper.nonce) as transport:
             labels = _own_labels(transport, config, own, keeper) if own else load_labels(config)
-            fixed = found or not own  # else its rows may be new
+            fixed = found or not own  # else there may be new rows
             if (
                 before
                 and fixed
@@ -147,7 +147,7 @@ def _train_in(
                 raise ConfigError(
                     f"{config.data.dataset} has other rows, classes or values than when the run in "
                     f"{config.running.resume or config.running.grow} began: put back the data of "
-                    "then."
+                    "that run."
                 )
             named = OBSERVERS.load(config.running.observer)()
             shown = progress.of_run(results.folder)
@@ -159,7 +159,7 @@ def _train_in(
         failure = why(error)
         raise
     finally:
-        if not found or (strategy and strategy.ready):  # else the run that was is as it was
+        if not found or (strategy and strategy.ready):  # else the earlier results stay
             figures, top = (strategy.figures(), strategy.top_arrays()) if strategy else ({}, {})
             try:
                 used = strategy.config if strategy else config
@@ -167,7 +167,7 @@ def _train_in(
             except VflError as error:
                 if failure is None:
                     raise
-                log.warning("%s", error)  # and what ended the run is told
+                log.warning("%s", error)  # the error that ended the run is raised
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def _streams(transport: Transport, config: RunConfig, nonce: str = "") -> Iterat
 
 
 def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Keeper) -> Labels:
-    """The labels of the rows that all have."""
+    """Return the labels of the common rows."""
     if config.data.align == "any" and not config.data.min_parties and not own.feature_names:
         raise ConfigError(
             "min-parties = 0 is for a label holder with columns of its own: leave it out."
@@ -210,20 +210,20 @@ def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Kee
         known = int(np.isin(tested, np.concatenate(keeper.used)).sum())
         if known:
             notice.warning(
-                "%d of the %d test rows are such as the model by which the run begins has learnt "
-                "from, or was chosen by: figures of them say too much good.",
+                "%d of the %d test rows helped to train or choose the model with which the run "
+                "begins: figures on them are too good.",
                 *(known, len(tested)),
             )
     return labels
 
 
 def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint) -> Order | None:
-    """What holds those rows out that an earlier run has, if they are in the same places still."""
+    """Return how to hold out an earlier run's rows again, if they are in the same places."""
     rows = earlier.rows
     if len(own.ids) <= rows.max() or own.digest(rows) != earlier.about_labels["ids"]:
         notice.warning(
-            "%s does not begin with the rows that it had when the run in %s began: rows that are "
-            "held out now may be such as that has learnt from.",
+            "%s does not begin with the rows that it had when the run in %s began: that run may "
+            "have trained on rows that are held out now.",
             *(own.path, config.running.grow),
         )
         return None
@@ -234,9 +234,11 @@ def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint)
 def summarise(
     config: RunConfig, transport: Transport, figures: Mapping[str, Any], failure: str | None
 ) -> dict[str, Any]:
-    """``summary.json``: what ran, what it reached, and what it took.
+    """Return the content of ``summary.json``: what ran, its results, and their cost.
 
-    ``figures`` are the strategy's part; none if the parties did not agree.
+    Parameters
+    ----------
+    figures : the strategy's part; empty if the parties did not agree.
     """
     return {
         "strategy": config.strategy,

@@ -1,1 +1,1 @@
-"""What a system is compared with."""
+"""Baselines, with which systems are compared."""

@@ -1,7 +1,7 @@
-"""Baseline `joined`: the same model, centralised on joined data; the ceiling.
+"""Baseline `centralised`: the same model, trained on joined data; an upper bound.
 
-It needs every party's columns in one place, so it runs in simulations only. Where parties lack
-rows, what they lack is zero there. `common` is that with the rows alone that all parties have.
+It needs every party's columns in one place, so it runs only in simulations. Columns of a row that a
+party lacks are zero. Baseline `intersection-only` trains only on the rows that all parties have.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from vfl_flower.protocol.systems import sized
 
 
 class Joined(Vertical):
-    """Plain mini-batch training; the batches are those of a synchronous system."""
+    """Trains on plain mini-batches: the same as a synchronous system draws."""
 
-    keeps_checkpoints = False  # to go on from; `finish` keeps the model
+    keeps_checkpoints = False  # no run resumes; `finish` keeps the model
     trains_parties = False
-    fills = True  # whether the zeros of who lacks a row are taken for its values
+    fills = True  # whether zeros stand for the values of missing rows
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Joined(Vertical):
         """Train bottom models and top model together, without messages."""
         mechanism_of(self.config).check_baseline(uploads=False)
         run, holder, training = self.run, self.run.holder, self.config.training
-        holder.subsets = "off"  # which are not trained on here, and so not validated on
+        holder.subsets = "off"  # without training on subsets, there is no validation on them
         blocks, configs = self._blocks(), self._configs()
         inputs = [self._whole(block, 0) for block in blocks]
         sizes = [columns.stop - columns.start for columns in holder.columns.values()]
@@ -74,7 +74,7 @@ class Joined(Vertical):
         optimizers += [holder.optimizer] if holder.optimizer else []
         if (
             self.fills and holder.held_out.by_subsets
-        ):  # nobody lacks a row, then, and figures are of all
+        ):  # zeros fill all missing rows, and figures count all rows
             for table in (holder.table, holder.held_out.table):
                 table.rows[:, -len(run.records) :] = 1
             holder.held_out.by_subsets = False
@@ -123,10 +123,10 @@ class Joined(Vertical):
             bottoms.load_state_dict(best)
 
     def finish(self) -> None:
-        """Keep the model as any run does, so that the parties can predict by it.
+        """Keep the model as any run does, so that the parties can predict with it.
 
-        They must be in this process, to be given their bottom models. A model that has read zeros
-        for the rows that a party lacks is not kept: predictions would leave such a party out.
+        The parties must be in this process, to get their bottom models. A model that has read zeros
+        for missing rows is not kept: predictions would leave such a party out.
         """
         contexts, keeper = self.run.transport.contexts, self._keeper
         filled = self.fills and self.run.holder.aggregation.any_subset
@@ -138,20 +138,20 @@ class Joined(Vertical):
         super().finish()
 
     def _rows(self) -> NDArray[np.int64]:
-        """The training rows to use."""
+        """Return the training rows to use."""
         return np.arange(len(self.labels.train))
 
     def _batches(self, rows: NDArray[np.int64]) -> Iterator[tuple[Tensor, int]]:
-        """Mini-batches of these rows without end, and what each sum of losses is divided by."""
+        """Yield mini-batches of these rows without end, with the divisors of their losses."""
         sampling = sampling_of(self.config, len(rows))
-        for epoch in count() if len(rows) else ():  # of no rows nothing is learned
+        for epoch in count() if len(rows) else ():  # without rows there is no batch
             window = sampling.window(None, epoch, 0, sampling.per_epoch, b"")
             ids = torch.from_numpy(rows[window.ids]).split(window.lengths.tolist())
             divided = sampling.divisors(window.lengths).tolist()
             yield from zip(ids, divided, strict=True)
 
     def _whole(self, block: FeatureBlock, part: int) -> Samples:
-        """A party's training (0) or test samples (1), with zeros for rows that it lacks."""
+        """Return a party's training (0) or test samples (1), with zeros for missing rows."""
         device = self.run.holder.device
         found = samples.tensors((block.train, block.test)[part][:], device)
         if not block.row_masks:
@@ -165,13 +165,13 @@ class Joined(Vertical):
         return samples.each(found, filled)
 
     def _configs(self) -> list[RunConfig]:
-        """The configuration of every party's bottom model."""
+        """Return the configuration of every party's bottom model."""
         contexts, rows = self.run.transport.contexts.values(), len(self.labels.train)
         own = [sized(own_config(context, self.given), rows) for context in contexts]
         return own or [self.config] * len(self.run.records)
 
     def _blocks(self) -> list[FeatureBlock]:
-        """Every party's columns."""
+        """Return every party's columns."""
         transport, records = self.run.transport, self.run.records
         if not transport.simulated:
             raise ConfigError(
@@ -184,7 +184,7 @@ class Joined(Vertical):
 
 
 class Common(Joined):
-    """Trained on the rows that all parties have, for as many steps; predicts whatever is there."""
+    """Trains on the rows that all parties have, for as many steps; predicts all rows."""
 
     fills = False
 

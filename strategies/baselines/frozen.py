@@ -1,8 +1,8 @@
 """Baseline `frozen`: the same models, but the parties are never trained.
 
 Each party uploads every embedding once, and the label holder trains its top model on them. The
-result is that of `split-nn` with ``party-lr = 0``, for one exchange a party. What a system gains
-over it is what training the parties is worth.
+result equals `split-nn` with ``party-lr = 0``, for one exchange a party. The gain of a system over
+this baseline is the gain of training the parties.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from vfl_flower.transport.messages import EmbedOrder, EvaluateOrder
 
 
 class Frozen(Vertical):
-    """Two messages a party, for training and test embeddings; then epochs without messages."""
+    """Exchanges two messages a party, for training and test rows; then trains without messages."""
 
     can_resume = False
 
     def train(self) -> None:
-        """Take all embeddings, and train the top model on them."""
+        """Collect all embeddings, and train the top model on them."""
         run, epochs = self.run, self.config.training.epochs
         rows = np.arange(len(self.labels.train), dtype=np.int32)
         present = run.holder.table.present
@@ -47,7 +47,7 @@ class Frozen(Vertical):
 
 
 def learn(holder: LabelHolder, window: Window) -> None:
-    """Step the top model on a window, by what the table holds; no party is answered."""
+    """Step the top model on a window of the table, without answering parties."""
     h, labels = holder.gather(window)
     divided = holder.sampling.divisors(window.lengths).tolist()
     try:

@@ -1,11 +1,11 @@
-"""Baseline `alone`: the best single party without the others.
+"""Baseline `local-only`: the best single party without the others.
 
-Each party in turn trains with the label holder as if there were no other, and so does the label
-holder without any, if it has columns of its own. The run with the least loss on the validation rows
-is reported. Without validation rows it is the run with the highest test accuracy, or for regression
-R2, which is in its own favour. Where noise hides labels, test labels, which have none, choose
-nothing: it is the run with the least training loss, by noisy labels. What a system gains over it is
-what federating is worth.
+Each party in turn trains with the label holder as if there were no other party. A label holder with
+columns of its own also trains without any party. The baseline reports the run with the least
+validation loss. Without validation rows, it reports the run with the highest test accuracy (R2 for
+regression), which favours the baseline. If noise hides labels, it must not choose by clean test
+labels: it reports the run with the least training loss, on noisy labels. The gain of a system over
+this baseline is the gain of federating.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from vfl_flower.transport.messages import Arrays
 
 
 class _Share(Callback):
-    """Tells how far the whole baseline is while one of its runs goes on.
+    """Reports the progress of the whole baseline while one of its runs trains.
 
-    number, of : of the runs before this one, and of all.
+    Parameters
+    ----------
+    number, of : number of earlier runs, and of all runs.
     """
 
     def __init__(self, whole: Vertical, number: int, of: int) -> None:
         self._whole, self._number, self._of = whole, number, of
 
     def progressed(self, done: int, planned: int) -> None:
-        """Tell of it."""
+        """Report the progress."""
         whole, steps = self._whole.run, self._whole.run.budget.planned
         share = (self._number + done / max(1, planned)) / self._of
         whole.budget.answered = round(share * steps)
@@ -46,14 +48,14 @@ class Alone(Vertical):
     keeps_checkpoints = False
 
     def train(self) -> None:
-        """Run each, and tell of the best."""
+        """Run each, and report the best."""
         alone = {"quorum": None, "max-delay": 0, "on-party-failure": "stop", "subsets": "off"}
         config, transport = self.config.with_values(alone), self.run.transport
         kinds: dict[int | str, type[Vertical]] = {
             record.party: Vertical for record in self.run.records
         }
         if self.labels.features is not None:
-            kinds["label holder"] = Frozen  # no messages where no party is
+            kinds["label holder"] = Frozen  # it needs no party
         runs = {
             who: kind(config, self.labels, [_Share(self, number, len(kinds))])
             for number, (who, kind) in enumerate(kinds.items())
@@ -80,7 +82,7 @@ class Alone(Vertical):
                 callback.evaluated(entry)
 
     def figures(self) -> dict[str, Any]:
-        """Those of the best party, and the test accuracy or R2 of each."""
+        """Return the figures of the best party, and the test accuracy or R2 of each."""
         if not getattr(self, "_finished", None):
             return super().figures()
         who, best = self._best()
@@ -89,7 +91,7 @@ class Alone(Vertical):
         each = {str(m): run.run.history.chosen[metric] for m, run in self._finished.items()}
         figures |= {"best_party": who, f"{metric}_of_party": each}
         figures.pop("test_by_parties", None)
-        if self.run.holder.aggregation.any_subset:  # of each by itself, on the rows that it has
+        if self.run.holder.aggregation.any_subset:  # each party alone, on its own rows
             runs = {party: run for party, run in self._finished.items() if party != "label holder"}
             of_party = {
                 str(m): each.run.history.chosen["test_by_party"] for m, each in runs.items()
@@ -98,13 +100,13 @@ class Alone(Vertical):
         return figures
 
     def top_arrays(self) -> Arrays:
-        """The top model that the best party has trained."""
+        """Return the top model of the best party's run."""
         if not getattr(self, "_finished", None):
             return super().top_arrays()
         return self._best()[1].top_arrays()
 
     def _best(self) -> tuple[int | str, Vertical]:
-        """Whose run is the best so far."""
+        """Return the party of the best run so far, and the run."""
 
         def reached(each: tuple[int | str, Vertical]) -> float:
             chosen = each[1].run.history.chosen

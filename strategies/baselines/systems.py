@@ -1,4 +1,4 @@
-"""Baselines: they show what federating is worth, and what training the parties is worth."""
+"""Baselines, which show the gain of federating and of training the parties."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_a_party_that_fits_takes_part() -> None:
         ({"top-model": "sum"}, {}, "where the run configuration gives 1, and a top model that"),
         ({"labels": "shared"}, {}, "where the run configuration gives 32, and a top model that"),
         ({}, {1: 16}, ""),
-        ({}, {1: 8}, "where the run began with 8: give it the embedding-size of then"),
+        ({}, {1: 8}, "where the run began with 8: set its embedding-size to 8"),
     ],
 )
 def test_embeddings_of_another_size_need_a_top_model_that_reads_them_side_by_side(

@@ -1,7 +1,7 @@
-"""What carries messages between label holder and parties.
+"""Transports: they carry messages between label holder and parties.
 
-A `Transport` is a Flower Grid that says what it is. Ours are `local.LocalGrid` and
-`stream.grid.StreamGrid`; `transport_of` makes one of any other Grid.
+A `Transport` is a Flower Grid that describes itself. This package has `local.LocalGrid`,
+`stream.grid.StreamGrid` and `shared_actor.SharedActors`. `transport_of` wraps any other Grid.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 _FIRST_POLL = 0.001  # seconds between the first two looks for replies
 POLL = 0.05
-"""Seconds between two looks for replies, at most."""
+"""Most seconds between two looks for replies."""
 
 Cost = Literal["free", "cheap", "dear"]
 
 
 class Transport(Grid):
-    """A Flower Grid, and what a strategy must know of it.
+    """A Flower Grid that describes itself to a strategy.
 
     A subclass has `get_node_ids`, `push_messages` and `pull_messages`, as any Grid.
 
-    engine : the runtime, by the word for ``--engine``.
-    medium : what carries messages: "none" (they are calls), "stream", or Flower's "messages".
-    cost : of an exchange: nothing, less than a step, or seconds. It decides the default window.
-    measures : whether what an exchange takes is not known, and decides windows that are not given.
-    simulated : whether all parties are on this machine, so that its memory is theirs, and a
-        baseline may join their columns.
-    contexts : of the parties, by node, if they are in this process; else empty.
-    calls : whether messages need not be records, since it takes their payloads
-        (`transport.wire.Call`).
-    clock : virtual seconds, where there are such.
-    largest : bytes of the arrays of an answer, at most, by the kind of its order; `SMALL` for those
-        that are not in it. It is set by who knows: rows and sizes follow from the run.
+    engine : name of the runtime, as in ``--engine``.
+    medium : carrier of messages: "none" (they are calls), "stream", or Flower's "messages".
+    cost : cost of an exchange: nothing, less than a step, or seconds. It decides the default
+        window.
+    measures : whether the run measures the cost of an exchange, to choose the window.
+    simulated : whether all parties are on this machine. They then share its memory, and a baseline
+        may join their columns.
+    contexts : node -> Context of each party in this process; else empty.
+    calls : whether messages carry payloads instead of records (`transport.wire.Call`).
+    clock : virtual seconds, if there are any.
+    largest : kind of an order -> most bytes of the arrays of its answer. For a kind that is not in
+        it, `SMALL` holds. The run sets it (`expect`), since rows and sizes follow from the run.
     """
 
     engine: str
@@ -61,18 +61,18 @@ class Transport(Grid):
     largest: Mapping[str, int] = MappingProxyType({})
 
     def state_dict(self) -> list[Any] | None:
-        """Return where the virtual clock stands, in JSON, if there is one; no message is out."""
+        """Return the virtual clock in JSON, if there is one, while no message is out."""
         return None
 
     def load_state_dict(self, state: list[Any]) -> None:
-        """Set the virtual clock to what `state_dict` said."""
+        """Set the virtual clock to what `state_dict` returned."""
 
     def expect(self, largest: Mapping[str, int]) -> None:
-        """Take answers of so many bytes from now on, by the kind of their order."""
+        """Accept answers of so many bytes from now on, by the kind of their order."""
         self.largest = {**self.largest, **largest}
 
     def send(self, messages: Iterable[Message]) -> list[str]:
-        """Push messages; their ids.
+        """Push messages; return their ids.
 
         Raises
         ------
@@ -88,7 +88,7 @@ class Transport(Grid):
         return keys
 
     def receive(self, keys: Iterable[str], deadline: float) -> list[Message]:
-        """At least one of the replies, or none at the deadline (in monotonic seconds)."""
+        """Return at least one of the replies, or none at the deadline (in monotonic seconds)."""
         pause = _FIRST_POLL
         while True:
             messages = list(self.pull_messages(list(keys)))
@@ -97,12 +97,12 @@ class Transport(Grid):
             time.sleep(pause)
             pause = min(1.5 * pause, POLL)
 
-    # The rest of Flower's interface, which strategies do not use.
+    # Strategies do not use the rest of Flower's interface.
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Push, and pull every reply, for ``timeout`` seconds at most."""
+        """Push messages, and pull every reply, for at most ``timeout`` seconds."""
         waiting = set(self.send(messages))
         deadline = time.monotonic() + (float("inf") if timeout is None else timeout)
         replies: list[Message] = []
@@ -119,16 +119,16 @@ class Transport(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """A message, by Flower's older interface."""
+        """Return a message, as Flower's older interface does."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     @abstractmethod
     def get_node_ids(self) -> Iterable[int]:
-        """Ids of the parties' nodes that are there."""
+        """Return the ids of the available nodes."""
 
 
 class FlowerTransport(Transport):
-    """Flower's own messages: in its Ray simulation, or to SuperNodes."""
+    """Transport by Flower's own messages: in its Ray simulation, or to SuperNodes."""
 
     medium = "messages"
 
@@ -139,14 +139,14 @@ class FlowerTransport(Transport):
         self.cost = "cheap" if self.simulated else "dear"
 
     def get_node_ids(self) -> Iterable[int]:
-        """Node ids, by Flower."""
+        """Return Flower's node ids."""
         return self.grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """By Flower, each with an id that nobody can guess.
+        """Push messages by Flower, each with an id that nobody can guess.
 
-        An id is a digest of the message, and a SuperLink takes a reply to it from any registered
-        node that names its receiver as the sender.
+        Flower's id is a digest of the message. A SuperLink accepts a reply to it from any
+        registered node that names the receiver as its sender.
         """
         messages = list(messages)
         for message in messages:
@@ -154,19 +154,19 @@ class FlowerTransport(Transport):
         return self.grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """By Flower."""
+        """Pull replies by Flower."""
         return self.grid.pull_messages(message_ids)
 
     def set_run(self, run: Any) -> None:
-        """Tell the Grid of its run."""
+        """Set the run of the Grid."""
         self.grid.set_run(run)
 
     @property
     def run(self) -> Any:
-        """The run, by Flower."""
+        """Flower's run."""
         return self.grid.run
 
 
 def transport_of(grid: Grid) -> Transport:
-    """What carries the messages of a Grid: itself, or if it is Flower's, one around it."""
+    """Return the transport of a Grid: itself, or a transport around Flower's."""
     return grid if isinstance(grid, Transport) else FlowerTransport(grid)

@@ -1,6 +1,6 @@
-"""All that touches what Flower keeps to itself; the bound on flwr in pyproject.toml is for this.
+"""All code that uses Flower's private parts; pyproject.toml bounds flwr's version for it.
 
-`tests/test_flower_internals.py` says of each what is relied on.
+`tests/test_flower_internals.py` tests each assumption.
 """
 
 from __future__ import annotations
@@ -45,40 +45,40 @@ SERVER_NODE = 1
 
 
 def begin_task() -> None:
-    """Say that this process is the ServerApp of a run, as messages name their sender."""
+    """Declare this process the ServerApp of a run: messages name their sender."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, SERVER_NODE
 
 
 def set_message_id(message: Message, key: str) -> None:
-    """Name a message, as a Grid does when it takes one."""
+    """Set the id of a message, as a Grid does when it takes one."""
     message.metadata.__dict__["_message_id"] = key
 
 
 def set_replied_to(message: Message, key: str) -> None:
-    """Say to which message this one is a reply."""
+    """Set the id of the message that this one answers."""
     message.metadata.__dict__["_reply_to_message_id"] = key
 
 
 def config_record(scalars: dict[str, Any]) -> ConfigRecord:
-    """A ConfigRecord of values that are known to be such, without a look at each."""
+    """Return a ConfigRecord of valid values, without checking each."""
     record = ConfigRecord()
     record.__dict__["_data"].update(scalars)
     return record
 
 
 def is_simulation(grid: Grid) -> bool:
-    """Whether a Grid of Flower's carries the messages of its Ray simulation."""
+    """Return whether a Grid of Flower carries the messages of its Ray simulation."""
     return type(grid).__name__ == "InMemoryGrid"  # its module has moved before
 
 
 def in_ray() -> bool:
-    """Whether this process serves a node of Flower's Ray simulation."""
+    """Return whether this process serves a node of Flower's Ray simulation."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
 
 def ray_actors() -> int:
-    """Actors of the Ray simulation that this process runs, wherever in its cluster they are."""
+    """Return the number of actors of this process's Ray simulation, over its whole cluster."""
     import ray
     from ray._private.state import actors  # the public one needs a dashboard
 
@@ -87,30 +87,30 @@ def ray_actors() -> int:
 
 
 STATES = "VFL_STATES"
-"""Variable of the environment that names their folder of states to actors of a Ray cluster."""
+"""Environment variable with the folder of states, for actors of a Ray cluster."""
 
 
 def flower_home() -> Path:
-    """The folder in which Flower keeps what is the user's."""
+    """Return Flower's folder of the user."""
     return Path(get_flwr_home())
 
 
 def lasting_home() -> Path:
-    """The folder of what outlives a run, also one whose processes have a FLWR_HOME of its own."""
+    """Return the folder that outlives a run, also if its processes have their own FLWR_HOME."""
     named = os.environ.get("VFL_HOME")
     return Path(named) if named else flower_home() / "vfl-flower"
 
 
 def to_bytes(message: Message) -> bytes:
-    """A whole message in Flower's protobuf, which ends at 2 GB."""
+    """Return a whole message in Flower's protobuf, which ends at 2 GB."""
     try:
         return bytes(message_to_proto(message).SerializeToString())
-    except Exception:  # which of them depends on protobuf's version
+    except Exception:  # its type depends on protobuf's version
         raise VflError("a message that is too large for protobuf") from None
 
 
 def from_bytes(body: bytes) -> Message:
-    """The message that `to_bytes` made these bytes of."""
+    """Return the message from which `to_bytes` made these bytes."""
     try:
         return message_from_proto(ProtoMessage.FromString(body))
     except Exception:  # whatever protobuf and Flower say of bytes from elsewhere
@@ -118,12 +118,12 @@ def from_bytes(body: bytes) -> Message:
 
 
 def state_to_bytes(state: RecordDict) -> bytes:
-    """All of a node's ``Context.state``, in Flower's protobuf."""
+    """Return a node's whole ``Context.state`` in Flower's protobuf."""
     return bytes(recorddict_to_proto(state).SerializeToString())
 
 
 def state_from_bytes(body: bytes) -> RecordDict:
-    """What `state_to_bytes` made these bytes of."""
+    """Return the state from which `state_to_bytes` made these bytes."""
     try:
         return recorddict_from_proto(ProtoRecordDict.FromString(body))
     except Exception:  # whatever protobuf and Flower say of bytes from elsewhere
@@ -134,7 +134,7 @@ def state_from_bytes(body: bytes) -> RecordDict:
 
 
 def app_of_this_package() -> str:
-    """The pyproject.toml of a Flower App that has no code: it names this package's, installed."""
+    """Return the pyproject.toml of a Flower App without code: it names this installed package."""
     parts = {"serverapp": "vfl_flower.server_app:app", "clientapp": "vfl_flower.client_app:app"}
     about = {"publisher": "vfl-flower", "components": parts, "config": flower_defaults()}
     project = {"name": "vfl-app", "version": "1.0.0", "license": "Apache-2.0"}
@@ -167,7 +167,7 @@ def demand_token(token: str) -> None:
     superlink: Any = import_module("flwr.superlink.cli.flower_superlink")
 
     class ByToken(NoOpControlAuthnPlugin):
-        """Flower's only account, for who shows the token."""
+        """Grants Flower's only account to callers with the token."""
 
         def validate_tokens_in_metadata(
             self, metadata: Sequence[tuple[str, str | bytes]]
@@ -190,9 +190,9 @@ def demand_token(token: str) -> None:
 def guard_fleet(gate: type) -> None:
     """Put an ASGI middleware before all others of a SuperLink that starts in this process.
 
-    It is built with the application and a function, which returns the registered public key that
-    has signed a call, or None. A SuperNode signs the time alone, so the headers are enough, and
-    Flower's own function checks them.
+    It gets the application and a function. The function returns the registered public key that has
+    signed a call, or None. A SuperNode signs only the time, so the headers are enough. Flower's own
+    function checks them.
     """
     from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 
@@ -217,9 +217,10 @@ def guard_fleet(gate: type) -> None:
 
 
 def hide_tokens() -> None:
-    """Have a SuperExec that starts in this process give tasks their tokens by files.
+    """Have a SuperExec that starts in this process give tasks their tokens in files.
 
-    Who has a task's token has its messages and state, and everybody reads a process's arguments.
+    A task's token gives access to its messages and state, and every user of a machine can read the
+    arguments of a process.
     """
     executor: Any = import_module("flwr.supercore.superexec.executor.subprocess_executor")
 
@@ -243,8 +244,8 @@ def hide_tokens() -> None:
 def run_installed_code_only() -> None:
     """Have a SuperNode that starts in this process run this package's ClientApp, as installed.
 
-    Whatever App its SuperLink names is neither fetched nor used. Keys of the run configuration
-    that this package does not know are left out, since a SuperNode would end at them.
+    It neither fetches nor uses the App that its SuperLink names. It leaves out options of the run
+    configuration that this package does not know, since a SuperNode would end at them.
     """
     from flwr.cli.build import build_fab_from_files
     from flwr.cli.config_utils import get_fab_metadata

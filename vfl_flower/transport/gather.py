@@ -1,7 +1,7 @@
-"""Orders that are out to nodes: one place sends them, waits for the replies, and reads these.
+"""Send orders to nodes, wait for the replies, and read them.
 
-`gather` asks nodes that are known, `gather_all` every node as it comes. During training the
-strategy's messenger does the same, and goes on meanwhile (`strategies.messenger`).
+`gather` asks known nodes, `gather_all` every node as it comes. During training, the strategy's
+messenger does the same without waiting for all (`strategies.messenger`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ I = TypeVar("I", bound=Introduction)  # noqa: E741
 
 
 class Outbox(ABC):
-    """Orders that are out to nodes: sends them, waits for the replies, and reads these.
+    """Sends orders to nodes, remembers which are out, and reads the replies.
 
     A subclass decides what a failure means (`failed`).
 
@@ -70,11 +70,11 @@ class Outbox(ABC):
 
 
 class _Questions(Outbox):
-    """Orders whose answers are all awaited before anything else happens.
+    """Sends orders and waits for all answers.
 
     Parameters
     ----------
-    lenient : whether a node that fails is left out; else it is an error.
+    lenient : whether to leave out a node that fails, instead of raising its error.
     """
 
     def __init__(self, transport: Transport, timeout: float, lenient: bool) -> None:
@@ -135,8 +135,8 @@ def gather(
     Raises
     ------
     PartyError, ConfigError
-        If a party fails, or some do not answer within ``timeout`` seconds; unless that is
-        ``lenient``, and a notice says who is left out.
+        If a party fails, or some do not answer within ``timeout`` seconds. With ``lenient``, a
+        notice names the parties left out instead.
     """
     questions = _Questions(transport, timeout, lenient)
     questions.ask(orders)
@@ -170,8 +170,8 @@ def gather_all(
 
     Parameters
     ----------
-    there : the parties that may come. One that fails, or does not come within the time-out, is
-        left out, and a notice says so. Without it, as many must come as the first ones say.
+    there : parties that may come. A party that fails or is late is left out, with a notice.
+        Without it, as many parties must come as the first answers say.
 
     Raises
     ------
@@ -215,7 +215,7 @@ def gather_all(
 
 
 def _away(found: Mapping[int, Introduction], there: AvailableParties) -> int:
-    """Return how many parties are still to come; refuse nodes that are none of them."""
+    """Return how many parties are still to come; refuse nodes of other parties."""
     here = [each.party for each in found.values()]
     fit = all(each.parties == there.parties for each in found.values())
     if not fit or not set(here) <= set(range(there.parties)) or len(set(here)) < len(here):

@@ -1,9 +1,9 @@
 """A Flower Grid in one process, which calls the ClientApp directly and keeps a virtual clock.
 
-A message is served when it is pushed, and its reply delivered when the virtual clock says so: an
-activation of a party (a train message, or a query for fresh embeddings) takes a delay drawn as
-VAFL's appendix G draws it; evaluations take no virtual time, so that measuring disturbs nothing.
-Replies come in virtual-time order, and equal seeds give equal runs.
+The grid serves a message when it is pushed, and delivers the reply when it is due on the virtual
+clock. An activation of a party (a train message, or a query for fresh embeddings) takes a random
+delay, as in VAFL's appendix G. Evaluations take no virtual time, so that measuring disturbs
+nothing. Replies come in the order of virtual time, and equal seeds give equal runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TAKES_TIME = ("train", "query.embed")
 class ServesTurns(Protocol):
     """A ClientApp that serves train messages of many parties together, with equal results.
 
-    fewest_turns : fewest messages for which that is faster.
+    fewest_turns : fewest messages that are faster together.
     """
 
     fewest_turns: float
@@ -47,9 +47,11 @@ def serve_messages(
     contexts: Sequence[Context],
     before_many: Callable[[], None] = lambda: None,
 ) -> Iterator[Message]:
-    """Yield the answers of parties in this process, one by one, or of many turns together.
+    """Yield the answers of parties in this process.
 
-    ``before_many`` is called before many turns are served together.
+    Parameters
+    ----------
+    before_many : is called before many turns are served together.
     """
     if isinstance(app, ServesTurns) and len(messages) >= app.fewest_turns:
         nodes = {message.metadata.dst_node_id for message in messages}
@@ -70,7 +72,7 @@ def serve_messages(
 
 
 def delay_seconds(config: RunConfig, party: int, parties: int, activation: int) -> float:
-    """Virtual seconds of a party's activation; party m of the paper is ``party + 1``.
+    """Return the virtual seconds of a party's activation; the paper's m is ``party + 1``.
 
     poisson : Poisson(2 m) / (2 M), App. G.2; the slowest party's mean is one second.
     exponential : mean m, App. G.3 (section 3.1 makes a party's parameter its mean waiting time).
@@ -93,9 +95,9 @@ class LocalGrid(Transport):
     ----------
     client_app : the ClientApp that every node runs.
     parties : number of nodes; node m has ``partition-id`` m in its node configuration.
-    run_config : the run configuration, as a user gave it.
-    config : the same, resolved; says which delays to draw.
-    node_configs : what each node's configuration has besides, such as the party's file.
+    run_config : run configuration of the user.
+    config : the resolved configuration, which has the kind of delay.
+    node_configs : further node configuration of each node, such as the party's file.
     """
 
     engine = "local"
@@ -139,17 +141,17 @@ class LocalGrid(Transport):
         self._frozen = False
 
     def state_dict(self) -> list[Any]:
-        """Return where the virtual clock stands, in JSON; no message is out."""
+        """Return the virtual clock in JSON, while no message is out."""
         return [self.clock, list(self._free_at.values()), list(self._activations.values())]
 
     def load_state_dict(self, state: list[Any]) -> None:
-        """Set the virtual clock to what `state_dict` said."""
+        """Set the virtual clock to what `state_dict` returned."""
         self.clock = state[0]
         self._free_at = dict(zip(self.contexts, state[1], strict=True))
         self._activations = dict(zip(self.contexts, state[2], strict=True))
 
     def get_node_ids(self) -> list[int]:
-        """Node ids, in the order of the parties."""
+        """Return the node ids, in the order of the parties."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -175,22 +177,22 @@ class LocalGrid(Transport):
         return keys
 
     def _freeze(self) -> None:
-        """Exempt what exists at the first turns from garbage collection, until `forget`.
+        """Exempt all objects of the first turns from garbage collection, until `forget`.
 
-        A thousand parties are so many objects that looking at them takes a fifth of the time.
+        A thousand parties have so many objects that collecting takes a fifth of the time.
         """
         if not self._frozen:
             gc.freeze()
         self._frozen = True
 
     def forget(self) -> None:
-        """Let go of what was made for the parties."""
+        """Let garbage collection look at the parties' objects again."""
         if self._frozen:
             gc.unfreeze()
         self._frozen = False
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Advance the clock to the next reply, and return it with all that are due by then."""
+        """Advance the clock to the next reply, and return all replies due by then."""
         wanted = set(message_ids)
         due: list[Message] = []
         later: list[tuple[float, int, Message]] = []
@@ -206,9 +208,9 @@ class LocalGrid(Transport):
         return due
 
     def set_run(self, run: Any) -> None:
-        """There is one run, that of this process."""
+        """Ignore the run: this process has only one."""
 
     @property
     def run(self) -> Any:
-        """There is no run to tell of."""
+        """Raise `NotImplementedError`: there is no run information."""
         raise NotImplementedError("LocalGrid has no SuperLink, and so no run information.")

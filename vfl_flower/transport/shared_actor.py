@@ -1,9 +1,9 @@
 """Shared actors: many parties on few nodes of a Ray simulation.
 
-`SharedActors` is the label holder's end. It presents every party as a node, and sends the orders
+`SharedActors` is the label holder's end. It presents every party as a node. It sends the orders
 for the parties of one actor as one message, over a stream or as a Flower message. `serve` is the
-actor's end: the ClientApp serves each order, and alike turns together. The actor's own state holds
-the states of its parties; the name of each record begins with its party.
+actor's end: the ClientApp serves each order, and similar turns together. The actor's own state
+holds the states of its parties; the name of each record begins with its party.
 
 Only a simulation has shared actors: on real nodes, each party is a node.
 """
@@ -63,7 +63,7 @@ class SharedActorAnswer(Payload):
 class SharedActors(Transport):
     """Transport to parties that share the nodes of another transport.
 
-    At most one message is in flight to an actor. Orders that come meanwhile wait for the next one.
+    At most one message is in flight to an actor. Further orders wait for the next message.
     """
 
     calls = True
@@ -170,7 +170,7 @@ def serve(app: ClientApp, context: Context, order: SharedActorOrder) -> SharedAc
     messages, contexts = [], []
     for number, (node, payload) in enumerate(unpack_many(order.arrays["packed"])):
         if not isinstance(payload, Order):
-            raise VflError("was sent what is no order.")
+            raise VflError("was sent a payload that is not an order.")
         message = to_message(payload, node, 3600.0, call=True)
         set_message_id(message, str(number))
         messages.append(message)

@@ -1,4 +1,4 @@
-"""Messages and arrays to Flower records and back, checked on arrival; nothing is ever unpickled.
+"""Convert messages to Flower records and back, and check them on arrival; unpickle nothing.
 
 The scalars of a message travel in a ConfigRecord, its arrays in an ArrayRecord, in NumPy's own file
 format.
@@ -29,12 +29,12 @@ R = TypeVar("R", ArrayRecord, ConfigRecord)
 _SCALARS, _ARRAYS, _FAILURE = "scalars", "arrays", "failure"
 NUMPY = "numpy.ndarray"
 """Flower's name for NumPy's file format."""
-_MOST_ARRAYS = 1024  # of a message: three of each party and a few, with shared labels
+_MOST_ARRAYS = 1024  # with shared labels, a message has three arrays of each party and a few more
 _LONGEST = 128  # letters of a text or a name
-_AXES = 8  # of an array, at most
-_SAID = 300  # letters of a party's own sentence that are shown
+_AXES = 8  # most axes of an array
+_SAID = 300  # most letters shown of a sentence from the other side
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?|\x1b\][^\x07\x1b]*|\x1b.?", re.DOTALL)
-_DTYPES = {  # every dtype of a number, by NumPy's name for it
+_DTYPES = {  # NumPy's name of a dtype -> the dtype, for all numeric dtypes
     str(dtype): dtype
     for code in "?bBhHiIlLqQefd"
     for dtype in (np.dtype(code), np.dtype(code).newbyteorder())
@@ -45,14 +45,18 @@ _DTYPES = {  # every dtype of a number, by NumPy's name for it
 
 
 class Call(Message):
-    """A message that stays in this process: its payload as it is, made records if looked at."""
+    """A message that stays in this process: it carries its payload, and makes records on demand.
 
-    payload: Payload | None = None  # none once it is records, which may have been changed since
-    kind: type[Payload] | None = None  # of what those records are
+    payload : the payload; None once somebody has asked for the records, which may then change.
+    kind : the type of the payload that the records come from.
+    """
+
+    payload: Payload | None = None
+    kind: type[Payload] | None = None
 
     @property
     def content(self) -> RecordDict:
-        """The payload's records."""
+        """Flower's records of the payload."""
         if self.payload is not None:
             self.kind = type(self.payload)
             self.content = _to_record(self.payload)
@@ -65,7 +69,7 @@ class Call(Message):
 
 
 def to_message(order: Order, node_id: int, ttl: float, call: bool = False) -> Message:
-    """The Flower message that carries an order to a node; as a `Call`, if it stays here."""
+    """Return the Flower message that carries an order to a node; a `Call`, if it stays here."""
     if not call:
         return Message(_to_record(order), node_id, order.kind, ttl=ttl)
     made = Call(RecordDict(), node_id, order.kind, ttl=ttl)
@@ -74,12 +78,16 @@ def to_message(order: Order, node_id: int, ttl: float, call: bool = False) -> Me
 
 
 def read_order(message: Message, kind: type[P], largest: float = MOST) -> P:
-    """The order in a message, at the party; its arrays have ``largest`` bytes at most.
+    """Return the order in a message, at the party.
+
+    Parameters
+    ----------
+    largest : most bytes of its arrays.
 
     Raises
     ------
     VflError
-        If it is not as it should be; a sentence without its subject, the party.
+        If the message is malformed; the sentence lacks its subject, the party.
     """
     try:
         return _read(message, kind, largest)
@@ -88,7 +96,7 @@ def read_order(message: Message, kind: type[P], largest: float = MOST) -> P:
 
 
 def to_reply(payload: Payload, message: Message) -> Message:
-    """A party's answer to a message, and to a `Call` one."""
+    """Return a party's answer to a message; a `Call`, if the message is one."""
     if not isinstance(message, Call):
         return Message(_to_record(payload), reply_to=message)
     made = Call(RecordDict(), reply_to=message)
@@ -97,19 +105,24 @@ def to_reply(payload: Payload, message: Message) -> Message:
 
 
 def to_failure(sentence: str, message: Message, out_of_step: bool = False) -> Message:
-    """A party's answer to a message that it could not serve; the sentence holds no data."""
+    """Return a party's answer to a message that it could not serve; the sentence holds no data."""
     failure = ConfigRecord({"cause": sentence, "out-of-step": out_of_step})
     return Message(RecordDict({_FAILURE: failure}), reply_to=message)
 
 
 def read_reply(message: Message, kind: type[P], largest: float = MOST) -> P:
-    """The answer of a party, at the label holder; its arrays have ``largest`` bytes at most.
+    """Return the answer of a party, at the label holder.
+
+    Parameters
+    ----------
+    largest : most bytes of its arrays.
 
     Raises
     ------
     VflError
-        If the party failed, or its answer lacks the fields and types that it should have; a
-        sentence without its subject, the party. `OutOfStepError`, if all that it lacks is state.
+        If the party failed, or its answer is malformed; the sentence lacks its subject, the party.
+    OutOfStepError
+        If the party failed because its state is missing or too old.
     """
     if message.has_error():
         raise VflError(
@@ -124,9 +137,9 @@ def read_reply(message: Message, kind: type[P], largest: float = MOST) -> P:
 
 
 def said(text: Any) -> str:
-    """What the other side says, in one line that can be shown: without escapes, not too long.
+    """Return a text from the other side as one short line without escape sequences.
 
-    Empty if it is no text.
+    Empty if it is not a text.
     """
     if not isinstance(text, str):
         return ""
@@ -172,7 +185,7 @@ def _from_record(record: RecordDict, kind: type[P], largest: float) -> P:
 
 
 def _checked(kind: type[Payload], scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the fields, each of its type and within its limits."""
+    """Return the values of the fields, each of its type and within its limits."""
     if kind not in _checks:
         _checks[kind] = fields_check_of(kind, without={"arrays"})
     try:
@@ -201,7 +214,7 @@ def _check_arrays(kind: type[Payload], arrays: Collection[str], size: int, large
 
 
 def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
-    """The record of that name, if it is of that kind."""
+    """Return the record of that name, if it is of that kind."""
     found = record[name]
     if not isinstance(found, kind):
         raise VflError(f"sent {name!r} as another kind of record than {kind.__name__}.")
@@ -212,7 +225,7 @@ def record_of(record: RecordDict, name: str, kind: type[R]) -> R:
 
 
 def pack_many(messages: Sequence[Message]) -> NDArray[np.uint8]:
-    """What calls and their answers say, or that they failed, and to whom; uint8 [n]."""
+    """Pack calls, answers and failures, with their receivers, as uint8 [n]."""
     heads: list[dict[str, Any]] = []
     parts: list[NDArray[Any]] = []
     for message in messages:
@@ -239,9 +252,14 @@ def pack_many(messages: Sequence[Message]) -> NDArray[np.uint8]:
 
 
 def unpack_many(packed: NDArray[np.uint8]) -> list[tuple[int, Payload | VflError]]:
-    """To whom each was, and what it says; `VflError`, as the end of a sentence, if nothing.
+    """Unpack what `pack_many` packed: pairs of a receiver and a payload, or its failure.
 
-    They are yet to be read, by `read_order` or `read_reply`, which check them.
+    The payloads are unchecked: `read_order` and `read_reply` check them.
+
+    Raises
+    ------
+    VflError
+        If the bytes do not decode; the text is the end of a sentence.
     """
     try:
         end = 8 + int.from_bytes(packed[:8].tobytes(), "big")
@@ -266,7 +284,7 @@ def unpack_many(packed: NDArray[np.uint8]) -> list[tuple[int, Payload | VflError
 
 @lru_cache(maxsize=1)
 def _kinds() -> dict[str, type[Payload]]:
-    """Every payload, by its name."""
+    """Return every payload type by its name."""
     found, kinds = {}, [Payload]
     while kinds:
         kind = kinds.pop()
@@ -279,7 +297,7 @@ def _kinds() -> dict[str, type[Payload]]:
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Named arrays as an ArrayRecord."""
+    """Return named arrays as an ArrayRecord."""
     record = ArrayRecord()
     for name, array in arrays.items():
         record[name] = _pack_one(array)
@@ -287,12 +305,12 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
 
 
 def unpack(record: ArrayRecord) -> Arrays:
-    """The arrays of an ArrayRecord, read-only and without a copy.
+    """Return the arrays of an ArrayRecord, read-only and without a copy.
 
     Raises
     ------
     VflError
-        If an array is not numeric, or its bytes are not what its dtype and shape say.
+        If an array is not numeric, or its bytes do not match its dtype and shape.
     """
     return {name: unpack_one(name, array) for name, array in record.items()}
 
@@ -302,13 +320,13 @@ def _pack_one(array: NDArray[Any]) -> Array:
 
 
 def to_numpy_format(array: NDArray[Any]) -> bytes:
-    """An array's bytes in NumPy's file format."""
+    """Return an array's bytes in NumPy's file format."""
     header = _header(array.dtype.str, array.shape)
     return b"".join((header, np.ascontiguousarray(array).data))
 
 
 def unpack_one(name: str, array: Array) -> NDArray[Any]:
-    """The array in a Flower Array, as `unpack` gives it."""
+    """Return the array in a Flower Array, read-only and without a copy."""
     try:
         dtype = _DTYPES[array.dtype]  # NumPy would parse, and so evaluate, any text
         if array.stype != NUMPY or len(array.shape) > _AXES:
@@ -323,7 +341,7 @@ def unpack_one(name: str, array: Array) -> NDArray[Any]:
 
 @lru_cache(maxsize=1024)
 def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The head of NumPy's file format (version 1.0, row-major)."""
+    """Return the header of NumPy's file format (version 1.0, row-major)."""
     buffer = BytesIO()
     np.lib.format.write_array_header_1_0(
         buffer, {"descr": dtype, "fortran_order": False, "shape": shape}

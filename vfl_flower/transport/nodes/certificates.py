@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 
 def self_signed(*hosts: str) -> tuple[bytes, bytes]:
-    """A private key and the certificate that it signs for itself as these hosts, both PEM."""
+    """Return a private key and its self-signed certificate for these hosts, both in PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
     now = datetime.datetime.now(datetime.UTC)
@@ -49,7 +49,7 @@ def _general(host: str) -> x509.GeneralName:
 
 
 def supernode_keys() -> tuple[bytes, bytes]:
-    """A private and a public key by which a SuperNode authenticates itself, as OpenSSH has them."""
+    """Return a private and a public key of a SuperNode, in the format of OpenSSH."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(
         serialization.Encoding.PEM,
@@ -63,7 +63,7 @@ def supernode_keys() -> tuple[bytes, bytes]:
 
 
 def write_for_host(file: Path, hosts: list[str]) -> None:
-    """Write FILE.key, and FILE.crt, which everyone may know."""
+    """Write FILE.key, and the public FILE.crt."""
     key, certificate = self_signed(*hosts)
     _write_private(file.with_suffix(".key"), key)
     file.with_suffix(".crt").write_bytes(certificate)

@@ -1,17 +1,17 @@
-"""Flower's SuperLink and SuperNode, closed to everyone whom they are not for.
+"""Flower's SuperLink and SuperNode, closed to strangers.
 
     python -m vfl_flower.transport.nodes.superlink superlink OPTIONS
     python -m vfl_flower.transport.nodes.superlink supernode OPTIONS
 
-with the options of `flower-superlink` and `flower-supernode`. As Flower starts them, whoever
-reaches their ports may start runs and register keys (Control API), or take a task with its message
-and state and answer it (Runtime API); and a SuperNode runs the code that a SuperLink sends. Here
+with the options of `flower-superlink` and `flower-supernode`. As Flower starts them, anyone who
+reaches their ports can start runs and register keys (Control API), or take a task with its message
+and state and answer it (Runtime API). A SuperNode also runs the code that a SuperLink sends. Here
 
-- the Control API asks for a token, fresh at each start, which `flwr` commands with the same
-  FLWR_HOME find in its credentials.yaml;
-- the Runtime API has Flower's SuperExec secret, fresh too, for which the SuperExec starts apart;
-  and that gives tasks their tokens by files;
-- a SuperNode runs the ClientApp of this package as it is installed beside it, whatever is sent.
+- the Control API asks for a token, fresh at each start; `flwr` commands with the same FLWR_HOME
+  find it in their credentials.yaml;
+- the Runtime API asks for Flower's SuperExec secret, fresh too. The SuperExec is a process of its
+  own, and gives tasks their tokens in files;
+- a SuperNode runs the installed ClientApp of this package, whatever a SuperLink sends.
 
 The Fleet API asks for registered keys by Flower's own ``--enable-supernode-auth``, and before it
 reads a call's body (`transport.nodes.gate`).
@@ -71,14 +71,14 @@ def superexec(options: list[str]) -> None:
 
 
 def _be(command: str, options: list[str]) -> None:
-    """Be this command of Flower's."""
+    """Run this command of Flower in this process."""
     [script] = entry_points(group="console_scripts", name=command)
     sys.argv = [command, *options]
     script.load()()
 
 
 def _address(options: list[str], port: int) -> str:
-    """Where the process will listen."""
+    """Return the address on which the process will listen."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=port)
@@ -87,7 +87,7 @@ def _address(options: list[str], port: int) -> str:
 
 
 def _with_secret(options: list[str], address: str) -> list[str]:
-    """Start the SuperExec with a secret; the options by which the process asks for it."""
+    """Start the SuperExec with a secret; return the options that make this process ask for it."""
     file = flower_home() / f"superexec-{address.rpartition(':')[2]}.secret"
     make_folder(file.parent)
     write_whole(file, secrets.token_bytes(32))

@@ -1,6 +1,6 @@
 """Frames: Flower messages in Flower's own protobuf, in chunks if they are long.
 
-And what both ends of a stream call the same.
+Also the names and settings that both ends of a stream share.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from vfl_flower.config.errors import VflError
 
 METHOD = "/vfl_flower.Stream/Exchange"
 TOKEN = "vfl-token"
-"""Of the call's metadata, and of the answer's."""
+"""Name of the token in the metadata of a call and of its answer."""
 NAME = "vfl-flower"
-"""Whom the certificate names; that it is this very one is what counts."""
+"""Name in the certificate. A party accepts one certificate, so any name serves."""
 POLL = 0.5
 """Seconds between two looks for Flower's own messages, or two calls."""
-_CHUNK = 2**20  # bytes of a gRPC message, at most
-_LONG = b"\0"  # begins no Flower message
+_CHUNK = 2**20  # most bytes of a gRPC message
+_LONG = b"\0"  # no Flower message begins with it
 OPTIONS = [
     ("grpc.max_receive_message_length", _CHUNK),
     ("grpc.so_reuseport", 0),  # else two runs could listen on one port
@@ -32,7 +32,7 @@ OPTIONS = [
 
 
 def chunks(body: bytes) -> Iterator[bytes]:
-    """A frame as it is sent: whole, or if it is long its length and then pieces of it."""
+    """Yield a frame as it is sent: whole, or if it is long, its length and then its pieces."""
     if len(body) <= _CHUNK:
         yield body
         return
@@ -42,16 +42,16 @@ def chunks(body: bytes) -> Iterator[bytes]:
 
 
 def frames(received: Iterable[bytes], largest: Callable[[], int]) -> Iterator[bytes]:
-    """The frames that chunks make up.
+    """Yield the frames that chunks make up.
 
     Parameters
     ----------
-    largest : bytes of the next frame, at most; it is refused before it is gathered.
+    largest : returns the most bytes of the next frame; a longer one is refused before it is read.
 
     Raises
     ------
     VflError
-        If a frame is longer than it said, or than it may be.
+        If a frame is longer than it says, or longer than permitted.
     """
     pieces: list[bytes] = []
     missing = 0

@@ -1,4 +1,4 @@
-"""A Grid whose messages travel over streams, which Flower messages have parties open."""
+"""A Grid whose messages travel over streams. Parties open them when a Flower message asks."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from vfl_flower.transport.wire import read_reply, said, to_message
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
-_STARTING = 30.0  # seconds after which another is, if its node has not begun the session
-_GRACE = 5.0  # seconds after which a party whose stream broke is sent another Flower message
+_STARTING = 30.0  # seconds after which to send another Flower message, if no session has begun
+_GRACE = 5.0  # seconds after a broken stream, in which the party may reconnect by itself
 _WAIT = 0.2  # seconds that `pull_messages` waits for a reply
-_CLOSING = 15.0  # seconds that the end of a run waits for the parties' states to be kept
+_CLOSING = 15.0  # seconds that the end of a run waits for the parties to save their states
 
 
 class StreamGrid(Transport):
-    """Messages over streams; for all else it has another transport.
+    """Carries messages over streams, and uses another transport to open them.
 
-    With ``transport="auto"``, once a party cannot reach the label holder, messages travel over that
-    other transport from then on, and a notice says so. Streams are there within its ``with`` block.
+    With ``transport="auto"``, a party may fail to reach the label holder. All messages then travel
+    over the other transport, and a notice says so. Streams exist within the ``with`` block.
 
     Parameters
     ----------
-    transport : of Flower's messages.
-    config : says where parties connect to, and how long a session lasts.
-    nonce : under which parties keep their states (`label_holder.checkpoint.Keeper`).
+    transport : the other transport, of Flower's messages.
+    config : has the address of the streams, and the length of a session.
+    nonce : parties keep their states under it (`label_holder.checkpoint.Keeper`).
     """
 
     def __init__(self, transport: Transport, config: RunConfig, nonce: str = "") -> None:
@@ -60,12 +60,12 @@ class StreamGrid(Transport):
 
     @property
     def cost(self) -> Cost:  # type: ignore[override]
-        """Cheap, while messages travel over streams."""
+        """Cost of an exchange: cheap, while messages travel over streams."""
         return "cheap" if self.medium == "stream" else self._transport.cost
 
     @property
     def measures(self) -> bool:  # type: ignore[override]
-        """Between machines; a simulation is to give the same again."""
+        """Whether to measure exchanges: not in a simulation, which must be repeatable."""
         return self.medium == "stream" and not self.simulated
 
     def __enter__(self) -> StreamGrid:
@@ -102,27 +102,27 @@ class StreamGrid(Transport):
     def _links(self) -> list[Link]:
         return list(self._streams.links.values())
 
-    # What the other transport does for this one.
+    # The other transport answers these.
 
     def get_node_ids(self) -> Iterable[int]:
-        """Node ids, by Flower."""
+        """Return Flower's node ids."""
         return self._transport.get_node_ids()
 
     def set_run(self, run: Any) -> None:
-        """Tell the other transport of its run."""
+        """Set the run of the other transport."""
         self._transport.set_run(run)
 
     @property
     def run(self) -> Any:
-        """The run, by Flower."""
+        """Flower's run."""
         return self._transport.run
 
     # Messages.
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send each message down its party's stream, which is opened if there is none.
+        """Send each message down its party's stream; open the stream, if there is none.
 
-        As many ids as messages; fewer, where one is too large.
+        Returns an id for each message; fewer, if one is too large.
         """
         if self.medium == "messages":
             return self._transport.push_messages(messages)
@@ -143,7 +143,7 @@ class StreamGrid(Transport):
         return ids
 
     def _end_old_sessions(self, node: int) -> None:
-        """If this node's session is over, end those of all that are idle: pauses coincide then."""
+        """If this node's session is over, end all idle sessions, so that pauses coincide."""
         with self._streams.lock:
             link = self._streams.links.get(node)
             since = link.since if link else 0.0
@@ -153,7 +153,7 @@ class StreamGrid(Transport):
                         self._streams.end(idle)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies that are in, after waiting a little for one."""
+        """Return the replies that are in, after a short wait for one."""
         wanted, replies = set(message_ids), self._streams.replies
         if self.medium == "stream" and wanted.isdisjoint(replies):
             self._streams.receive(_WAIT)
@@ -168,7 +168,7 @@ class StreamGrid(Transport):
     # Sessions.
 
     def _look(self, at_once: bool = False) -> None:
-        """Where a message waits for a stream: see what became of the session, and open one."""
+        """For each message that waits for a stream, look at its session, and open another."""
         with self._streams.lock:
             waiting = [link for link in self._links if link.in_flight and not link.stream]
         if not waiting or (not at_once and time.monotonic() < self._looked + POLL):
@@ -183,7 +183,7 @@ class StreamGrid(Transport):
                 else:
                     self._streams.answer_with_error(link, str(error).removeprefix("failed: "))
                 continue
-            if link.since:  # a cut that met the session's beginning, or outlasted its patience
+            if link.since:  # the stream broke early in the session, or for too long
                 link.lost = time.monotonic() if end.cause else link.lost
             elif not end.connected and self._cannot_connect(link, said(end.cause)):
                 return
@@ -199,12 +199,12 @@ class StreamGrid(Transport):
                 begins = set(link.openings.values()) - {link.used}
                 begins = begins if now < link.opened + _STARTING else set()
                 needed = link.in_flight and not link.stream and not begins
-            # One whose stream has just broken may yet reconnect by itself.
+            # A party whose stream has just broken may yet reconnect by itself.
             if needed and now > link.lost + _GRACE:
                 self._open(link)
 
     def _cannot_connect(self, link: Link, cause: str) -> bool:
-        """Go on over the other Grid, or give that message up; whether the former."""
+        """Fall back on the other transport, or give the message up; return whether it fell back."""
         if self._running.transport == "auto":
             self._fall_back(cause)
             return True
@@ -212,7 +212,7 @@ class StreamGrid(Transport):
         return False
 
     def _ended_sessions(self) -> list[tuple[Link, Message]]:
-        """Links whose Flower message has been answered, and the answers."""
+        """Return links whose Flower message has been answered, with the answers."""
         with self._streams.lock:
             links = [link for link in self._links if not link.stream]
             owners = {key: link for link in links for key in link.openings}
@@ -243,7 +243,7 @@ class StreamGrid(Transport):
             link.opened = time.monotonic()
 
     def _fall_back(self, cause: str) -> None:
-        """Hand over to the other Grid, with all that has not been answered."""
+        """Hand all unanswered messages over to the other transport."""
         self._streams.receive(0)
         notice.warning("A party %s. Messages travel over Flower now, not over streams.", cause)
         with self._streams.lock:

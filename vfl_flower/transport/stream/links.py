@@ -1,6 +1,6 @@
 """The label holder's end of the streams: the gRPC server that parties call, and a link to each.
 
-`grid.StreamGrid` has parties call, by Flower messages; here is what becomes of their calls.
+`grid.StreamGrid` asks parties to call, by Flower messages. This file serves their calls.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from vfl_flower.transport.stream.listen import listen
 
 log = logging.getLogger("flwr")
 
-_PARTIES = 256  # streams at a time, at most
-_CUTS = 3  # times that a party may be cut for what it sends
-_CONNECTIONS = 1024  # at a time, at most, with those of strangers
+_PARTIES = 256  # most streams at a time
+_CUTS = 3  # times that a party may send something invalid
+_CONNECTIONS = 1024  # most connections at a time, strangers' included
 _OPTIONS = [
     *OPTIONS,
-    ("grpc.max_concurrent_streams", 8),  # of a connection, which for a party needs one
-    ("grpc.server_handshake_timeout_ms", 10_000),  # for those who connect and say nothing
-    ("grpc.max_connection_idle_ms", 30_000),  # or connect, and call nobody
+    ("grpc.max_concurrent_streams", 8),  # of a connection; a party needs one
+    ("grpc.server_handshake_timeout_ms", 10_000),  # for strangers that connect and say nothing
+    ("grpc.max_connection_idle_ms", 30_000),  # for strangers that connect and do not call
 ]
 
 
@@ -52,7 +52,7 @@ class InFlight(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """One call of a party, and what is to go down it; None ends it."""
+    """One call of a party, and the queue of frames for it; None ends the call."""
 
     link: Link
     call: grpc.ServicerContext
@@ -61,29 +61,29 @@ class Stream(NamedTuple):
 
 @dataclass(eq=False)
 class Link:
-    """The way to one party."""
+    """The connection to one party, over all its streams."""
 
     node: int
     in_flight: InFlight | None = None
-    # Bytes of a reply, at most: of that to the last message, and of that before, which may be on
-    # its way once more, after a stream has broken.
+    # Most bytes of the reply to the message before the last, and to the last. After a stream has
+    # broken, the earlier reply may come once more.
     largest: tuple[int, int] = SMALL, SMALL
     stream: Stream | None = None  # while there is one
-    answered: bool = False  # whether that reply has come, and waits to be taken
+    answered: bool = False  # whether the reply has come, and waits in the inbox
     since: float = 0.0  # when the session began
     lost: float = 0.0  # when its last stream broke
-    cuts: int = 0  # how often it was cut for what it carried
-    # Flower messages that open a session and have not been answered: id -> the session's first
-    # token; when the last was sent; and which of those sessions is the present one.
+    cuts: int = 0  # how often a stream was cut, since it carried something invalid
+    # Unanswered Flower messages that open a session: id -> the session's first token. `opened` is
+    # when the last was sent, and `used` the first token of the present session.
     openings: dict[str, str] = field(default_factory=dict)
     opened: float = 0.0
     used: str = ""
 
 
 def _connections() -> int:
-    """How many connections to take at a time: half of the files that can be open, at most.
+    """Return how many connections to accept: at most half of the files that can be open.
 
-    As many files as the system allows this process can be open from now on.
+    It raises the limit of open files as far as the system permits.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # macOS names a limit that it does not keep
@@ -93,12 +93,12 @@ def _connections() -> int:
 
 
 class Streams(grpc.GenericRpcHandler):
-    """Links to parties, and the calls by which they are open.
+    """Links to parties, and the gRPC server that serves their calls.
 
     Parameters
     ----------
-    run_id : of the Flower run whose messages are accepted.
-    running : says where to listen.
+    run_id : id of the Flower run whose messages to accept.
+    running : has the address and ports to listen on.
 
     Raises
     ------
@@ -107,12 +107,12 @@ class Streams(grpc.GenericRpcHandler):
     """
 
     def __init__(self, run_id: int, running: RunningConfig) -> None:
-        self.lock = Lock()  # of links and tokens, which calls change from their own threads
+        self.lock = Lock()  # for links and tokens: calls change them from their own threads
         self.links: dict[int, Link] = {}
-        self.replies: dict[str, Message] = {}  # that have come, by the message they answer
+        self.replies: dict[str, Message] = {}  # id of the answered message -> its reply
         self.closed = False  # whether calls end at once
         self._run_id = run_id
-        self._tokens: dict[str, tuple[Link, str]] = {}  # which its opening gave, or the last call
+        self._tokens: dict[str, tuple[Link, str]] = {}  # token -> link, first token of its session
         self._inbox: SimpleQueue[tuple[Stream, bytes]] = SimpleQueue()
         self._strangers = Strangers("Refused calls to the stream's port without a valid token")
         key, self.certificate = self_signed(NAME)
@@ -128,30 +128,32 @@ class Streams(grpc.GenericRpcHandler):
         self.address = listen(self._server, credentials, running)
 
     def start(self) -> None:
-        """Take calls from now on."""
+        """Accept calls from now on."""
         self._server.start()
 
     def stop(self) -> None:
-        """Take none any more, and release the port."""
+        """Accept no more calls, and release the port."""
         self._server.stop(grace=1).wait()
         self._strangers.tell()
         self._calls.shutdown(wait=False)
 
     def put(self, key: str, frame: bytes, message: Message, largest: int) -> None:
-        """Send a message down its party's stream, or as soon as there is one.
+        """Send a message down its party's stream, as soon as there is one.
 
-        Arrays of its reply have ``largest`` bytes at most.
+        Parameters
+        ----------
+        largest : most bytes of the arrays of its reply.
         """
         node = message.metadata.dst_node_id
         with self.lock:
             link = self.links.setdefault(node, Link(node))
             link.in_flight, link.answered = InFlight(key, frame, message), False
-            link.largest = link.largest[1], largest + SMALL  # with all else that is in a frame
+            link.largest = link.largest[1], largest + SMALL  # and the rest of a frame
             if link.stream:
                 link.stream.outbox.put(frame)
 
     def receive(self, wait: float) -> None:
-        """Take the frames that are in, after waiting a little for one."""
+        """Read the frames that are in, after a short wait for one."""
         try:
             stream, body = self._inbox.get(timeout=wait)
             while True:
@@ -177,7 +179,7 @@ class Streams(grpc.GenericRpcHandler):
                 link.in_flight = None
 
     def answer_with_error(self, link: Link, reason: str) -> None:
-        """Give a link's message up."""
+        """Give up a link's message: answer it with an error."""
         with self.lock:
             if not link.in_flight:
                 return
@@ -185,27 +187,27 @@ class Streams(grpc.GenericRpcHandler):
             error = Error(code=ErrorCode.NODE_UNAVAILABLE, reason=reason)
             self.replies[waiting.key] = Message(error, reply_to=waiting.message)
 
-    # With the lock held.
+    # The caller holds the lock.
 
     def admit_by(self, token: str, link: Link) -> None:
-        """Let the calls of a new session in, by this token first."""
+        """Accept the calls of a new session; this is its first token."""
         self._tokens[token] = link, token
 
     def end(self, link: Link) -> None:
-        """End its stream, and with it the session of the party, once what is queued is sent."""
+        """End the stream and the session of a party, once its queue is sent."""
         if link.stream:
             link.stream.outbox.put(None)
             link.stream = None
         self.revoke(link.used)
 
     def revoke(self, opening: str) -> None:
-        """No token of this session serves any more."""
+        """Revoke all tokens of a session."""
         self._tokens = {token: each for token, each in self._tokens.items() if each[1] != opening}
 
-    # A call, in threads of the gRPC server.
+    # Threads of the gRPC server run these.
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """Who serves a call: nobody, without a token that serves; so it takes none of the threads.
+        """Return the handler of a call; None without a valid token, so that it takes no thread.
 
         gRPC answers such a call that there is no such method.
         """
@@ -217,14 +219,14 @@ class Streams(grpc.GenericRpcHandler):
         return None
 
     def _exchange(self, received: Iterator[bytes], call: grpc.ServicerContext) -> Iterator[bytes]:
-        """One call: frames down, while a thread of its own reads those that come up."""
+        """Serve one call: yield frames for the party, while another thread reads its frames."""
         stream = self._admit(call)
         Thread(target=self._read, args=(stream, received), daemon=True).start()
         while (body := stream.outbox.get()) is not None:
             yield from chunks(body)
 
     def _admit(self, call: grpc.ServicerContext) -> Stream:
-        """Whose call it is, by its token, which serves this once; any other call is refused."""
+        """Return the stream of a call, by its token, which serves once; refuse any other call."""
         shown = dict(call.invocation_metadata()).get(TOKEN)
         with self.lock:
             found = self._tokens.pop(shown, None) if isinstance(shown, str) else None
@@ -253,7 +255,7 @@ class Streams(grpc.GenericRpcHandler):
         return stream
 
     def _read(self, stream: Stream, received: Iterator[bytes]) -> None:
-        """Queue the frames that come up, one for each message, until the stream ends."""
+        """Queue the party's frames, one for each message, until the stream ends."""
         link = stream.link
         try:
             for body in frames(received, lambda: max(link.largest)):
@@ -276,7 +278,7 @@ class Streams(grpc.GenericRpcHandler):
         log.warning("The stream of the party on node %d broke.", link.node)
 
     def _cut(self, stream: Stream, error: VflError) -> None:
-        """Refuse what a party sent; it may try again, a few times."""
+        """Cut a stream that carried something invalid; the party may try again, a few times."""
         link = stream.link
         log.warning("Cut the stream of the party on node %d: it sent %s.", link.node, error)
         with self.lock:

@@ -1,4 +1,4 @@
-"""Where the label holder listens for streams: the addresses and ports of the configuration."""
+"""Listen for streams at the addresses and ports of the configuration."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from vfl_flower.config.options import RunningConfig
 
 
 def check(running: RunningConfig) -> None:
-    """Raise `ConfigError` if an address or a range of ports is none."""
+    """Refuse, by `ConfigError`, an invalid address or range of ports."""
     host_and_port(running.stream_address)
     port_range(running)
 
 
 def host_and_port(address: str) -> tuple[str, int | None]:
-    """The parts of a ``stream-address``; an IPv6 address has brackets where a port follows.
+    """Return host and port of a ``stream-address``; an IPv6 address before a port has brackets.
 
     Raises
     ------
     ConfigError
-        If it is none.
+        If it is not an address.
     """
     matched = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9_.-]+))(?::(\d+))?", address)
     host = (matched[1] or matched[2]) if matched else address
@@ -41,7 +41,7 @@ def host_and_port(address: str) -> tuple[str, int | None]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it is this machine, by its name or address."""
+    """Return whether a name or address means this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -49,7 +49,7 @@ def is_loopback(host: str) -> bool:
 
 
 def port_range(running: RunningConfig) -> range:
-    """The ports of ``stream-ports``."""
+    """Return the ports of ``stream-ports``."""
     matched = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", running.stream_ports)
     first = int(matched[1]) if matched else 0
     last = int(matched[2] or matched[1]) if matched else 0
@@ -62,7 +62,7 @@ def port_range(running: RunningConfig) -> range:
 
 
 def listen(server: grpc.Server, credentials: grpc.ServerCredentials, running: RunningConfig) -> str:
-    """Listen on the first port that is free; the address for the parties."""
+    """Listen on the first free port; return the address for the parties."""
     host, announced = host_and_port(running.stream_address)
     interface = "[::]" if ":" in host else "0.0.0.0"
     if is_loopback(host):

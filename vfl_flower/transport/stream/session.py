@@ -23,9 +23,9 @@ from vfl_flower.transport.stream.messages import SessionEnd, SessionOrder
 
 log = logging.getLogger("flwr")
 
-_FIRST_SECONDS = 10.0  # in which a party must reach the label holder for the first time
+_FIRST_SECONDS = 10.0  # within which a party must first reach the label holder
 _REFUSED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED
-_PATIENCE = 60.0  # seconds in which it must do so again, after a stream has broken
+_PATIENCE = 60.0  # seconds within which it must reach it again, after a stream has broken
 
 
 def serve(
@@ -33,12 +33,12 @@ def serve(
 ) -> SessionEnd:
     """Serve the messages of a session, each by the ClientApp, until the label holder ends it.
 
-    The party's state is then in its Context, as after any message. A party connects only where its
-    own node configuration allows.
+    The party's state is then in its Context, as after any message. A party connects only to hosts
+    that its own node configuration permits.
 
     Parameters
     ----------
-    largest : bytes of the arrays of the next order, at most.
+    largest : returns the most bytes of the arrays of the next order.
     """
     if not simulated(context) and not _allowed(order.address, context):
         party = context.node_config.get("partition-id")
@@ -51,7 +51,7 @@ def serve(
         return SessionEnd(connected=False, served=0, cause=cause)
     session = Session(app, context, order.token, largest)
     options = [*OPTIONS, ("grpc.ssl_target_name_override", NAME)]
-    # The least is also how long gRPC tries to connect.
+    # The minimum is also how long gRPC tries to connect.
     options += [("grpc.min_reconnect_backoff_ms", 5000), ("grpc.max_reconnect_backoff_ms", 5000)]
     options += [("grpc.initial_reconnect_backoff_ms", 500)]
     credentials = grpc.ssl_channel_credentials(order.certificate.encode())
@@ -61,14 +61,14 @@ def serve(
 
 
 def _allowed(address: str, context: Context) -> bool:
-    """Whether ``stream-address`` in the node configuration has this host, and port if it names one.
+    """Return whether the node configuration permits this address, by ``stream-address``.
 
-    Without it this machine alone is allowed.
+    Without ``stream-address``, it permits only this machine.
 
     Raises
     ------
     ConfigError
-        If an address is none.
+        If ``stream-address`` has an invalid address.
     """
     host, port = host_and_port(address)
     named = Rules.of(context.node_config).stream_address
@@ -88,13 +88,13 @@ class Session:
         self.context = context
         self.token = token
         self.largest = largest
-        self.connected = False  # whether any call was
-        self.reached = False  # whether the last call was
+        self.connected = False  # whether any call has reached the label holder
+        self.reached = False  # whether the last call has
         self.served = 0
         self.last: tuple[str, bytes] = "", b""  # id of the last message served, and its reply
 
     def run(self, channel: grpc.Channel, address: str) -> str:
-        """Call, and call again when the call breaks; why it ended, if not as it should."""
+        """Call, and again whenever a call breaks; return why it ended, if it failed."""
         deadline = time.monotonic() + _FIRST_SECONDS
         said = ""
         while True:
@@ -122,7 +122,7 @@ class Session:
             time.sleep(POLL)
 
     def _call(self, channel: grpc.Channel) -> bool:
-        """One call, until it ends; whether the label holder ended it."""
+        """Make one call until it ends; return whether the label holder ended it."""
         outbox: SimpleQueue[bytes | None] = SimpleQueue()
         sent = (chunk for body in iter(outbox.get, None) for chunk in chunks(body))
         method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
@@ -153,7 +153,7 @@ class Session:
         return False
 
     def _serve(self, message: Message) -> bytes:
-        """The reply to a message; to one that comes again, the same."""
+        """Return the reply to a message; the same reply, if the message comes again."""
         if message.metadata.message_id != self.last[0]:
             try:
                 reply = self.app(message, self.context)
