@@ -1,4 +1,4 @@
-"""Flower Strategies: one exchange loop (`vertical`) with its parts, and a file for each paper.
+"""Flower Strategies: one exchange loop (`vertical`), and a file for each paper.
 
 A paper's file is data, a `vfl_flower.protocol.systems.System`. `vfl_flower.config.plugins.SYSTEMS`
 names them all.

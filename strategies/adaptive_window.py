@@ -1,4 +1,4 @@
-"""Choose the window by measurement: how many steps a message carries, if none is configured.
+"""Choose the window, the steps of a message, by measurement if none is configured.
 
 An exchange of w steps lasts a + b w seconds: a is the round trip of a message, b a step at both
 ends. Longer windows waste less on round trips. They are also staler: all their steps use the

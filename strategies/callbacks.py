@@ -1,4 +1,4 @@
-"""Built-in callbacks: the best model, early stopping, checkpoints, and signals that end a run.
+"""Built-in callbacks: best model, early stopping, checkpoints, ending signals.
 
 `callbacks_of` lists them with yours, in the order in which they hear of an event.
 """
@@ -50,7 +50,7 @@ def callbacks_of(
 
 
 class BestModel(Callback):
-    """Remembers the model that does best on the validation rows, and restores it at the end.
+    """Remembers the best model on the validation rows, and restores it at the end.
 
     Parameters
     ----------

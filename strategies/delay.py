@@ -1,4 +1,4 @@
-"""Bounded delay (VAFL section 2.3): ask for fresh embeddings of rows that are too old."""
+"""Bounded delay (VAFL section 2.3): refresh embeddings that are too old."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enrol parties: each describes itself, and a party that does not agree is refused."""
+"""Enrol parties: each describes itself, and one that does not fit is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Flower's arguments of `Vertical.start` do, and what hooks of your own must do.
+"""Serve Flower's arguments of `Vertical.start`, and check your hooks.
 
 A hook that left out a message or a reply would have the run wait for ever, and is refused.
 """
@@ -65,7 +65,7 @@ def overrides(kind: type, base: type) -> bool:
 
 
 def check_sent(run: Run) -> None:
-    """Refuse, by `ConfigError`, hooks that send other messages than ``super()`` yields."""
+    """Refuse, by `ConfigError`, hooks that send other messages than ``super()``."""
     out = sorted(node for node, _ in run.messenger.out.values())
     due = sorted(record.node_id for record in run.records if record.in_flight)
     if out != due:

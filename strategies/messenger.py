@@ -67,7 +67,7 @@ _TRIES = 3  # times to bring a party into step for one turn
 
 
 class Messenger(Outbox):
-    """Sends turns, takes the answers and counts both; decides what follows from a failure.
+    """Sends turns, takes and counts the answers, and handles failures.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class Messenger(Outbox):
         replies: Iterable[Message],
         use: Callable[[PartyRecord, O, Upload], T],
     ) -> Iterator[tuple[PartyRecord, T]]:
-        """Yield what ``use`` makes of the uploads that answer an order of this kind, by party.
+        """Yield what ``use`` makes of each upload that answers an order of this kind.
 
         A party whose upload is invalid has failed, or is brought into step.
         """
@@ -207,7 +207,7 @@ class Messenger(Outbox):
     # --- answers --------------------------------------------------------------------------------
 
     def answer(self, group: Sequence[Arrival]) -> None:
-        """Answer a quorum of uploads. Drop any party whose upload made the loss non-finite."""
+        """Answer a quorum of uploads; drop a party whose upload made the loss infinite."""
         # Count every row of the mini-batches, also rows that a party lacks: the top model steps on
         # them too.
         batches = [(each.party, each.batches) for each in group]

@@ -1,4 +1,4 @@
-"""How many steps a run has, when evaluations are due, and which uploads have their quorum."""
+"""Step budget, due evaluations, and the quorums of uploads."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ class StepBudget:
         return epoch, first, steps
 
     def without(self, done: int) -> None:
-        """Remove the remaining steps of a failed party; ``done`` steps were ordered from it."""
+        """Remove a failed party's remaining steps; ``done`` were ordered from it."""
         self.planned -= max(0, self._of_party - done)
 
     def with_again(self, done: int) -> None:
-        """Add the remaining steps of a party that is back; ``done`` were ordered from it."""
+        """Add a returned party's remaining steps; ``done`` were ordered from it."""
         self.planned += max(0, self._of_party - done)
 
     def state_dict(self) -> dict[str, Any]:

@@ -43,19 +43,19 @@ class Vertical(Strategy):
 
     **Flower's hooks.** Subclass this class, override a hook, and call ``super()`` in it. A round
     lasts from one evaluation to the next (option ``eval-every``), and ``arrays`` is the label
-    holder's top model. `configure_train` and `configure_evaluate` give a message to each party
-    whose turn it is: they are called each time that a party may have its turn, many times a round.
-    Read the messages, or replace what is in them; send all of them, and no others. A party that is
-    left out would be waited for: choose parties by ``quorum``. `aggregate_train` is called whenever
-    uploads are in, and `aggregate_evaluate` while an evaluation is awaited, perhaps with no reply.
-    Pass all replies on to ``super()``, which returns the top model and metrics once a model has
-    been stepped or evaluated. The arrays that you return become the top model. What you return as
-    metrics is in the `Result`.
+    holder's top model. `configure_train` and `configure_evaluate` give a message to each idle
+    party. The loop calls them whenever a party may have its turn, many times a round. Read the
+    messages, or replace their content; send all of them, and no others. The run would wait for a
+    party that you leave out: choose parties by ``quorum``. The loop calls `aggregate_train`
+    whenever uploads are in, and `aggregate_evaluate` while it awaits an evaluation, perhaps with no
+    reply. Pass all replies on to ``super()``, which returns the top model and metrics after a step
+    or an evaluation. The arrays that you return become the top model. The `Result` has your
+    metrics.
 
-    **What cannot serve.** A party's bottom model is its own: no arrays reach the parties, and
-    ``initial_arrays`` are those of the top model alone. Parties learn by the run configuration, of
-    which each may refuse a part. So ``train_config`` and ``evaluate_config`` reach
-    `configure_train` and `configure_evaluate`, but no message: ``super()`` refuses them.
+    **Limits.** No arrays reach the parties, since each party owns its bottom model. So
+    ``initial_arrays`` are only the top model's. Parties learn by the run configuration, and each
+    may refuse parts of it. So ``train_config`` and ``evaluate_config`` reach `configure_train` and
+    `configure_evaluate`, but no message: ``super()`` refuses them.
 
     Parameters
     ----------
@@ -117,9 +117,9 @@ class Vertical(Strategy):
         Returns
         -------
         Result
-            The top model, and metrics by round: of training, as `aggregate_train` gave them last;
-            of evaluations, as `aggregate_evaluate` gave them; and for the server the label holder's
-            history, with what ``evaluate_fn`` found.
+            The top model, and metrics by round. Training metrics are the last that
+            `aggregate_train` returned, and evaluation metrics come from `aggregate_evaluate`. The
+            server's metrics are the label holder's history, with the results of ``evaluate_fn``.
 
         Raises
         ------
@@ -177,11 +177,11 @@ class Vertical(Strategy):
         self.run.log_summary()
 
     def figures(self) -> dict[str, Any]:
-        """Return the strategy's part of ``summary.json``; empty if the parties did not agree."""
+        """Return the strategy's part of ``summary.json``; empty without parties."""
         return self.run.figures() if hasattr(self, "run") else {}
 
     def top_arrays(self) -> Arrays:
-        """Return the top model's parameters so far; none before the parties have been enrolled."""
+        """Return the top model's parameters so far; empty without parties."""
         return model_arrays(self.run.holder.top) if hasattr(self, "run") else {}
 
     def _arrays(self) -> ArrayRecord:
@@ -322,7 +322,7 @@ class Vertical(Strategy):
             self.result.train_metrics_clientapp[number] = metrics
 
     def wait_for(self, records: Sequence[PartyRecord]) -> None:
-        """Take replies until no message is out to these parties; answer no quorum meanwhile."""
+        """Wait until no message is out to these parties; answer no quorum meanwhile."""
         waiting = self.run.waiting
         before, waiting.held = waiting.held, True
         while any(record.in_flight for record in records):

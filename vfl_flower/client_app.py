@@ -72,7 +72,7 @@ _served: dict[type[Order], Serve[Any]] = {}
 
 
 class PartyApp(ClientApp):
-    """Flower's ClientApp of a party; in one process it also serves turns of many parties together.
+    """Flower's ClientApp of a party; it can also serve turns of many parties together.
 
     Parameters
     ----------
@@ -256,7 +256,7 @@ def describe(context: Context, order: DescribeOrder) -> Payload:
 
 @serves(GrowOrder)
 def grow(context: Context, order: GrowOrder) -> Payload:
-    """Begin a run with the model of an earlier run; a party that was not in it begins anew."""
+    """Begin a run with the model of an earlier run; a new party begins anew."""
     payload = _by_party(Party.describe, context, order, builder.grow(context, order))
     state_file.save(context, 0)
     return payload

@@ -44,7 +44,7 @@ notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
 
 class _Sentence(logging.Filter):
-    """Have Flower log an error of this application as its sentence, without a traceback."""
+    """Have Flower log an error of this package as its sentence, without a traceback."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Change the record; let it pass."""
@@ -172,7 +172,7 @@ def _train_in(
 
 @contextmanager
 def _streams(transport: Transport, config: RunConfig, nonce: str = "") -> Iterator[Transport]:
-    """Yield the transport of the run's messages: a `StreamGrid`, where there are streams.
+    """Yield the transport of the run's messages: a `StreamGrid`, if it has streams.
 
     A Ray simulation with fewer nodes than parties adds `SharedActors` on top of it.
     """
@@ -218,7 +218,7 @@ def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Kee
 
 
 def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint) -> Order | None:
-    """Return how to hold out an earlier run's rows again, if they are in the same places."""
+    """Return how to hold out an earlier run's rows again, if their places are equal."""
     rows = earlier.rows
     if len(own.ids) <= rows.max() or own.digest(rows) != earlier.about_labels["ids"]:
         notice.warning(

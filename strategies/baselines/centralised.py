@@ -1,7 +1,8 @@
-"""Baseline `centralised`: the same model, trained on joined data; an upper bound.
+"""Baseline `centralised`: the same model, trained on all columns in one place.
 
-It needs every party's columns in one place, so it runs only in simulations. Columns of a row that a
-party lacks are zero. Baseline `intersection-only` trains only on the rows that all parties have.
+It is an upper bound. It needs every party's columns, so it runs only in simulations. Columns of a
+row that a party lacks are zero. Baseline `intersection-only` trains only on the rows that all
+parties have.
 """
 
 from __future__ import annotations

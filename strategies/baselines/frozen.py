@@ -17,7 +17,7 @@ from vfl_flower.transport.messages import EmbedOrder, EvaluateOrder
 
 
 class Frozen(Vertical):
-    """Exchanges two messages a party, for training and test rows; then trains without messages."""
+    """Gets training and test embeddings once, then trains without messages."""
 
     can_resume = False
 

@@ -1,7 +1,7 @@
 """Baseline `local-only`: the best single party without the others.
 
 Each party in turn trains with the label holder as if there were no other party. A label holder with
-columns of its own also trains without any party. The baseline reports the run with the least
+columns also trains without any party. The baseline reports the run with the least
 validation loss. Without validation rows, it reports the run with the highest test accuracy (R2 for
 regression), which favours the baseline. If noise hides labels, it must not choose by clean test
 labels: it reports the run with the least training loss, on noisy labels. The gain of a system over

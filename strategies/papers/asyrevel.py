@@ -1,13 +1,14 @@
 """AsyREVEL: Desirable Companion for Vertical Federated Learning (Zhang, Gu et al., 2021); ZOO-VFL.
 
-Algorithm 1: a party uploads its embeddings at w and at w + mu u (line 4), the label holder answers
-their loss difference by what its table holds of the other parties (line 9), and both sides step
-along directions of their own (lines 6-7 and 10-11, Eq. 15-17). Key ``directions``: ``gaussian`` is
-AsyREVEL-Gau, ``sphere`` AsyREVEL-Uni. The estimator's factor is Cascaded's phi(d), where this
-paper writes d for both. ``regulariser = "nonconvex"`` is that of Eq. (22), added at the party.
+Algorithm 1: a party uploads its embeddings at w and at w + mu u (line 4). The label holder answers
+with their loss difference, using its table of the other parties' embeddings (line 9). Both sides
+step along their own directions (lines 6-7 and 10-11, Eq. 15-17). With option ``directions``,
+``gaussian`` is AsyREVEL-Gau and ``sphere`` AsyREVEL-Uni. The estimator's factor is Cascaded's
+phi(d); this paper writes d for both. ``regulariser = "nonconvex"`` is the regulariser of Eq. (22),
+added at the party.
 
-The papers' optimizer is plain SGD, which here is ``optimizer = "sgd"``; with Adam, the default, one
-learning rate serves large and small models.
+The papers' optimizer is plain SGD: ``optimizer = "sgd"``. With Adam, the default, one learning rate
+serves large and small models.
 
 Section 5.3 compares it with its synchronous counterpart, SynREVEL, where one party is 20 to 60 %
 slower than the others.

@@ -1,8 +1,8 @@
 """Secure and Fast Asynchronous VFL via Cascaded Hybrid Optimization (Wang et al., 2023).
 
-Algorithm 1, VFL-Cascaded: parties are trained by zeroth order (lines 3-7, Eq. 2-3), the top model
+Algorithm 1, VFL-Cascaded: parties learn by zeroth order (lines 3-7, Eq. 2-3). The top model learns
 by its own gradient (lines 10-11, Eq. 4), after the losses are taken (line 9). The label holder
-sends their difference, which is all that a party uses of them.
+sends only the difference of the losses, since a party needs no more.
 
 Algorithm 2 (appendix B), Syn-ZOO-VFL: all parties and the server step by zeroth order, on one
 shared mini-batch. For it Adam is the default, as for AsyREVEL; the paper's is plain SGD.

@@ -1,14 +1,15 @@
 """DPZV: differentially private zeroth-order vertical federated learning (Zhang et al., 2026).
 
-Algorithm 1: a party uploads its embeddings at w + mu u and at w - mu u, u on the sphere of radius
-sqrt(d) (line 5, Eq. 6); the label holder clips each row's loss difference to [-C, C], averages, and
-adds one Gaussian number (line 6, Eq. 7-8); the party steps along u (line 9, Eq. 9). The top model
-steps by its own gradient, or with ``server-update = "zeroth-order"`` along directions of its own.
+Algorithm 1: a party uploads its embeddings at w + mu u and at w - mu u. The direction u is on the
+sphere of radius sqrt(d) (line 5, Eq. 6). The label holder clips each row's loss difference to
+[-C, C], averages, and adds one Gaussian number (line 6, Eq. 7-8). The party steps along u (line 9,
+Eq. 9). The top model steps by its gradient. With ``server-update = "zeroth-order"``, it steps along
+directions instead.
 
-Differences are divided by 2 mu, as Eq. (3) has it, and clipped on both sides, which its sensitivity
-needs. The noise is calibrated to ``epsilon`` over the scalars of all parties and the steps of the
-top model, by how often a row is in one: the paper takes mini-batches for secret Poisson samples,
-and lets the top model learn without noise, which is ``calibration = "paper"``.
+Differences are divided by 2 mu, as in Eq. (3), and clipped on both sides, as the sensitivity needs.
+The noise is calibrated to ``epsilon`` over the scalars of all parties and the top model's steps. It
+counts how often each row is used. The paper instead treats mini-batches as secret Poisson samples,
+and lets the top model learn without noise: ``calibration = "paper"``.
 """
 
 from __future__ import annotations

@@ -3,14 +3,15 @@
 2022).
 
 Algorithm 2, private labels: parties upload the compressed change of their embeddings, C(H - G)
-(line 3), both ends step their surrogate G by it (line 5), and the label holder answers with
-gradient rows at the surrogates (Eq. 5, line 4). Algorithm 1, shared labels (``labels = "shared"``):
-it sends the uploads and the top model on to all parties (line 4), which differentiate the loss at
-the others' surrogates and their own exact embedding (Eq. 4). ``local-steps`` is Q of section 5.3.
+(line 3). Both ends step their surrogate G by it (line 5). The label holder answers with gradient
+rows at the surrogates (Eq. 5, line 4). Algorithm 1, shared labels (``labels = "shared"``): the
+label holder forwards the uploads and the top model to all parties (line 4). Each party
+differentiates the loss at the others' surrogates and its own exact embedding (Eq. 4).
+``local-steps`` is Q of section 5.3.
 
-A mini-batch's upload is compressed when the batch is used, C = C2 o C1 of section 5, so the first
-upload of a row is C(H); a batch of all rows is the algorithm as printed. CVFL compresses the
-embeddings themselves. The defaults keep labels private, which the paper's experiments do not.
+A mini-batch's upload is compressed when the batch is used, C = C2 o C1 of section 5. So the first
+upload of a row is C(H). A batch of all rows is the algorithm as printed. CVFL compresses the
+embeddings themselves. The defaults keep labels private; the paper's experiments do not.
 """
 
 from __future__ import annotations

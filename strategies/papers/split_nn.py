@@ -1,7 +1,8 @@
-"""Synchronous split learning, the reference that every other system is compared with.
+"""Synchronous split learning, the reference for every other system.
 
-Each step all parties embed the same mini-batch, the label holder steps its top model and returns
-gradient rows, and all parties step: centralised SGD, computed apart. EF-VFL's paper calls it SVFL.
+In each step, all parties embed the same mini-batch. The label holder steps its top model and
+returns gradient rows, and all parties step. This is centralised SGD, computed apart. EF-VFL's paper
+calls it SVFL.
 """
 
 from __future__ import annotations

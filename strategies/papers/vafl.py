@@ -1,10 +1,10 @@
 """VAFL: a Method of Vertical Asynchronous Federated Learning (Chen, Jin, Sun and Yin, 2020).
 
-Algorithm 1: parties draw their own mini-batches and never wait for each other (lines 3-7); the
-label holder answers each upload by what its table holds of the others, stale as it may be (lines
-8-13, Eq. 2-3), and steps its model once (Eq. 4). Key ``max-delay`` is the bound D of section 2.3.
+Algorithm 1: parties draw their own mini-batches and never wait for each other (lines 3-7). The
+label holder answers each upload with its table of the others' embeddings, which may be stale (lines
+8-13, Eq. 2-3). It steps its model once (Eq. 4). Option ``max-delay`` is the bound D of section 2.3.
 
-Algorithm 2, t-synchronous: the label holder waits for t uploads; key ``quorum``.
+Algorithm 2, t-synchronous: the label holder waits for t uploads, option ``quorum``.
 
 Section 4, perturbed local embedding: ``privacy = "perturbed-embedding"``.
 """

@@ -1,1 +1,1 @@
-"""What carries messages, and what starts it."""
+"""Transports of messages."""

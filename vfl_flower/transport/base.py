@@ -88,7 +88,7 @@ class Transport(Grid):
         return keys
 
     def receive(self, keys: Iterable[str], deadline: float) -> list[Message]:
-        """Return at least one of the replies, or none at the deadline (in monotonic seconds)."""
+        """Return the replies after one is in, or none at the monotonic deadline."""
         pause = _FIRST_POLL
         while True:
             messages = list(self.pull_messages(list(keys)))

@@ -34,7 +34,7 @@ class SetOrder(EarlyOrder):
 
 @dataclass(frozen=True, kw_only=True)
 class AlignOrder(EarlyOrder):
-    """Say which ids you have, by a ``method`` that hides them. The answer is `Aligned`.
+    """Say which ids you have, by a ``method`` that hides them; answer by `Aligned`.
 
     ``id_kind`` is the kind of the label holder's ids. ``arrays["ids"]``, uint8 [n, 32], are its
     blinded ids; with method "ids", one blinded digest of all ids. Unless ``anew``, they are only
@@ -97,7 +97,7 @@ class KeyOrder(EarlyOrder):
 
 @dataclass(frozen=True, kw_only=True)
 class SetKept(Introduction):
-    """Answer to `SetOrder`: ``arrays["proof"]``, uint8 [1, 32], if the party keeps that set."""
+    """Answer to `SetOrder`: ``arrays["proof"]``, uint8 [1, 32], if the set is there."""
 
     names: ClassVar = ("proof",)
 
@@ -108,8 +108,8 @@ class Aligned(Introduction):
 
     ``arrays["again"]``, uint8 [n, 32], are the label holder's ids in their order, blinded by the
     party too. ``arrays["own"]``, uint8 [n, 32], are outputs of the party's ids (`psi.outputs`) in a
-    secret order; only those at its end, if the label holder knows the others. ``arrays["gone"]``,
-    int32 [m], are places of ids that the party's file has lost. With method "ids" there is only
+    secret order. It leaves out outputs that the label holder knows. ``arrays["gone"]``, int32 [m],
+    are places of ids that the party's file has lost. With method "ids" there is only
     ``arrays["question"]``, as in the answer to `CommonOrder`.
     """
 

@@ -1,4 +1,4 @@
-"""All code that uses Flower's private parts; pyproject.toml bounds flwr's version for it.
+"""All code that uses Flower's private parts; they bound flwr's version.
 
 `tests/test_flower_internals.py` tests each assumption.
 """
@@ -78,7 +78,7 @@ def in_ray() -> bool:
 
 
 def ray_actors() -> int:
-    """Return the number of actors of this process's Ray simulation, over its whole cluster."""
+    """Return the number of this process's Ray actors, over the whole cluster."""
     import ray
     from ray._private.state import actors  # the public one needs a dashboard
 
@@ -96,7 +96,7 @@ def flower_home() -> Path:
 
 
 def lasting_home() -> Path:
-    """Return the folder that outlives a run, also if its processes have their own FLWR_HOME."""
+    """Return the folder that outlives a run, also if the run has its own FLWR_HOME."""
     named = os.environ.get("VFL_HOME")
     return Path(named) if named else flower_home() / "vfl-flower"
 
@@ -134,7 +134,7 @@ def state_from_bytes(body: bytes) -> RecordDict:
 
 
 def app_of_this_package() -> str:
-    """Return the pyproject.toml of a Flower App without code: it names this installed package."""
+    """Return the pyproject.toml of a Flower App that names this installed package."""
     parts = {"serverapp": "vfl_flower.server_app:app", "clientapp": "vfl_flower.client_app:app"}
     about = {"publisher": "vfl-flower", "components": parts, "config": flower_defaults()}
     project = {"name": "vfl-app", "version": "1.0.0", "license": "Apache-2.0"}
@@ -143,7 +143,7 @@ def app_of_this_package() -> str:
 
 
 def keep_token(address: str, token: str) -> None:
-    """Have `flwr` commands with this FLWR_HOME show the token to the SuperLink at an address."""
+    """Have `flwr` commands with this FLWR_HOME show the token at an address."""
     from flwr.cli.constant import (
         ACCESS_TOKEN_STORE_KEY,
         AUTHN_TYPE_STORE_KEY,
@@ -159,7 +159,7 @@ def keep_token(address: str, token: str) -> None:
 
 
 def demand_token(token: str) -> None:
-    """Have a SuperLink that starts in this process serve Control calls with this token alone."""
+    """Have this process's SuperLink serve only Control calls with this token."""
     from flwr.common.constant import ACCESS_TOKEN_KEY
     from flwr.supercore.auth.typing import AccountInfo
     from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
@@ -188,7 +188,7 @@ def demand_token(token: str) -> None:
 
 
 def guard_fleet(gate: type) -> None:
-    """Put an ASGI middleware before all others of a SuperLink that starts in this process.
+    """Put an ASGI middleware before all others of this process's SuperLink.
 
     It gets the application and a function. The function returns the registered public key that has
     signed a call, or None. A SuperNode signs only the time, so the headers are enough. Flower's own
@@ -242,7 +242,7 @@ def hide_tokens() -> None:
 
 
 def run_installed_code_only() -> None:
-    """Have a SuperNode that starts in this process run this package's ClientApp, as installed.
+    """Have this process's SuperNode run the installed ClientApp of this package.
 
     It neither fetches nor uses the App that its SuperLink names. It leaves out options of the run
     configuration that this package does not know, since a SuperNode would end at them.

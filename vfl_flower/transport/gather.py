@@ -151,7 +151,7 @@ def gather(
 
 
 class AvailableParties(NamedTuple):
-    """Parties available for prediction by a model of so many parties, minus those excluded."""
+    """Parties available for prediction, minus those excluded."""
 
     parties: int
     without: frozenset[int] = frozenset()

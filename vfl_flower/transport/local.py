@@ -1,4 +1,4 @@
-"""A Flower Grid in one process, which calls the ClientApp directly and keeps a virtual clock.
+"""A Flower Grid in one process: it calls the ClientApp, and has a virtual clock.
 
 The grid serves a message when it is pushed, and delivers the reply when it is due on the virtual
 clock. An activation of a party (a train message, or a query for fresh embeddings) takes a random
@@ -28,7 +28,7 @@ _TAKES_TIME = ("train", "query.embed")
 
 @runtime_checkable
 class ServesTurns(Protocol):
-    """A ClientApp that serves train messages of many parties together, with equal results.
+    """A ClientApp that serves turns of many parties together, with equal results.
 
     fewest_turns : fewest messages that are faster together.
     """
@@ -72,7 +72,7 @@ def serve_messages(
 
 
 def delay_seconds(config: RunConfig, party: int, parties: int, activation: int) -> float:
-    """Return the virtual seconds of a party's activation; the paper's m is ``party + 1``.
+    """Return the virtual seconds of an activation; the paper's m is ``party + 1``.
 
     poisson : Poisson(2 m) / (2 M), App. G.2; the slowest party's mean is one second.
     exponential : mean m, App. G.3 (section 3.1 makes a party's parameter its mean waiting time).

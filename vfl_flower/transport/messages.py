@@ -1,4 +1,4 @@
-"""The messages of the protocol, as typed dataclasses, and checks of the arrays in them.
+"""The messages of the protocol as dataclasses, and checks of their arrays.
 
 Each message has a few scalars and named NumPy arrays. `transport.wire` converts it to Flower
 records and back, and refuses scalars outside the limits in this file. Byte counters count the
@@ -77,14 +77,14 @@ class DescribeOrder(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class Turn(Order):
-    """A message to one party, numbered from 1, so that the party notices repeated messages."""
+    """A message to one party, numbered from 1: the party notices repetitions."""
 
     exchange: Number
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOrder(Turn):
-    """Learn from the feedback for the last window, in ``arrays``; upload the next window.
+    """Learn from the last window's feedback, in ``arrays``; upload the next window.
 
     ``coordinated`` says whether all parties draw the same rows, or each party draws its own.
     """
@@ -114,7 +114,7 @@ class EvaluateOrder(Turn):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOrder(Turn):
-    """Upload fresh embeddings of the training rows in ``arrays["ids"]`` (bounded delay).
+    """Upload fresh embeddings of the rows in ``arrays["ids"]`` (bounded delay).
 
     The other arrays are the feedback for the last window, if any.
     """
@@ -125,7 +125,7 @@ class EmbedOrder(Turn):
 
 @dataclass(frozen=True, kw_only=True)
 class RejoinOrder(Turn):
-    """Continue after a failure: count messages from this one, and forget the last window.
+    """Continue after a failure: count from this message, and forget the last window.
 
     ``arrays["embedding"]`` is the label holder's copy of the party's surrogate, if there is one. A
     party without any state begins anew, as with `DescribeOrder`.
@@ -139,7 +139,7 @@ class RejoinOrder(Turn):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOrder(Turn):
-    """Learn from the feedback, if any; write all state to disk, as checkpoint ``number``."""
+    """Learn from the feedback, if any; write all state as checkpoint ``number``."""
 
     kind: ClassVar[str] = "query.checkpoint"
     names: ClassVar = None

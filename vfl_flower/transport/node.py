@@ -1,4 +1,4 @@
-"""What a node is: which party, whether it is simulated, its folder, and how it refuses."""
+"""Describe a node: its party, whether it is simulated, and its folder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def states_folder(context: Context) -> Path:
 
 
 def refused(context: Context, what: str) -> ConfigError:
-    """Return the error by which a party refuses, after writing it to the party's own log."""
+    """Log that a party refuses something, and return the error."""
     sentence = f"Party {context.node_config.get('partition-id')} refuses {what}."
     log.warning("%s", sentence)
     return ConfigError(sentence)

@@ -40,7 +40,7 @@ _HEAD = 1000  # most bytes of a message besides its arrays
 
 @dataclass(frozen=True, kw_only=True)
 class SharedActorOrder(Order):
-    """Serve orders to several of the ``parties`` of a run. The answer is `SharedActorAnswer`.
+    """Serve orders to some of the ``parties``. The answer is `SharedActorAnswer`.
 
     ``arrays["packed"]`` are the orders (`wire.pack_many`).
     """
@@ -143,7 +143,7 @@ class SharedActors(Transport):
             self._waiting[actor] = []
 
     def _read(self, reply: Message, messages: Sequence[Message], most: int) -> Iterator[Message]:
-        """Yield the answer of each party; if the actor failed, every party of it has failed."""
+        """Yield the answer of each party; if the actor failed, all its parties failed."""
         try:
             found = unpack_many(read_reply(reply, SharedActorAnswer, most).arrays["packed"])
             if len(found) != len(messages):
@@ -165,7 +165,7 @@ def _number(key: str) -> int:
 
 
 def serve(app: ClientApp, context: Context, order: SharedActorOrder) -> SharedActorAnswer:
-    """Serve each order in the message by its own party, with the state that the actor holds."""
+    """Serve each order by its own party, with the state that the actor holds."""
     begin_task()  # messages of this process name a sender
     messages, contexts = [], []
     for number, (node, payload) in enumerate(unpack_many(order.arrays["packed"])):

@@ -1,4 +1,4 @@
-"""Convert messages to Flower records and back, and check them on arrival; unpickle nothing.
+"""Convert messages to Flower records and back, checked, and without pickle.
 
 The scalars of a message travel in a ConfigRecord, its arrays in an ArrayRecord, in NumPy's own file
 format.
@@ -45,7 +45,7 @@ _DTYPES = {  # NumPy's name of a dtype -> the dtype, for all numeric dtypes
 
 
 class Call(Message):
-    """A message that stays in this process: it carries its payload, and makes records on demand.
+    """A message in this process: it carries its payload, and makes records on demand.
 
     payload : the payload; None once somebody has asked for the records, which may then change.
     kind : the type of the payload that the records come from.
@@ -69,7 +69,7 @@ class Call(Message):
 
 
 def to_message(order: Order, node_id: int, ttl: float, call: bool = False) -> Message:
-    """Return the Flower message that carries an order to a node; a `Call`, if it stays here."""
+    """Return the Flower message with an order to a node; a `Call`, if it stays here."""
     if not call:
         return Message(_to_record(order), node_id, order.kind, ttl=ttl)
     made = Call(RecordDict(), node_id, order.kind, ttl=ttl)
@@ -105,7 +105,7 @@ def to_reply(payload: Payload, message: Message) -> Message:
 
 
 def to_failure(sentence: str, message: Message, out_of_step: bool = False) -> Message:
-    """Return a party's answer to a message that it could not serve; the sentence holds no data."""
+    """Return a party's answer to a message that it could not serve, without data."""
     failure = ConfigRecord({"cause": sentence, "out-of-step": out_of_step})
     return Message(RecordDict({_FAILURE: failure}), reply_to=message)
 
@@ -252,7 +252,7 @@ def pack_many(messages: Sequence[Message]) -> NDArray[np.uint8]:
 
 
 def unpack_many(packed: NDArray[np.uint8]) -> list[tuple[int, Payload | VflError]]:
-    """Unpack what `pack_many` packed: pairs of a receiver and a payload, or its failure.
+    """Unpack pairs of a receiver and a payload, or its failure, from `pack_many`.
 
     The payloads are unchecked: `read_order` and `read_reply` check them.
 

@@ -1,1 +1,1 @@
-"""What guards a SuperLink and the streams: certificates, and limits for strangers."""
+"""Guards of a SuperLink and of streams: certificates, and limits for strangers."""

@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 
 def self_signed(*hosts: str) -> tuple[bytes, bytes]:
-    """Return a private key and its self-signed certificate for these hosts, both in PEM."""
+    """Return a private key and its self-signed certificate for hosts, in PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
     now = datetime.datetime.now(datetime.UTC)

@@ -1,4 +1,4 @@
-"""The gate before a SuperLink's Fleet API: it reads a call's body only for a registered key.
+"""Gate of a SuperLink's Fleet API: it reads a body only for a registered key.
 
 Flower 1.41 reads and parses a whole body, of any size, before it looks at the key that signed the
 call. The gate asks for key and signature first, which are in the call's headers. It then reads as
@@ -33,7 +33,7 @@ _NOT_KNOWN = {  # 2004: a SuperNode ends by this code of Flower's and prints the
 
 
 class Limit(NamedTuple):
-    """What the gate reads of one call."""
+    """Limits of one call."""
 
     size: int  # bytes of the body, at most
     seconds: float  # in which the whole body must have come
@@ -132,9 +132,9 @@ async def _answer(send: Send, status: int, content: dict[str, Any]) -> None:
 
 
 class LogBudget(logging.Filter):
-    """Bounds what callers can have a SuperLink write: long lines are cut, many are left out.
+    """Bounds a SuperLink's log: it cuts long lines, and leaves out too many.
 
-    Refused calls get no line of their own; the gate says how many there were.
+    Refused calls get no lines; the gate logs their number.
     """
 
     LINE = 1000  # characters

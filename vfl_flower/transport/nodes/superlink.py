@@ -4,14 +4,15 @@
     python -m vfl_flower.transport.nodes.superlink supernode OPTIONS
 
 with the options of `flower-superlink` and `flower-supernode`. As Flower starts them, anyone who
-reaches their ports can start runs and register keys (Control API), or take a task with its message
-and state and answer it (Runtime API). A SuperNode also runs the code that a SuperLink sends. Here
+reaches their ports can start runs and register keys (Control API). Anyone can also take a task with
+its message and state, and answer it (Runtime API). A SuperNode runs the code that a SuperLink
+sends. This module closes them:
 
-- the Control API asks for a token, fresh at each start; `flwr` commands with the same FLWR_HOME
-  find it in their credentials.yaml;
-- the Runtime API asks for Flower's SuperExec secret, fresh too. The SuperExec is a process of its
-  own, and gives tasks their tokens in files;
-- a SuperNode runs the installed ClientApp of this package, whatever a SuperLink sends.
+- The Control API asks for a token, fresh at each start. `flwr` commands with the same FLWR_HOME
+  find it in their credentials.yaml.
+- The Runtime API asks for Flower's SuperExec secret, fresh too. The SuperExec is a separate
+  process, and gives tasks their tokens in files.
+- A SuperNode runs the installed ClientApp of this package, whatever a SuperLink sends.
 
 The Fleet API asks for registered keys by Flower's own ``--enable-supernode-auth``, and before it
 reads a call's body (`transport.nodes.gate`).
@@ -87,7 +88,7 @@ def _address(options: list[str], port: int) -> str:
 
 
 def _with_secret(options: list[str], address: str) -> list[str]:
-    """Start the SuperExec with a secret; return the options that make this process ask for it."""
+    """Start the SuperExec with a secret; return the options that demand the secret."""
     file = flower_home() / f"superexec-{address.rpartition(':')[2]}.secret"
     make_folder(file.parent)
     write_whole(file, secrets.token_bytes(32))

@@ -1,4 +1,4 @@
-"""Messages over a gRPC stream for each party, which one long-lived Flower message opens.
+"""Messages over a gRPC stream for each party, opened by one Flower message.
 
 On SuperNodes, every Flower message starts a process and both ends poll, which takes seconds. Here
 Flower starts, authenticates and ends a run (the control plane). The exchanges travel over a stream

@@ -32,7 +32,7 @@ OPTIONS = [
 
 
 def chunks(body: bytes) -> Iterator[bytes]:
-    """Yield a frame as it is sent: whole, or if it is long, its length and then its pieces."""
+    """Yield a frame whole, or if it is long, its length and then its pieces."""
     if len(body) <= _CHUNK:
         yield body
         return

@@ -1,4 +1,4 @@
-"""A Grid whose messages travel over streams. Parties open them when a Flower message asks."""
+"""A Grid of streams, which parties open when a Flower message asks."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class StreamGrid(Transport):
     # Messages.
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send each message down its party's stream; open the stream, if there is none.
+        """Send each message down its party's stream, and open missing streams.
 
         Returns an id for each message; fewer, if one is too large.
         """
@@ -204,7 +204,7 @@ class StreamGrid(Transport):
                 self._open(link)
 
     def _cannot_connect(self, link: Link, cause: str) -> bool:
-        """Fall back on the other transport, or give the message up; return whether it fell back."""
+        """Fall back on the other transport, or else give the message up; say which."""
         if self._running.transport == "auto":
             self._fall_back(cause)
             return True

@@ -1,4 +1,4 @@
-"""The label holder's end of the streams: the gRPC server that parties call, and a link to each.
+"""The label holder's end of the streams: a gRPC server, and a link to each party.
 
 `grid.StreamGrid` asks parties to call, by Flower messages. This file serves their calls.
 """
@@ -81,7 +81,7 @@ class Link:
 
 
 def _connections() -> int:
-    """Return how many connections to accept: at most half of the files that can be open.
+    """Return how many connections to accept: at most half of the open files.
 
     It raises the limit of open files as far as the system permits.
     """
@@ -207,7 +207,7 @@ class Streams(grpc.GenericRpcHandler):
     # Threads of the gRPC server run these.
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """Return the handler of a call; None without a valid token, so that it takes no thread.
+        """Return the handler of a call; None without a valid token, to save a thread.
 
         gRPC answers such a call that there is no such method.
         """
@@ -219,14 +219,14 @@ class Streams(grpc.GenericRpcHandler):
         return None
 
     def _exchange(self, received: Iterator[bytes], call: grpc.ServicerContext) -> Iterator[bytes]:
-        """Serve one call: yield frames for the party, while another thread reads its frames."""
+        """Serve one call: yield frames, while another thread reads the party's frames."""
         stream = self._admit(call)
         Thread(target=self._read, args=(stream, received), daemon=True).start()
         while (body := stream.outbox.get()) is not None:
             yield from chunks(body)
 
     def _admit(self, call: grpc.ServicerContext) -> Stream:
-        """Return the stream of a call, by its token, which serves once; refuse any other call."""
+        """Return the stream of a call by its token, which serves once; else refuse it."""
         shown = dict(call.invocation_metadata()).get(TOKEN)
         with self.lock:
             found = self._tokens.pop(shown, None) if isinstance(shown, str) else None
@@ -278,7 +278,7 @@ class Streams(grpc.GenericRpcHandler):
         log.warning("The stream of the party on node %d broke.", link.node)
 
     def _cut(self, stream: Stream, error: VflError) -> None:
-        """Cut a stream that carried something invalid; the party may try again, a few times."""
+        """Cut a stream that carried something invalid; the party has a few tries."""
         link = stream.link
         log.warning("Cut the stream of the party on node %d: it sent %s.", link.node, error)
         with self.lock:

@@ -18,7 +18,7 @@ def check(running: RunningConfig) -> None:
 
 
 def host_and_port(address: str) -> tuple[str, int | None]:
-    """Return host and port of a ``stream-address``; an IPv6 address before a port has brackets.
+    """Return host and port of a ``stream-address``.
 
     Raises
     ------

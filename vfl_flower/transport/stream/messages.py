@@ -13,7 +13,7 @@ from vfl_flower.transport.messages import Number, Order, Payload, Text
 
 @dataclass(frozen=True, kw_only=True)
 class SessionOrder(Order):
-    """Connect to the label holder's stream, and serve its messages. The answer is `SessionEnd`.
+    """Connect to the label holder's stream, and serve it. The answer is `SessionEnd`.
 
     ``address`` is the address of the stream, and ``certificate`` (PEM) the only one to accept
     there. The party shows the ``token`` once. ``keep`` says whether it writes its state to a file,
@@ -33,7 +33,8 @@ class SessionEnd(Payload):
     """Answer to `SessionOrder`, once the session is over.
 
     ``connected`` says whether the party ever reached the stream, ``served`` how many messages it
-    served, and ``cause`` why the session broke, if it did. Show it by `transport.wire.said` alone.
+    served, and ``cause`` why the session broke, if it did. Pass it through `transport.wire.said` to
+    show it.
     """
 
     connected: bool

@@ -31,7 +31,7 @@ _PATIENCE = 60.0  # seconds within which it must reach it again, after a stream 
 def serve(
     app: ClientApp, order: SessionOrder, context: Context, largest: Callable[[], int]
 ) -> SessionEnd:
-    """Serve the messages of a session, each by the ClientApp, until the label holder ends it.
+    """Serve a session by the ClientApp, until the label holder ends it.
 
     The party's state is then in its Context, as after any message. A party connects only to hosts
     that its own node configuration permits.
@@ -61,7 +61,7 @@ def serve(
 
 
 def _allowed(address: str, context: Context) -> bool:
-    """Return whether the node configuration permits this address, by ``stream-address``.
+    """Return whether ``stream-address`` in the node configuration permits this.
 
     Without ``stream-address``, it permits only this machine.
 
