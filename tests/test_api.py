@@ -598,7 +598,7 @@ def test_components_without_an_import_path_train_and_predict_in_this_process(
         ({"loss": 3}, "loss = 3 must be a name, a class or a function"),
         ({"strategy": towers.Top}, "is not a strategy: give a name of `vfl list`, or a System"),
         ({"codec": towers.Top}, "it has no 'uses'"),
-        ({"bottom_model": lambda: 3}, "Party 0's model 'lambda' does not take what"),
+        ({"bottom_model": lambda: 3}, "Party 0's model 'lambda' does not take the arguments of"),
         ({"epochs": towers.Top}, "must be a whole number"),
         ({"bottom_model": torch.nn.Linear(2, 2)}, "give the class Linear, or a function"),
         ({"engine": "ray", "loss": lambda o, r: o}, "has no import path, which engine = 'ray'"),
