@@ -1,7 +1,7 @@
-"""Sweeps: configurations that are searched, tried side by side, and chosen by validation rows.
+"""Sweeps: try configurations side by side, and choose one by validation rows.
 
-`search` reads what is searched, `study` says what is tried next, `workers` are where trials run,
-`trial` is what runs there, and `results` what is left.
+`search` reads the ranges, `study` chooses the next trial, `workers` run trials, `trial` is one of
+them, and `results` writes what was found.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def sweep(
     seeds: int = 1,
     second: str = "",
 ) -> Path:
-    """Try configurations until there are so many, those of an earlier call of it included.
+    """Try configurations until there are so many, with those of an earlier call.
 
     Parameters
     ----------
-    keys : of all trials, ``strategy`` at least; ``out`` is the results folder, and without it one
-        below runs/ whose name follows from what is swept.
+    keys : options of all trials, ``strategy`` at least. ``out`` is the results folder. By default,
+        it is a folder below runs/ whose name follows from the sweep.
     search : texts of ``--search``.
-    workers : from the results folder to where trials run.
-    second : what is to be small besides, one of `SECOND`.
+    workers : from the results folder to the workers.
+    second : a figure to minimise besides, one of `SECOND`.
 
     Returns
     -------
@@ -61,9 +61,9 @@ def sweep(
     Raises
     ------
     ConfigError
-        If it cannot work, before anything runs; or if there are no validation rows to choose by.
+        If the sweep cannot work, before anything runs; or if there are no validation rows.
     VflError
-        If all trials fail, or a process of trials ends by itself.
+        If all trials fail, or a worker ends by itself.
     """
     shared = {key: value for key, value in keys.items() if key != "out"}
     searched = search_of(search, shared)
@@ -85,8 +85,10 @@ def sweep(
         study = Study(folder, about, searched, bool(second), seed, int(_WARM_UP * evaluations))
         try:
             if study.following(trials) is not None:
-                if config.data.apart:
-                    _align(parties, shared, node_configs)
+                if config.data.apart:  # align once: the trials use the alignment again
+                    with tempfile.TemporaryDirectory() as place:
+                        align = {**shared, "task": "align", "out": str(Path(place, "run"))}
+                        run_local(parties, align, node_configs=node_configs)
                 with workers(folder) as crew:
                     _try(study, crew, folder, about, trials)
         finally:
@@ -94,7 +96,7 @@ def sweep(
                 results.write(folder, study, about)
     if not study.metric:
         failures = [each.failure for each in study.tried if each.failure]
-        raise VflError(f"No trial has come to its end; the last one: {failures[-1]}")
+        raise VflError(f"No trial has come to its end. The last one: {failures[-1]}")
     return folder
 
 
@@ -105,19 +107,17 @@ def _check(
     node_configs: Sequence[Mapping[str, Any]],
     second: str,
 ) -> RunConfig:
-    """Find what is wrong before anything runs; the configuration of one of the trials."""
+    """Check a sweep before anything runs; return the configuration of one of the trials."""
     if second and second not in SECOND:
         raise unknown("--second", second, list(SECOND))
-    combinations = [{**keys, **{each.key: each.ends[end] for each in searched}} for end in (0, 1)]
     found: list[RunConfig] = []
-    errors: list[ConfigError] = []
-    for each in combinations:
+    for end in (0, 1):
+        own = {each.key: each.ends[end] for each in searched}
         try:
-            found.append(prepare(parties, each, node_configs)[0])
-        except ConfigError as error:  # perhaps these values alone do not go together
-            errors.append(error)
-    if not found:
-        raise errors[0]
+            found.append(prepare(parties, {**keys, **own}, node_configs)[0])
+        except ConfigError:  # perhaps only the values at this end do not go together
+            if end and not found:
+                raise
     for config in found:
         _check_ranked(config)
     config = found[0]
@@ -129,7 +129,7 @@ def _check(
 
 
 def _check_ranked(config: RunConfig) -> None:
-    """Refuse, by `ConfigError`, a configuration without validation rows to rank a trial by."""
+    """Raise `ConfigError` if a configuration has no validation rows to rank a trial by."""
     data = config.data
     if data.validation_fraction != 0 and (data.own_data or load_labels(config).validation):
         return
@@ -142,7 +142,7 @@ def _check_ranked(config: RunConfig) -> None:
 
 
 def _folder(out: str, about: Mapping[str, Any]) -> Path:
-    """The results folder; by default one that the same sweep finds again."""
+    """Return the results folder; by default one that the same sweep finds again."""
     if out:
         return Path(out).expanduser().absolute()
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:8]
@@ -150,17 +150,8 @@ def _folder(out: str, about: Mapping[str, Any]) -> Path:
     return Path("runs", f"sweep-{system}-{digest}").absolute()
 
 
-def _align(
-    parties: int, keys: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
-) -> None:
-    """Find the rows that all have, once: the trials then use them again."""
-    with tempfile.TemporaryDirectory() as place:
-        own = {**keys, "task": "align", "out": str(Path(place, "run"))}
-        run_local(parties, own, node_configs=node_configs)
-
-
 def _try(study: Study, crew: Workers, folder: Path, about: Mapping[str, Any], most: int) -> None:
-    """Have the crew run trials until there are so many, and tell the study what came of them."""
+    """Have the crew run trials until there are so many, and tell the study how they end."""
     idle = list(range(crew.number))
     running: dict[int, int] = {}  # worker -> number of its trial
     began, before = time.monotonic(), len(study.tried)
@@ -168,7 +159,8 @@ def _try(study: Study, crew: Workers, folder: Path, about: Mapping[str, Any], mo
         while idle and (following := study.next(most)):
             number, own = following
             running[worker := idle.pop()] = number
-            crew.send(worker, _job(about, own, folder / "trials" / str(number)))
+            to = str(folder / "trials" / str(number))
+            crew.send(worker, {**about, "keys": {**about["keys"], **own}, "folder": to})
         if not running:
             return
         for worker, event in crew.wait():
@@ -184,9 +176,11 @@ def _try(study: Study, crew: Workers, folder: Path, about: Mapping[str, Any], mo
 
 
 def _words(study: Study, most: int, before: int, seconds: float) -> list[str]:
-    """How far a sweep is, what is best so far, and what is left.
+    """Return how far a sweep is, the best figure so far, and the time left.
 
-    before, seconds : trials of an earlier call of it, and how long the others have taken.
+    Parameters
+    ----------
+    before, seconds : trials of an earlier call, and how long the others have taken.
     """
     tried = study.tried
     said = [f"{len(tried)} of {most} trials"]
@@ -197,19 +191,12 @@ def _words(study: Study, most: int, before: int, seconds: float) -> list[str]:
     return [*said, f"about {clock(left)} left"]
 
 
-def _job(about: Mapping[str, Any], own: Mapping[str, Any], to: Path) -> dict[str, Any]:
-    return {**about, "keys": {**about["keys"], **own}, "folder": str(to)}
-
-
 def _take(study: Study, number: int, event: Mapping[str, Any], folder: Path) -> None:
-    """What came of a trial: files first, so that the study tells of none that has no files."""
+    """Write the files of a trial, and then tell the study how it ended."""
     if event["ended"] == "impossible":
         raise ConfigError(event["failure"])
-    if event["ended"] == "finished":
-        for name, text in event["files"].items():
-            path = folder / "trials" / str(number) / name
-            make_folder(path.parent)
-            write_whole(path, text.encode())
-        study.finished(number, event)
-    else:
-        study.ended_early(number, event)
+    for name, text in event.get("files", {}).items():
+        path = folder / "trials" / str(number) / name
+        make_folder(path.parent)
+        write_whole(path, text.encode())
+    study.ended(number, event)

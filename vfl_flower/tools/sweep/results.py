@@ -1,4 +1,4 @@
-"""What a sweep leaves: sweep.json, a page and pictures; the table of it, and a line to paste."""
+"""Write what a sweep found: sweep.json, a page and pictures; and the line to paste."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vfl_flower.tools.sweep.study import Study
 
 
 def write(folder: Path, study: Study, about: Mapping[str, Any]) -> None:
-    """``sweep.json``, ``importance.png``, ``pareto.png`` if there is one, and ``report.html``."""
+    """Write ``sweep.json``, ``report.html``, ``importance.png``, and perhaps ``pareto.png``."""
     found = {
         **about,
         "metric": study.metric,
@@ -40,7 +40,7 @@ def write(folder: Path, study: Study, about: Mapping[str, Any]) -> None:
 
 
 def best(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The trial with the best figure; among equals the first."""
+    """Return the trial with the best figure; of equal ones, the first."""
     trials = [each for each in found["trials"] if each["state"] == "finished"]
     return max(trials, key=lambda each: (each["figure"], -each["number"]))
 
@@ -56,7 +56,7 @@ def table(folder: Path) -> str:
 
 
 def line(found: Mapping[str, Any]) -> str:
-    """The command that runs the best configuration."""
+    """Return the command that runs the best configuration."""
     keys = {**found["keys"], **best(found)["keys"]}
     words = ["vfl", "run", "-c", pasted(keys)]
     if found["node_configs"]:
@@ -71,7 +71,7 @@ def line(found: Mapping[str, Any]) -> str:
 
 
 def pasted(keys: Mapping[str, Any]) -> str:
-    """Keys as ``-c`` takes them."""
+    """Return options as ``-c`` takes them."""
     return " ".join(f"{key}={_value(value)}" for key, value in keys.items())
 
 
@@ -84,7 +84,7 @@ def _value(value: Any) -> str:
 
 
 def _quoted(word: str) -> str:
-    """A word for a shell; in double quotes where that is as good, as in examples."""
+    """Return a word for a shell; in double quotes if they are as good."""
     if shlex.quote(word) == word:
         return word
     return shlex.quote(word) if set(word) & set('"$`\\!') else f'"{word}"'

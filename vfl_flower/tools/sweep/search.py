@@ -1,4 +1,4 @@
-"""What a sweep searches: the keys, ranges and choices of ``--search``, read and checked."""
+"""Read and check what a sweep searches: the options, ranges and choices of ``--search``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.run_config import KEYS, RunConfig, parse
 
 _RANGE = re.compile(r"(?P<low>[^:|]+?)\.\.(?P<high>[^:|]+)(?P<log>:log)?")
-_HOW = "write KEY=a..b, KEY=a..b:log or KEY=x|y|z, with spaces between keys"
-NOT_SEARCHED = {  # else trials could not be compared, or are not all trained
+_HOW = "write OPTION=a..b, OPTION=a..b:log or OPTION=x|y|z, with spaces between options"
+NOT_SEARCHED = {  # trials could not be compared, or would not all train
     *("strategy", "task", "model", "without", "resume", "out", "observer", "seed", "parties"),
     *("dataset", "label", "target", "id", "test-fraction", "validation-fraction"),
 }
@@ -21,7 +21,7 @@ NOT_SEARCHED = {  # else trials could not be compared, or are not all trained
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``low`` to ``high``, evenly or by their logarithms; whole ones for such keys."""
+    """Numbers from ``low`` to ``high``, evenly or by their logarithms."""
 
     key: str
     low: float
@@ -30,11 +30,11 @@ class Range:
 
     @property
     def ends(self) -> tuple[Any, Any]:
-        """The first and the last value."""
+        """Return the first and the last value."""
         return self.low, self.high
 
     def value(self, drawn: Any) -> Any:
-        """A number that was drawn, to three digits, as it is run and can be pasted."""
+        """Return a number that was drawn, to three digits."""
         if isinstance(drawn, int):
             return drawn
         return min(max(float(f"{drawn:.3g}"), self.low), self.high)
@@ -49,21 +49,21 @@ class Choice:
 
     @property
     def ends(self) -> tuple[Any, Any]:
-        """The first and the last value."""
+        """Return the first and the last value."""
         return self.values[0], self.values[-1]
 
     def value(self, drawn: Any) -> Any:
-        """As it was drawn."""
+        """Return the value that was drawn."""
         return drawn
 
 
 def search_of(texts: Sequence[str], given: Mapping[str, Any]) -> list[Range | Choice]:
-    """What ``--search`` names, beside the keys that are ``given`` to all trials.
+    """Return what ``--search`` names, beside the options that are ``given`` to all trials.
 
     Raises
     ------
     ConfigError
-        If it cannot be read, or a key cannot have such values.
+        If the texts cannot be read, or an option cannot have such values.
     """
     try:
         words = [word for text in texts for word in shlex.split(text)]
@@ -83,12 +83,12 @@ def search_of(texts: Sequence[str], given: Mapping[str, Any]) -> list[Range | Ch
 
 
 def _of(word: str) -> Range | Choice:
-    """The range or the choice that one word names."""
+    """Return the range or the choice that one word names."""
     name, equals, said = word.partition("=")
     if not equals or not said:
         raise ConfigError(f"--search {word!r} cannot be read: {_HOW}.")
     if name not in KEYS:
-        parse({name: ""})  # which says what was perhaps meant
+        parse({name: ""})  # raises, with the name that was perhaps meant
     if name in NOT_SEARCHED:
         raise ConfigError(
             f"{name} cannot be searched, as it decides what a trial does or what it is measured "
@@ -113,7 +113,7 @@ def _of(word: str) -> Range | Choice:
 
 
 def _value(name: str, text: str) -> Any:
-    """A value of a key, of the key's type, which it can have."""
+    """Return a value of an option, in the option's type."""
     kind = KEYS[name].type
     value: Any = text
     if kind is bool:

@@ -1,8 +1,8 @@
-"""The study of a sweep: which configuration is tried next, and what came of those before.
+"""The study of a sweep: which configuration is tried next, and how earlier trials ended.
 
-It is Optuna's, kept in its journal in the results folder, which one process writes. Of a trial that
-was running when that process ended, the journal has the configuration: it is run again, by the same
-number. What is drawn for a trial follows from the seed, its number, and the trials told of before.
+It is Optuna's, in a journal in the results folder that one process writes. If that process ends
+during a trial, the trial runs again with the same number and configuration. A configuration follows
+from the seed, the trial's number, and the trials that have ended before.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _NAME = "sweep"
 class Tried:
     """A trial that is over.
 
-    state : "finished"; "stopped", for which ``figure`` is the last of its curve; or "failed".
-    deviation : of the figure, by several seeds.
-    second : what is to be small, where there is such.
+    state : "finished"; "stopped", so that ``figure`` is the last of its curve; or "failed".
+    deviation : of the figure, over several seeds.
+    second : the figure to minimise, if there is one.
     """
 
     number: int
@@ -47,20 +47,20 @@ class Tried:
 
 
 class Study:
-    """The trials of a sweep, those of before included.
+    """The trials of a sweep, with those of earlier calls.
 
     Parameters
     ----------
     folder : where the journal is.
-    about : what all trials have in common; a study of another thing is refused.
-    second : whether there is a second objective; nothing is stopped early then, since what does
-        worse may cost less.
+    about : what all trials have in common.
+    second : whether there is a second objective. Then no trial is stopped early, since a worse
+        trial may cost less.
     warm_up : evaluations of a trial before which it is not stopped.
 
     Raises
     ------
     ConfigError
-        If the folder has a study of something else.
+        If the folder has another study.
     VflError
         If Optuna is not installed.
     """
@@ -112,13 +112,13 @@ class Study:
             storage.set_trial_state_values(trial_id, optuna.trial.TrialState.WAITING)
 
     def following(self, most: int) -> int | None:
-        """The number of the trial that `next` gives; none if there are as many already."""
+        """Return the number of the next trial; None if there are as many trials already."""
         waiting = self._trials(self._optuna.trial.TrialState.WAITING)
         number = waiting[0].number if waiting else len(self._trials())
         return number if number < most else None
 
     def next(self, most: int) -> tuple[int, dict[str, Any]] | None:
-        """The number and the keys of the next trial, if there are not as many already."""
+        """Return the number and the options of the next trial, or None as `following`."""
         number = self.following(most)
         if number is None:
             return None
@@ -130,29 +130,25 @@ class Study:
         return trial.number, self._keys(trial.params)
 
     def evaluated(self, number: int, evaluation: int, figure: float) -> bool:
-        """Take a point of a trial's curve; whether the trial is to stop, by the others' curves."""
+        """Take a point of a trial's curve; return whether the trial is to stop."""
         if self._second or not math.isfinite(figure):
             return False
         trial = self._running[number]
-        if evaluation not in self._trials()[number].intermediate_values:  # of before a kill
+        if evaluation not in self._trials()[number].intermediate_values:  # else from before a kill
             trial.report(figure, evaluation)
         return bool(trial.should_prune())
 
-    def finished(self, number: int, event: Mapping[str, Any]) -> None:
-        """A trial has ended, and this is what it is judged by."""
+    def ended(self, number: int, event: Mapping[str, Any]) -> None:
+        """Take how a trial ended; the next trials keep away from one that was stopped or failed."""
         trial = self._running.pop(number)
-        for name in ("metric", "deviation", "seconds"):
-            trial.set_user_attr(name, event[name])
-        trial.set_user_attr("claims", event.get("claims", []))
-        values = [event["figure"], *([event["second"]] if self._second else [])]
-        self._study.tell(trial, values)
-
-    def ended_early(self, number: int, event: Mapping[str, Any]) -> None:
-        """A trial was stopped, or has failed; what is tried next keeps away from either."""
-        trial = self._running.pop(number)
-        trial.set_user_attr("failure", event.get("failure", ""))
-        trial.set_user_attr("claims", event.get("claims", []))
-        self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
+        for name in ("metric", "deviation", "seconds", "failure", "claims"):
+            if name in event:
+                trial.set_user_attr(name, event[name])
+        if event["ended"] == "finished":
+            values = [event["figure"], *([event["second"]] if self._second else [])]
+            self._study.tell(trial, values)
+        else:
+            self._study.tell(trial, state=self._optuna.trial.TrialState.PRUNED)
 
     @property
     def tried(self) -> list[Tried]:
@@ -180,14 +176,14 @@ class Study:
 
     @property
     def metric(self) -> str:
-        """What trials are judged by; empty before one has finished."""
+        """The figure that trials are judged by; empty before one has finished."""
         found = (trial.user_attrs.get("metric", "") for trial in self._trials())
         return next(filter(None, found), "")
 
     def together(self) -> list[Claim]:
-        """What all runs of all trials have spent together, by what it protects.
+        """Return what all runs of all trials have spent together, by what it protects.
 
-        A trial that was begun again counts so many times, since its first run left nothing.
+        A trial that began several times counts as often.
         """
         return together(
             Claim(**claim)
@@ -197,15 +193,15 @@ class Study:
         )
 
     def frontier(self) -> list[int]:
-        """Numbers of the trials that no other beats in both; by one objective the best alone."""
+        """Return the numbers of the Pareto front; of one objective, that of the best trial."""
         if not any(each.state == "finished" for each in self.tried):
             return []
         return [trial.number for trial in self._study.best_trials]
 
     def importance(self) -> dict[str, float]:
-        """Key -> the share of the figures' variance that it explains, by fANOVA; largest first.
+        """Return option -> share of the figures' variance that it explains, by fANOVA.
 
-        Trials that were stopped count with what they had reached; none if all reached the same.
+        Trials that were stopped count with their last figure. Empty if all figures are equal.
         """
         trials = [each for each in self.tried if each.figure is not None]
         if len({each.figure for each in trials}) < 2:
@@ -227,7 +223,7 @@ class Study:
         return self._study.get_trials(deepcopy=False, states=states or None)
 
     def _keys(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """What a trial sets of the keys that are searched."""
+        """Return the searched options of a trial."""
         return {key: each.value(params[key]) for key, each in self._search.items()}
 
     def _distribution(self, each: Range | Choice) -> Any:
@@ -240,7 +236,7 @@ class Study:
 
 
 def _backend(journal: Path) -> Any:
-    """Optuna's journal in a file of which nobody else writes: the folder is locked."""
+    """Return Optuna's journal in a file that one process writes, since the folder is locked."""
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
     class Held(JournalFileOpenLock):  # Optuna's own would outlive a process that was killed
@@ -254,7 +250,7 @@ def _backend(journal: Path) -> Any:
 
 
 def _mend(journal: Path) -> None:
-    """Make the journal if there is none, or leave out a line of which only a part was written."""
+    """Make the journal if there is none, or remove a last line that is incomplete."""
     with told(journal):
         if not journal.exists():
             journal.touch(0o600)

@@ -1,7 +1,7 @@
-"""A trial of a sweep: one configuration that is run in this process, and stopped if it is to be.
+"""A trial of a sweep: one configuration, run in this process and stopped if it falls behind.
 
-It says by JSON what comes of it. A trial writes to a folder of its own that is gone with it; who
-sweeps gets the files of one that ended, and of others none.
+A trial says in JSON how it goes. It writes to a temporary folder. The sweep gets the files of a
+trial that ends, and of no other.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from vfl_flower.protocol.privacy.together import Claim
 from vfl_flower.tools.seeds import repeated
 
 Event = dict[str, Any]
-"""What a trial says: ``evaluated``, a number and a figure, upon which it waits; or how it ended."""
+"""What a trial says: ``evaluated``, a number, and a figure; or how it ended. The trial waits for an
+answer to an evaluation."""
 
 
 class _StoppedError(VflError):
-    """The trial is not worth going on with."""
+    """The trial falls behind."""
 
 
 class _ImpossibleError(VflError):
@@ -35,7 +36,7 @@ class _ImpossibleError(VflError):
 
 
 class _Watch(Callback):
-    """Tells what each evaluation found; stops the run if the answer says so."""
+    """Tells of each evaluation of the first seed; stops the run if the answer says so."""
 
     def __init__(self, tell: Callable[[Event], bool]) -> None:
         self._tell = tell
@@ -43,7 +44,7 @@ class _Watch(Callback):
         self._over = False
 
     def evaluated(self, entry: dict[str, Any]) -> None:
-        """Tell, and stop if that is the answer."""
+        """Tell of the evaluation."""
         if self._over:
             return
         self._evaluations += 1
@@ -52,41 +53,45 @@ class _Watch(Callback):
         except ConfigError as error:
             raise _ImpossibleError(str(error)) from None
         if self._tell({"evaluated": self._evaluations, "figure": figure}):
-            raise _StoppedError("It is not worth going on with.")
+            raise _StoppedError("The trial falls behind.")
 
     def ended(self) -> None:
-        """By the first seed it is judged; others run to their ends."""
+        """Tell of no other seed: the first one has decided."""
         self._over = True
 
 
 def run_trial(job: Mapping[str, Any], tell: Callable[[Event], bool]) -> Event:
-    """Run a configuration, by as many seeds as there are, and say how it ended.
+    """Run a configuration with each seed, and return how it ended.
 
     Parameters
     ----------
-    job : ``parties``, ``keys``, ``node_configs``, ``seeds``, ``second``; and ``folder``, where its
-        files will lie.
-    tell : is told of evaluations, and says whether the trial is to stop.
+    job : ``parties``, ``keys``, ``node_configs``, ``seeds``, ``second``; and ``folder``, where the
+        sweep will put the files.
+    tell : takes an evaluation, and returns whether the trial is to stop.
     """
     with tempfile.TemporaryDirectory(prefix="vfl-sweep-") as place:
         folder = Path(place, "run")
         start = partial(run_local, observers=[_Watch(tell)])
         run = job["parties"], job["keys"], job["node_configs"], job["seeds"]
         try:
-            finished = repeated(start, *run, folder)
-            judged = _judged(finished, job["second"])
+            found = _judged(repeated(start, *run, folder), job["second"])
+            found |= {"ended": "finished", "files": _files(folder, job["folder"])}
         except _StoppedError:
-            return {"ended": "stopped", **_claims(folder)}
+            found = {"ended": "stopped"}
         except _ImpossibleError as error:
             return {"ended": "impossible", "failure": str(error)}
         except VflError as error:
-            return {"ended": "failed", "failure": str(error), **_claims(folder)}
-        files = _files(folder, job["folder"])
-        return {"ended": "finished", **judged, **_claims(folder), "files": files}
+            found = {"ended": "failed", "failure": str(error)}
+        # A run that was stopped has spent its epsilon too.
+        summaries = [json.loads(path.read_text()) for path in folder.rglob("summary.json")]
+        claims = [Claim.of(each) for each in summaries if "seeds" not in each]
+        if any(claims):
+            found["claims"] = [claim.as_json() for claim in claims if claim]
+        return found
 
 
-def _judged(finished: Finished, second: str) -> dict[str, Any]:
-    """What a configuration is judged by: a figure of the validation rows, and what it spent."""
+def _judged(finished: Finished, second: str) -> Event:
+    """Return the figure of the validation rows that a configuration is judged by, and its cost."""
     summary = finished.summary
     figures = {**finished.history[-1], **{k: v for k, v in summary.items() if v is not None}}
     key = chosen_by(figures)
@@ -106,30 +111,22 @@ def _judged(finished: Finished, second: str) -> dict[str, Any]:
     return found
 
 
-def _claims(folder: Path) -> Event:
-    """What each run of a trial claims to have spent, also a run that was stopped."""
-    summaries = [json.loads(path.read_text()) for path in folder.rglob("summary.json")]
-    runs = (Claim.of(each) for each in summaries if "seeds" not in each)
-    found = [claim.as_json() for claim in runs if claim]
-    return {"claims": found} if found else {}
-
-
 def _files(folder: Path, to: str) -> dict[str, str]:
-    """Path -> text of summaries and histories, as if they had been written to a folder."""
+    """Return path -> text of summaries and histories, as if they had been written to a folder."""
     here, there = json.dumps(str(folder))[1:-1], json.dumps(to)[1:-1]
     paths = [*folder.rglob("summary.json"), *folder.rglob("history.jsonl")]
     return {str(path.relative_to(folder)): path.read_text().replace(here, there) for path in paths}
 
 
 class Stepper:
-    """Trials one after the other, each in a thread that waits when it has something to say."""
+    """Runs trials one after the other, each in a thread that waits for answers."""
 
     def __init__(self) -> None:
         self._said: SimpleQueue[Event | BaseException] = SimpleQueue()
         self._answers: SimpleQueue[bool] = SimpleQueue()
 
     def send(self, message: dict[str, Any] | bool) -> Event:
-        """Begin a trial, or answer the last event; returns the next."""
+        """Begin a trial, or answer the last event; return the next event."""
         if isinstance(message, bool):
             self._answers.put(message)
         else:

@@ -1,39 +1,37 @@
-"""Where trials run side by side: in processes on this machine, or on a Ray cluster.
+"""Workers that run trials side by side: processes on this machine, or actors on a Ray cluster.
 
-Both are used alike: `send` a job or an answer, and `wait` for what trials say. They get to know
-nothing of the study. Ray Tune would bring a scheduler, a journal and a results folder of its own
-beside those that the sweep has anyway, so that actors are all that is used of Ray.
+Both are used alike: `send` a job or an answer, and `wait` for events. Workers know nothing of the
+study. Ray Tune would bring its own scheduler, journal and results folder, so the sweep uses actors
+only.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
-import selectors
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import opened_to_append
-from vfl_flower.tools.sweep.trial import Event, Stepper
+from vfl_flower.tools.sweep.trial import Event, Stepper, run_trial
 
 _TERM_SECONDS = 30.0
 
 
 class Workers(Protocol):
-    """So many workers, by number, from entering to leaving."""
+    """Workers, by number, from entering to leaving."""
 
     def __enter__(self) -> Self: ...
 
@@ -41,111 +39,127 @@ class Workers(Protocol):
 
     @property
     def number(self) -> int:
-        """How many there are."""
+        """How many workers there are."""
         ...
 
     def send(self, worker: int, message: dict[str, Any] | bool) -> None:
-        """Give a job to one that is idle, or an answer to one that has told of an evaluation."""
+        """Give a job to an idle worker, or an answer to a worker that told of an evaluation."""
         ...
 
     def wait(self) -> Iterator[tuple[int, Event]]:
-        """Wait until at least one of those that were sent something says something."""
+        """Wait until at least one worker that was sent something says something."""
         ...
 
 
 def workers_on(engine: str, jobs: int) -> Callable[[Path], Workers]:
-    """So many workers of an engine, 0 for one on each core, once the results folder is known.
+    """Return what makes the workers of an engine, given the results folder.
+
+    Parameters
+    ----------
+    jobs : number of workers; 0 for one per core.
 
     Raises
     ------
     ConfigError
-        If there is no such engine for trials.
+        If the engine runs no trials.
     """
     if engine == "ray":
         return lambda folder: Actors(jobs)
     if engine != "local":
         raise ConfigError(
-            f"--engine {engine} is none for sweeps: choose local or ray; trials run in process."
+            f"--engine {engine} runs no trials, since they are in process: choose local or ray."
         )
     return lambda folder: Processes(jobs or len(os.sched_getaffinity(0)), folder / "workers.log")
 
 
 class Processes:
-    """Workers in processes of their own, of one thread each.
+    """Workers in processes with one thread each.
 
     Parameters
     ----------
-    number : how many.
-    log : file that gets what they print.
+    log : file for what the processes print.
     """
 
     def __init__(self, number: int, log: Path) -> None:
         self.number = number
         self._log = log
-        self._processes: list[subprocess.Popen[str]] = []
-        self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-P", "-m", "vfl_flower.tools.sweep.worker"]
-        with opened_to_append(self._log) as log:
-            for worker in range(self.number):
-                process = subprocess.Popen(
-                    command,
-                    env={**os.environ, "OMP_NUM_THREADS": "1"},
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    encoding="utf-8",
-                    start_new_session=True,  # Ctrl-C is for who sweeps
-                )
-                self._processes.append(process)
-                assert process.stdout
-                self._selector.register(process.stdout, selectors.EVENT_READ, worker)
+        context = get_context("spawn")
+        pipes = [context.Pipe() for _ in range(self.number)]
+        self._pipes = [ours for ours, _ in pipes]
+        self._processes = [
+            context.Process(target=_serve, args=(theirs, self._log)) for _, theirs in pipes
+        ]
+        with _environment({"OMP_NUM_THREADS": "1"}):
+            for process, (_, theirs) in zip(self._processes, pipes, strict=True):
+                process.start()
+                theirs.close()  # so that the process's end is seen
         return self
 
     def __exit__(self, *error: object) -> None:
         for process in self._processes:
             process.terminate()
         for process in self._processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_TERM_SECONDS)
+            process.join(_TERM_SECONDS)
             process.kill()
-            with suppress(BrokenPipeError):
-                process.communicate()
-        self._selector.close()
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
 
     def send(self, worker: int, message: dict[str, Any] | bool) -> None:
-        """A line in; one that has died is found by `wait`."""
-        to = self._processes[worker].stdin
-        assert to
+        """Send a job or an answer; `wait` finds a process that has died."""
         with suppress(BrokenPipeError):
-            to.write(json.dumps(message) + "\n")
-            to.flush()
+            self._pipes[worker].send(message)
 
     def wait(self) -> Iterator[tuple[int, Event]]:
-        """A line out of each that has one.
+        """Yield the next event of each worker that has one.
 
         Raises
         ------
         VflError
             If a process has ended.
         """
-        for key, _ in self._selector.select():
-            line = key.fileobj.readline()  # type: ignore[union-attr]
-            if not line:
+        ready = connection.wait(self._pipes)
+        for worker, pipe in enumerate(self._pipes):
+            if pipe not in ready:
+                continue
+            try:
+                yield worker, pipe.recv()
+            except (EOFError, ConnectionError):
                 raise VflError(
                     f"A process of trials has ended by itself, perhaps for want of memory: see "
                     f"{self._log}, lower --jobs, and give the same command again."
-                )
-            yield key.data, json.loads(line)
+                ) from None
+
+
+def _serve(pipe: connection.Connection, log: Path) -> None:
+    """Run trials until the pipe closes, or until SIGTERM; either removes the trial's folder."""
+    import torch
+
+    torch.set_num_threads(1)
+    with opened_to_append(log) as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the sweep
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+
+    def tell(event: Event) -> bool:
+        pipe.send(event)
+        return bool(pipe.recv())
+
+    with suppress(EOFError, ConnectionError):
+        while True:
+            pipe.send(run_trial(pipe.recv(), tell))
 
 
 class Actors:
-    """Workers on Ray: on the cluster that RAY_ADDRESS names, else on one of this machine alone.
+    """Workers on Ray: on the cluster that RAY_ADDRESS names, or on a new one of this machine.
 
     Parameters
     ----------
-    number : how many; 0: one for each CPU of the cluster.
+    number : how many; 0 for one per CPU of the cluster.
     """
 
     def __init__(self, number: int) -> None:
@@ -153,19 +167,19 @@ class Actors:
         self._waiting: dict[Any, int] = {}
 
     def __enter__(self) -> Self:
+        elsewhere = bool(os.environ.get("RAY_ADDRESS"))
         with ExitStack() as stack:
-            if not os.environ.get("RAY_ADDRESS"):
+            if not elsewhere:
                 stack.enter_context(_closed_to_others())
             import ray
 
             stack.callback(ray.shutdown)
             with _without_ray_s_own():
                 quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-                if os.environ.get("RAY_ADDRESS"):
-                    ray.init(**quiet)
-                else:
+                if not elsewhere:
                     cpus = self.number or len(os.sched_getaffinity(0))
-                    ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
+                    quiet |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+                ray.init(**quiet)
             cpus = int(ray.cluster_resources().get("CPU", 0))
             if self.number > cpus:
                 raise ConfigError(f"The Ray cluster has {cpus} CPUs: lower --jobs to that.")
@@ -188,11 +202,11 @@ class Actors:
                             self.send(worker, True)
 
     def send(self, worker: int, message: dict[str, Any] | bool) -> None:
-        """Call the actor; what it returns is what it says."""
+        """Call the actor, which returns its next event."""
         self._waiting[self._actors[worker].send.remote(message)] = worker
 
     def wait(self) -> Iterator[tuple[int, Event]]:
-        """What one of them says.
+        """Yield the next event of one worker.
 
         Raises
         ------
@@ -214,31 +228,38 @@ class Actors:
 
 @contextmanager
 def _without_ray_s_own() -> Iterator[None]:
-    """Have Ray start without warnings about itself, and without its answer to SIGTERM."""
+    """Start Ray without warnings about itself, and without its SIGTERM handler."""
     before = signal.getsignal(signal.SIGTERM)
     with warnings.catch_warnings(action="ignore"):
         yield
-    if threading.current_thread() is threading.main_thread():  # else Ray has set none
+    if threading.current_thread() is threading.main_thread():  # else Ray has set no handler
         signal.signal(signal.SIGTERM, before)
 
 
 @cache
 def _token() -> str:
-    """A secret, once a process: Ray remembers the first that it is given."""
+    """Return a secret; Ray remembers the first one of a process."""
     return secrets.token_hex(32)
 
 
 @contextmanager
 def _closed_to_others() -> Iterator[None]:
-    """Have the Ray that is started be used by who can read a file of this process alone."""
-    before = {key: os.environ.get(key) for key in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")}
+    """Start Ray so that only readers of a private file can use it."""
     with tempfile.TemporaryDirectory(prefix="vfl-flower-") as home:
         token = Path(home, "ray.token")
         token.write_text(_token())
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-        try:
+        with _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}):
             yield
-        finally:
-            for key, value in before.items():
-                os.environ.pop(key)
-                os.environ |= {} if value is None else {key: value}
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for a while."""
+    before = {key: os.environ.get(key) for key in values}
+    os.environ |= values
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            os.environ.pop(key)
+            os.environ |= {} if value is None else {key: value}
