@@ -21,12 +21,12 @@ class RoundLimit(Callback):
     """Stops training after so many evaluations, which are Flower's rounds."""
 
     def __init__(self, rounds: int) -> None:
-        self._rounds = rounds
+        self.rounds = rounds
 
     def evaluated(self, entry: dict[str, Any]) -> None:
         """Stop, if this was the last round."""
-        if len(self.run.state.history) >= self._rounds:
-            self.run.stop(f"num_rounds = {self._rounds} are done")
+        if len(self.run.state.history) >= self.rounds:
+            self.run.stop(f"num_rounds = {self.rounds} are done")
 
 
 class CentralEvaluation(Callback):

@@ -208,8 +208,8 @@ class Run:
         """
         if not self.can_save:
             raise ConfigError(
-                f"strategy = {self.config.strategy!r} saves no checkpoint before its end, since "
-                "it cannot be resumed: call `save` in runs of other systems alone."
+                f"This run of strategy = {self.config.strategy!r} keeps no checkpoints before its "
+                "end: call `save` if `can_save` is true."
             )
         self.saving = True
 

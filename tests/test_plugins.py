@@ -222,11 +222,12 @@ def test_rows_that_a_mini_batch_has_twice_are_trained_on_twice(
     [
         {"strategy": "dpzv", "sampling": "with_replacement.py:WithReplacement"},
         {"strategy": "dpzv", "server-update": "twice.py:Twice"},
+        {"strategy": "dpzv", "aggregation": "clipped.py:Clipped"},
         {"privacy": "perturbed-embedding", "sampling": "with_replacement.py:WithReplacement"},
     ],
     ids=str,
 )
-def test_noise_that_counts_releases_refuses_a_scheme_that_it_does_not_know(
+def test_noise_that_counts_releases_refuses_code_that_it_does_not_know(
     keys: dict[str, str], tmp_path: Path
 ) -> None:
     for key, value in keys.items():
@@ -253,6 +254,7 @@ def test_an_optimizer_of_torch_trains_and_is_resumed(name: str, tmp_path: Path) 
         ("torch.optim:Muon", "cannot step on this model"),
         ("torch.nn:Linear", "cannot step on this model"),
         ("{folder}/own.py:Counting", "keeps 'steps' as int, which checkpoints do not have. Keep"),
+        ("{folder}/own.py:Grouped", "changes 'steps' of its parameter group in a step, which"),
         ("{folder}/own.py:Odd", "has rates_like = 'odd'. Set it to one of sgd, momentum, adam."),
     ],
 )
@@ -264,6 +266,10 @@ def test_an_optimizer_that_cannot_serve_is_a_sentence(
         "    def step(self):\n        super().step()\n"
         "        for p in self.param_groups[0]['params']:\n"
         "            self.state[p]['steps'] = self.state[p].get('steps', 0) + 1\n\n\n"
+        "class Grouped(torch.optim.SGD):\n"
+        "    def step(self):\n        super().step()\n"
+        "        for group in self.param_groups:\n"
+        "            group['steps'] = group.get('steps', 0) + 1\n\n\n"
         "class Odd(torch.optim.SGD):\n    rates_like = 'odd'\n"
     )
     write(tmp_path, "own.py", text)

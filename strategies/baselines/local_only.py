@@ -14,6 +14,7 @@ from typing import Any
 
 from strategies.baselines.frozen import Frozen
 from strategies.enrolment import Member
+from strategies.hooks import CentralEvaluation, RoundLimit
 from strategies.vertical import Vertical
 from vfl_flower.label_holder.callbacks import Callback
 from vfl_flower.label_holder.figures import main_metric
@@ -45,6 +46,8 @@ class _Share(Callback):
 class Alone(Vertical):
     """`split-nn` with one party at a time, or none; the best run becomes this one's."""
 
+    # Callbacks hear of evaluations when all parties have trained. ``evaluate_fn`` sees the last top
+    # model only. `stop` ends the baseline where a callback hears of progress.
     keeps_checkpoints = False
 
     def train(self) -> None:
@@ -56,8 +59,9 @@ class Alone(Vertical):
         }
         if self.labels.features is not None:
             kinds["label holder"] = Frozen  # it needs no party
+        limits = [RoundLimit(each.rounds) for each in self.callbacks if type(each) is RoundLimit]
         runs = {
-            who: kind(config, self.labels, [_Share(self, number, len(kinds))])
+            who: kind(config, self.labels, [_Share(self, number, len(kinds)), *limits])
             for number, (who, kind) in enumerate(kinds.items())
         }
         self._finished: dict[int | str, Vertical] = {}
@@ -79,7 +83,9 @@ class Alone(Vertical):
         for entry in best.run.history.entries:
             self.history.entries.append(entry)
             for callback in self.callbacks:
-                callback.evaluated(entry)
+                is_last = entry is best.run.history.entries[-1]
+                if is_last or not isinstance(callback, CentralEvaluation):
+                    callback.evaluated(entry)  # earlier top models are gone
 
     def figures(self) -> dict[str, Any]:
         """Return the figures of the best party, and the test accuracy or R2 of each."""

@@ -151,7 +151,7 @@ def test_a_callback_saves_a_run_that_is_resumed_from_there(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("strategy", ["frozen", "centralised", "local-only"])
 def test_a_run_that_cannot_be_resumed_refuses_to_save(tmp_path: Path, strategy: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{strategy}' saves no checkpoint before its end"):
+    with pytest.raises(ConfigError, match=f"'{strategy}' keeps no checkpoints before its end"):
         run(tmp_path / "run", SaveAt(2 if strategy != "local-only" else 6), strategy=strategy)
 
 

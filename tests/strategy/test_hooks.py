@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from strategies.baselines.local_only import Alone
 from strategies.vertical import Vertical
 from tests.conftest import ALL_ROWS, Start
 from tests.examples import EXAMPLES
@@ -184,6 +185,22 @@ def test_training_starts_from_given_arrays_and_stops_after_the_given_rounds() ->
         np.testing.assert_array_equal(values, first.top_arrays()[name], err_msg=name)
     found = result.evaluate_metrics_serverapp
     assert [found[number]["called"] for number in sorted(found)] == sorted(found)
+
+
+def test_local_only_stops_after_the_given_rounds_and_evaluates_its_last_top_model() -> None:
+    rounds: list[tuple[int, ArrayRecord]] = []
+    keys = {**KEYS, "strategy": "local-only", "epochs": 9, "window": 1}
+    strategy, _ = start(
+        Alone,
+        keys=keys,
+        num_rounds=2,
+        evaluate_fn=lambda number, arrays: rounds.append((number, arrays)),
+    )
+    trained = len(strategy.history.entries)
+    assert trained in (2, 3)
+    assert [number for number, _ in rounds] == [0, trained]
+    last, reported = unpack(rounds[-1][1]), strategy.top_arrays()
+    assert all((last[name] == reported[name]).all() for name in reported)
 
 
 def test_the_example_of_contributing_counts_uploads(run: Start, tmp_path: Path) -> None:

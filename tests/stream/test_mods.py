@@ -22,7 +22,7 @@ from tests.test_shared_actors import Nodes as Actors
 from tests.test_shared_actors import nothing_served
 from vfl_flower import client_app
 from vfl_flower.client_app import PartyApp
-from vfl_flower.config.errors import PartyError
+from vfl_flower.config.errors import PartyError, VflError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.party import stacked
 from vfl_flower.party.state import load_arrays
@@ -109,6 +109,21 @@ def test_without_mods_nothing_is_counted_and_the_run_is_the_same(
     counted = runtime([arrays_size_mod, counting])
     for name, values in plain.top_arrays().items():
         np.testing.assert_array_equal(counted.top_arrays()[name], values, err_msg=name)
+
+
+def test_a_mod_that_answers_by_a_message_of_its_own_in_a_shared_actor_is_a_sentence() -> None:
+    def anew(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        return Message(call_next(message, context).content, reply_to=message)
+
+    keys = {**SHORT, "parties": PARTIES}
+    config = resolve(keys)
+    strategy = strategy_of(config)(config, load_labels(config))
+    with (
+        patch.object(client_app, "app", PartyApp([anew])),
+        pytest.raises(VflError, match="a mod answered with a message of its own"),
+    ):
+        strategy.start(SharedActors(Actors(1, keys), PARTIES))
+    trained(PARTIES, SHORT, PartyApp([anew]))  # in one process it serves
 
 
 def test_turns_are_served_together_only_without_mods() -> None:

@@ -63,6 +63,7 @@ class TrainingRun(Protocol):
     """A run, as a callback sees it: where it stands, and what can be asked of it."""
 
     config: RunConfig
+    can_save: bool
 
     @property
     def state(self) -> RunState:
@@ -81,7 +82,7 @@ class TrainingRun(Protocol):
         Raises
         ------
         ConfigError
-            If this run cannot be resumed.
+            If not `can_save`: the run cannot be resumed, or has no results folder.
         """
 
 

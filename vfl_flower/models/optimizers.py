@@ -106,8 +106,10 @@ def _try_out(
         optimizer = _made(make, copies, lr, decay)
         for each in copies:
             each.grad = torch.zeros_like(each)
+        before = _settings(optimizer)
         optimizer.step()
         states: list[dict[str, Any]] = list(optimizer.state.values())
+        moved = [key for key, value in _settings(optimizer).items() if before.get(key) != value]
     except Exception as error:  # the code of others may raise any
         raise CodeError(f"{said} cannot step on this model", error) from error
     for state in states:
@@ -117,6 +119,21 @@ def _try_out(
                     f"{said} keeps {key!r} as {type(value).__name__}, which checkpoints do not "
                     "have. Keep it as a tensor."
                 )
+    if moved:
+        raise ConfigError(
+            f"{said} changes {moved[0]!r} of its parameter group in a step, which checkpoints do "
+            "not have. Keep it as a tensor in the optimizer's state."
+        )
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """Describe the settings of an optimizer's parameter groups."""
+    return {
+        f"{key}": repr(value)
+        for group in optimizer.param_groups
+        for key, value in group.items()
+        if key != "params"
+    }
 
 
 def _called(name: str) -> str:

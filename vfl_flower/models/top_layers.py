@@ -195,8 +195,8 @@ class TopModel(nn.Module):
 class CombiningTop(TopModel):
     """A top model that combines embeddings its own way: override `combined`.
 
-    Gradients of `combined` follow by autograd. A `combined` that differs from step to step, or that
-    mixes rows, is not for this class.
+    Gradients of `combined` follow by autograd. It has no parameters of its own, treats each row by
+    itself, and is the same in each step.
     """
 
     def pair(

@@ -35,7 +35,7 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models import passes
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.bottoms import build_bottom, built, embedding_size, seeded
-from vfl_flower.models.top_layers import TopModel, with_block
+from vfl_flower.models.top_layers import CombiningTop, TopModel, with_block
 from vfl_flower.models.training import check_size, in_float32, load_model, trained
 
 
@@ -201,7 +201,18 @@ def build_top(
         )
         layers = [nn.Linear(wide, out) for wide, out in pairwise(widths)]
     combine = models.combine if layers else "sum"
-    return kinds[0](sizes, combine, layers, outputs, own, precision)
+    top = kinds[0](sizes, combine, layers, outputs, own, precision)
+    if isinstance(top, CombiningTop):
+        extra = [name for name, _ in top.named_parameters() if name.split(".")[0] not in _TRAINED]
+        if extra:
+            raise ConfigError(
+                f"aggregation = {models.aggregation!r} has a top model with the parameter "
+                f"{extra[0]!r}, which nothing trains. Combine embeddings without parameters."
+            )
+    return top
+
+
+_TRAINED = "layers", "own"  # parts of a `CombiningTop` with parameters
 
 
 def load_top(config: RunConfig, top: TopModel, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -63,7 +63,7 @@ def check_order(context: Context, order: Order) -> None:
     """
     written = state.load_about(context.state)
     node = tuple((name, type(value), value) for name, value in context.node_config.items())
-    one_owner = bool(context.node_config.get("simulated")) or simulated(context)
+    one_owner = simulated(context)
     is_accepted = (written, node, one_owner) in _accepted
     if is_accepted and not isinstance(order, _OF_OTHER_CONFIGURATIONS):
         return  # messages are many

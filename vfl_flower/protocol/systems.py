@@ -103,14 +103,16 @@ def resolve(raw: Mapping[str, Any]) -> RunConfig:
     ConfigError
         If a key, a value or the strategy's name is unknown, or values contradict each other.
     """
-    # Types are part of the key, since 1, 1.0 and True are equal.
-    items = tuple((key, type(raw[key]), raw[key]) for key in sorted(raw))
-    return _resolve.__wrapped__(items) if places(raw) else _resolve(items)  # code may have changed
+    given = parse(raw)
+    items = tuple(sorted(given.items()))
+    return (
+        _resolve.__wrapped__(items) if places(given) else _resolve(items)
+    )  # code may have changed
 
 
 @lru_cache(maxsize=64)
-def _resolve(items: tuple[tuple[str, type, Any], ...]) -> RunConfig:
-    given = parse({key: value for key, _, value in items})
+def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
+    given = dict(items)
     system = load_system(given.get("strategy", RunConfig.strategy))
     defaults = parse(system.defaults)
     of_system = defaults.get("privacy", "none")

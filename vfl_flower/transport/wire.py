@@ -242,9 +242,12 @@ def pack_many(messages: Sequence[Message]) -> NDArray[np.uint8]:
             parts += [np.ascontiguousarray(array).reshape(-1) for array in arrays.values()]
         elif message.has_error():
             head["failure"] = [message.error.reason or "it did not say why", False]
-        else:
+        elif _FAILURE in message.content:
             failure = record_of(message.content, _FAILURE, ConfigRecord)
             head["failure"] = [failure["cause"], failure["out-of-step"]]
+        else:
+            cause = "a mod answered with a message of its own. Change the answer's content instead."
+            head["failure"] = [cause, False]
         heads.append(head)
     said = json.dumps(heads).encode()
     blocks = [np.frombuffer(len(said).to_bytes(8, "big") + said, np.uint8)]

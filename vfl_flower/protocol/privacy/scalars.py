@@ -22,7 +22,7 @@ import numpy as np
 from flwr.serverapp import GaussianPrivacyEvent
 
 from vfl_flower.config.errors import ConfigError
-from vfl_flower.config.plugins import SERVER_UPDATES
+from vfl_flower.config.plugins import AGGREGATIONS, SERVER_UPDATES
 from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.batches import Window, expected_rows, steps_per_epoch
 from vfl_flower.protocol.privacy.accountant import EVERYONE, Accountant, Guarantee, Released
@@ -87,6 +87,12 @@ class NoisyScalars(Mechanism):
             raise ConfigError(
                 f"privacy = {privacy.mechanism!r} does not know what server-update = {update!r} "
                 f"shows of labels. Choose {' or '.join(map(repr, SERVER_UPDATES.known))}."
+            )
+        named = self.config.models.aggregation
+        if named not in AGGREGATIONS.known:  # its top model may leave out the bound of each row
+            raise ConfigError(
+                f"privacy = {privacy.mechanism!r} does not know what aggregation = {named!r} shows "
+                f"of labels. Choose {' or '.join(map(repr, AGGREGATIONS.known))}."
             )
         if self.config.training.precision != "float32":
             raise ConfigError(
