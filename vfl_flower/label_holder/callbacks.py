@@ -1,8 +1,9 @@
-"""Callbacks: code of yours that runs while a system trains, at the label holder.
+"""Callbacks: user code that runs at the label holder while a system trains.
 
-A callback can watch a run, stop it, and have it save a checkpoint. Option `observer` names one.
-Ours are built the same way: `results.Results` writes files, `progress.Progress` shows where a run
-stands, and `strategies.callbacks` has early stopping, the best model and checkpoints.
+A callback can watch a run, stop it, and make it save a checkpoint. The option `observer` names a
+callback. The built-in callbacks use the same interface: `results.Results` writes files,
+`progress.Progress` shows progress, and `strategies.callbacks` contains early stopping, the best
+model and checkpoints.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from vfl_flower.config.run_config import RunConfig
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run stands.
+    """Progress and figures of a run.
 
     Parameters
     ----------
-    done, planned : party steps answered, and to be answered at most, over all parties.
+    done, planned : party steps answered so far, and the most there can be, over all parties.
     steps_per_epoch : party steps of one epoch, over all parties.
-    parties, failed : numbers of all parties, and of those that have failed and not come back.
+    parties, failed : numbers of all parties, and of failed parties that have not returned.
     exchanges : messages that parties have answered during training.
-    seconds : since the run began, interruptions left out.
+    seconds : time since the run began, without interruptions.
     history : all entries so far, one for each evaluation.
-    best : the entry with the least validation loss that can be restored; empty if there is none.
+    best : entry with the least validation loss that can be restored; empty if there is none.
     may_stop_early : whether validation may end the run before its epochs are done.
     """
 
@@ -45,39 +46,39 @@ class RunState:
 
     @property
     def epoch(self) -> float:
-        """Epochs done, on average over the parties."""
+        """Return the epochs done, on average over the parties."""
         return self.done / self.steps_per_epoch
 
     @property
     def epochs(self) -> float:
-        """Epochs to be done at most, on average over the parties."""
+        """Return the largest number of epochs, on average over the parties."""
         return self.planned / self.steps_per_epoch
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """The newest history entry; empty before the first."""
+        """Return the newest history entry; empty before the first."""
         return self.history[-1] if self.history else {}
 
 
 class TrainingRun(Protocol):
-    """A run, as a callback sees it: where it stands, and what can be asked of it."""
+    """A run as a callback sees it: its state, and the requests that it accepts."""
 
     config: RunConfig
     can_save: bool
 
     @property
     def state(self) -> RunState:
-        """Where the run stands now."""
+        """Return the current state of the run."""
 
     def stop(self, reason: str) -> None:
-        """Order no more steps, and log why.
+        """Order no more steps, and log the reason.
 
-        Windows that are out are still answered. Then the model is evaluated a last time, the best
-        model is restored if there are validation rows, and the run finishes as any other.
+        The label holder still answers windows that are under way. Then the run evaluates the model
+        a last time, restores the best model if there are validation rows, and finishes.
         """
 
     def save(self) -> None:
-        """Save a checkpoint as soon as no message is out, to resume from.
+        """Save a checkpoint to resume from, as soon as no message is under way.
 
         Raises
         ------
@@ -87,48 +88,48 @@ class TrainingRun(Protocol):
 
 
 class Callback:
-    """Does nothing: override the events of interest.
+    """Base class of callbacks. It does nothing: override the events of interest.
 
-    ``run`` is the run that trains. It is set before `began`.
+    The run sets ``run`` before it calls `began`.
     """
 
     run: TrainingRun
 
     def began(self, folder: Path) -> None:
-        """Act on a run that begins or resumes, whose results come into this folder."""
+        """Act on the start or the resumption of a run, whose results folder is ``folder``."""
 
     def evaluated(self, entry: dict[str, Any]) -> None:
-        """Act on an evaluation, which gave this history entry."""
+        """Act on an evaluation and its history entry."""
 
     def progressed(self, done: int, planned: int) -> None:
-        """Act on progress: so many of the planned steps, over all parties, have been answered."""
+        """Act on progress: ``done`` of ``planned`` steps are answered, over all parties."""
 
     def failed(self, party: int, error: VflError) -> None:
-        """Act on a party's failure; the run goes on without it."""
+        """Act on a party's failure. The run continues without the party."""
 
     def returned(self, party: int) -> None:
-        """Act on a party that goes on after a failure, or after it had lost its state."""
+        """Act on a party's return after a failure, or after it had lost its state."""
 
     def trained(self) -> None:
-        """Act on the end of training: no step is left, and the last checkpoint is to come."""
+        """Act on the end of training, before the last checkpoint."""
 
     def saved(self) -> None:
-        """Act on a checkpoint that has been saved."""
+        """Act on a saved checkpoint."""
 
     def ended(self) -> None:
         """Act on the end of the run, whether it finished or failed."""
 
 
 EVENTS = "began", "evaluated", "progressed", "failed", "returned", "trained", "saved", "ended"
-"""The events of a run, which are methods of `Callback`."""
+"""Events of a run, each a method of `Callback`."""
 
 
 def listeners(callbacks: Iterable[Callback]) -> dict[str, list[Callable[..., None]]]:
-    """Return, by event, the methods of these callbacks that do something."""
+    """Return event -> methods of these callbacks that override the event."""
     found: dict[str, list[Callable[..., None]]] = {event: [] for event in EVENTS}
     for callback in callbacks:
         for event, methods in found.items():
-            method = getattr(callback, event, None)  # none, if it is no subclass of `Callback`
+            method = getattr(callback, event, None)  # a callback need not subclass `Callback`
             if method and getattr(method, "__func__", None) is not getattr(Callback, event):
                 methods.append(method)
     return found

@@ -1,4 +1,4 @@
-"""Charts: what runs reached against what they spent, as PNG files and as SVG for the report."""
+"""Charts of results against costs, as PNG files and as SVG for the report."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import numpy as np
 from vfl_flower.config.files import whole
 from vfl_flower.label_holder.figures import METRICS, main_metric
 
-if TYPE_CHECKING:  # matplotlib takes long to import, and most processes of a run draw nothing
+if TYPE_CHECKING:  # matplotlib imports slowly, and most processes of a run draw nothing
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
 COLOURS = ("#0b62c4", "#d1480a", "#0a8a5f", "#8d3fa8", "#a87400", "#00809c", "#c2185b", "#5f6b76")
-_DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (4, 1.5, 1, 1.5)))  # when all were used
+_DASHES: tuple[Any, ...] = ("solid", (0, (4, 1.5)), (0, (4, 1.5, 1, 1.5)))  # for colours in use
 _TEXT, _GRID = "#58626e", "#d9dfe5"
-_VARIABLES = {_TEXT: "var(--soft)", _GRID: "var(--rule)"}  # of the style sheet, light or dark
+_VARIABLES = {_TEXT: "var(--soft)", _GRID: "var(--rule)"}  # CSS variables, light or dark
 _VARIABLES |= {colour: f"var(--s{number})" for number, colour in enumerate(COLOURS)}
 _WIDTH, _HEIGHT = 4.0, 2.6  # inches of a chart in a PNG file
-_PAGE = 1.4, 1.1  # times that on a page
-_DOT, _RING = 3.5, 9.0  # sizes
-_DOTS = 30  # a line of more points has no dots
+_PAGE = 1.4, 1.1  # factors of this size on a page
+_DOT, _RING = 3.5, 9.0  # points
+_DOTS = 30  # a line with more points has no dots
 _BAND: dict[str, Any] = {"alpha": 0.15, "linewidth": 0}
 _SVG = "{http://www.w3.org/2000/svg}"
 _CURVES = (
@@ -42,11 +42,11 @@ _CURVES = (
 
 @dataclass(frozen=True)
 class Line:
-    """The points of a run, one or more; its number among the lines gives its colour.
+    """The points of one run. Its number among the lines decides its colour.
 
     Parameters
     ----------
-    band : how far the seeds of the run deviate from each point, if there are several.
+    band : standard deviation over the run's seeds at each point, if there are several.
     joined : whether a line joins the points, in order of x.
     best : point of the best evaluation, which gets a ring.
     """
@@ -60,24 +60,27 @@ class Line:
 
     @property
     def moves(self) -> bool:
-        """Whether it has a course: baselines send nothing, or all of it before they train."""
+        """Return whether x varies.
+
+        A baseline sends nothing, or sends everything before training.
+        """
         (first, _), (last, _) = self.points[0], self.points[-1]
         return last > 0 and (first < last or len(self.points) == 1)
 
     @property
     def dots(self) -> bool:
-        """Whether each of its points is to be seen."""
+        """Return whether to draw each point as a dot."""
         many = self.joined and len(self.points) > _DOTS
         return self.moves and not many
 
 
 def look(number: int) -> tuple[int, int]:
-    """Which colour and which dashes the line of a run has."""
+    """Return the indices of a run's colour and dash pattern."""
     return number % len(COLOURS), number // len(COLOURS) % len(_DASHES)
 
 
 def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") -> dict[str, Line2D]:
-    """Draw lines, and a level for each that has no course; return what is drawn, by name.
+    """Draw lines, and a level for each line without a course. Return artists by name.
 
     The x-axis is logarithmic if some lines go much further than others.
     """
@@ -126,7 +129,7 @@ def chart(axes: Axes, lines: Sequence[Line], x_label: str, y_label: str = "") ->
 
 
 def _outline(line: Line) -> list[tuple[float, float]]:
-    """The outline of a band: above the points to the right, and below them back."""
+    """Return the outline of a band: its upper edge to the right, its lower edge back."""
     points = list(zip(line.points, line.band, strict=True))
     return [*((x, y + by) for (x, y), by in points), *((x, y - by) for (x, y), by in points[::-1])]
 
@@ -139,7 +142,13 @@ def draw_curves(
     path: Path,
     levels: Mapping[str, float] | None = None,
 ) -> None:
-    """Draw the main metric against exchanges, bytes and time: lines of runs, levels of others."""
+    """Draw the main metric against exchanges, bytes and time.
+
+    Parameters
+    ----------
+    histories : name -> history entries of a run, drawn as a line.
+    levels : name -> main metric of a run without a history, drawn as a level.
+    """
     used = [
         curve
         for curve in _CURVES
@@ -166,26 +175,27 @@ def draw_curves(
 
 
 def _spent(entry: Mapping[str, Any], key: str) -> float:
-    """Return how much a run had spent at an evaluation; bytes are those up and down."""
+    """Return a run's cost at an evaluation. Bytes count both directions."""
     return float(entry["bytes_up"] + entry["bytes_down"] if key == "bytes" else entry[key])
 
 
 def _metric(histories: Mapping[str, list[dict[str, Any]]]) -> str:
-    """Return the main metric of runs, which all have the same."""
+    """Return the main metric, which all runs share."""
     return main_metric(next((history[-1] for history in histories.values() if history), {}))
 
 
 def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, target: float) -> None:
-    """Draw the best main metric so far against all bytes so far; a run that sends none as a level.
+    """Draw the best main metric so far against all bytes so far.
 
-    The broad line is the frontier: the most that any run had reached with so many bytes.
+    The broad line is the frontier: the best that any run had reached with so many bytes. A run
+    that sends no bytes is a level.
     """
     metric = _metric(histories)
     lines: list[Line] = []
     for name, history in histories.items():
         megabytes = [1e-6 * _spent(entry, "bytes") for entry in history]
         best = np.maximum.accumulate([entry[metric] for entry in history]).tolist()
-        points = dict(zip(megabytes, best, strict=True))  # the last of those by so many bytes
+        points = dict(zip(megabytes, best, strict=True))  # keeps the last point at equal bytes
         if points:
             lines.append(Line(name, len(lines), list(points.items())))
     figure = _figure(2, high=1.8)
@@ -200,13 +210,13 @@ def draw_frontier(histories: Mapping[str, list[dict[str, Any]]], path: Path, tar
 
 
 def draw_lines(lines: Sequence[Line], x_label: str, y_label: str, path: Path) -> None:
-    """Draw one chart of lines, or of points that are not joined, by their names."""
+    """Draw one chart of lines, or of separate points, with a legend of their names."""
     figure = _figure(2, high=1.4)
     _save(figure, chart(figure.add_subplot(), lines, x_label, y_label), path)
 
 
 def draw_shares(shares: Mapping[str, float], label: str, path: Path) -> None:
-    """A bar for each share of 1, in their order from above."""
+    """Draw a bar for each share of 1, in order from the top."""
     figure = _figure(1.6, high=0.4 + 0.13 * len(shares))
     axes = figure.add_subplot()
     bars = axes.barh(list(shares), list(shares.values()), color=COLOURS[0], height=0.6)
@@ -220,14 +230,17 @@ def draw_shares(shares: Mapping[str, float], label: str, path: Path) -> None:
 
 
 def _figure(wide: float, high: float = 1) -> Figure:
-    """A figure for so many charts; without pyplot, it needs no display and works in any thread."""
+    """Return a figure for so many charts.
+
+    It avoids pyplot, so that it needs no display and works in any thread.
+    """
     from matplotlib.figure import Figure
 
     return Figure(figsize=(wide * _WIDTH, high * _HEIGHT), dpi=72, layout="constrained")
 
 
 def _save(figure: Figure, drawn: Mapping[str, Line2D], path: Path) -> None:
-    """Write a PNG file, with a legend in which no name is read as a formula."""
+    """Write a PNG file. Its legend reads no name as a formula."""
     legend = figure.legend(
         list(drawn.values()),
         [""] * len(drawn),
@@ -247,9 +260,9 @@ def _save(figure: Figure, drawn: Mapping[str, Line2D], path: Path) -> None:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A chart as SVG: its size, the elements in it, and where in it each line's points are.
+    """A chart as SVG: its size, its elements, and the position of each line's points.
 
-    The elements refer to nothing and hold no names: numbers, and the label of the x axis.
+    The elements hold numbers and the label of the x-axis. They contain no names or references.
     """
 
     width: float
@@ -259,7 +272,7 @@ class Drawing:
 
 
 def svg(lines: Sequence[Line], x_label: str) -> Drawing:
-    """Draw a chart for a page whose style sheet has the colours."""
+    """Draw a chart for a page. The page's style sheet defines the colours."""
     from matplotlib import rc_context
 
     figure = _figure(*_PAGE)
@@ -267,7 +280,7 @@ def svg(lines: Sequence[Line], x_label: str) -> Drawing:
     axes = figure.add_subplot()
     chart(axes, lines, x_label)
     file = BytesIO()
-    with rc_context({"svg.fonttype": "none"}):  # texts as texts
+    with rc_context({"svg.fonttype": "none"}):  # keep texts as text, not as outlines
         figure.savefig(file, format="svg")
     width, height = 72 * figure.get_size_inches()
     places = []
@@ -280,14 +293,14 @@ def svg(lines: Sequence[Line], x_label: str) -> Drawing:
 
 
 def _elements(drawn: bytes) -> str:
-    """The lines, dots and texts of matplotlib's SVG, one beside the other, with CSS colours."""
+    """Return the lines, dots and texts of matplotlib's SVG, with CSS colours."""
     elements = []
     for each in ElementTree.fromstring(drawn).iter():
         x, y, text = each.get("x", ""), each.get("y", ""), None
         if each.tag == f"{_SVG}use":
             size = _RING if "fill-opacity" in each.get("style", "") else _DOT
             tag, place = "circle", {"cx": x, "cy": y, "r": str(size / 2)}
-        elif each.tag == f"{_SVG}path" and each.get("id") is None:  # or it is the shape of uses
+        elif each.tag == f"{_SVG}path" and each.get("id") is None:  # an id marks a marker's shape
             tag, place = "path", {"d": " ".join(each.get("d", "").split())}
         elif each.tag == f"{_SVG}text":
             tag, place, text = "text", {"x": x, "y": y}, each.text

@@ -1,9 +1,9 @@
-"""The label holder's checkpoint: what it needs to resume a run or use its model.
+"""The label holder's checkpoint: its state for resuming a run or using the model.
 
-It is one file in the results folder, ``checkpoint.npz``: arrays, a text in JSON, and a checksum.
-Nothing is pickled. The file is replaced as a whole. Only its owner can read it, since it holds the
-embedding table of all rows. Each party keeps its own half (`vfl_flower.party.state_file`), under
-the run and the number that this file names.
+The checkpoint is one file in the results folder, ``checkpoint.npz``. It holds arrays, a JSON text
+and a checksum; nothing is pickled. Each save replaces the whole file. Only the owner can read it,
+since it holds the embedding table of all rows. Each party saves its own half
+(`vfl_flower.party.state_file`), named by this file's run and number.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ _USED = "learnt", "chose"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The content of the file.
+    """Content of the checkpoint file.
 
-    run, number : under which the parties have kept their states (`Keeper.name`).
+    run, number : name under which the parties save their states (`Keeper.name`), and the number
+        of this checkpoint.
     finished : whether the run has finished.
     rows : with own files, the common rows in the label holder's file, in common order.
-    present : which party has which of them, [N, M], where any may lack some.
-    used : rows of that file from which models of an earlier run have learned, and rows by which
-        they were chosen, if this run begins by them.
-    about_labels : what turns a model's outputs into labels (`Labels.about`).
+    present : row mask [N, M] of these rows, if parties may lack rows.
+    used : after a warm start, rows of that file that trained models of earlier runs, and rows
+        that chose these models.
+    about_labels : how to turn the model's outputs into labels (`Labels.about`).
     strategy, arrays : scalars and arrays of the strategy and the label holder (``state_dict``).
     """
 
@@ -57,22 +58,22 @@ class Checkpoint:
 
     @property
     def parties(self) -> int:
-        """Number of parties of the run."""
+        """Return the number of parties of the run."""
         return len(self.strategy["seats"])
 
     @property
     def epoch(self) -> float:
-        """Epochs until the last evaluation."""
+        """Return the epochs done at the last evaluation."""
         entries = self.strategy["history"]["entries"]
         return float(entries[-1]["epoch"]) if entries else 0.0
 
     def save(self, folder: Path) -> None:
-        """Write the checkpoint into a results folder, in place of the last one.
+        """Write the checkpoint into a results folder, and replace the last one.
 
         Raises
         ------
         VflError
-            If the disk refuses.
+            If the file cannot be written.
         """
         text = {
             "config": self.config.values(),
@@ -92,16 +93,18 @@ class Checkpoint:
 
 
 class Keeper:
-    """A run's checkpoints, and the checkpoint that it goes on from, if any.
+    """Where a run saves checkpoints, and the checkpoints that it starts from, if any.
 
     Parameters
     ----------
     folder : the results folder.
     run : number of the Flower run.
-    found : the checkpoint to go on from.
-    earlier : the last checkpoint of an earlier run, if this run begins by its models.
+    found : the checkpoint to resume, if any.
+    earlier : the last checkpoint of the earlier run, for a warm start.
 
-    nonce : drawn for this run, since Flower may give the number to another run.
+    Attributes
+    ----------
+    nonce : random suffix of this run's name, since Flower may reuse a run number.
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class Keeper:
 
     @property
     def name(self) -> str:
-        """Return the name of the run, under which parties keep their states."""
+        """Return the name of the run, under which parties save their states."""
         return f"{self.run}-{self.nonce}"
 
 
@@ -135,15 +138,15 @@ def load(folder: str | Path) -> Checkpoint:
     Raises
     ------
     ConfigError
-        If there is none, or it cannot be read, or another user can change it.
+        If the file is missing or unreadable, or if another user can change it.
     """
     path = Path(folder).expanduser() / FILE
     if not path.parent.is_dir():
-        raise ConfigError(f"{folder} is not there: name the results folder of a run.")
+        raise ConfigError(f"{folder} is not a folder. Name the results folder of a run.")
     check_own(path.parent)
     if not path.is_file():
         raise ConfigError(
-            f"{folder} has no {FILE}: name the results folder of a run that has kept one."
+            f"{folder} has no {FILE}. Name the results folder of a run that saved a checkpoint."
         )
     try:
         with np.load(BytesIO(unsealed(path)), allow_pickle=False) as file:
@@ -151,7 +154,7 @@ def load(folder: str | Path) -> Checkpoint:
             arrays = {name[6:]: file[name] for name in file.files if name.startswith("array.")}
             config = RunConfig.of(text.pop("config"))
             present = file["present"] if "present" in file.files else None
-            none = np.zeros(0, np.int64)  # as older versions have it
+            none = np.zeros(0, np.int64)  # files of older versions have no such arrays
             learnt, chose = (file[name] if name in file.files else none for name in _USED)
             return Checkpoint(
                 config=config,
@@ -163,5 +166,5 @@ def load(folder: str | Path) -> Checkpoint:
             )
     except (KeyError, TypeError, ValueError, OSError, VflError) as error:
         raise ConfigError(
-            f"{path} is not a checkpoint of this version: it is damaged, or of another version."
+            f"{path} is damaged, or another version wrote it. Name another results folder."
         ) from error

@@ -1,10 +1,10 @@
-"""What each party is worth: Shapley values of how a model does on held-out rows.
+"""Contribution of each party: Shapley values of figures on held-out rows.
 
-It needs a model that predicts by any subset of the parties, and no further training. v(S) is how
-the model does with the parties S alone, on all test rows of the run. Embeddings are those that the
-last evaluation left in the checkpoint, so that no party is asked. A party's value is the mean, over
-all orders of the parties, of what it adds to the parties before it (Shapley, 1953). The values add
-up to v(all) - v(none). Without any party, a model predicts by the training labels alone, or by the
+The model must predict by any subset of the parties; no further training is needed. v(S) is the
+model's figure with the parties S alone, on all test rows of the run. The checkpoint has the
+embeddings of the last evaluation, so nobody asks the parties. A party's value is the mean, over all
+orders of the parties, of what it adds to the parties before it (Shapley, 1953). The values add up
+to v(all) - v(none). Without any party, the model predicts by the training labels alone, or by the
 label holder's own columns.
 """
 
@@ -40,27 +40,26 @@ from vfl_flower.protocol.privacy.mechanism import mechanism_of
 
 FILE = "contribution.json"
 EXACT = 10
-"""Parties up to which all subsets are evaluated; of more, random orders."""
+"""Largest number of parties for exact values from all subsets. Above, sample random orders."""
 _ORDERS = 200
-_SURE = 1.96  # deviations of a 95 % interval
+_SURE = 1.96  # standard deviations in half of a 95 % interval
 
 Array = NDArray[np.float64]
 
 
 @dataclass
 class Worth:
-    """A sum of values v(S), and what each row adds to it, by groups of rows.
+    """A sum of values v(S), and each row's share in it, by groups of rows.
 
     A value is the mean over each group. Accuracy, log loss and R2 have one group, all rows. An AUC
-    has two groups with equal means: positives, each with the share of negatives below, and
-    negatives, each with the share of positives above. Its variance follows from both (DeLong et
-    al., 1988).
+    has two groups with equal means. Positives carry the share of negatives below them. Negatives
+    carry the share of positives above them. The variance follows from both (DeLong et al., 1988).
     """
 
     groups: list[Array] = field(default_factory=list)
 
     def add(self, factor: float, groups: Sequence[Array]) -> None:
-        """Add a multiple of what each row adds to a value."""
+        """Add a multiple of each row's share in a value."""
         if not self.groups:
             self.groups = [np.zeros(len(each)) for each in groups]
         for mine, each in zip(self.groups, groups, strict=True):
@@ -82,28 +81,28 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
 
     Parameters
     ----------
-    metric : accuracy, auc, log-loss (its fall) or r2. The default is AUC for two classes, accuracy
-        for more, and R2 for numbers.
-    exact : parties up to which all subsets are evaluated.
+    metric : accuracy, auc, log-loss (its decrease) or r2. The default is AUC for two classes,
+        accuracy for more, and R2 for numbers.
+    exact : largest number of parties for which all subsets are evaluated.
 
     Raises
     ------
     ConfigError
-        If the model does not predict by any subset, or its data have changed.
+        If the model does not predict by any subset, or if its data have changed.
     """
     found = checkpoint.load(folder)
     if not aggregation_of(found.config).any_subset:
         raise ConfigError(
-            f"The model in {folder} needs all its parties: train one that predicts by any subset, "
-            "with subsets = 'sampled', to see what each party is worth."
+            f"The model in {folder} needs all its parties. To see each party's contribution, "
+            "train a model that predicts by any subset, with subsets = 'sampled'."
         )
     if not found.strategy["history"]["recorded"]:
-        raise ConfigError(f"The run in {folder} was not evaluated yet: wait for it.")
+        raise ConfigError(f"The run in {folder} has no evaluation yet. Wait for the first one.")
     labels = _labels(found)
     if labels.about(mechanism_of(found.config).hides_labels) != found.about_labels:
         raise ConfigError(
-            f"{found.config.data.dataset} has other rows, classes or values than when the run in "
-            f"{folder} began: put back its data."
+            f"{found.config.data.dataset} has changed since the run in {folder} began: it has "
+            f"other rows, classes or values. Restore its data."
         )
     labels = labels.tested
     metric = _metric(metric, labels)
@@ -115,7 +114,7 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
         return _by_row(metric, outputs(used), labels)
 
     worths = [Worth() for _ in range(parties)]
-    chance = np.zeros(parties)  # variance of the mean over orders
+    chance = np.zeros(parties)  # variance of the mean over sampled orders
     if parties <= exact:
         for used in product((False, True), repeat=parties):
             of_used = value(used)
@@ -153,12 +152,12 @@ def contribution(folder: Path, metric: str = "", exact: int = EXACT) -> dict[str
 
 
 def _share(before: int, parties: int) -> float:
-    """Return the share of orders in which one set of this size comes before a party."""
+    """Return the share of orders where one set of ``before`` parties precedes a party."""
     return 1 / (parties * math.comb(parties - 1, before))
 
 
 def _orders(parties: int) -> Iterator[NDArray[np.int64]]:
-    """Yield random orders, each followed by its reverse, which makes means vary less."""
+    """Yield random orders, each followed by its reverse to reduce variance."""
     generator = np.random.default_rng(0)
     for _ in range(_ORDERS // 2):
         order = generator.permutation(parties)
@@ -175,13 +174,13 @@ def _metric(metric: str, labels: Labels) -> str:
         fit.insert(0, "auc")
     if metric and metric not in fit:
         raise ConfigError(
-            f"metric = {metric!r} does not fit these labels: choose {' or '.join(fit)}."
+            f"metric = {metric!r} does not fit these labels. Choose {' or '.join(fit)}."
         )
     return metric or fit[0]
 
 
 def _by_row(metric: str, outputs: Tensor, labels: Labels) -> list[Array]:
-    """Return what each row adds to a value, by groups: see `Worth`."""
+    """Return each row's share in a value, by groups (see `Worth`)."""
     y = torch.from_numpy(labels.test)
     if metric == "r2":
         of_rows = 1 - (outputs[:, 0] - y).double().square() / y.double().var(correction=0)
@@ -213,7 +212,7 @@ def _labels(found: Checkpoint) -> Labels:
         return with_row_masks(labels, config, len(found.strategy["holder"]["sizes"]))
     own = own_table(config.data)
     if len(own.ids) <= found.rows.max():
-        raise ConfigError(f"{own.path} has lost rows since the run began.")
+        raise ConfigError(f"{own.path} has lost rows since the run began. Restore its rows.")
     common = Alignment(found.about_labels["alignment"], found.rows, found.present)
     about = found.about_labels if config.running.grow else None
     return load_own_labels(config.data, own, common, about)
@@ -221,13 +220,13 @@ def _labels(found: Checkpoint) -> Labels:
 
 @torch.no_grad()
 def _outputs(found: Checkpoint, labels: Labels) -> Callable[[tuple[bool, ...]], Tensor]:
-    """Return a function from the parties to use to outputs for the test rows, [R, C]."""
+    """Return a function from the parties to use to outputs of the test rows, [R, C]."""
     sizes: list[int] = found.strategy["holder"]["sizes"]
     own = labels.features[1] if labels.features else np.zeros((len(labels.test), 0), np.float32)
     top = aggregation_of(found.config).build_top(sizes, labels.outputs, own.shape[1]).eval()
     load_top(found.config, top, of_group("top", found.arrays))
     has = labels.present[1] if labels.present else np.ones((len(own), len(sizes)), bool)
-    table = found.arrays["test_table.rows"]  # with validation rows, which come first
+    table = found.arrays["test_table.rows"]  # validation rows come first
     known = [torch.from_numpy(table[len(table) - len(own) :]), torch.from_numpy(own)]
     prior: list[float] | None = found.strategy["holder"]["prior"]
 

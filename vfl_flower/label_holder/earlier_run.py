@@ -1,4 +1,4 @@
-"""What an earlier run decides of a run that resumes it, or grows from it."""
+"""Configuration and checks of a run that resumes or warm-starts an earlier run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from vfl_flower.protocol.systems import resolve
 
 
 def to_go_on_from(folder: str | Path) -> Checkpoint:
-    """Read the checkpoint of a run that was cut short.
+    """Read the checkpoint of an interrupted run.
 
     Raises
     ------
     ConfigError
-        As `load`; or if that run has finished.
+        See `load`. Also if that run has finished.
     """
     found = load(folder)
     if found.finished and _has_results(Path(folder).expanduser()):
-        raise ConfigError(f"The run in {folder} has finished: there is nothing to resume.")
+        raise ConfigError(f"The run in {folder} has finished. Leave the option resume out.")
     return found
 
 
@@ -38,7 +38,7 @@ def _has_results(folder: Path) -> bool:
         return False
 
 
-_MAY_DIFFER = (  # options that can change when a run is resumed: they do not change its results
+_MAY_DIFFER = (  # a resumed run may change these options: they do not change its results
     *("transport", "stream-address", "stream-ports", "session-seconds", "parties"),
     *("party-timeout", "on-party-failure", "checkpoint-every", "resume"),
 )
@@ -47,14 +47,14 @@ _MAY_DIFFER = (  # options that can change when a run is resumed: they do not ch
 def configured(raw: Mapping[str, Any]) -> RunConfig:
     """Return the configuration of a run, as `resolve` does.
 
-    With ``resume`` it is the configuration of the run to resume. With ``grow``, options that are
-    not given are those of the run whose models this run begins by.
+    With ``resume``, return the configuration of the run to resume. With ``grow``, take options
+    that are not given from the earlier run.
 
     Raises
     ------
     ConfigError
-        As `resolve`; or if the run to resume has finished, or the run to grow from has not; or if
-        it had another value for an option that is given.
+        See `resolve`. Also if the run to resume has finished, or the run to warm-start from has
+        not. Also if the earlier run had another value of a given option.
     """
     given = parse(raw)
     folder = given.get("resume")
@@ -69,37 +69,37 @@ def configured(raw: Mapping[str, Any]) -> RunConfig:
         if name not in _MAY_DIFFER:
             was = "auto" if then is None else repr(then)
             raise ConfigError(
-                f"{folder} holds a run with {name} = {was}, not {now!r}: leave the option "
-                "out to go on with that run, or leave resume out to begin another."
+                f"{folder} holds a run with {name} = {was}, not {now!r}. Leave the option "
+                "out to resume that run, or leave resume out to start a new run."
             )
         anew[name] = now
     return found.config.with_values(anew)
 
 
-_OF_ONE_RUN = (  # options that a run never inherits from the run that it grows from
+_OF_ONE_RUN = (  # options that a warm start never inherits
     *("task", "model", "without", "resume", "grow", "freeze", "out", "parties"),
 )
-_OF_MODEL = (  # options that it must inherit
+_OF_MODEL = (  # options that a warm start must inherit
     *("target", "label-range", "columns", "missing", "text"),
     *(each.name for each in KEYS.values() if each.section == "models" and each.name != "metrics"),
 )
 
 
 def _grown(given: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration of a run that grows from an earlier run, with its models.
+    """Return the configuration of a run that warm-starts from an earlier run.
 
-    Options that are not given are those of the earlier run. With another strategy, only options of
-    data and models are inherited.
+    Take options that are not given from the earlier run. With another strategy, inherit only
+    options of data and models.
     """
     folder: str = given["grow"]
     found = load(folder)
     if not found.finished:
-        raise ConfigError(f"The run in {folder} was cut short: go on with it first, by resume.")
+        raise ConfigError(f"The run in {folder} was interrupted. Resume it first, by resume.")
     then = found.config
     if not mechanism_of(then).may_grow:
         raise ConfigError(
             f"The run in {folder} has privacy = {then.privacy.mechanism!r}, whose epsilon counts "
-            "that run alone: leave grow out."
+            "that run alone. Leave grow out."
         )
     alike = given.get("strategy", then.strategy) == then.strategy
     inherited = {
@@ -119,38 +119,38 @@ def _grown(given: Mapping[str, Any]) -> RunConfig:
         if was != now:
             raise ConfigError(
                 f"{folder} holds a model with {name} = {'auto' if was is None else repr(was)}, not "
-                f"{now!r}: leave the option out to begin by that model, or leave grow out."
+                f"{now!r}. Leave the option out to start from that model, or leave grow out."
             )
     if aggregation_of(then).any_subset and not aggregation_of(config).any_subset:
         raise ConfigError(
-            f"{folder} holds a model of any subset of its parties: leave align and subsets out to "
-            "begin by that model, or leave grow out."
+            f"{folder} holds a model of any subset of its parties. Leave align and subsets out to "
+            "start from that model, or leave grow out."
         )
     return config
 
 
 def check_number(folder: str, found: Checkpoint, config: RunConfig, parties: int) -> None:
-    """Raise `ConfigError` if so many parties cannot begin by the models of ``found``."""
+    """Raise `ConfigError` if the models of ``found`` do not fit so many parties."""
     then = found.parties
     if parties < then:
         raise ConfigError(
-            f"The run in {folder} is of {then} parties, and {parties} are here: start all of them, "
-            "the new ones with the highest numbers."
+            f"The run in {folder} has {then} parties, but only {parties} are here. Start all of "
+            "them, and give new parties the highest numbers."
         )
     if parties > then and not config.data.own_data:
         raise ConfigError(
-            f"{config.data.dataset} is divided, so that {parties} parties would have other columns "
-            f"than the {then} of the run in {folder}: new parties need data of their own."
+            f"{config.data.dataset} is partitioned: {parties} parties would have other columns "
+            f"than the {then} of the run in {folder}. Use data of your own to add parties."
         )
     if parties > then and not aggregation_of(config).any_subset:
         raise ConfigError(
-            f"The model in {folder} predicts only with all its parties, and cannot get new ones: "
-            "add subsets = 'sampled' to this run. Then it learns to predict by any subset."
+            f"The model in {folder} needs all its parties, and cannot get new ones. Add "
+            "subsets = 'sampled' to this run: it then learns to predict by any subset."
         )
 
 
 class PartyState(NamedTuple):
-    """A party's state: numbers of the last message served, and of the checkpoint."""
+    """Numbers of the last message that a party served, and of its checkpoint."""
 
     party: int
     exchange: int
@@ -168,10 +168,10 @@ class _OfCheckpoint(Protocol):
 
 
 def check_states(found: Checkpoint, states: Collection[_OfCheckpoint], whole: bool = True) -> None:
-    """Refuse parties of another run, or with older states than a checkpoint.
+    """Refuse parties whose states belong to another run, or to an older checkpoint.
 
-    A party that was away at the checkpoint may have an older state, back to the last state that it
-    has told of.
+    A party that was absent at the checkpoint may have an older state. It must be at least as new
+    as the last state that the party reported.
 
     Parameters
     ----------
@@ -180,18 +180,21 @@ def check_states(found: Checkpoint, states: Collection[_OfCheckpoint], whole: bo
     Raises
     ------
     ConfigError
-        Which party has another state.
+        If parties are missing, or a party has another state. The error names the party.
     """
-    marked = not found.run.isdecimal()  # else it is an older version's
+    marked = not found.run.isdecimal()  # checkpoints of older versions have a bare run number
     seats = {seat["party"]: seat for seat in found.strategy["seats"]}
     if len(states) != len(seats) and (whole or not {each.party for each in states} <= seats.keys()):
-        raise ConfigError(f"That run is of {len(seats)} parties, and {len(states)} are here.")
+        raise ConfigError(
+            f"That run has {len(seats)} parties, but {len(states)} are here. "
+            "Start exactly the parties of that run."
+        )
     for state in states:
         seat, number = seats[state.party], state.checkpoint
         least = found.number if seat["alive"] else seat.get("checkpoint", 0)
         is_older = marked and not least <= number <= found.number
         if is_older or (seat["alive"] and state.exchange != seat["exchange"]):
             raise ConfigError(
-                f"Party {state.party} has the state of checkpoint {number}, and not of checkpoint "
-                f"{found.number}: put back its file of checkpoint {found.number}."
+                f"Party {state.party} has the state of checkpoint {number}, not of checkpoint "
+                f"{found.number}. Restore its file of checkpoint {found.number}."
             )

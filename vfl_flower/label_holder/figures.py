@@ -1,4 +1,4 @@
-"""The figures of runs in words: what they are judged by, and how that is said."""
+"""Figures of runs as text: main metrics, headlines and tables."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from vfl_flower.config.errors import ConfigError
 
 METRICS = {"test_accuracy": "test accuracy", "test_r2": "test R2"}
-"""Main metric -> what tables and pictures call it."""
+"""Main metric -> its name in tables and charts."""
 
 VALIDATED = {
     "validation_auc": "validation AUC",
     "validation_accuracy": "validation accuracy",
     "validation_r2": "validation R2",
 }
-"""What configurations are chosen by, the first that a run has -> what it is called."""
+"""Validation metric that selects configurations -> its name. The first that a run has counts."""
 
 NO_VALIDATION = (
-    "There are no validation rows to choose by, and test rows must not choose: set "
+    "There are no validation rows to choose by, and test rows must not choose. Set "
     'validation-fraction, as in -c "validation-fraction=0.2".'
 )
 
@@ -29,32 +29,31 @@ SECOND: dict[str, tuple[tuple[str, ...], str, float]] = {
     "epsilon": (("epsilon",), "epsilon", 1),
     "virtual-seconds": (("virtual_seconds",), "virtual seconds", 1),
 }
-"""What a sweep can keep small besides -> the figures of a summary whose sum it is; what that is
-called, and in which unit it is shown."""
+"""Second objective of a sweep -> (figures of a summary to add up, name, factor to the unit)."""
 
 GUARANTEE = {
     "protects": "epsilon_protects",
     "relation": "epsilon_relation",
     "adversary": "epsilon_adversary",
 }
-"""What is said of an epsilon wherever it is shown -> its key in a summary."""
+"""Statement about an epsilon -> its name in a summary. Show all of them with every epsilon."""
 
 TRANSPORTS = {"none": "", "stream": " over streams", "messages": " over Flower's messages"}
-"""Transport -> what is said of it behind a time."""
+"""Transport -> text to append to a time."""
 
 
 def main_metric(figures: Mapping[str, Any]) -> str:
-    """The key of what a history entry or a summary is judged by: accuracy, or for regression R2."""
+    """Return the name of the main metric: test accuracy, or test R2 for regression."""
     return "test_accuracy" if figures.get("test_r2") is None else "test_r2"
 
 
 def chosen_by(figures: Mapping[str, Any]) -> str:
-    """The key of what configurations are chosen by: AUC if there is one, else accuracy, or R2.
+    """Return the name of the metric that selects configurations: AUC, accuracy, or R2.
 
     Raises
     ------
     ConfigError
-        If nothing was validated.
+        If the run has no validation rows.
     """
     for key in VALIDATED:
         if figures.get(key) is not None:
@@ -63,14 +62,17 @@ def chosen_by(figures: Mapping[str, Any]) -> str:
 
 
 def spread(figures: Mapping[str, Any], key: str, form: str, unit: float = 1) -> str:
-    """A figure as text, times ``unit``; of several seeds, the mean and the standard deviation."""
+    """Return a figure times ``unit`` as text.
+
+    With several seeds the text is the mean ± the standard deviation.
+    """
     deviation = figures.get("deviation", {}).get(key)
     text = format(figures[key] * unit if unit != 1 else figures[key], form)
     return text if deviation is None else f"{text} ± {deviation * unit:{form}}"
 
 
 def reached(figures: Mapping[str, Any]) -> str:
-    """How a history entry or a summary does on the test rows, in words."""
+    """Return the test figures of a history entry or a summary as text."""
     if main_metric(figures) == "test_r2":
         rmse, r2 = spread(figures, "test_rmse", ".4g"), spread(figures, "test_r2", ".4f")
         return f"test RMSE {rmse}, R2 {r2}"
@@ -78,11 +80,11 @@ def reached(figures: Mapping[str, Any]) -> str:
 
 
 def validated(entry: Mapping[str, Any], best: Mapping[str, Any]) -> str:
-    """The loss by which a run stops, in words: the last and the least; empty without validation.
+    """Return the last and the least validation loss as text; empty without validation.
 
     Parameters
     ----------
-    entry, best : the history entries of the last evaluation and of the best one, or an empty one.
+    entry, best : history entries of the last and of the best evaluation. ``best`` may be empty.
     """
     if entry.get("validation_loss") is None:
         return ""
@@ -93,7 +95,7 @@ def validated(entry: Mapping[str, Any], best: Mapping[str, Any]) -> str:
 
 
 def in_brief(entry: Mapping[str, Any], best: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The last loss, the least validation loss, and the test figure, as short as can be."""
+    """Return the last loss, the least validation loss and the test figure in brief."""
     loss = entry.get("validation_loss")
     of_test = f"test {entry[main_metric(entry)]:.3f}"
     if loss is None:
@@ -106,7 +108,10 @@ def in_brief(entry: Mapping[str, Any], best: Mapping[str, Any]) -> tuple[str, st
 
 
 def headline(summary: dict[str, Any]) -> str:
-    """What a run reached and took, in one line, and in another what its epsilon is of."""
+    """Return a run's figures and costs in one line.
+
+    With an epsilon, a second line says what the epsilon protects.
+    """
     parts = []
     if summary[main_metric(summary)] is not None:
         parts.append(reached(summary))
@@ -132,17 +137,17 @@ def headline(summary: dict[str, Any]) -> str:
 
 
 def guarantee(summary: Mapping[str, Any]) -> str:
-    """What a summary's epsilon is of, in one line; empty where there is no epsilon."""
+    """Return what a summary's epsilon protects, in one line; empty without an epsilon."""
     if summary.get("epsilon") is None:
         return ""
     said = [f"{name}: {summary[key]}" for name, key in GUARANTEE.items() if key in summary]
-    return f"epsilon {'. '.join(said)}." if said else ""  # older runs say nothing of it
+    return f"epsilon {'. '.join(said)}." if said else ""  # summaries of older runs lack these
 
 
 def tabulated(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
-    """Draw a table: so many columns of texts to the left, then figures to the right.
+    """Draw a table: first ``texts`` left-aligned columns, then right-aligned figures.
 
-    A terminal gets a table of its width. Elsewhere each row is one line.
+    On a terminal the table has the terminal's width. Elsewhere each row is one line.
     """
     from rich import box
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""Rows held out: the parties' embeddings of them, and how the model does on them."""
+"""Held-out rows: their embeddings, and figures of the model on them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vfl_flower.transport.messages import Arrays, Upload
 
 
 class Evaluated(NamedTuple):
-    """How the model does at one evaluation.
+    """Figures of the model at one evaluation.
 
     train_loss : mean loss of the steps since the last evaluation, as training minimises it.
     validation, test : figures of the validation rows, if there are any, and of the test rows.
@@ -46,15 +46,17 @@ class Evaluated(NamedTuple):
 
 
 class HeldOut:
-    """The validation rows, which come first, and the test rows.
+    """The validation rows, followed by the test rows.
 
     Parameters
     ----------
-    columns : of each party's embeddings in a table.
+    columns : party -> columns of its embeddings in the table.
     own : the label holder's own features of these rows, [N, F].
-    present : which party has which row, [N, M], where any may lack some.
+    present : row mask [N, M], if parties may lack rows.
 
-    by_subsets : whether figures are by subsets of the parties, too.
+    Attributes
+    ----------
+    by_subsets : whether to compute figures by subsets of the parties too.
     """
 
     def __init__(
@@ -67,8 +69,8 @@ class HeldOut:
         device: torch.device,
     ) -> None:
         self.labels = torch.from_numpy(labels.test).to(device)
-        self.validation = labels.validation  # how many rows are validation rows
-        self.deviation = labels.deviation  # a unit of the outputs, under regression
+        self.validation = labels.validation  # number of validation rows
+        self.deviation = labels.deviation  # unit of regression outputs
         self.label_noise = mechanism_of(config).label_noise(labels)
         self.more = METRICS.load(config.models.metrics)
         try_out(self.more, config.models.metrics, labels.outputs, self.labels)
@@ -83,12 +85,12 @@ class HeldOut:
 
         Parameters
         ----------
-        digest : what the digest of the party's surrogates must be.
+        digest : expected digest of the party's surrogates.
 
         Raises
         ------
         VflError
-            If the embeddings cannot be used, or the surrogates differ.
+            If the embeddings are unusable, or the surrogates differ.
         """
         columns, held = self.table.of(party), self.table.present[party]
         rows = len(columns) if held is None else int(held.sum())
@@ -102,15 +104,15 @@ class HeldOut:
             at = slice(None) if held is None else torch.from_numpy(held)
             columns[at] = new.to(columns.device)
         if digest != upload.surrogates:
-            raise VflError("keeps other surrogates than the label holder: start the run again.")
+            raise VflError("has other surrogates than the label holder. Start the run again.")
 
     def remember(self, top: TopModel) -> None:
-        """Keep a copy of the last evaluated model: no earlier one was better."""
+        """Keep a copy of the last evaluated model, as the best so far."""
         copies = {f"top.{name}": each.copy() for name, each in model_arrays(top).items()}
         self.best = {"rows": self.table.state_dict()["rows"].copy(), **copies}
 
     def restore(self, top: TopModel) -> None:
-        """Take over the embeddings of the best evaluation, and its top model into ``top``."""
+        """Restore embeddings and top model (into ``top``) of the best evaluation."""
         self.table.load_state_dict(self.best)
         load_model(top, of_group("top", self.best))
 
@@ -126,7 +128,7 @@ class HeldOut:
 
         Parameters
         ----------
-        copies : the validation rows with subsets of their parties, if training has such.
+        copies : the validation rows with subsets of their parties, if training uses subsets.
         """
         outputs, first = top(self.table.rows), self.validation
         rows, labels = self.table.rows[first:], self.labels[first:]
@@ -146,11 +148,11 @@ class HeldOut:
     def _validated(
         self, top: TopModel, outputs: Tensor, loss: Loss, copies: Copies | None
     ) -> Metrics:
-        """Return figures of the validation rows, with these outputs by all their parties.
+        """Return figures of the validation rows; ``outputs`` use all their parties.
 
-        The loss is that of training: with class weights, with correction for noise on labels, and
-        over subsets of each row's parties. Every evaluation has the same subsets, so that epochs
-        differ by their models alone. Other figures are corrected for noise, too.
+        The loss is the training loss: with class weights, with correction for noise on labels, and
+        over subsets of each row's parties. Every evaluation uses the same subsets, so that only
+        the models differ between epochs. Other figures are corrected for noise too.
         """
         labels = self.labels[: self.validation]
         said = outputs if copies is None else top(copies.h)
@@ -162,6 +164,6 @@ class HeldOut:
 
 
 def of_group(group: str, arrays: Arrays) -> Arrays:
-    """Return the arrays of one group of a checkpoint, by their names in it."""
+    """Return the arrays of one group of a checkpoint, without the group's prefix."""
     prefix = f"{group}."
     return {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}

@@ -1,8 +1,9 @@
 """The label holder: labels, top model, and the table of the parties' embeddings.
 
-Read from top to bottom: it receives uploads, answers a quorum of them, steps its top model, and
-evaluates. Messages and waiting are the strategy's. What an upload says and how it is answered is
-the estimator's (`protocol.estimators`); how embeddings come together is the aggregation's.
+Read from top to bottom: the label holder receives uploads, answers a quorum of them, steps its top
+model, and evaluates. The strategy sends messages and waits for answers. The estimator
+(`protocol.estimators`) defines the content of uploads and answers. The aggregation
+(`protocol.aggregation`) defines how to combine embeddings.
 """
 
 from __future__ import annotations
@@ -50,18 +51,19 @@ from vfl_flower.transport.messages import LARGEST, Arrays, TrainOrder, Upload
 
 
 class LabelHolder:
-    """What the label holder knows and learns.
+    """The label holder's data and models.
 
     Parameters
     ----------
     sizes : party -> embedding size.
-    noise : what is done to scalars before they are sent, if anything.
+    noise : noise on scalars before they are sent, if any.
     per_epoch : steps of the top model in an epoch.
 
     Raises
     ------
     ConfigError
-        If the class weights do not fit the labels, or features of its own the configuration.
+        If the class weights do not fit the labels, or if the configuration does not allow the
+        label holder's own features.
     """
 
     def __init__(
@@ -76,16 +78,16 @@ class LabelHolder:
         self.sampling = sampling_of(config, len(labels.train))
         self.device = choose_device(config)
         self.parties = len(sizes)
-        self.labels = torch.from_numpy(labels.train).to(self.device)  # of the training rows
+        self.labels = torch.from_numpy(labels.train).to(self.device)  # training rows only
         kept = mechanism_of(config).kept(len(labels.classes))
         self.loss = loss_of(config, labels.train, len(labels.classes), kept, self.device)
         alone = noise is not None
         losses.try_out(self.loss, config.models.loss, labels.outputs, self.labels[:8], alone)
         self.noise = noise
         self._noise_of_top = noise if noise and noise.of_top else None
-        # Outputs for a row that nobody has. Under noise on scalars they would tell of the labels.
+        # Outputs for a row that no party has. Under noise on scalars they would leak the labels.
         self.prior = None if noise else labels.prior(kept)
-        # Tables of embeddings, and the links over which they come.
+        # Tables of embeddings, and the links that carry them.
         self.aggregation, self.estimator = aggregation_of(config), estimators.choose(config)(config)
         self.columns = self.aggregation.columns(sizes)
         own, own_held_out = own_features(config, labels)
@@ -101,14 +103,14 @@ class LabelHolder:
         rate, learns = config.training.server_lr, bool(trained(self.top))
         self.optimizer = build_optimizer(config, self.top, rate, per_epoch) if learns else None
         self.server_update = server_update.choose(config)(config)
-        self.subsets = config.subsets  # of the parties, of which the top model learns
-        self.secret = secrets.token_bytes(16)  # decides zeroth-order directions of the top model
+        self.subsets = config.subsets  # which subsets of the parties train the top model
+        self.secret = secrets.token_bytes(16)  # seeds zeroth-order directions of the top model
         if config.privacy.noise_seed >= 0:
             self.secret = f"{config.privacy.noise_seed} top model".encode()
-        self.drawn = 0  # how often directions were drawn
+        self.drawn = 0  # number of draws of directions
         self.steps = 0  # label-holder steps so far: VAFL's counter k
-        self.losses: list[Tensor] = []  # of steps, since the last evaluation
-        self.frozen: Collection[int] = ()  # parties whose models stay as they are
+        self.losses: list[Tensor] = []  # losses of the steps since the last evaluation
+        self.frozen: Collection[int] = ()  # parties whose models do not train
 
     # --- uploads --------------------------------------------------------------------------------
 
@@ -118,7 +120,7 @@ class LabelHolder:
         Raises
         ------
         VflError
-            If its ids or embeddings are not what the order asked for.
+            If its ids or embeddings do not fit the order.
         """
         present = self.table.present[party]
         batches, window = self.sampling.uploaded(party, order, upload.arrays, present)
@@ -128,7 +130,7 @@ class LabelHolder:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
         sent = self.uplinks[party].select(upload.arrays) if self.estimator.broadcasts else {}
         if not self.aggregation.waits:
-            # With error feedback the columns are the surrogates, which decoding has written.
+            # With error feedback, decoding has already written the surrogates into the table.
             held, fresh = self.config.uplink.surrogates, reading.fresh
             self.table.write(party, window, fresh, reading.embeddings, self.steps, held)
         return Arrival(party, window, order.coordinated, reading, batches, sent)
@@ -141,7 +143,7 @@ class LabelHolder:
             rows = links.decode(upload.arrays, window)["embedding"]
         except VflError as error:
             raise VflError(f"sent an upload that cannot be used: {error}") from None
-        held = self.config.uplink.surrogates  # as these columns, which decoding has written
+        held = self.config.uplink.surrogates  # decoding has written these columns already
         self.table.write(party, window, rows, (rows,), self.steps, held)
 
     # --- answers --------------------------------------------------------------------------------
@@ -149,16 +151,19 @@ class LabelHolder:
     def answer(self, arrivals: Sequence[Arrival]) -> dict[int, Arrays]:
         """Answer the windows of one quorum, and step the top model.
 
-        Step j takes the j-th mini-batch of every arrival: one shared batch when they are
-        coordinated (split learning), else the parties' own, one after the other (VAFL Alg. 2; with
-        one arrival, Alg. 1). A party's feedback is of the mean loss of its own batch.
+        Step j takes the j-th mini-batch of every arrival. Coordinated arrivals share one batch
+        (split learning). Otherwise the parties' own batches follow each other (VAFL Alg. 2; with
+        one arrival, Alg. 1). A party's feedback refers to the mean loss of its own batch.
 
         Raises
         ------
-        DivergedError, PoisonError
-            If a loss is not finite, or a gradient not bounded. `PoisonError` names the party with
-            the largest embeddings, if these are large enough to be the cause. Then the table holds
-            none of them, and if a run can go on without a party, the top model is as it was.
+        DivergedError
+            If a loss is not finite, or a gradient is not bounded.
+        PoisonError
+            If embeddings of a party are large enough to be the cause. The error names the party
+            with the largest embeddings, and the table drops that party's embeddings.
+
+        If a run can continue without a party, an error leaves the top model unchanged.
         """
         if self.aggregation.waits:
             arrivals = self.aggregation.complete(self, arrivals)
@@ -178,16 +183,16 @@ class LabelHolder:
         except DivergedError:
             if before:
                 _load(self, before)
-            if not self.aggregation.waits:  # else nobody knows which party they came from
+            if not self.aggregation.waits:  # a sum does not show which party sent the largest
                 self.table.blame({m.party: m.reading.embeddings for m in arrivals})
             raise
 
     def silent(self, arrivals: Sequence[Arrival]) -> dict[int, Arrays]:
-        """Return answers that say nothing, and from which no party learns."""
+        """Return answers without content, from which no party learns."""
         answers = {arrival.party: self.estimator.silence(arrival) for arrival in arrivals}
         return self.estimator.encode(self, arrivals, answers)
 
-    # --- what an estimator has of it ------------------------------------------------------------
+    # --- interface for estimators ---------------------------------------------------------------
 
     def gather(self, window: Window) -> tuple[Tensor, Tensor]:
         """Return the window's rows of the table, and its labels."""
@@ -201,7 +206,7 @@ class LabelHolder:
         Raises
         ------
         DivergedError
-            If a gradient row is larger than a party would take.
+            If a gradient row exceeds the bound that parties accept.
         """
         batches = TopBatches(
             *(self.top, self.optimizer, h, labels, lengths, divisors),
@@ -216,15 +221,15 @@ class LabelHolder:
 
     @property
     def key(self) -> bytes:
-        """Return what decides all that is random in the top model's next passes."""
+        """Return the key of all randomness in the top model's next passes."""
         return f"{self.config.training.seed}|top model|{self.steps}".encode()
 
     def copies(self, h: Tensor, lengths: Sequence[int], step: int) -> Copies | None:
-        """Return rows with subsets of their parties, if the top model learns from such.
+        """Return rows with subsets of their parties; None if training uses no subsets.
 
         Parameters
         ----------
-        step : by whose number subsets are drawn.
+        step : number of the step, which seeds the subsets.
         """
         if self.subsets == "off":
             return None
@@ -241,8 +246,8 @@ class LabelHolder:
     def count(self, losses: Tensor) -> None:
         """Count steps of the top model, whose losses must be finite.
 
-        Where noise hides labels, the model must be finite instead: by whether a loss is finite, one
-        label would decide if the run goes on.
+        If noise hides labels, require a finite model instead. A check of the loss would let one
+        label decide whether the run continues.
         """
         if not torch.isfinite(flat(self.top) if self.noise else losses).all():
             raise DivergedError
@@ -253,7 +258,7 @@ class LabelHolder:
 
     @torch.no_grad()
     def evaluate(self) -> Evaluated:
-        """Return how the model does by the latest embeddings of every party."""
+        """Return figures of the model on the latest embeddings of every party."""
         train_loss = torch.cat(self.losses).mean().item() if self.losses else None
         self.losses.clear()
         self.top.eval()
@@ -266,10 +271,10 @@ class LabelHolder:
     # --- checkpoints ----------------------------------------------------------------------------
 
     def state_dict(self) -> tuple[dict[str, Any], Arrays]:
-        """Return all that the label holder must keep to go on: scalars, and arrays.
+        """Return the label holder's state for a checkpoint: scalars, and arrays.
 
-        Secrets are not in it: after an interruption noise and directions are drawn anew, unless
-        they are to be repeatable.
+        The state contains no secrets. A resumed run draws new noise and directions, unless the
+        configuration makes them repeatable.
         """
         scalars = {
             "steps": self.steps,
@@ -293,7 +298,7 @@ class LabelHolder:
         return scalars, {"losses": losses.numpy(), **arrays}
 
     def load_state_dict(self, scalars: dict[str, Any], arrays: Arrays) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         self.steps, self.drawn = scalars["steps"], scalars["drawn"]
         self.frozen = scalars["frozen"]
         if self.noise:
@@ -306,11 +311,11 @@ class LabelHolder:
         self.held_out.best = of_group("best", arrays)
 
     def warm_start(self, config: RunConfig, scalars: dict[str, Any], arrays: Arrays) -> None:
-        """Begin with the top model of an earlier run, from what its `state_dict` returned.
+        """Start with the top model of an earlier run, from what its `state_dict` returned.
 
         Parameters
         ----------
-        config : of the earlier run.
+        config : configuration of the earlier run.
         """
         sizes: list[int] = scalars["sizes"]
         then = aggregation_of(config).tops[0]
@@ -328,7 +333,7 @@ def _groups(top: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> di
 
 
 def _load(holder: LabelHolder, groups: Mapping[str, Arrays]) -> None:
-    """Take over what `_groups` returned."""
+    """Restore what `_groups` returned."""
     load_top(holder.config, holder.top, groups["top"])
     if holder.optimizer:
         load_optimizer(holder.optimizer, groups["optimizer"])

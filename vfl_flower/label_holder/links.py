@@ -14,14 +14,16 @@ from vfl_flower.transport.messages import Arrays
 
 
 class HolderLinks:
-    """The links of uploads and of answers, with copies of the parties' surrogates.
+    """Uplinks and downlinks of all parties, with copies of the parties' surrogates.
 
     Parameters
     ----------
     end : the label holder.
-    table : has the surrogates of uploads.
+    table : embedding table; it holds the surrogates of uploads.
 
-    up, down : party -> its links.
+    Attributes
+    ----------
+    up, down : party -> its uplinks, and its downlinks.
     """
 
     def __init__(self, end: HolderEnd, estimator: Estimator, table: Table) -> None:
@@ -31,31 +33,34 @@ class HolderLinks:
         self._end, self._estimator, self._table = end, estimator, table
 
     def digest(self, party: int) -> str:
-        """Return the digest of all surrogates that a party should have now."""
+        """Return the digest of all surrogates that a party must hold now."""
         return digest(self._estimator.compared(self._end, party))
 
     def surrogate(self, party: int) -> Arrays:
-        """Return the copy of a party's surrogate, for its return; empty if none."""
+        """Return the copy of a party's surrogate, to send to a returning party.
+
+        The result is empty if uploads have no surrogates.
+        """
         if not self._end.config.uplink.surrogates:
             return {}
         return {"embedding": self._table.of(party).cpu().contiguous().numpy()}
 
     def begin_again(self, party: int) -> None:
-        """Reset the surrogates of what a party is sent: it has come back without them."""
+        """Reset a party's downlink surrogates, after the party came back without them."""
         for _, surrogate in self.down[party].with_surrogates():
             surrogate.zero_()
 
     def state_dict(self) -> Arrays:
-        """Return the surrogates that are not in the table."""
+        """Return the surrogates that are not in the embedding table."""
         return {name: each.cpu().numpy() for name, each in self._beside_table()}
 
     def load_state_dict(self, arrays: Arrays) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         for name, surrogate in self._beside_table():
             surrogate.copy_(torch.from_numpy(arrays[name]))
 
     def _beside_table(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the surrogates outside the table, by the names under which they are saved."""
+        """Yield each surrogate outside the table, with its name in a checkpoint."""
         yield from self._estimator.links_of_all(self._end).with_surrogates()
         for party, links in self.down.items():
             for name, surrogate in links.with_surrogates():

@@ -1,4 +1,4 @@
-"""Metrics: how a model does on rows whose labels are known."""
+"""Metrics: figures of a model on rows with known labels."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from vfl_flower.data.labels import LabelNoise
 from vfl_flower.models.losses import RowLoss, loss_per_row
 
 More = Callable[[Tensor, Tensor], Mapping[str, Any]]
-"""A user's function from outputs [R, C] and labels [R] of the rows evaluated to numbers by name.
+"""User function from outputs [R, C] and labels [R] of the evaluated rows to figures by name.
 
 Outputs are logits of the classes, and labels are class numbers. Two classes have one output, the
-logit of the second class. Under regression both are standardised numbers. A number that is not
+logit of the second class. Under regression both are standardised numbers. A figure that is not
 finite is recorded as none.
 """
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Figures of a model on rows with labels; a figure that does not apply is none.
+    """Figures of a model on rows with labels. A figure that does not apply is None.
 
-    loss : on test rows the mean without class weights, to compare with runs that have other
-        weights. On validation rows the loss that training minimises, weights included.
-    accuracy : of classes.
-    auc : of two classes.
-    rmse : of a regression, in units of the labels.
-    r2 : of a regression, the share of the labels' variance that is explained.
+    loss : on test rows, the mean without class weights, which compares runs with other weights.
+        On validation rows, the loss that training minimises, with weights.
+    accuracy : for classes.
+    auc : for two classes.
+    rmse : for regression, in units of the labels.
+    r2 : for regression, the share of the labels' variance that the model explains.
     more : figures of a user's function.
     subsets : figures by subsets of the parties (`by_subset`).
     """
@@ -60,12 +60,12 @@ def metrics(
     loss: RowLoss | None = None,
     more: More | None = None,
 ) -> Metrics:
-    """Return how outputs [R, C] do as predictions of labels [R].
+    """Return figures of outputs [R, C] as predictions of labels [R].
 
     Parameters
     ----------
-    deviation : a unit of regression.
-    loss, more : a user's functions, if there are any: of the rows' losses, and of further figures.
+    deviation : unit of regression outputs.
+    loss, more : a user's functions for the loss of each row and for further figures, if any.
 
     Raises
     ------
@@ -79,19 +79,19 @@ def metrics(
 
 
 def corrected(found: Metrics, outputs: Tensor, labels: Tensor, noise: LabelNoise) -> Metrics:
-    """Return what figures by randomised labels say of the true labels.
+    """Estimate figures by true labels from figures by randomised labels.
 
-    A figure is an estimate: on few rows, an accuracy can be below 0 or above 1. The order of models
-    by a figure stays the same, so that the choice of a model does not change.
+    On few rows, an estimated accuracy can be below 0 or above 1. The correction keeps the order of
+    models by a figure, so it does not change which model is chosen.
 
     Parameters
     ----------
     found : figures of the outputs [R, C] by these labels [R].
-    noise : on the labels. Without noise the figures stay as they are.
+    noise : noise on the labels. Without noise the figures do not change.
     """
     if noise.variance:
         variance = labels.double().var(correction=0).item()
-        # The labels' own variance, or at least the error of this difference.
+        # Estimate the labels' own variance, and bound it below by the error of this difference.
         own = max(variance - noise.variance, variance / math.sqrt(len(labels)))
         error = (outputs[:, 0] - labels).double().square().mean().item() - noise.variance
         unit = 0.0 if found.rmse is None else found.rmse / math.sqrt(error + noise.variance)
@@ -107,12 +107,12 @@ def corrected(found: Metrics, outputs: Tensor, labels: Tensor, noise: LabelNoise
 def _corrected_area(area: float | None, labels: Tensor, kept: float) -> float | None:
     """Return the AUC by true labels of two classes (Menon et al., 2015, Cor. 3).
 
-    Randomised labels mix positives and negatives, and move the area towards 1/2 as much.
+    Randomised labels mix positives and negatives. They move both classes' AUC towards 1/2 equally.
     """
     if area is None:
         return None
     noted = labels.double().mean().item()  # the share of ones
-    share = (noted - (1 - kept)) / (2 * kept - 1)  # of true ones
+    share = (noted - (1 - kept)) / (2 * kept - 1)  # of true ones, estimated
     share = min(max(share, 1 / len(labels)), 1 - 1 / len(labels))
     noted = kept * share + (1 - kept) * (1 - share)
     apart = (2 * kept - 1) * share * (1 - share) / (noted * (1 - noted))
@@ -127,14 +127,14 @@ def by_subset(
     Parameters
     ----------
     outputs : function from the parties to use, [R, M], to outputs of all rows, [R, C].
-    present : which party has which row, [R, M].
+    present : row mask [R, M].
 
     Returns
     -------
-    ``by_parties``: figures of the rows that so many parties have. ``by_party``: figures with one
-    party alone, on the rows that it has. Each has the number of rows, and accuracy and AUC, or R2.
+    ``by_parties``: number of parties -> figures of the rows that exactly so many parties have.
+    ``by_party``: party -> figures from that party alone, on the rows that it has. Figures are the
+    number of rows, and accuracy and AUC, or R2.
     """
-
     def figures(said: Tensor, rows: Tensor) -> dict[str, float | None]:
         found = _metrics(said[rows], labels[rows], deviation)
         given = {"accuracy": found.accuracy, "auc": found.auc, "r2": found.r2}
@@ -156,7 +156,7 @@ def by_subset(
 
 
 def try_out(more: More, name: str, outputs: int, labels: Tensor) -> None:
-    """Raise `ConfigError` if a user's function does not give figures."""
+    """Raise `ConfigError` if a user's metrics function fails on a trial batch."""
     if name in METRICS.known:
         return
     generator = torch.Generator().manual_seed(0)
@@ -178,7 +178,7 @@ def _numbers(figures: Any) -> dict[str, float | None]:
         isinstance(name, str) and name.isidentifier() and name not in ours for name in figures
     ):
         raise ConfigError(
-            "metrics gives no numbers by names that are not ours: have it return a dictionary, "
+            "metrics gives no numbers by names that differ from ours. Return a dictionary "
             "whose names are words such as 'recall'."
         )
     numbers = {name: float(value) for name, value in figures.items()}
@@ -203,7 +203,7 @@ def _metrics(
         return Metrics(loss, rmse=deviation * error.sqrt().item(), r2=r2)
     if outputs.shape[1] > 1:
         return Metrics(loss, (outputs.argmax(1) == labels).float().mean().item())
-    from sklearn.metrics import roc_auc_score  # here, since a party imports this module too
+    from sklearn.metrics import roc_auc_score  # lazy: parties import this module too
 
     hits = (outputs[:, 0] > 0).long() == labels
     both = 0 < labels.sum() < len(labels)

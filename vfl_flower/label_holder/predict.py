@@ -1,9 +1,11 @@
 """Predict new rows with a trained model.
 
-Parties embed the rows with the bottom models that they have kept. The label holder evaluates its
-top model on them, and writes a prediction for each id. With files, the rows are those of the label
-holder's file that all parties have. A model of any subset predicts all rows of the file, by the
-parties that are there. A data set that is divided has its test rows.
+Parties embed the rows with the bottom models that they have saved. The label holder evaluates its
+top model on the embeddings, and writes one prediction for each id.
+
+With files, the rows are the rows of the label holder's file that all parties have. A model of any
+subset predicts all rows of the file, from the parties that are available. A partitioned data set
+has its test rows predicted.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from vfl_flower.transport.base import Transport
 from vfl_flower.transport.gather import AvailableParties, gather, gather_all
 from vfl_flower.transport.messages import SMALL, Predicted, PredictOrder
 
-notice = logging.getLogger("flwr.notice")  # which `vfl predict` shows too
+notice = logging.getLogger("flwr.notice")  # `vfl predict` shows these records too
 
 Array = NDArray[Any]
 
@@ -61,17 +63,18 @@ def predict(transport: Transport, config: RunConfig, given: Mapping[str, Any], r
 
     Parameters
     ----------
-    given : the options that were given. All others are those of training.
+    given : the options that were given. Training decides all others.
     run : number of this Flower run.
 
     Raises
     ------
     ConfigError, PartyError
-        If the run's checkpoint, a party's or a file does not fit; nothing is written then.
+        If the run's checkpoint, a party's checkpoint or a file does not fit. Nothing is written
+        then.
     """
     if not config.model:
-        raise ConfigError("There is no model to predict by: name a run's results folder by model.")
-    predictions_file(config)  # before anybody is asked
+        raise ConfigError("There is no model to predict with. Set model to a run's results folder.")
+    predictions_file(config)  # refuse before parties are asked
     found = checkpoint.load(config.model)
     there = available_parties(config, found)
     rows = _rows(transport, config, given, found, run, there)
@@ -105,7 +108,7 @@ def _outputs(
     rows: _Rows,
     there: AvailableParties | None,
 ) -> tuple[Tensor, NDArray[np.bool_]]:
-    """Return outputs [R, C] by the parties' embeddings, and the row mask, [R, M]."""
+    """Return outputs [R, C] from the parties' embeddings, and the row mask [R, M]."""
     aggregation, sizes = aggregation_of(found.config), found.strategy["holder"]["sizes"]
     transport.expect({PredictOrder.kind: SMALL + 4 * max(sizes, default=0) * len(rows.ids)})
     arrays = aggregation.question(transport, config.running)
@@ -126,7 +129,7 @@ def _outputs(
         places = torch.from_numpy(present[:, party])
         try:
             if (answer.alignment, answer.code_digest) != (rows.alignment, code_digest()):
-                raise VflError("embeddings of other rows, or by another version of the code.")
+                raise VflError("embeddings of other rows, or from another version of the code.")
             block = collection.add(party, answer.arrays, (int(places.sum()), sizes[party]))
         except SumError:
             raise
@@ -146,7 +149,7 @@ def _outputs(
 
 
 def available_parties(config: RunConfig, found: Checkpoint) -> AvailableParties | None:
-    """Return the parties that a model of any subset predicts by, else none.
+    """Return the parties that a model of any subset can use; None if it needs all.
 
     Raises
     ------
@@ -159,45 +162,44 @@ def available_parties(config: RunConfig, found: Checkpoint) -> AvailableParties 
         asked = "without" if words else "align = 'any'" if config.data.align == "any" else ""
         if asked:
             raise ConfigError(
-                f"The model in {config.model} needs all its parties: leave {asked} out, or train "
-                "one that predicts by any subset, with subsets = 'sampled'."
+                f"The model in {config.model} needs all its parties. Leave {asked} out, or train "
+                "a model that predicts by any subset, with subsets = 'sampled'."
             )
         return None
     if words and config.data.align == "ids":
         raise ConfigError(
-            "align = 'ids' is for rows that all parties have: set align = 'psi' to leave some out."
+            "align = 'ids' is for rows that all parties have. Set align = 'psi' to leave some out."
         )
     if not all(word.isdecimal() and int(word) < parties for word in words):
         raise ConfigError(
-            f"without = {config.without!r} must be numbers of parties, from 0 to {parties - 1}, "
-            "with commas between them."
+            f"without = {config.without!r} must be numbers of parties, from 0 to {parties - 1}. "
+            "Separate them with commas."
         )
     return AvailableParties(parties, frozenset(int(word) for word in words))
 
 
 def _with_prior(said: Tensor, known: NDArray[np.bool_], found: Checkpoint) -> Tensor:
-    """Return outputs that follow from the training labels for unknown rows."""
+    """Replace the outputs of unknown rows by a prior from the training labels."""
     nobody = torch.from_numpy(~known)
     prior: list[float] | None = found.strategy["holder"]["prior"]
-    what = "what the top model says of no embedding"
+    what = "the top model's output without any embedding"
     if prior:
         said = torch.where(nobody[:, None], torch.tensor(prior), said)
-        what = "the shares of the classes in training, or the mean"
-    notice.info(
-        "No party has %d of the rows: they get %s, and are in no figure.", int(nobody.sum()), what
-    )
+        what = "the class shares of training, or the mean"
+    count = int(nobody.sum())
+    notice.info("No party has %d of the rows: they get %s, and no figure counts them.", count, what)
     return said
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What the label holder has of the rows to predict.
+    """The label holder's data of the rows to predict.
 
     ids, called : ids, and the name of their column.
     own : the label holder's own columns, float32 [N, F].
     order : puts rows into the order of its file.
-    present : which party has which row, [N, M], if any may lack some.
-    nodes : party -> node, of the parties that were told of the rows.
+    present : row mask [N, M], if parties may lack rows.
+    nodes : party -> node, for the parties that know the rows.
     """
 
     ids: Array
@@ -223,14 +225,16 @@ def _rows(
     if not trained.data.own_data:
         if given.get("dataset", trained.data.dataset) != trained.data.dataset:
             raise ConfigError(
-                f"The model in {config.model} is of {trained.data.dataset}, which was divided, and "
-                "predicts its test rows: leave dataset out. New rows need dataset = 'files:PATH' "
-                "from training on."
+                f"The model in {config.model} learned from {trained.data.dataset}, a partitioned "
+                "data set, and predicts its test rows. Leave dataset out. New rows need dataset = "
+                "'files:PATH' from training on."
             )
         parties = len(found.strategy["holder"]["sizes"])
         labels = with_row_masks(load_labels(trained), trained, parties)
         if labels.about(mechanism_of(trained).hides_labels) != found.about_labels:
-            raise ConfigError(f"{trained.data.dataset} has changed since the model was trained.")
+            raise ConfigError(
+                f"{trained.data.dataset} has changed since the model was trained. Restore its data."
+            )
         labels = labels.tested
         own = np.zeros((len(labels.test), 0), np.float32)
         ids = np.arange(len(own))
@@ -238,13 +242,13 @@ def _rows(
         return _Rows(ids, labels.alignment, own, ids, labels.test, present)
     if not config.data.own_data:
         raise ConfigError(
-            f"The model in {config.model} is of files: name that of the new rows by "
+            f"The model in {config.model} learned from files. Name the file of the new rows by "
             "dataset='files:PATH'."
         )
     words = trained.with_values({name: given[name] for name in _OF_FILE if name in given})
     file = own_table(words.data)
     preparation = found.about_labels["preparation"]
-    if there and words.data.align == "psi":  # everyone is to have a line
+    if there and words.data.align == "psi":  # every row of the file gets a prediction
         words = words.with_values({"align": "any"})
     there = there if words.data.align == "any" else None
     common = aligned(transport, words, file, run, there)
@@ -263,15 +267,16 @@ _OF_FILE = ("dataset", "id", "label", "columns", "missing", "text", "align", "pa
 
 
 def _count_uploads(config: RunConfig, found: Checkpoint) -> float | None:
-    """Return the epsilon of perturbed embeddings, with this prediction's uploads.
+    """Count this prediction's uploads, and return the epsilon of perturbed embeddings.
 
-    They are counted first, in a file beside the run, as if they were of the rows uploaded most.
+    Count the uploads before they happen, in a file beside the run. Assume that they are uploads of
+    the rows that were uploaded most.
     """
     mechanism = mechanism_of(found.config)
     if not (mechanism.perturbs_uploads and mechanism.claims):
         return None
     path = Path(config.model).expanduser() / "predictions.journal"
-    with locked(path.with_suffix(".lock"), f"Another prediction is counted in {path}: try again."):
+    with locked(path.with_suffix(".lock"), f"Another prediction uses {path}. Try again."):
         journal = Journal(path, found.run.partition("-")[0])
         times = 1 + sum(1 for _ in journal.read())
         journal.write(Event(EVALUATE, 0))

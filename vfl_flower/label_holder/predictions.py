@@ -1,4 +1,4 @@
-"""Predictions as a file: outputs as labels, their figures, and writing them."""
+"""Predictions file: turn outputs into labels, compute figures, and write both."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def predictions_file(config: RunConfig) -> Path:
     Raises
     ------
     ConfigError
-        If it is neither .csv nor .parquet, or is there already.
+        If its name ends in neither .csv nor .parquet, or if it exists.
     """
     path = (
         Path(config.running.out or Path(config.model) / "predictions.csv").expanduser().absolute()
     )
     if path.suffix not in (".csv", ".parquet"):
         raise ConfigError(
-            f"out = {config.running.out!r} must be a file that ends in .csv or .parquet."
+            f"out = {config.running.out!r} is not a .csv or .parquet file. Name such a file."
         )
     for each in (path, path.with_suffix(".json")):
         if each.exists():
-            raise ConfigError(f"{each} is there already: name another file, or move it away.")
+            raise ConfigError(f"{each} already exists. Name another file, or move this one away.")
     return path
 
 
@@ -48,7 +48,7 @@ def frame_of(ids: Array, called: str, outputs: Tensor, found: Checkpoint) -> Any
 
     Parameters
     ----------
-    ids, called : of the rows, and the name of their column.
+    ids, called : ids of the rows, and the name of their column.
     """
     import pandas as pd
 
@@ -58,7 +58,7 @@ def frame_of(ids: Array, called: str, outputs: Tensor, found: Checkpoint) -> Any
 
 
 def _predicted(outputs: Tensor, found: Checkpoint) -> dict[str, Any]:
-    """Return columns by name: the prediction, and for classes the probability of each."""
+    """Return columns by name: the prediction, and the probability of each class."""
     about, classes = found.about_labels, found.about_labels["classes"]
     if not classes:
         numbers = about["mean"] + about["deviation"] * outputs[:, 0].double()
@@ -76,12 +76,12 @@ def _predicted(outputs: Tensor, found: Checkpoint) -> dict[str, Any]:
 def reached(
     outputs: Tensor, labels: Array, known: NDArray[np.bool_], found: Checkpoint
 ) -> Metrics | None:
-    """Return how the outputs do on the rows that some party has and that have labels.
+    """Return figures of the outputs on rows that some party has and that have labels.
 
     Parameters
     ----------
-    labels : as in the file, or as `load_labels` has them.
-    known : which rows some party has.
+    labels : labels from the file, or from `load_labels`.
+    known : mask of the rows that some party has.
     """
     about, classes = found.about_labels, found.about_labels["classes"]
     if found.config.data.own_data:
@@ -104,13 +104,13 @@ def _encoded(labels: Array, classes: list[Any]) -> NDArray[np.int64]:
     if unknown:
         raise ConfigError(
             f"The labels of the new rows have {len(unknown)} values that the model has never "
-            "seen: correct them, or leave that column out."
+            "seen. Correct them, or leave that column out."
         )
     return np.array([numbers[each] for each in said], np.int64)
 
 
 def _like(known: Any, label: Any) -> Any:
-    """Return a label of the classes' type: a column with gaps reads numbers otherwise."""
+    """Convert a label to the classes' type: pandas reads a column with gaps otherwise."""
     if isinstance(known, str):
         return str(label)
     words = {"True": True, "False": False} if isinstance(known, bool) else {}
@@ -125,7 +125,7 @@ def _standardised(labels: Array, about: dict[str, Any]) -> NDArray[np.float32]:
         numbers = labels.astype(np.float64)
     except ValueError:
         raise ConfigError(
-            "The labels of the new rows are not numbers: correct them, or leave that column out."
+            "The labels of the new rows are not numbers. Correct them, or leave that column out."
         ) from None
     standardised: NDArray[np.float32] = (numbers - about["mean"]) / about["deviation"]
     return standardised.astype(np.float32)
@@ -140,19 +140,19 @@ def in_words(found: Metrics | None) -> str:
 
 
 def write(config: RunConfig, frame: Any, figures: dict[str, Any]) -> None:
-    """Write predictions, and beside them figures in JSON.
+    """Write predictions, and their figures as JSON beside them.
 
     Raises
     ------
     ConfigError, VflError
-        If the file is there already, or the disk refuses.
+        If the file exists, or cannot be written.
     """
     path = predictions_file(config)
     of_figures, lock = path.with_suffix(".json"), path.with_name(f"{path.name}.lock")
     with told(path):
         make_folder(path.parent)
-    with locked(lock, f"Others write {path} just now: name another file."), told(path):
-        predictions_file(config)  # another process may have written it by now
+    with locked(lock, f"Another process writes {path}. Name another file."), told(path):
+        predictions_file(config)  # another process may have written the file meanwhile
         write_whole(of_figures, (json.dumps(figures, indent=2) + "\n").encode())
         try:
             with whole(path) as file:

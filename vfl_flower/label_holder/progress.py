@@ -1,8 +1,7 @@
-"""Progress of runs: one live line on a terminal or in a notebook, elsewhere one line an epoch.
-
-`shown` decides for the runs that begin in its block, whatever engine they use. Without it a run
-shows nothing. Flower's ServerApp runs in another process, which has no terminal: it writes where
-the run stands to a file, and the process that submitted the run shows it.
+"""Progress of runs: a live line on a terminal or in a notebook, else a line an epoch.
+`shown` shows the progress of runs that begin in its block, with any engine. Outside such a block,
+runs show nothing. Flower's ServerApp runs in another process without a terminal. It writes its
+progress to a file, and the process that submitted the run shows it.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from vfl_flower.label_holder.figures import in_brief, reached, validated
 
 _APART = 0.1  # seconds between two drawings of a line
 
-# --- where a run stands -------------------------------------------------------------------------
+# --- state of a run -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands.
+    """Progress of a run, for display.
 
-    epoch, epochs : done, and to do at most, on average over the parties.
-    last, best : the last history entry, and the one with the least validation loss; or empty.
-    rate : exchanges a second; none where no messages are sent.
-    left : seconds to the end of the budget, if that can be told.
-    early : whether the run may stop before that, by its validation loss.
+    epoch, epochs : epochs done, and the most there can be, on average over the parties.
+    last, best : the last history entry, and the entry with the least validation loss; or empty.
+    rate : exchanges per second; None if the run sends no messages.
+    left : seconds to the end of the budget, if known.
+    early : whether the validation loss may stop the run before that.
     """
 
     epoch: float
@@ -48,7 +47,7 @@ class Standing:
     early: bool = False
 
     def words(self) -> list[str]:
-        """All of it, in full."""
+        """Return the whole progress as phrases."""
         said = [f"epoch {self.epoch:.4g} of {self.epochs:.4g}"]
         if self.last:
             said += [*filter(None, [validated(self.last, self.best)]), reached(self.last)]
@@ -59,9 +58,9 @@ class Standing:
         return said
 
     def line(self, title: str, width: int) -> str:
-        """All of it in so many characters, or what matters most of it.
+        """Return the progress in at most ``width`` characters.
 
-        ``title`` comes first, and says which of several runs this is.
+        Drop the least important parts if needed. ``title`` comes first; it tells runs apart.
         """
         before = f"{title}: " if title else ""
         full = before + " | ".join(self.words())
@@ -80,39 +79,38 @@ class Standing:
 
 
 def _short(number: float) -> str:
-    """A number in four characters or so."""
+    """Format a number in about four characters."""
     if number >= 10_000:
         return f"{number / 1000:.0f}k"
     return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def clock(seconds: float) -> str:
-    """Seconds as 1:05 or 1:01:05."""
+    """Format seconds as 1:05 or 1:01:05."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class Progress(Callback):
-    """Tells where a run stands: at each evaluation, and between them ten times a second at most.
-
+    """Report progress at each evaluation, and every 0.1 seconds at most between them.
     Parameters
     ----------
-    tell : is told.
+    tell : function that receives the reports.
     """
 
     def __init__(self, tell: Callable[[Standing], None]) -> None:
         self._tell = tell
         self._due = 0.0
         self._done, self._planned = 0, 0
-        self._first: tuple[float, int, int] | None = None  # when, steps, exchanges
+        self._first: tuple[float, int, int] | None = None  # time, steps, exchanges
 
     def evaluated(self, entry: dict[str, Any]) -> None:
-        """Tell of it."""
+        """Report the new history entry."""
         self._say(time.monotonic(), entry)
 
     def progressed(self, done: int, planned: int) -> None:
-        """Tell of it, if that was not done just now."""
+        """Report progress, unless a report was made just now."""
         self._done, self._planned = done, planned
         now = time.monotonic()
         if now >= self._due:
@@ -143,27 +141,27 @@ class Progress(Callback):
         )
 
 
-# --- how it is shown ----------------------------------------------------------------------------
+# --- display ------------------------------------------------------------------------------------
 
 
 class Display:
-    """A line that is drawn anew, where ``live``; elsewhere lines that stay, one an epoch."""
+    """Show one line that is redrawn if ``live``, else one permanent line an epoch."""
 
     def __init__(self, live: bool) -> None:
         self.live = live
-        self.titles: list[str] = []  # which of several runs it is, from without inwards
-        self._length = 0  # of what is drawn
-        self._handle: Any = None  # of a notebook
+        self.titles: list[str] = []  # names of the run, from the outer to the inner block
+        self._length = 0  # of the line on screen
+        self._handle: Any = None  # display handle in a notebook
         self._due = 0.0
         self._epoch = 0
 
     @property
     def title(self) -> str:
-        """Which of several runs it is; empty where there is but one."""
+        """Return the name that tells this run from others; empty for a single run."""
         return ", ".join(self.titles)
 
     def show(self, standing: Standing) -> None:
-        """Show where a run stands."""
+        """Show the progress of a run."""
         if self.live:
             self.draw(lambda width: standing.line(self.title, width))
         elif int(epoch := standing.last.get("epoch", 0)) > self._epoch:
@@ -171,23 +169,23 @@ class Display:
             self.say(", ".join(standing.words()))
 
     def draw(self, line: Callable[[int], str]) -> None:
-        """Draw a line of so many characters at most, if none was drawn just now."""
+        """Draw a line, unless one was drawn just now. ``line`` takes the largest width."""
         now = time.monotonic()
         if now >= self._due:
             self._due = now + _APART
             self._draw(line(shutil.get_terminal_size().columns - 1))
 
     def say(self, text: str) -> None:
-        """Write a line that stays."""
+        """Write a permanent line."""
         title = f"{self.title}: " if self.titles else ""
         print(f"{title}{text}", file=sys.stderr, flush=True)
 
     def begin(self) -> None:
-        """Another run begins."""
+        """Reset the display for another run."""
         self._epoch = 0
 
     def erase(self) -> None:
-        """Remove what is drawn."""
+        """Remove the live line."""
         if self._handle:
             self._handle.update({}, raw=True)
         elif self._length:
@@ -207,7 +205,7 @@ class Display:
         self._length = len(text)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Make way for what is logged; as a filter of a handler, let it pass."""
+        """Erase the live line before a log record, and let the record pass."""
         self.erase()
         return True
 
@@ -221,7 +219,7 @@ def shown(progress: bool | None) -> Iterator[None]:
 
     Parameters
     ----------
-    progress : whether to; None: only where it can be a live line, on a terminal or in a notebook.
+    progress : whether to show it. None: only with a live line, on a terminal or in a notebook.
     """
     live = _in_notebook() or (sys.stderr.isatty() and os.environ.get("TERM") != "dumb")
     display = Display(live) if progress or (progress is None and live) else None
@@ -241,7 +239,7 @@ def shown(progress: bool | None) -> Iterator[None]:
 
 @contextmanager
 def titled(title: str) -> Iterator[None]:
-    """Say of the runs in this block which of several they are."""
+    """Prefix the progress of runs in this block with a title."""
     display = _shown.get()
     if display:
         display.titles.append(title)
@@ -253,7 +251,7 @@ def titled(title: str) -> Iterator[None]:
 
 
 def say(words: Callable[[], Sequence[str]]) -> None:
-    """Show these words: on the live line as far as there is room, elsewhere as a line."""
+    """Show phrases on the live line, as far as they fit, or as a permanent line."""
     if display := _shown.get():
         if display.live:
             display.draw(lambda width: " | ".join(words())[:width])
@@ -262,19 +260,19 @@ def say(words: Callable[[], Sequence[str]]) -> None:
 
 
 def _in_notebook() -> bool:
-    """Whether what is displayed goes to a notebook."""
+    """Return whether a notebook shows the output."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
-# --- between processes --------------------------------------------------------------------------
+# --- progress of another process ----------------------------------------------------------------
 
 _FILE = ".progress"
 
 
 def of_run(folder: Path) -> Progress | None:
-    """What tells of the run in this folder, if anybody is to be told."""
+    """Return the callback that reports this folder's run, if anybody listens."""
     if display := _shown.get():
         display.begin()
         return Progress(display.show)
@@ -284,7 +282,7 @@ def of_run(folder: Path) -> Progress | None:
 
 
 def _write(path: Path, standing: Standing) -> None:
-    with suppress(OSError):  # of a full disk: the run goes on
+    with suppress(OSError):  # a full disk must not stop the run
         other = path.with_suffix(".new")
         descriptor = os.open(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:
@@ -294,7 +292,7 @@ def _write(path: Path, standing: Standing) -> None:
 
 @contextmanager
 def from_elsewhere(folder: Path) -> Iterator[Callable[[], None]]:
-    """Have another process tell of the run in this folder; gives what shows it, if it is new."""
+    """Let another process report this folder's run. Yield a function that shows it."""
     display, path = _shown.get(), folder / _FILE
     if not display:
         yield lambda: None

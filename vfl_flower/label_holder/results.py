@@ -1,4 +1,4 @@
-"""The results folder of a run: history.jsonl, summary.json, curves.png and top.npz."""
+"""Results folder of a run: history.jsonl, summary.json, curves.png and top.npz."""
 
 from __future__ import annotations
 
@@ -26,30 +26,32 @@ log = logging.getLogger("flwr")
 
 
 class Results(Callback):
-    """A folder that is `in_use`; an earlier run's is never written over, unless it is gone on with.
+    """Write the results of one run into a folder that `in_use` has locked.
+
+    Never overwrite another run's results. Only a resumed run may write into its own folder.
 
     Parameters
     ----------
-    history : of a run that is resumed, up to its last checkpoint; what came later comes again.
+    history : entries of a resumed run, up to its last checkpoint. The run repeats later entries.
     """
 
     def __init__(self, folder: Path, history: Sequence[dict[str, Any]] | None = None) -> None:
         self.folder = folder
         self.history: list[dict[str, Any]] = list(history or ())
-        self._outdated = history is not None  # the file is to be written anew
+        self._outdated = history is not None  # the file may hold entries after the checkpoint
         if history is None and any((folder / name).exists() for name in _OF_A_RUN):
             raise ConfigError(
-                f"{folder} already holds a run: name another folder, or move it away."
+                f"{folder} already holds a run. Name another folder, or move this one away."
             )
         with told(self._file):
-            self._file.touch(0o600)  # which says that it has begun
+            self._file.touch(0o600)  # marks the folder as taken
 
     @property
     def _file(self) -> Path:
         return self.folder / "history.jsonl"
 
     def evaluated(self, entry: dict[str, Any]) -> None:
-        """Append a history entry, at once, so that a run that ends early has left it."""
+        """Append a history entry at once, so that an interrupted run keeps it."""
         self.history.append(entry)
         if self._outdated:
             self._write_anew()
@@ -65,7 +67,7 @@ class Results(Callback):
             with whole(self.folder / "top.npz") as file:
                 np.savez(file, **parameters)
         text = (json.dumps(summary, indent=2) + "\n").encode()
-        if summary["failure"] is not None:  # who ends a run may leave little time
+        if summary["failure"] is not None:  # write first: an interrupted run has little time
             write_whole(self.folder / "summary.json", text)
         if len(self.history) > 1:
             draw_curves({summary["strategy"]: self.history}, self.folder / "curves.png")
@@ -89,34 +91,33 @@ def _lines(entries: Sequence[dict[str, Any]]) -> bytes:
 
 @contextmanager
 def in_use(folder: Path, lock: str = "run.lock") -> Iterator[None]:
-    """Make a results folder, and have it for one run alone.
+    """Make a results folder, and lock it for one run.
 
     Parameters
     ----------
-    lock : the file that is locked: that of the run, which its ServerApp writes, unless another is
-        named.
+    lock : name of the lock file. The default is the lock of the run's ServerApp.
 
     Raises
     ------
     ConfigError
-        If a run is going on there.
+        If another run uses the folder.
     VflError
         If the folder cannot be written.
     """
     with told(folder):
         make_own_folder(folder)
-    sentence = f"A run is going on in {folder}: let it end, or name another folder."
+    sentence = f"Another run uses {folder}. Wait until it ends, or name another folder."
     with locked(folder / lock, sentence):
         yield
 
 
 def results_folder(config: RunConfig) -> Path:
-    """The configured folder, or a new one under ``runs``, as an absolute path."""
+    """Return the configured folder, or a new one under ``runs``, as an absolute path."""
     if config.running.resume:
         return Path(config.running.resume).expanduser().absolute()
     if config.running.out:
         return Path(config.running.out).expanduser().absolute()
-    what = (config.strategy, config.data.dataset)  # which may be places
+    what = (config.strategy, config.data.dataset)  # each may be an import path
     strategy, dataset = (each.rsplit("/", 1)[-1].replace(":", "-") for each in what)
     name = f"{strategy}-{dataset}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))

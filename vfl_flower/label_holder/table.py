@@ -1,10 +1,12 @@
 """The embedding table: the latest embedding of every (row, party), stale or not.
 
-[N, E_1 + ... + E_M], side by side, and zero until the first upload. With error feedback it is the
-label holder's copy of the parties' surrogates. The aggregation can lay the columns out otherwise.
-To their right stand the label holder's own features, [N, F], if it has any. They are as a party
-whose embedding is never sent and always fresh. Where parties may lack rows, row masks come last,
-[N, M]: 1 for each party that has the row, and 0 for one that lacks it.
+The embeddings stand side by side, [N, E_1 + ... + E_M], and are zero until the first upload. With
+error feedback the table holds the label holder's copy of the parties' surrogates. The aggregation
+can arrange the columns otherwise.
+
+To their right stand the label holder's own features, [N, F], if it has any. They act like a party
+whose embedding is never sent and always fresh. If parties may lack rows, the row mask comes last,
+[N, M]: 1 for each party that has the row, and 0 for each party that lacks it.
 """
 
 from __future__ import annotations
@@ -30,20 +32,20 @@ from vfl_flower.transport.messages import Arrays
 Ids = NDArray[np.int32]
 
 USUAL = 1e3
-"""Models that learn hardly reach this. A larger embedding may ruin the top model."""
+"""Bound of embeddings that models learn, with few exceptions. More may ruin the top model."""
 _GROWTH = 10
-"""How many times larger than all before an upload may be, if it is beyond `USUAL`."""
+"""Largest growth of an upload beyond all earlier ones, if it exceeds `USUAL`."""
 
 
 class Table:
-    """Embeddings by row and party, and the steps at which they came.
+    """Embeddings by row and party, and the steps of their arrival.
 
     Parameters
     ----------
-    columns : of each party's embeddings (`Aggregation.columns`).
-    own : features of the label holder's own, [N, F].
-    max_delay : bound D on the age of an embedding that is used, in label-holder steps; 0: none.
-    present : which party has which row, [N, M], where any may lack some.
+    columns : party -> columns of its embeddings (`Aggregation.columns`).
+    own : the label holder's own features, [N, F].
+    max_delay : bound D on the age of embeddings in use, in label-holder steps; 0: none.
+    present : row mask [N, M], if parties may lack rows.
     """
 
     def __init__(
@@ -55,17 +57,17 @@ class Table:
         present: NDArray[np.bool_] | None = None,
     ) -> None:
         self.columns = dict(columns)
-        self.received = max((each.stop for each in columns.values()), default=0)  # of parties
-        self.present = dict.fromkeys(columns)  # masks [N]; none of a party that has all rows
+        self.received = max((each.stop for each in columns.values()), default=0)  # width of uploads
+        self.present = dict.fromkeys(columns)  # masks [N]; None for a party that has all rows
         if present is not None:
             self.present = dict(zip(columns, present.T, strict=True))
             own = np.concatenate([own, present.astype(np.float32)], axis=1)
         self.rows = torch.zeros(len(own), self.received + own.shape[1], device=device)
         self.rows[:, self.received :] = torch.from_numpy(own)
         self._of = {party: self.rows[:, mine] for party, mine in self.columns.items()}
-        self.peaks: dict[int, float] = {}  # by party, the largest of all embeddings that it sent
+        self.peaks: dict[int, float] = {}  # party -> largest absolute embedding that it ever sent
         self.max_delay = max_delay
-        # The step at which each row's entry was written, -1 for never.
+        # The step that wrote each row's entry, -1 for never.
         self.written = (
             {party: np.full(len(own), -1, np.int64) for party in columns} if max_delay else {}
         )
@@ -83,25 +85,25 @@ class Table:
         step: int = 0,
         held: bool = False,
     ) -> None:
-        """Write a party's embeddings of a window, [R, E], if they are usual.
+        """Write a party's embeddings of a window, [R, E], if their size is plausible.
 
         Parameters
         ----------
-        step : of the label holder, at which they came.
-        held : whether they are here already, as the party's surrogates.
+        step : label-holder step of their arrival.
+        held : whether the table holds them already, as the party's surrogates.
 
         Raises
         ------
         VflError
-            If embeddings exceed all that the party has sent before, by far. One upload could else
-            end the learning of all others, and nobody would know which party it came from.
+            If embeddings far exceed all that the party has sent before. One such upload could end
+            training for all parties, and nobody would know its sender.
         """
         peak, known = _peak(sent), self.peaks.get(party)
         if known is not None and peak > max(USUAL, _GROWTH * known):
             self.forget(party)
             raise VflError(
-                f"sent embeddings of up to {peak:,.0f}, when its largest were {known:,.4g}: lower "
-                "the learning rates, or see to that party."
+                f"sent embeddings of up to {peak:,.0f}, when its largest were {known:,.4g}. Lower "
+                "the learning rates, or check that party."
             )
         self.peaks[party] = max(known or 0.0, peak)
         if not held:
@@ -110,9 +112,9 @@ class Table:
             self.written[party][window.ids] = step
 
     def blame(self, sent: Mapping[int, Sequence[Tensor]]) -> None:
-        """Raise `PoisonError` for the largest embeddings, if they are unusual.
+        """Raise `PoisonError` for the largest embeddings, if they exceed `USUAL`.
 
-        The table then holds no embedding of that party.
+        Clear that party's embeddings first.
 
         Parameters
         ----------
@@ -124,12 +126,12 @@ class Table:
             self.forget(party)
             raise PoisonError(
                 party,
-                f"sent embeddings of up to {peak:,.0f}, by which the loss is no longer finite: "
-                "lower the learning rates, or see to that party.",
+                f"sent embeddings of up to {peak:,.0f}, which made the loss non-finite. "
+                "Lower the learning rates, or check that party.",
             ) from None
 
     def forget(self, party: int) -> None:
-        """Hold nothing of a party, as before its first upload."""
+        """Clear a party's embeddings, as before its first upload."""
         self.of(party).zero_()
         if self.max_delay:
             self.written[party][:] = -1
@@ -137,13 +139,13 @@ class Table:
     def too_old(
         self, uploads: Sequence[tuple[int, Window]], parties: Sequence[int], step: int
     ) -> dict[int, Ids]:
-        """Return rows with embeddings too old to answer uploads: party -> ids.
+        """Return rows whose embeddings are too old to answer uploads: party -> ids.
 
         Parameters
         ----------
-        uploads : party and window of each upload that is to be answered.
-        parties : whose embeddings can be asked for.
-        step : of the label holder, now.
+        uploads : party and window of each upload to answer.
+        parties : parties that can send fresh embeddings.
+        step : current label-holder step.
         """
         late: dict[int, list[Ids]] = {}
         for uploader, window in uploads if self.max_delay else ():
@@ -158,30 +160,30 @@ class Table:
         return {party: np.unique(np.concatenate(ids)) for party, ids in late.items()}
 
     def state_dict(self) -> Arrays:
-        """Return the parties' embeddings, and the steps at which they came."""
+        """Return the parties' embeddings, and the steps of their arrival."""
         written = {f"written.{party}": steps for party, steps in self.written.items()}
         return {"rows": self.rows[:, : self.received].cpu().numpy(), **written}
 
     def load_state_dict(self, arrays: Arrays) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         self.rows[:, : self.received] = torch.from_numpy(arrays["rows"]).to(self.rows.device)
         for party, steps in self.written.items():
             steps[:] = arrays[f"written.{party}"]
 
 
 def _peak(blocks: Sequence[Tensor]) -> float:
-    """Return the largest absolute number of all blocks."""
+    """Return the largest absolute value of all blocks."""
     ends = (each for h in blocks if h.numel() for each in h.aminmax())
     return max((abs(float(each)) for each in ends), default=0.0)
 
 
 def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the label holder's own columns, of training and held-out rows.
+    """Return the label holder's own columns of training rows and of held-out rows.
 
     Raises
     ------
     ConfigError
-        If it has some, and the configuration does not go with them.
+        If the configuration does not allow own columns, and there are some.
     """
     if labels.features is None:
         nothing = (np.zeros((len(part), 0), np.float32) for part in (labels.train, labels.test))
@@ -189,7 +191,7 @@ def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArr
     if estimators.choose(config).broadcasts:
         raise ConfigError(
             "labels = 'shared' sends the top model to the parties, and with it what the label "
-            "holder's own columns have taught: set columns = 'none', or leave labels out."
+            "holder's own columns have taught. Set columns = 'none', or leave labels out."
         )
     by_gradient = not server_update.choose(config).by_differences
     if (
@@ -198,8 +200,8 @@ def own_features(config: RunConfig, labels: Labels) -> tuple[NDArray[Any], NDArr
         and not has_gradient(config.models.bottom)
     ):
         raise ConfigError(
-            f"bottom-model = {config.models.bottom!r} has no gradient, which server-update = "
-            "'first-order' needs of the label holder's own columns: set server-update = "
+            f"bottom-model = {config.models.bottom!r} has no gradient, but server-update = "
+            "'first-order' needs one for the label holder's own columns. Set server-update = "
             "'zeroth-order', or columns = 'none'."
         )
     mechanism_of(config).check_own_columns()

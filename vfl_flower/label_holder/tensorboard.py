@@ -1,6 +1,6 @@
-"""`observer='tensorboard'`: the figures of each evaluation, for TensorBoard to show.
+"""TensorBoard event files of a run's evaluations (``observer='tensorboard'``).
 
-What is written are the numbers of history.jsonl, and nothing else of the run.
+The files hold the numbers of history.jsonl, and nothing else of the run.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _ROWS = ("train", "validation", "test")
 
 
 class TensorBoard(Callback):
-    """Writes ``RUN/tensorboard``, a file for each time that the run begins or goes on.
+    """Write event files into ``RUN/tensorboard``, one for each start or resume.
 
-    Its steps are those of the top model. Where a run that is resumed goes over some again, they
-    take the place of the earlier ones.
+    The step axis counts steps of the top model. If a resumed run repeats steps, TensorBoard shows
+    the repeated steps and discards the earlier ones.
     """
 
     def __init__(self) -> None:
@@ -30,14 +30,14 @@ class TensorBoard(Callback):
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             raise ConfigError(
-                "observer = 'tensorboard' needs TensorBoard, which is not installed: pip install "
-                "'vfl-flower[tensorboard]'."
+                "observer = 'tensorboard' needs TensorBoard, which is not installed. Run: "
+                "pip install 'vfl-flower[tensorboard]'."
             ) from None
         self._events, self._summaries, self._records = event_pb2, summary_pb2, RecordWriter
         self._file: BinaryIO | None = None
 
     def began(self, folder: Path) -> None:
-        """Open a file; of this process alone, readable by its owner alone."""
+        """Open a new event file that only its owner can read."""
         make_folder(folder / "tensorboard")
         name = f"events.out.tfevents.{time.time_ns()}"
         self._path = folder / "tensorboard" / name
@@ -48,7 +48,7 @@ class TensorBoard(Callback):
     def evaluated(self, entry: dict[str, Any]) -> None:
         """Write the numbers of a history entry."""
         step = int(entry["steps"])
-        if self._first:  # no later step of an earlier file is to be shown
+        if self._first:  # START makes TensorBoard discard later steps of earlier files
             log = self._events.SessionLog
             self._write(step=step, session_log=log(status=log.START))
             self._first = False
@@ -63,7 +63,7 @@ class TensorBoard(Callback):
             self._file = None
 
     def _write(self, **what: Any) -> None:
-        """Append an event, which is in the file when this returns."""
+        """Append one event and flush it to the file."""
         assert self._file
         event = self._events.Event(wall_time=time.time(), **what)
         with told(self._path):
@@ -72,7 +72,7 @@ class TensorBoard(Callback):
 
 
 def _scalars(entry: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Names as TensorBoard groups them, and numbers; mappings are left out."""
+    """Yield each number with its name, grouped as TensorBoard expects. Skip mappings."""
     for key, figure in entry.items():
         if isinstance(figure, int | float) and key != "steps":
             rows, _, name = key.partition("_")
