@@ -270,7 +270,7 @@ def test_what_cannot_work_is_a_sentence(
         ({"dataset": "digits"}, "dataset = 'digits' is not for features that are handed over"),
         ({"align": "psi"}, "align = 'psi' is not"),
         ({"task": "predict"}, "task = 'predict' is not"),
-        ({"resume": "run"}, "run is not there: name the results folder"),
+        ({"resume": "run"}, "run is not a folder. Name the results folder"),
         ({"id": "there"}, "id = 'here' contradicts id = 'there'"),
         ({"label": 3}, "label = 3 must be a text"),
     ],

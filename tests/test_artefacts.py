@@ -89,7 +89,7 @@ def test_a_finished_run_predicts_is_shown_and_is_grown_from(folder: Path) -> Non
     assert not differences(THEN["psi"]["predicted by the finished"], predicted("psi", "done"))
     assert not differences(THEN["psi"]["grown"], grown())
     assert "split-nn" in report([folder / "done", folder / "run"])
-    with pytest.raises(VflError, match="has finished: there is nothing to resume"):
+    with pytest.raises(VflError, match="has finished. Leave the option resume out"):
         started("psi", {"resume": "done"})
 
 
@@ -278,7 +278,7 @@ DAMAGED: dict[str, tuple[str, str, Callable[[Path], Any], str]] = {
     "uploads": ("psi", "run/*-party-1.uploads", lambda _: resumed("psi"), "cannot keep count"),
     "predictions": (
         *("psi", "done/party-1.predictions", lambda _: predicted("psi", "done")),
-        "cannot keep count of what it gives away",
+        "cannot count what it releases",
     ),
     "ids": (
         *("psi", "home/party-1.ids", lambda _: begun("psi", dataset=three_more_people())),

@@ -114,8 +114,8 @@ def test_who_takes_the_loss_beyond_all_numbers_with_a_first_upload_is_named(
     client = Misbehaving(array("embedding", lambda h: np.full_like(h, 9e5)), number=1)
     _, sentence = failing(run, tmp_path / "out", VAFL, client)
     assert sentence == (
-        "Party 1 sent embeddings of up to 900,000, by which the loss is no longer finite: lower "
-        "the learning rates, or see to that party."
+        "Party 1 sent embeddings of up to 900,000, which made the loss non-finite. Lower "
+        "the learning rates, or check that party."
     )
 
 

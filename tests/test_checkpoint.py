@@ -291,9 +291,7 @@ def test_a_party_that_cannot_keep_its_state_ends_the_run(tmp_path: Path) -> None
 
     with (
         patch("os.replace", refuse),
-        pytest.raises(
-            PartyError, match=r"^Party 1 failed: cannot keep its state: its own log says"
-        ),
+        pytest.raises(PartyError, match=r"^Party 1 failed: cannot save its state. See its own log"),
     ):
         run_local(2, {**CANCER, "epochs": 1, "out": str(tmp_path / "run")})
     assert not (tmp_path / "run" / checkpoint.FILE).exists()
@@ -528,9 +526,11 @@ def folder(tmp_path: Path, kept: Path) -> Path:
 
 
 def test_without_a_checkpoint(tmp_path: Path) -> None:
-    sentence = r"has no checkpoint.npz: name the results folder of a run that has kept one\."
+    sentence = r"has no checkpoint.npz. Name the results folder of a run that saved a checkpoint\."
     fails(interrupted(tmp_path / "cut", {**CANCER, "epochs": 2}, 1, 2), sentence)
-    with pytest.raises(ConfigError, match="nowhere is not there: name the results folder of a run"):
+    with pytest.raises(
+        ConfigError, match="nowhere is not a folder. Name the results folder of a run"
+    ):
         resumed(tmp_path / "nowhere", 2)
     assert not (tmp_path / "nowhere").exists()
 
@@ -568,13 +568,13 @@ def test_a_damaged_checkpoint(
                 np.savez(file, text=np.frombuffer(b'{"config": {"epochs": 3}}', np.uint8))
             else:
                 file.write(b"no checkpoint")
-    fails(folder, r"checkpoint.npz is not a checkpoint of this version: it is damaged")
+    fails(folder, r"checkpoint.npz is damaged, or another version wrote it")
     assert not (tmp_path / "was-unpickled").exists()
 
 
 def test_a_finished_run(folder: Path) -> None:
     resumed(folder, 2)
-    fails(folder, r"^The run in .* has finished: there is nothing to resume\.")
+    fails(folder, r"^The run in .* has finished\. Leave the option resume out\.")
 
 
 @pytest.mark.parametrize(
@@ -582,7 +582,7 @@ def test_a_finished_run(folder: Path) -> None:
     [("epochs", 7), ("party-lr", 0.5), ("window", 3), ("seed", 1), ("strategy", "vafl")],
 )
 def test_a_contradicting_key(folder: Path, key: str, value: Any) -> None:
-    fails(folder, rf"holds a run with {key} = .*, not .*: leave the option out", **{key: value})
+    fails(folder, rf"holds a run with {key} = .*, not .*\. Leave the option out", **{key: value})
 
 
 @pytest.mark.parametrize("key", ["epochs", "batch-size"])
@@ -603,7 +603,7 @@ def test_a_party_without_its_state(folder: Path, damage: str) -> None:
             path.unlink()
         else:
             path.write_bytes(path.read_bytes()[:-7] if damage == "cut" else b"")
-    fails(folder, r"Party 1 does not have checkpoint \d+ of that run: start its SuperNode with")
+    fails(folder, r"Party 1 does not have checkpoint \d+ of that run\. Start its SuperNode with")
 
 
 @pytest.mark.parametrize("parties", [1, 3])

@@ -169,7 +169,7 @@ def test_results_of_another_run_are_not_written_over(
     assert main(arguments) == 0
     before = contents(tmp_path / "out")
     assert main(arguments) == 1
-    assert "already holds a run: name another folder" in capsys.readouterr().err
+    assert "already holds a run. Name another folder" in capsys.readouterr().err
     assert contents(tmp_path / "out") == before
 
 

@@ -188,8 +188,8 @@ FILES = {
     "releases.journal": r"A release cannot be written to .* \(No space left on device\)",
     "releases.journal.new": r"releases.journal cannot be written",
     "checkpoint.npz.new": r"checkpoint.npz cannot be written",
-    "party-1-checkpoint-0.state.new": r"Party 1 failed: cannot keep its state: its own log says",
-    "party-1-checkpoint-1.state.new": r"Party 1 failed: cannot keep its state: its own log says",
+    "party-1-checkpoint-0.state.new": r"Party 1 failed: cannot save its state. See its own log",
+    "party-1-checkpoint-1.state.new": r"Party 1 failed: cannot save its state. See its own log",
     "top.npz.new": r"top.npz cannot be written",
     "summary.json.new": r"summary.json cannot be written",
     "party-1.npz.new": r"party-1.npz cannot be written",
@@ -331,7 +331,7 @@ def damaged_checkpoints(folder: Path, cases: int) -> None:
     content = path.read_bytes()
     for each in flips(content, cases):
         path.write_bytes(each)
-        with pytest.raises(ConfigError, match=r"is not a checkpoint of this version"):
+        with pytest.raises(ConfigError, match=r"is damaged, or another version wrote it"):
             checkpoint.load(folder)
     path.write_bytes(content)
     assert checkpoint.load(folder).number > 0
@@ -437,7 +437,7 @@ def test_results_that_were_not_written_are_without_training(
     after = contents(folder)
     written = {"summary.json", "history.jsonl", "top.npz", *(f"party-{n}.npz" for n in range(3))}
     assert {name for name in after if after[name] != before.get(name)} <= written
-    with pytest.raises(ConfigError, match=r"has finished: there is nothing to resume\."):
+    with pytest.raises(ConfigError, match=r"has finished\. Leave the option resume out\."):
         resumed(folder, 3)
 
 
@@ -466,7 +466,7 @@ def test_a_run_is_resumed_once_at_a_time(cut: Path) -> None:
     """Else both would release what one was allowed to: epsilon would be of one, and true of two."""
     client: Any = Meanwhile(lambda: resumed(cut, 2))
     run = run_local(2, {"resume": str(cut)}, client)
-    assert client.refused == f"A run is going on in {cut}: let it end, or name another folder."
+    assert client.refused == f"Another run uses {cut}. Wait until it ends, or name another folder."
     assert run.summary["failure"] is None
     assert sum(event[2] for event in released(cut)) == 48
     assert "run.lock" not in contents(cut)
@@ -483,7 +483,7 @@ def test_two_runs_are_not_in_one_folder_at_once(tmp_path: Path) -> None:
 
     client: Any = Meanwhile(beside)
     run = run_local(2, keys, client)
-    assert client.refused.startswith(f"A run is going on in {tmp_path / 'run'}: ")
+    assert client.refused.startswith(f"Another run uses {tmp_path / 'run'}. ")
     assert_equal_runs(run, whole_run, 2)
 
 
@@ -494,17 +494,17 @@ def test_a_run_is_submitted_once_at_a_time_and_not_beside_one_that_is_going_on(
     with engines._submitting(run_config):
         with in_use(tmp_path / "run"):  # as its ServerApp has it
             pass
-        with pytest.raises(ConfigError, match="A run is going on"), engines._submitting(run_config):
+        with pytest.raises(ConfigError, match="Another run uses"), engines._submitting(run_config):
             pass
     with (
         in_use(tmp_path / "run"),
-        pytest.raises(ConfigError, match="A run is going on"),
+        pytest.raises(ConfigError, match="Another run uses"),
         engines._submitting(run_config),
     ):
         pass
     with patch.object(engines, "SuperLink", side_effect=AssertionError), in_use(tmp_path / "run"):
         for engine in (engines.run_ray, engines.run_supernodes):  # nothing is started
-            with pytest.raises(ConfigError, match="A run is going on"):
+            with pytest.raises(ConfigError, match="Another run uses"):
                 engine(2, {**CANCER, **run_config})
     assert there(tmp_path / "run") == {}
 
@@ -519,7 +519,7 @@ def test_the_folder_of_a_run_that_was_killed_is_free(tmp_path: Path) -> None:
         os._exit(0)
     try:
         assert os.read(reading, 1) == b"x"
-        with pytest.raises(ConfigError, match="A run is going on"), in_use(tmp_path):
+        with pytest.raises(ConfigError, match="Another run uses"), in_use(tmp_path):
             pass
     finally:
         os.kill(child, signal.SIGKILL)

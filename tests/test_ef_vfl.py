@@ -211,7 +211,7 @@ def tampering(name: str, number: int) -> Callable[[Message, Context], Message]:
     return client
 
 
-OTHERS = "Party 1 keeps other surrogates than the label holder: start the run again."
+OTHERS = "Party 1 has other surrogates than the label holder. Start the run again."
 
 
 @pytest.mark.parametrize(

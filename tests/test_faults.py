@@ -767,7 +767,7 @@ AGAIN_AND_AGAIN: dict[str, tuple[dict[str, Any], Fault, float, str]] = {
     "twice": (KEYS, gets_it_twice, 4, "got message 11 after message 11."),
     "lost": (KEYS, loses_its_state, 4, "has no state of this run."),
     "asynchronous, twice": (VAFL, gets_it_twice, 4, "got message 11 after message 11."),
-    "ahead": (KEYS, is_ahead, 1, "was asked to go back to message 6: it has served it."),
+    "ahead": (KEYS, is_ahead, 1, "was asked to repeat message 6, which it has served."),
     "shared labels": ({**EF_VFL, "labels": "shared"}, loses_its_state, 1, "has no state of this"),
     "shared labels, twice": (
         {**EF_VFL, "labels": "shared"},

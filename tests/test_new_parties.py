@@ -434,7 +434,7 @@ def test_rows_of_a_divided_data_set_are_trained_on_for_longer(run: Start, tmp_pa
     assert longer.summary["config"]["combine"] == "mean"
     assert longer.history[0]["test_loss"] == then.summary["test_loss"]  # the models of then
     assert longer.history[1]["test_loss"] < then.summary["test_loss"]
-    with pytest.raises(ConfigError, match=r"^breast-cancer is divided, so that 3 parties would"):
+    with pytest.raises(ConfigError, match=r"^breast-cancer is partitioned: 3 parties would"):
         run(3, {"grow": str(then.folder)})
 
 
@@ -538,7 +538,7 @@ def has_columns_of_its_own(three: Organisations) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str]] = {
-    "no run": (None, {"grow": "/nowhere"}, r"^/nowhere is not there: name the results"),
+    "no run": (None, {"grow": "/nowhere"}, r"^/nowhere is not a folder\. Name the results"),
     "a party without its state": (loses_state, {}, r"Party 1 does not have checkpoint 1 of that"),
     "an older state": (
         has_an_older_state,
@@ -553,7 +553,7 @@ BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str
     "columns of its own": (has_columns_of_its_own, {}, r"has feature columns, or has none, other"),
     "another model": (
         *(None, {"embedding-size": 8}),
-        r"two holds a model with embedding-size = 4, not 8: leave the option out to begin by that",
+        r"two holds a model with embedding-size = 4, not 8\. Leave the option out to start from that",
     ),
     "another loss": (None, {"target": "regression"}, r"holds a model with target = 'classificat"),
     "all parties needed": (None, {"align": "psi"}, r"two holds a model of any subset of its part"),
@@ -588,17 +588,17 @@ def test_what_cannot_begin_so_is_one_sentence_before_training(
 def test_fewer_parties_or_an_unfinished_run_are_refused(
     three: Organisations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"is of 2 parties, and 1 are here: start all of them"):
+    with pytest.raises(
+        ConfigError, match=r"has 2 parties, but only 1 are here\. Start all of them"
+    ):
         grown(first(three, 1), "one")
     with cut_after(2), pytest.raises(Cut):
         three.run("short", {**KEYS, "checkpoint-every": 4})
-    with pytest.raises(
-        ConfigError, match=r"short was cut short: go on with it first, by resume\.$"
-    ):
+    with pytest.raises(ConfigError, match=r"short was interrupted\. Resume it first, by resume\.$"):
         three.run("three", {"grow": str(three.folder / "short")})
     whole = {**KEYS, "align": "psi"}
     first(three, 2).run("whole", whole)
-    with pytest.raises(ConfigError, match=r"only with all its parties, .*subsets = 'sampled'"):
+    with pytest.raises(ConfigError, match=r"needs all its parties, .*subsets = 'sampled'"):
         three.run("three", {"grow": str(three.folder / "whole")})
 
 

@@ -426,7 +426,7 @@ def test_other_columns_of_the_label_holder(organisations: Organisations) -> None
 
 def test_a_label_that_the_model_has_never_seen(organisations: Organisations) -> None:
     change(organisations.labels, lambda frame: frame.assign(label=frame["label"] + 1))
-    refused(organisations, "have 1 values that the model has never seen: correct them")
+    refused(organisations, "have 1 values that the model has never seen. Correct them")
 
 
 def test_missing_labels(organisations: Organisations) -> None:
@@ -450,13 +450,13 @@ def test_another_number_of_files(organisations: Organisations, number: int) -> N
 def test_what_is_there_is_never_overwritten(organisations: Organisations, suffix: str) -> None:
     out = organisations.folder / "scores.csv"
     out.with_suffix(suffix).write_text("precious")
-    sentence = rf"scores\{suffix} is there already: name another file, or move it away"
+    sentence = rf"scores\{suffix} already exists. Name another file, or move this one away"
     refused(organisations, sentence, out=str(out))
 
 
 @pytest.mark.parametrize("out", ["scores.txt", "scores", "scores.csv.gz"])
 def test_a_file_of_another_kind(organisations: Organisations, out: str) -> None:
-    refused(organisations, "must be a file that ends in .csv or .parquet", out=out)
+    refused(organisations, "is not a .csv or .parquet file", out=out)
 
 
 def test_a_folder_that_cannot_be_written(organisations: Organisations) -> None:
@@ -468,16 +468,18 @@ def test_a_folder_that_cannot_be_written(organisations: Organisations) -> None:
 def test_a_party_that_has_lost_its_state(organisations: Organisations) -> None:
     for path in (organisations.folder / "run").glob("*-party-1-*.state"):
         path.unlink()
-    refused(organisations, r"Party 1 does not have checkpoint 1 of that run: start its SuperNode")
+    refused(organisations, r"Party 1 does not have checkpoint 1 of that run\. Start its SuperNode")
 
 
 def test_a_folder_without_a_checkpoint(organisations: Organisations) -> None:
     (organisations.folder / "run" / checkpoint.FILE).unlink()
-    refused(organisations, "has no checkpoint.npz: name the results folder of a run")
+    refused(organisations, "has no checkpoint.npz. Name the results folder of a run")
 
 
 def test_a_model_of_files_needs_files(organisations: Organisations) -> None:
-    with pytest.raises(ConfigError, match="is of files: name that of the new rows by dataset="):
+    with pytest.raises(
+        ConfigError, match="learned from files. Name the file of the new rows by dataset="
+    ):
         predict_local({"model": str(organisations.folder / "run")}, organisations.node_configs)
 
 

@@ -298,7 +298,7 @@ def test_a_state_without_frozen_weights_is_refused_when_they_have_changed(
     check(a_party(place, context, "cascaded", lora=2))
     torch.manual_seed(5)
     transformers.AutoModel.from_config(configuration("distilbert")).save_pretrained(place)
-    with pytest.raises(VflError, match="has other weights in the folder of its model"):
+    with pytest.raises(VflError, match="has other weights in its model's folder"):
         check(a_party(place, context, "cascaded", lora=2))
 
 

@@ -741,7 +741,7 @@ def test_copies_of_models_do_not_outlive_what_they_are_of(
     parties.exchange += 1
     back = [RestoreOrder(exchange=parties.exchange, number=7)] * 3
     if defended:
-        with pytest.raises(VflError, match="has kept no model of evaluation 7"):
+        with pytest.raises(VflError, match="has no copy of the model at evaluation 7"):
             parties.ask(back)
         return
     parties.ask(back)

@@ -179,7 +179,7 @@ def test_a_party_that_was_away_may_have_the_state_that_it_told_of_and_no_older(
     seat["checkpoint"] = found.number  # and its file of that is gone
     found.save(copy)
     with pytest.raises(
-        ConfigError, match=r"Party 0 has the state of checkpoint \d+, and not of checkpoint"
+        ConfigError, match=r"Party 0 has the state of checkpoint \d+, not of checkpoint"
     ):
         resumed(copy, 2, **{"on-party-failure": "continue"})
 

@@ -484,7 +484,7 @@ def test_a_party_that_loses_its_state_at_the_end_goes_back_by_what_is_on_its_dis
         assert_same(run.parameters(model), whole.parameters(model))
     LOST.clear()
     with pytest.raises(
-        PartyError, match=r"^Party 1 failed: has kept no model of evaluation \d+\.$"
+        PartyError, match=r"^Party 1 failed: has no copy of the model at evaluation \d+\.$"
     ):
         trained(PARTIES, overfitted, client)
 
@@ -532,7 +532,7 @@ def test_a_model_that_was_not_kept_is_refused_and_nothing_changes(party: Context
     asked(party, EvaluateOrder(exchange=1, number=5))
     upload = asked(party, turn(2))
     before = {name: state_to_bytes(RecordDict({name: each})) for name, each in party.state.items()}
-    with pytest.raises(VflError, match=r"^failed: has kept no model of evaluation 4\.$"):
+    with pytest.raises(VflError, match=r"^failed: has no copy of the model at evaluation 4\.$"):
         asked(party, RestoreOrder(exchange=3, number=4))
     after = {name: state_to_bytes(RecordDict({name: each})) for name, each in party.state.items()}
     assert after == before

@@ -80,7 +80,7 @@ def test_what_it_gave_away_then_counts_on(node: Node) -> None:
     later = node(rules, run_id=2, grow="x")
     asked(later, order(), Description)
     asked(later, train(1))
-    with pytest.raises(VflError, match="to upload a row once more than it allows"):
+    with pytest.raises(VflError, match="to upload a row more often than it allows"):
         asked(later, train(2, gradient=gradient()))
     anew = node(rules, run_id=3)  # the control: of another model nothing was given away
     asked(anew, DESCRIBE, Description)
@@ -90,7 +90,7 @@ def test_what_it_gave_away_then_counts_on(node: Node) -> None:
 
 def test_without_a_count_of_then_it_is_refused(node: Node, tmp_path: Path) -> None:
     earlier(node)
-    with pytest.raises(VflError, match="since it has no count of its uploads until now"):
+    with pytest.raises(VflError, match="since it has no count of its earlier uploads"):
         asked(node({"max-uploads": 9}, run_id=2, grow="x"), order(), Description)
 
 
@@ -153,7 +153,7 @@ def test_an_order_names_no_path_and_no_code(
 
 def test_another_model_or_other_columns_are_refused(node: Node, tmp_path: Path) -> None:
     earlier(node)
-    with pytest.raises(VflError, match="Party 0's model is 'mlp', and differs from 'linear'"):
+    with pytest.raises(VflError, match="Party 0's model is 'mlp'. The run began with 'linear'"):
         asked(node(run_id=2, grow="x"), order(bottom_model="mlp"), Description)
     change(tmp_path / "a.csv", lambda frame: frame.rename(columns={"f0": "other"}))
     with pytest.raises(VflError, match="has other columns than its model was trained with"):
@@ -173,5 +173,5 @@ def test_a_party_that_has_lost_all_does_not_begin_with_another_model(
     for path in tmp_path.glob("run-2-*.state"):
         path.unlink()
     restarted(later)
-    with pytest.raises(VflError, match="has lost the state from which it went on"):
+    with pytest.raises(VflError, match="has lost the state from which it continued"):
         asked(later, rejoin, Description)

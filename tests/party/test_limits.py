@@ -42,7 +42,7 @@ def counted(tmp_path: Path) -> Array:
     return counts
 
 
-TOO_OFTEN = "^failed: Party 0 refuses to upload a row once more than it allows: .* max-uploads = 2"
+TOO_OFTEN = "^failed: Party 0 refuses to upload a row more often than it allows: .* max-uploads = 2"
 
 
 def test_uploads_of_a_row_end_whatever_asks_for_them(node: Node, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_party_without_a_state_goes_on_with_its_count_or_not_at_all(
     rejoin = RejoinOrder(exchange=9, outputs=1)
     if lost:
         next(tmp_path.glob("*.uploads")).unlink()
-        with pytest.raises(VflError, match="since it has no count of its uploads until now"):
+        with pytest.raises(VflError, match="since it has no count of its earlier uploads"):
             asked(context, rejoin, Description)
         return
     asked(context, rejoin, Description)
@@ -167,10 +167,12 @@ def test_a_count_that_is_lost_or_damaged_or_was_never_made_ends_the_run(
     whole = path.read_bytes()
     for content in (b"", whole[:-4], whole[:-1], bytes(len(whole)), whole[:-1] + b"\7"):
         path.write_bytes(content)
-        with pytest.raises(VflError, match="cannot keep count of what it gives away: its own log"):
+        with pytest.raises(VflError, match="cannot count what it releases. See its own log"):
             asked(context, train(2, gradient=gradient()))
     path.unlink()
-    unknown = "refuses to go on, since it has no count of its uploads until now: its rule is max-up"
+    unknown = (
+        "refuses to continue, since it has no count of its earlier uploads: its rule is max-up"
+    )
     with pytest.raises(VflError, match=unknown):
         asked(context, train(2, gradient=gradient()))
     before_the_rule = node(run_id=5)
@@ -205,7 +207,7 @@ def test_a_disk_that_keeps_no_count_ends_the_run(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(limits, "write_sealed", full)
-    with pytest.raises(VflError, match="cannot keep count of what it gives away: its own log says"):
+    with pytest.raises(VflError, match="cannot count what it releases. See its own log"):
         asked(context, train(1))
 
 

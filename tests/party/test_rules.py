@@ -68,7 +68,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = 
     ),
     "known noise": (
         *({}, {"noise-seed": 0}, {}),
-        "noise-seed = 0, by which others know its noise and its first model: its own node "
+        "noise-seed = 0, which reveals its noise and its first model: its own node "
         "configuration gives no noise-seed.",
     ),
     "another seed": (
@@ -77,7 +77,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = 
     ),
     "data of no file": (
         *({}, {"dataset": "memory:x"}, {}),
-        "dataset = 'memory:x', which others name: its own node configuration gives no dataset.",
+        "dataset = 'memory:x' from others: its own node configuration gives no dataset.",
     ),
 }
 
@@ -224,9 +224,7 @@ def test_a_node_reads_no_path_that_it_has_not_named_too(
     dataset = f"{kind}:{tmp_path}/private.{kind}"
     refused = {"no file": f"{kind}:/etc/none", "another": "npz:/etc/passwd", "text": f"{dataset} "}
     for text in (dataset, *refused.values()):
-        with pytest.raises(
-            VflError, match=r"Party 0 refuses dataset = '.*', which others name: .*"
-        ):
+        with pytest.raises(VflError, match=r"Party 0 refuses dataset = '.*' from others: .*"):
             asked(other_node(text), DESCRIBE, Description)
     for text in refused.values():
         context = other_node(text, {"dataset": dataset})

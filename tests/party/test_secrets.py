@@ -124,7 +124,7 @@ def by_a_session_of_the_same_supernode(context: Context) -> Arrays:
 def by_a_rejoin(context: Context) -> Arrays:
     restarted(context)
     # By who says that less was served than has been.
-    with pytest.raises(VflError, match="was asked to go back"):
+    with pytest.raises(VflError, match="was asked to repeat message"):
         asked(context, RejoinOrder(exchange=2, outputs=1), Description)
     restarted(context)
     state_file.place(context, 1).write_bytes(state_file.place(context, 0).read_bytes())

@@ -126,7 +126,7 @@ def test_a_file_that_holds_no_state_is_told(streamed: Streamed, logged: list[str
     file.parent.mkdir(parents=True)
     file.write_bytes(b"no state")
     assert_equals_in_process(streamed.train(nodes), nodes)
-    assert logged == [f"The party's state in {file} cannot be read: it is left out."]
+    assert logged == [f"The party's state in {file} cannot be read and is ignored."]
     kept, there = state_file.read(file), nodes.contexts[FIRST + 1].state
     assert state_to_bytes(kept) == state_to_bytes(there)
 

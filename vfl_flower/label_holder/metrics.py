@@ -135,6 +135,7 @@ def by_subset(
     ``by_party``: party -> figures from that party alone, on the rows that it has. Figures are the
     number of rows, and accuracy and AUC, or R2.
     """
+
     def figures(said: Tensor, rows: Tensor) -> dict[str, float | None]:
         found = _metrics(said[rows], labels[rows], deviation)
         given = {"accuracy": found.accuracy, "auc": found.auc, "r2": found.r2}

@@ -1,1 +1,1 @@
-"""A party's end."""
+"""The party's side."""

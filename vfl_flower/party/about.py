@@ -1,7 +1,7 @@
-"""What a party writes about itself when its model begins, and reads before it goes on.
+"""A party's text about itself, written at the start and read by later messages.
 
-The text stays the same through a run. It lies in the party's state, in memory and on disk, and
-says what the model needs later: configuration, data, bottom model and how the model is trained.
+The text does not change during a run. It lies in the party's state, in memory and on disk. It
+records what the model needs later: configuration, data, bottom model and training.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from vfl_flower.models.training import fixed, kind_of
 
 
 class About(NamedTuple):
-    """What a party wrote about itself.
+    """A party's text about itself.
 
     config : the run's configuration, as it was given.
     rows : training rows of the run; ``None`` in states of older versions.
     ids : digest of the ids of the party's rows.
     model : name, arguments and parameters of the bottom model.
     training : options of the party's own training.
-    weights : digests of files that hold frozen weights; ``None`` if no file does.
+    weights : digests of files that hold frozen weights; ``None`` without such files.
     grown : whether the model began in an earlier run.
     """
 
@@ -53,12 +53,12 @@ def write(
     model: BottomModel,
     grown: bool,
 ) -> str:
-    """Return the text that a party keeps about itself, in JSON.
+    """Return the party's text about itself, in JSON.
 
     Parameters
     ----------
     config : the run's configuration.
-    own : the same, with the party's own model and training.
+    own : the run's configuration with the party's own model and training.
     rows : training rows of the run.
     grown : whether the model began in an earlier run.
     """
@@ -83,7 +83,7 @@ def write(
 
 @lru_cache(maxsize=64)
 def read(text: str) -> About:
-    """Return what a party wrote about itself."""
+    """Read a party's text about itself."""
     values = json.loads(text)
     preparation = values["preparation"]
     return About(

@@ -1,9 +1,9 @@
-"""The four ways to build a party, and the checks that each of them makes.
+"""The four ways to build a party, and the checks of each way.
 
-A party begins a run (`begin`), or begins one with the model of an earlier run (`grow`). In another
-process, or after a restart, it goes on from its state (`rebuild`). Or it predicts with a model that
-it kept (`for_prediction`). Before, `refusals.check_order` has compared with the party's rules each
-configuration that the message is about.
+A party begins a run (`begin`), or begins a run with the model of an earlier run (`grow`). In
+another process, or after a restart, it continues from its state (`rebuild`). Or it predicts with a
+model that it saved (`for_prediction`). Earlier, `refusals.check_order` has compared each
+configuration of the message with the party's rules.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ CHECKS = {
     "resume": ("parties", "data", "model", "weights", "training"),
     "predict": ("parties", "rows", "model", "weights"),
 }
-"""What each way checks. `rules` are the party's own, now that its rows are known. The others are
-what the party wrote about itself when its model began: nothing of that may have changed since.
+"""Checks of each way. `rules` are the party's own rules, now that its rows are known. The other
+checks compare with the party's text about itself from when its model began.
 
-With limits, every way that goes on from earlier uploads needs the count of them (`_limit`).
+With limits, every way that continues from earlier uploads needs their count (`_limit`).
 """
 
 
@@ -55,11 +55,11 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
     Raises
     ------
     ConfigError, VflError
-        If a rule forbids the run, or if the lost state was from an earlier run.
+        If a rule forbids the run, or if the lost state came from an earlier run.
     """
     given = parse(context.run_config)
     if given.get("resume") or given.get("grow"):
-        raise VflError("has lost the state from which it went on.")
+        raise VflError("has lost the state from which it continued.")
     config = resolve(context.run_config)
     read = partial(load_block, context, config)
     party = _build(context, "begin", config, order.outputs, read)
@@ -69,7 +69,7 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
         party.seal.begin(origin.run)
     known = state.load_about(context.state) or state_file.is_there(context, origin.run)
     _limit(context, party, goes_on=isinstance(order, RejoinOrder) or bool(known))
-    keys.forget(context)  # not before: a party that refuses stays as it was
+    keys.forget(context)  # last, so that a refusal leaves the party's state unchanged
     state.forget_copies(context.state)
     return party
 
@@ -77,21 +77,21 @@ def begin(context: Context, order: DescribeOrder | RejoinOrder) -> Party:
 def grow(context: Context, order: GrowOrder) -> Party:
     """Build the party of a run that begins with the models of an earlier run.
 
-    A party of the earlier run has its model from there, prepares its columns as there, and goes on
-    counting its steps and uploads. Any other party is new. A party looks for its model in its own
-    folder of states alone.
+    A party of the earlier run keeps its model, the preparation of its columns, and its counts of
+    steps and uploads. Any other party is new. A party looks for its model only in its own folder
+    of states.
 
     Raises
     ------
     ConfigError, VflError
-        If it has no such model, if its columns or its model differ from the earlier ones, or if a
-        rule forbids the run.
+        If the party has no such model, if its columns or its model differ from the earlier ones,
+        or if a rule forbids the run.
     """
     index, _ = index_and_parties(context)
     config = told(context, order.config)
-    if not aggregation_of(config).may_grow:  # whatever became of the option `grow`
+    if not aggregation_of(config).may_grow:  # checked here too: the label holder may not check
         name = config.models.aggregation
-        raise VflError(f"was asked to begin aggregation = {name!r} by an earlier model.")
+        raise VflError(f"was asked to begin aggregation = {name!r} with an earlier model.")
     saved = state_file.load(context, order.run, order.number) if index < order.parties else None
     text = state.load_about(saved.state) if saved else ""
     preparation = about.read(text).preparation if text else None
@@ -104,7 +104,7 @@ def grow(context: Context, order: GrowOrder) -> Party:
         scalars = state.load_scalars(saved.state)
         origin.counted_since, origin.exchange = scalars["origin"], scalars["exchange"]
         origin.checkpoint = saved.number
-        # Rounded up: else many runs with few rows would lose count.
+        # Round up: otherwise many runs with few rows would lose count.
         party.steps = math.ceil(round(scalars["epochs"] * per_epoch, 6))
     _limit(context, party, goes_on=saved is not None)
     if saved and party.limits:
@@ -114,12 +114,12 @@ def grow(context: Context, order: GrowOrder) -> Party:
 
 
 def rebuild(context: Context, text: str) -> Party:
-    """Build the party that wrote this text about itself; `context.resume` then loads its state.
+    """Build a party from its text about itself; `context.resume` then loads its state.
 
     Raises
     ------
     ConfigError, VflError
-        If its data, model, training or number of parties are not as then.
+        If its data, model, training or number of parties have changed.
     """
     then = about.read(text)
     read = partial(load_block, context, then.config, then.preparation if then.grown else None)
@@ -132,17 +132,17 @@ def for_prediction(
     run: str,
     new_rows: Callable[[Preparation], FeatureBlock],
 ) -> Party:
-    """Build the party with a model that it kept, to predict rows.
+    """Build a party with a model that it saved, to predict rows.
 
     Parameters
     ----------
-    run : name of the run that the model is from.
-    new_rows : reads the rows to predict, if the party has own data; else it predicts test rows.
+    run : name of the model's run.
+    new_rows : reads the rows to predict. A party without own data predicts test rows instead.
 
     Raises
     ------
     ConfigError, VflError
-        If its model or number of parties are not as then, or the rows of a partitioned data set.
+        If its model, its number of parties, or the rows of a partitioned data set have changed.
     """
     text, scalars = state.load_about(saved.state), state.load_scalars(saved.state)
     then = about.read(text)
@@ -156,7 +156,7 @@ def for_prediction(
     return party
 
 
-# --- what they have in common -------------------------------------------------------------------
+# --- steps of all four ways ---------------------------------------------------------------------
 
 
 def _build(
@@ -168,11 +168,11 @@ def _build(
     text: str = "",
     grown: bool = False,
 ) -> Party:
-    """Read a party's data, build its model, and make the checks of this way.
+    """Read a party's data, build its model, and run the checks of this way.
 
     Parameters
     ----------
-    text : what the party wrote about itself when its model began; empty for a new model.
+    text : the party's text about itself from when its model began; empty for a new model.
     grown : whether its model began in an earlier run.
     """
     index, parties = index_and_parties(context)
@@ -195,14 +195,14 @@ def _build(
 
 
 def _limit(context: Context, party: Party, goes_on: bool) -> None:
-    """Limit a party by its rules; refuse to go on without the count of its earlier uploads."""
+    """Apply the party's limits. Refuse to continue without a count of earlier uploads."""
     party.limits = limits_of(context, party.origin.counted_since)
     if party.limits:
         party.limits.go_on() if goes_on else party.limits.begin()
 
 
 def limits_of(context: Context, counted_since: str) -> Limits | None:
-    """Return what the party's rules limit; ``None`` without such rules."""
+    """Return the limits of the party's rules; ``None`` without such rules."""
     rules = Rules.of(context.node_config)
     if rules.max_epochs is None and rules.max_uploads is None:
         return None
@@ -217,39 +217,39 @@ def _run(context: Context) -> str:
     return str(context.run_id)
 
 
-# --- what may not have changed ------------------------------------------------------------------
+# --- checks of what must not change -------------------------------------------------------------
 
 
 def _check_data(index: int, then: About, now: About) -> None:
     if (now.ids, now.preparation) != (then.ids, then.preparation):
         raise VflError(
-            "does not have the data that this run began with: its file has changed. Put the "
-            "earlier file back."
+            "does not have the data that this run began with: its file has changed. Restore the "
+            "earlier file."
         )
 
 
 def _check_rows(index: int, then: About, now: About) -> None:
     if not then.preparation and now.ids != then.ids:  # own data: the rows to predict are new
         raise ConfigError(
-            f"Party {index} has other rows than its model was trained with. Put the earlier data "
-            "set back."
+            f"Party {index} has other rows than its model was trained with. Restore the earlier "
+            "data set."
         )
 
 
 def _check_model(index: int, then: About, now: About) -> None:
     if now.model != then.model:
         raise ConfigError(
-            f"Party {index}'s model is {now.model['name']!r}, and differs from "
-            f"{then.model['name']!r}, with which the run began, in name, arguments or parameters. "
-            "Give it the earlier model."
+            f"Party {index}'s model is {now.model['name']!r}. The run began with "
+            f"{then.model['name']!r}, or with other arguments or parameters. "
+            "Configure the earlier model."
         )
 
 
 def _check_weights(index: int, then: About, now: About) -> None:
     if now.weights != then.weights:  # states do not hold frozen weights
         raise VflError(
-            "has other weights in the folder of its model than this run began with. Put the "
-            "earlier files back."
+            "has other weights in its model's folder than at the start of this run. Restore the "
+            "earlier files."
         )
 
 
@@ -257,7 +257,7 @@ def _check_training(index: int, then: About, now: About) -> None:
     if (now.training, now.augment) != (then.training, then.augment):
         raise ConfigError(
             f"Party {index}'s node configuration trains its model otherwise than when the run "
-            "began. Put the earlier options back."
+            "began. Restore the earlier options."
         )
 
 

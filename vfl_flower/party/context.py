@@ -1,8 +1,8 @@
-"""A party between two messages: what it keeps in Flower's ``Context``, and takes from it again.
+"""A party between two messages: how Flower's ``Context`` keeps and restores it.
 
 Any process may serve any message, so ``Context.state`` holds everything that the next message
-needs. A process builds the features and the model of a party once. While it goes on, the model's
-arrays in the state are the model's own memory. They become bytes when they leave the process.
+needs. A process builds a party's features and model once. As long as the process runs, the arrays
+in the state share the model's memory. They become bytes when they leave the process.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vfl_flower.transport.messages import SMALL
 from vfl_flower.transport.node import index_and_parties
 
 _parties: dict[tuple[Any, Any], tuple[int, Party]] = {}
-"""(index, number of parties) -> the run and the party that this process has served."""
+"""(index, number of parties) -> run and party that this process served last."""
 
 
 def forget(run: int) -> None:
-    """Let go of the parties of a run that has ended, if this process goes on."""
-    for place, (of, _) in list(_parties.items()):  # a copy: other threads may run others
+    """Drop the parties of a run that has ended, and free their memory."""
+    for place, (of, _) in list(_parties.items()):  # a copy: other threads may add parties
         if of == run:
             _parties.pop(place, None)
 
@@ -66,35 +66,35 @@ def resume(context: Context) -> Party:
         _load(context, party)
     if party.limits:
         party.limits.go_on()
-    party.in_process.scalars = None  # until it leaves something again
+    party.in_process.scalars = None  # stays so if the message fails
     if party.seal:
         party.seal.load(context, state.load_scalars(context.state))
     return party
 
 
 def _load(context: Context, party: Party) -> None:
-    """Have a party take up the state that the last message left."""
+    """Load the state of the last message into a party."""
     kept, here = context.state, party.in_process
     scalars = {"run": str(context.run_id), **state.load_scalars(kept)}
     party.load_state_dict({"scalars": scalars, "large": state.load_large(kept)})
     party.limits = builder.limits_of(context, party.origin.counted_since)
     model = here.model() if here.model else None
     if model is None or model is not kept.get("model"):
-        if model is not None:  # another Context, for which this model stays as it is
+        if model is not None:  # the other Context keeps its own copy of this model
             state.settle(model)
         party.learner.trace = None
         groups = {name: state.load_arrays(kept, name) for name in ("model", "optimizer")}
         party.learner.load_state_dict(groups)
-    here.node_config = dict(context.node_config)  # by whose rules it was looked at
-    party.learner.learning()  # whatever a message that failed has left
+    here.node_config = dict(context.node_config)  # the rules that the state was checked with
+    party.learner.learning()  # a failed message may have left another mode
 
 
 def save(context: Context, party: Party) -> None:
-    """Keep everything that the next message needs."""
+    """Save everything that the next message needs."""
     here, learner, groups = party.in_process, party.learner, party.state_dict()
     model = here.model() if here.model else None
     if learner.model.by_step or model is None or model is not context.state.get("model"):
-        groups |= learner.state_dict()  # else the record in the state goes on changing
+        groups |= learner.state_dict()  # else the state's record shares the model's memory
     elif learner.optimizer.state:
         groups["optimizer"] = optimizer_tensors(learner.optimizer)
     state.save_groups(context.state, party.about, groups)
@@ -105,10 +105,10 @@ def save(context: Context, party: Party) -> None:
 
 
 def break_off(context: Context, party: Party) -> None:
-    """Leave the state as it was before a message that failed, but for what was learned.
+    """Restore the state before a failed message, except for what was learned.
 
-    Models learn in place, by whole steps (`Estimator.update`). What was learned stays, and the
-    party does not await the same feedback again.
+    Models learn in place, by whole steps (`Estimator.update`). They keep these steps, and the
+    party does not wait for the same feedback again.
     """
     party.learner.trace = party.in_process.scalars = None
     scalars = state.load_scalars(context.state)
@@ -125,20 +125,20 @@ def break_off(context: Context, party: Party) -> None:
 
 
 def is_new(context: Context) -> bool:
-    """Return whether the party has served no turn yet."""
+    """Return whether the party has not trained yet."""
     return state.load_scalars(context.state).get("exchange") == 0
 
 
 def rename(context: Context, run: str) -> None:
-    """Have the state belong to the run of this name, which goes on with another."""
+    """Rename the run of the state, when a run continues as another run."""
     scalars = dict(state.load_scalars(context.state))
     context.state["scalars"] = config_record({**scalars, "run": run})
 
 
 def largest_order(context: Context) -> int:
-    """Return the most bytes that the arrays of the next order may have.
+    """Return the largest size in bytes of the arrays in the next order.
 
-    Before the party has described itself, which tells its rows, the label holder may send ids.
+    Until the party has described its rows, the label holder may send ids.
     """
     scalars = context.state.get("scalars")
     if isinstance(scalars, ConfigRecord):

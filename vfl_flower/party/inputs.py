@@ -1,4 +1,4 @@
-"""The rows that a party trains on: its own data, or its columns of a partitioned data set."""
+"""A party's training rows: its own data, or columns of a partitioned data set."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from vfl_flower.transport.node import index_and_parties
 
 @dataclass(frozen=True)
 class Inputs:
-    """A party's features, and which rows of the run they are.
+    """A party's features, and the run's rows that they belong to.
 
-    rows : training rows of the run, N, also those that the party lacks.
-    mask : which of them the party has, [N]; ``None`` if it has all.
-    places : where in the block each row of the run is, [N]; ``None`` if the party has all rows.
-    sample : one row, without the dimension of rows.
+    rows : number N of training rows of the run, including rows that the party lacks.
+    mask : row mask [N] of the party; ``None`` if it has all rows.
+    places : position of each row of the run in the block, [N]; ``None`` if it has all rows.
+    sample : one row, without the row dimension.
     columns : numbers in a sample.
     """
 
@@ -52,12 +52,12 @@ class Inputs:
 
     @property
     def test_rows(self) -> int:
-        """Count the test rows of the run, also those that the party lacks."""
+        """Return the number of test rows of the run, including rows that the party lacks."""
         masks = self.block.row_masks
         return masks[1].rows if masks else len(self.block.test)
 
     def places_of(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return where in the block these rows of the run are."""
+        """Return the positions of these rows of the run in the block."""
         return ids if self.places is None else self.places[ids]
 
     def held(self, window: Window) -> Window:
@@ -99,8 +99,8 @@ def load_block(
     if not config.data.own_data:
         if context.node_config.keys() & {"file", "images", "source"}:
             raise ConfigError(
-                f"Party {index} has a file of its own, and takes part in nothing else than runs "
-                "with dataset = 'files:PATH'."
+                f"Party {index} has a file of its own, but dataset = {config.data.dataset!r}. It "
+                "takes part only in runs with dataset = 'files:PATH'."
             )
         return replace(load_partition(config, index, parties), augment=augment)
     own = own_source(context)

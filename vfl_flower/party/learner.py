@@ -1,4 +1,4 @@
-"""A party's bottom model and what trains it: what an estimator sees of a party."""
+"""A party's bottom model and its training: what an estimator sees of a party."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from vfl_flower.protocol.systems import sized
 from vfl_flower.transport.messages import Arrays
 
 _AT_ONCE = 2**22
-"""Numbers of samples that layers of ours evaluate at once.
+"""Number of samples that built-in layers evaluate at once.
 
-Other models evaluate 256 rows, and large ones a mini-batch.
+Other models evaluate 256 rows, and large models a mini-batch.
 """
 
 
 class Learner:
-    """The `PartyEnd` of a party's estimator: `protocol.estimators.base` documents it.
+    """The `PartyEnd` of a party's estimator; see `protocol.estimators.base`.
 
     Parameters
     ----------
     config : the run's configuration.
-    own : the same, with the party's own model and training.
-    frozen : whether the model stays as it is.
+    own : the run's configuration with the party's own model and training.
+    frozen : whether the model does not train.
     """
 
     def __init__(
@@ -69,26 +69,26 @@ class Learner:
         self.inputs, self.frozen = inputs, frozen
         self.device = choose_device(config)
         self.size = embedding_size(own, outputs)
-        # Decides noise, directions and Poisson mini-batches; known to this party alone, and fresh
-        # for each message, unless the run has a seed of noise.
+        # Seeds noise, directions and Poisson mini-batches. Only this party knows it. It is new for
+        # each message, unless the run has a seed of noise.
         self.secret = secrets.token_bytes(16)
         if config.privacy.noise_seed >= 0:
             self.secret = f"{config.privacy.noise_seed} {index}".encode()
-        # With own data it decides the first model too: whoever knows that could solve for features.
+        # With own data it seeds the first model too. A known first model would reveal features.
         of_model = self.secret if config.data.apart and config.privacy.noise_seed < 0 else b""
         self.model = build_bottom(own, index, inputs.sample, self.size, of_model).to(self.device)
         self._check(own)
         rate = own.training.party_lr
         self.optimizer = build_optimizer(own, self.model, rate, self.sampling.per_epoch)
-        self.arrays: Arrays = {}  # the estimator's own
-        self.exchange = 0  # number of the message to which the window belongs that it passes
-        self.trace: Any = None  # what the estimator needs again of its last upload, if it is here
+        self.arrays: Arrays = {}  # state of the estimator
+        self.exchange = 0  # number of the message whose window the model processes
+        self.trace: Any = None  # intermediate results of the last upload, if in this process
         self.learning()
 
     def _check(self, own: RunConfig) -> None:
-        """Refuse, by `ConfigError`, a model that fails at some row, or one that noise cannot hide.
+        """Raise `ConfigError` if the model fails, or noise cannot hide its rows.
 
-        Noise hides a row only if no other row has a part in its embedding.
+        Noise hides a row only if no other row affects its embedding.
         """
         config, augment = self.config, self.inputs.block.augment
         self.mechanism.check_bottom(self.index, own.models.bottom, self.model, augment)
@@ -104,13 +104,13 @@ class Learner:
             raise ConfigError(f"Party {self.index} {error}") from None
 
     def learning(self) -> None:
-        """Have the model learn from passes over mini-batches, unless it stays as it is."""
+        """Put the model into training mode, unless it is frozen."""
         self.model.train(not self.frozen)
 
-    # --- what an estimator asks of it -----------------------------------------------------------
+    # --- interface for estimators ---------------------------------------------------------------
 
     def features(self, window: Window) -> Samples:
-        """Return the window's rows, [R, ...], augmented alike in each pass."""
+        """Return the window's rows, [R, ...], with the same augmentation in each pass."""
         block, places = self.inputs.block, self.inputs.places
         train = block.train
         if isinstance(train, np.ndarray) and places is None:
@@ -127,19 +127,19 @@ class Learner:
         Raises
         ------
         VflError
-            If the model has diverged, which its embeddings would not show under noise.
+            If the model has diverged. Under noise its embeddings would not show it.
         """
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
-            raise VflError("has parameters that are not finite; lower the learning rates.")
+            raise VflError("has parameters that are not finite. Lower the learning rates.")
         last, lengths = len(self.model.layers) - 1, tuple(window.lengths.tolist())
         return self.mechanism.perturbation(self.secret, exchange, lengths, last)
 
-    # --- what the party asks of it --------------------------------------------------------------
+    # --- interface for the party ----------------------------------------------------------------
 
     def embeddings(self, rows: Any, ids: NDArray[np.int32] | None = None) -> Tensor:
-        """Return embeddings [n, E] of rows of a block, all or these, with noise if there is any.
+        """Return embeddings [n, E] of all rows of a block, or of ``ids``.
 
-        They are read and embedded in parts, so that memory does not grow with their number.
+        Add noise if the run has any. Read and embed the rows in parts, so that memory does not grow with their number.
         """
         places = np.arange(len(rows), dtype=np.int32) if ids is None else ids
         most = 256 if self.model.by_step else max(1, _AT_ONCE // self.inputs.columns)
@@ -163,7 +163,7 @@ class Learner:
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the tensors of the model and its optimizer, which go on changing in place."""
+        """Return the live tensors of the model and its optimizer."""
         return {"model": model_tensors(self.model), "optimizer": optimizer_tensors(self.optimizer)}
 
     def load_state_dict(self, state: Mapping[str, Arrays]) -> None:

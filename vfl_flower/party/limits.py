@@ -1,8 +1,8 @@
-"""What a party's own rules limit, and the counts that it keeps for them.
+"""Limits of a party's own rules, and the counts that they need.
 
-Counts lie in files beside the party's states. The party writes a count to the disk before it
-computes what it counts. So a count is never too low: not if the process is killed, and not if the
-party goes on from an older state. Only the loss of the folder loses the counts.
+Counts lie in files beside the party's states. The party writes a count to disk before it computes
+what it counts. So a count is never too low, even if the process is killed or the party continues
+from an older state. Only the loss of the folder loses the counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vfl_flower.transport.node import refused
 log = logging.getLogger("flwr")
 
 Counts = NDArray[np.uint64]
-"""Numbers of things, ascending, and how often each was counted: [2, n]."""
+"""Counted numbers, ascending, and their counts: [2, n]."""
 
 
 class Limits:
@@ -33,9 +33,9 @@ class Limits:
 
     Parameters
     ----------
-    refuse : makes the error, from what the party refuses and why.
-    path : file in which the party counts the uploads of each of its rows: in a run, in all runs
-        that go on from it, and in predictions with their models.
+    refuse : builds the error from the refused action and the reason.
+    path : file that counts the uploads of each row of the party: in a run, in all runs that
+        continue it, and in predictions with their models.
     """
 
     def __init__(
@@ -46,20 +46,20 @@ class Limits:
         self._path = path
 
     def begin(self) -> None:
-        """Begin to count at zero, unless uploads of this run have been counted."""
+        """Start the count at zero, unless the file has counts of this run's uploads."""
         if self.uploads is not None and not self._path.exists():
             add(self._path, np.zeros(0, np.uint64), 0, self.uploads)
 
     def go_on(self) -> None:
-        """Raise `ConfigError` if earlier uploads have not been counted."""
+        """Raise `ConfigError` if earlier uploads were not counted."""
         if self.uploads is not None and not self._path.exists():
             raise self._refuse(
-                "to go on, since it has no count of its uploads until now: its rule is "
+                "to continue, since it has no count of its earlier uploads: its rule is "
                 f"max-uploads = {self.uploads}"
             )
 
     def check_steps(self, steps: int, of_epoch: int) -> None:
-        """Raise `ConfigError` if these are more mini-batches than a model may train on."""
+        """Raise `ConfigError` if the model may not train on so many mini-batches."""
         if self.epochs is not None and steps > self.epochs * of_epoch:
             raise self._refuse(
                 f"step {steps}, of {of_epoch} an epoch: its rule is max-epochs = {self.epochs}"
@@ -71,22 +71,22 @@ class Limits:
         Raises
         ------
         ConfigError
-            If a row has too many uploads; then none is counted.
+            If a row has too many uploads. Then no row is counted.
         """
         if self.uploads is not None and not add(self._path, rows[places], times, self.uploads):
             raise self._refuse(
-                "to upload a row once more than it allows: its rule is max-uploads = "
+                "to upload a row more often than it allows: its rule is max-uploads = "
                 f"{self.uploads}"
             )
 
 
 def count_predictions(context: Context, rules: Rules, rows: int) -> None:
-    """Count rows that a party embeds for predictions, with all its models and in all runs.
+    """Count rows that a party embeds for predictions, over all its models and runs.
 
     Raises
     ------
     ConfigError
-        If its rule ``max-predictions`` leaves fewer rows; then none is counted.
+        If its rule ``max-predictions`` leaves fewer rows. Then no row is counted.
     """
     most, party = rules.max_predictions, context.node_config.get("partition-id")
     path = state_file.place(context).with_name(f"party-{party}.predictions")
@@ -98,14 +98,16 @@ def count_predictions(context: Context, rules: Rules, rows: int) -> None:
 
 
 def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
-    """Add to the counts of things, unless one would pass ``most``; return whether it added.
+    """Add to counts, unless a count would exceed ``most``. Return whether it added.
 
-    A thing is a number of 64 bits. It may occur several times.
+    Parameters
+    ----------
+    things : numbers of 64 bits to count. A number may occur several times.
 
     Raises
     ------
     VflError
-        If the file is damaged, or the disk refuses.
+        If the file is damaged or cannot be written.
     """
     try:
         make_folder(path.parent)
@@ -125,5 +127,5 @@ def add(path: Path, things: NDArray[Any], times: int, most: int) -> bool:
             write_sealed(path, counts.astype("<u8").tobytes())
     except (OSError, ValueError, VflError) as error:
         log.warning("The party's counts in %s cannot be kept: %s", path, error)
-        raise VflError("cannot keep count of what it gives away: its own log says why.") from None
+        raise VflError("cannot count what it releases. See its own log.") from None
     return True

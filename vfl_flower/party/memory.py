@@ -1,4 +1,4 @@
-"""What a party remembers between two messages, in small groups."""
+"""A party's memory between two messages, in small groups."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from vfl_flower.transport.messages import TrainOrder
 
 @dataclass(frozen=True)
 class PendingWindow:
-    """A window that the party has uploaded, and whose feedback it awaits.
+    """A window that the party has uploaded, and that awaits feedback.
 
-    secret : by which the window was drawn and embedded.
-    rows : of the window, those that the party has.
+    secret : seed of the window's rows and embeddings.
+    rows : rows of the window that the party has.
     """
 
     order: TrainOrder
@@ -31,11 +31,11 @@ class PendingWindow:
 
 @dataclass
 class Origin:
-    """The run that a party is in, and the model with which it began.
+    """The run of a party, and the model that it began with.
 
-    run : name of the run, under which the party keeps its states.
-    counted_since : Flower run since whose beginning uploads of each row are counted.
-    checkpoint : number of the checkpoint of an earlier run that the model is from.
+    run : name of the run, under which the party saves its states.
+    counted_since : Flower run in which the counts of uploads began.
+    checkpoint : checkpoint number of the earlier run that the model comes from.
     exchange : number of messages that this earlier model had seen.
     """
 
@@ -48,9 +48,9 @@ class Origin:
 class PartyLinks:
     """A party's ends of its links.
 
-    up : of uploads.
-    down : of feedback.
-    surrogates : of both, by the names under which they are saved.
+    up : uplinks.
+    down : downlinks.
+    surrogates : surrogates of both, by their names in a checkpoint.
     """
 
     def __init__(self, up: Links, down: Links) -> None:
@@ -68,12 +68,11 @@ class PartyLinks:
 
 @dataclass
 class InProcess:
-    """What this process still has of a party's last message; any other process does without.
-
-    model : record in ``Context.state`` over the model's own memory.
-    scalars : record that the last message left; ``None`` after a message that failed.
-    node_config : node configuration with which the state was taken up.
-    stack : `stacked.Stack` in which the party last trained.
+    """Data of a party's last message in this process. Others work without them.
+    model : record in ``Context.state`` that shares the model's memory.
+    scalars : record of the last message's scalars; ``None`` after a failed message.
+    node_config : node configuration when the state was loaded.
+    stack : `stacked.Stack` in which the party trained last.
     kind : what the party has in common with the parties of a stack.
     """
 

@@ -22,12 +22,12 @@ def own_config(context: Context, config: RunConfig) -> RunConfig:
     Raises
     ------
     ConfigError
-        If an option in the node configuration cannot have its value, or contradicts others.
+        If an option in the node configuration has an invalid value, or contradicts others.
     """
     given = {key: value for key, value in context.node_config.items() if key in OWN_TRAINING}
     party = context.node_config.get("partition-id")
     if isinstance(named := given.get("optimizer"), str) and OPTIMIZERS.is_place(named):
-        OPTIMIZERS.load(named, f"Party {party}'s optimizer")  # whose file is nobody else's affair
+        OPTIMIZERS.load(named, f"Party {party}'s optimizer")  # errors must not show its file
     try:
         config = with_own(config, parse(given))
         rates.check(config.training)
@@ -52,12 +52,12 @@ def with_own(config: RunConfig, own: Mapping[str, Any]) -> RunConfig:
 
 
 def _own_model(context: Context, config: RunConfig) -> RunConfig:
-    """Return a run's configuration with the bottom model that the node configuration names.
+    """Return a run's configuration with the node configuration's bottom model.
 
     Raises
     ------
     ConfigError
-        If the model is none, or has no gradient where the system needs one.
+        If there is no such model, or it lacks a gradient that the system needs.
     """
     node, whose = context.node_config, f"Party {context.node_config.get('partition-id')}'s"
     own: dict[str, Any] = {}

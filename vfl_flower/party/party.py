@@ -59,8 +59,8 @@ class Party:
     config : the run's configuration.
     index : number of the party, from 0.
     outputs : outputs of the top model.
-    block : the party's features; by default its columns of the partitioned data set.
-    own : the configuration with the party's own model and training; by default the run's.
+    block : the party's features. The default is its columns of the partitioned data set.
+    own : the configuration with the party's own model and training. The default is the run's.
     grown : whether the model began in an earlier run.
     """
 
@@ -86,25 +86,25 @@ class Party:
         check_memory("this party's", 4 * tables * inputs.rows * learner.size)
         table = zeros((inputs.rows, learner.size))
         self.links = PartyLinks(self.estimator.uplinks(table), self.estimator.downlinks_of(learner))
-        self.seal = self.estimator.aggregation.seal(index, parties)  # none for plain uploads
-        self.limits: Limits | None = None  # none without such rules
+        self.seal = self.estimator.aggregation.seal(index, parties)  # None for plain uploads
+        self.limits: Limits | None = None  # None without such rules
         self.origin = Origin()
         self.exchange = 0  # number of the last message served
         self.sampling = learner.sampling
-        self.steps = 0  # mini-batches that the model was trained on, with the pending window's
+        self.steps = 0  # mini-batches of training, including the pending window
         self.pending: PendingWindow | None = None
         self.in_process = InProcess()
 
     # --- a turn ---------------------------------------------------------------------------------
 
     def train(self, order: TrainOrder) -> Upload:
-        """Learn from the feedback for the last window; upload the next (VAFL Alg. 1 lines 3-7)."""
+        """Learn from the last feedback; upload the next window (VAFL Alg. 1 lines 3-7)."""
         window = self.begin(order)
         self.learn(order.arrays)
         return self.upload_window(order, window)
 
     def begin(self, order: TrainOrder) -> Window:
-        """Count the steps that an order asks for, and draw their rows."""
+        """Count the steps of an order, and draw their rows."""
         self.sampling.check(order, self.learner.parties)
         if self.seal and not order.coordinated:
             self.seal.refuse_alone()
@@ -118,13 +118,13 @@ class Party:
         return window
 
     def _draw(self, order: TrainOrder, secret: bytes) -> Window:
-        """Draw the rows of a window: those of all parties, or the party's own."""
+        """Draw the rows of a window, shared by all parties or the party's own."""
         owner, secret = (None, b"") if order.coordinated else (self.learner.index, secret)
         window = self.sampling.window(owner, order.epoch, order.first, order.steps, secret)
         return window if self.inputs.mask is None else self.inputs.held(window)
 
     def learn(self, arrays: Arrays) -> None:
-        """Apply the feedback for the pending window, at the parameters that made its upload."""
+        """Apply feedback for the pending window, at the parameters that made its upload."""
         learner, pending, self.pending = self.learner, self.pending, None
         self.in_process.stack = None
         present = learner.secret, learner.exchange
@@ -135,22 +135,22 @@ class Party:
                 self.estimator.update(learner, blocks, pending.order, pending.rows)
         except VflError as error:
             raise VflError(f"was sent feedback that it cannot use: {error}") from None
-        finally:  # feedback is used once, even if it fails halfway
+        finally:  # use feedback once, even if the update fails halfway
             learner.secret, learner.exchange = present
             learner.trace = None
 
     def forget_window(self) -> None:
-        """Await no feedback any more."""
+        """Stop waiting for feedback."""
         self.pending = self.learner.trace = None
 
     def upload_window(
         self, order: TrainOrder, window: Window, blocks: Blocks | None = None
     ) -> Upload:
-        """Upload the embeddings of a window, and await feedback for it.
+        """Upload the embeddings of a window and wait for feedback.
 
         Parameters
         ----------
-        blocks : what a stack of parties has embedded for this one; by default, the party embeds.
+        blocks : embeddings that a stack of parties computed. By default, the party embeds.
         """
         self.pending = PendingWindow(order, self.learner.secret, window)
         if blocks is None:
@@ -164,21 +164,21 @@ class Party:
         return Upload(party=self.learner.index, exchange=self.exchange, arrays=arrays)
 
     def _encode(self, links: Links, blocks: Blocks, window: Window) -> Arrays:
-        """Make the arrays of an upload from its blocks, each of rows [R, E]."""
+        """Encode the blocks of an upload, each with rows [R, E]."""
         key = f"{self.config.training.seed}|up|{self.learner.index}|{self.exchange}"
         arrays = links.encode(blocks, window, key)
         return self.seal.hide(arrays) if self.seal else arrays
 
     def _count(self, order: Turn) -> None:
-        """Check the number of a message, and draw what is random in it."""
+        """Check the number of a message, and draw its random secret."""
         if order.exchange != self.exchange + 1:
             raise OutOfStepError(f"got message {order.exchange} after message {self.exchange}.")
         self.exchange = self.learner.exchange = order.exchange
         if self.seal:
             self.seal.bind(order)
         if self.config.privacy.noise_seed < 0:
-            # An older state, or two processes at once, may serve a message twice: then noise and
-            # directions must differ.
+            # An older state or two processes may serve a message twice. Each time needs its own
+            # noise and directions.
             self.learner.secret = secrets.token_bytes(16)
 
     # --- other messages -------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class Party:
         )
 
     def evaluate(self, order: EvaluateOrder) -> Upload:
-        """Learn from the feedback, if any; upload the embeddings of the test rows, as they are."""
+        """Learn from the feedback, if any; upload uncompressed embeddings of the test rows."""
         self._count(order)
         if self.limits:
             self.limits.count(self.inputs.block.test_rows)
@@ -214,7 +214,7 @@ class Party:
         )
 
     def embed(self, order: EmbedOrder) -> Upload:
-        """Upload fresh embeddings of rows that have grown too old at the label holder."""
+        """Upload fresh embeddings of rows that are too old at the label holder."""
         self._count(order)
         if self.seal:
             self.seal.refuse_alone()
@@ -222,7 +222,7 @@ class Party:
         if not self.inputs.check_ids(ids):
             raise VflError("was asked for rows that it does not have.")
         if len(np.unique(ids)) < len(ids):
-            raise VflError("was asked for a row more than once: each time has noise of its own.")
+            raise VflError("was asked twice for a row in one message: each time needs own noise.")
         block, places = self.inputs.block, self.inputs.places_of(ids)
         if self.limits:
             self.limits.count(block.train_rows, places)
@@ -235,24 +235,24 @@ class Party:
         return self._answer(self._encode(links, blocks, window))
 
     def restore(self, order: RestoreOrder, model: Arrays) -> Upload:
-        """Take the model of an earlier evaluation; it learns no more."""
+        """Load the model of an earlier evaluation. It trains no more."""
         self._count(order)
         self.forget_window()
         load_model(self.learner.model, model)
         return self._answer({})
 
     def checkpoint(self, order: CheckpointOrder) -> Upload:
-        """Learn from the feedback, if any; `state_file` then writes the state."""
+        """Learn from the feedback, if any. `state_file` then writes the state."""
         self._count(order)
         self.learn(order.arrays)
         return self._answer({})
 
     def rejoin(self, order: RejoinOrder) -> Description:
-        """Go on after a failure, with the label holder's count and copy of the surrogate."""
+        """Return after a failure, with the label holder's count and copy of the surrogate."""
         if self.seal:
             self.seal.refuse_alone()
-        if order.exchange <= self.exchange:  # with a seed, its number decides noise and directions
-            raise VflError(f"was asked to go back to message {order.exchange}: it has served it.")
+        if order.exchange <= self.exchange:  # with a seed, it decides noise and directions
+            raise VflError(f"was asked to repeat message {order.exchange}, which it has served.")
         self.exchange = self.learner.exchange = order.exchange
         self.forget_window()
         for name, surrogate in self.links.surrogates.items():
@@ -293,7 +293,7 @@ class Party:
         return {"scalars": scalars, "large": {**self.links.surrogates, **self.learner.arrays}}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         scalars, arrays = state["scalars"], state["large"]
         self.links.load(arrays)
         own = arrays.keys() - self.links.surrogates
@@ -316,14 +316,14 @@ class Party:
 
     @property
     def alike(self) -> bytes:
-        """Hash of what must be equal at all parties that agree on keys."""
+        """Return a hash of settings that parties with shared session keys must agree on."""
         learner = self.learner
         run = [self.config.values(), learner.parties, learner.outputs, learner.size]
         return alike(json.dumps(run), self.inputs.block.ids_digest)
 
     @cached_property
     def largest_order(self) -> int:
-        """Most bytes of the arrays in an order: feedback for an epoch's rows, or surrogates."""
+        """Return the most bytes of an order's arrays: an epoch's feedback or surrogates."""
         steps = self.sampling.per_epoch
         rows = self.sampling.most_rows(steps)
         keys = self.estimator.aggregation.order_bytes(self.learner.parties)

@@ -1,4 +1,4 @@
-"""A party's half of prediction (the label holder's half is `vfl_flower.label_holder.predict`)."""
+"""A party's half of prediction (the other: `vfl_flower.label_holder.predict`)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from vfl_flower.transport.node import index_and_parties
 
 
 def predict(context: Context, saved: Saved, order: PredictOrder) -> Predicted:
-    """Embed rows with a model that was kept: the rows just aligned, or the test rows.
+    """Embed rows with a saved model: the rows just aligned, or the test rows.
 
     Raises
     ------
     ConfigError, VflError
-        If the party's columns, rows or model are not those of the training, or if a rule forbids
-        the prediction.
+        If the party's columns, rows or model differ from training, or if a rule forbids the
+        prediction.
     """
     index, parties = index_and_parties(context)
     party = builder.for_prediction(context, saved, order.run, partial(_new_rows, context))

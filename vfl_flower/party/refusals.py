@@ -1,10 +1,11 @@
-"""What a party refuses: `check_order` decides, and every message passes it first.
+"""What a party refuses. Every message passes `check_order` first.
 
 A party's rules stand in its own node configuration, which nobody else can set. `check_order` finds
-each configuration that a message is about, and `check` compares it with the rules. Until then, no
-data of the party is read, and nothing is computed. Some options would give a protection away: a
-path, arguments of a model, a public seed of noise. They hold only if the node configuration repeats
-them.
+each configuration that a message refers to, and `check` compares it with the rules. Before these
+checks, the party reads no data and computes nothing.
+
+Some options could give a protection away: a path, arguments of a model, a public seed of noise.
+The party accepts them only if its node configuration repeats them.
 """
 
 from __future__ import annotations
@@ -46,27 +47,28 @@ from vfl_flower.transport.stream.messages import SessionOrder
 # --- every message ------------------------------------------------------------------------------
 
 _accepted: set[tuple[Any, ...]] = set()
-"""(what a party wrote about itself, node configuration, whether simulated) that keep the rules."""
+"""Triples that keep the rules: (text about itself, node configuration, whether simulated)."""
 
 
 def check_order(context: Context, order: Order) -> None:
-    """Raise an error if the party's rules forbid an order, or the run that it belongs to.
+    """Raise an error if the party's rules forbid an order, or the order's run.
 
-    A `SessionOrder` and a `SharedActorOrder` carry other orders: each of them comes here by itself.
+    A `SessionOrder` and a `SharedActorOrder` carry other orders. Each of these passes this
+    function by itself.
 
     Raises
     ------
     ConfigError
-        Which rule forbids it.
+        If a rule forbids the order. The error names the rule.
     VflError
-        If a configuration or a state that the order names cannot be read.
+        If the party cannot read a configuration or a state that the order names.
     """
     written = state.load_about(context.state)
     node = tuple((name, type(value), value) for name, value in context.node_config.items())
     one_owner = simulated(context)
     is_accepted = (written, node, one_owner) in _accepted
     if is_accepted and not isinstance(order, _OF_OTHER_CONFIGURATIONS):
-        return  # messages are many
+        return  # skip repeated checks: there are many messages
     rules = Rules.of(context.node_config)
     if rules.aggregation == "secure" and not rules.sum_peers and not one_owner:
         raise refused(
@@ -97,20 +99,20 @@ _OF_OTHER_CONFIGURATIONS = (
     *(EarlyOrder, DescribeOrder, RejoinOrder, ResumeOrder, PredictOrder),
     *(SessionOrder, SharedActorOrder),
 )
-"""Orders that are about other configurations than that of the party's state."""
+"""Orders whose configurations differ from the configuration of the party's state."""
 
 
 def _check_written(context: Context, text: str) -> None:
-    """Refuse, by `ConfigError`, to go on with a run that the party's rules do not allow now."""
+    """Raise `ConfigError` if the party's current rules forbid to continue the run."""
     written = about.read(text)
     check(context, written.config, written.rows)
 
 
 def _told(context: Context, order: Order) -> Iterator[RunConfig]:
-    """Yield the configurations that the label holder tells of the run of an order.
+    """Yield the configurations of an order's run, as the label holder tells them.
 
     With ``grow``, ``resume`` and ``task='predict'``, an earlier run gives most options. Then the
-    order itself tells the configuration. Without it, the run configuration must keep to all rules.
+    order contains the configuration. Otherwise the run configuration must satisfy all rules.
     """
     if isinstance(order, EarlyOrder | GrowOrder) and order.config:
         yield told(context, order.config)
@@ -118,19 +120,19 @@ def _told(context: Context, order: Order) -> Iterator[RunConfig]:
     if not begins and not isinstance(order, EarlyOrder):
         return
     if not simulated(context):
-        refuse_places(context.run_config)  # before anything that they name is loaded
+        refuse_places(context.run_config)  # before any import path is loaded
     given, is_told = parse(context.run_config), isinstance(order, EarlyOrder) and order.config
     of_earlier = bool(given.get("resume") or given.get("grow"))
     in_state = bool(state.load_about(context.state))
     if (in_state or of_earlier) and isinstance(order, RejoinOrder):
-        return  # it goes on with its state, or not at all
+        return  # the party continues from its state, or fails
     if (of_earlier or given.get("task") == "predict") and (is_told or in_state):
         return
     yield resolve(context.run_config)
 
 
 def told(context: Context, text: str) -> RunConfig:
-    """Return the configuration in an order, after the checks of a run configuration."""
+    """Return an order's configuration, after the checks of a run configuration."""
     try:
         values = json.loads(text)
         given = {str(name): value for name, value in values.items() if value is not None}
@@ -145,16 +147,17 @@ def told(context: Context, text: str) -> RunConfig:
 
 
 def check(context: Context, config: RunConfig, rows: int | None = None) -> Rules:
-    """Return a party's rules, after checking that a run with this configuration keeps to them.
+    """Return a party's rules, after checking that this configuration satisfies them.
 
     Parameters
     ----------
-    rows : training rows, if they are known: they decide options that the configuration leaves out.
+    rows : number of training rows, if known. It decides options that the configuration omits.
 
     Raises
     ------
     ConfigError
-        Which rule it breaks, or which name in it the node does not take from others.
+        If the configuration breaks a rule, or contains a name that the node does not accept from
+        others. The error names the rule or the name.
     """
     rules, one_owner = Rules.of(context.node_config), simulated(context)
     if not one_owner:
@@ -184,23 +187,26 @@ def check(context: Context, config: RunConfig, rows: int | None = None) -> Rules
 
 
 def _check_arguments(context: Context, arguments: str) -> None:
-    """Refuse model arguments that others name: installed code would run with them."""
+    """Refuse model arguments from others: installed code would run with them."""
     own = context.node_config
     if arguments and "model" not in own and own.get("model-args") != arguments:
         raise refused(
             context,
-            f"model-args = {arguments!r}, which others name: its own node configuration gives "
+            f"model-args = {arguments!r} from others: its own node configuration gives "
             f"{_or_none('model-args', own.get('model-args'))}",
         )
 
 
 def _check_dataset(context: Context, dataset: str, permitted: str) -> None:
-    """Refuse a path that the party has not named too; ``files:`` is the label holder's path."""
+    """Refuse a path that the node configuration does not repeat.
+
+    A ``files:`` path names the label holder's file, so it passes.
+    """
     named = dataset == permitted and not dataset.startswith("memory:")
     if ":" in dataset and not dataset.startswith("files:") and not named:
         raise refused(
             context,
-            f"dataset = {dataset!r}, which others name: its own node configuration gives "
+            f"dataset = {dataset!r} from others: its own node configuration gives "
             f"{_or_none('dataset', permitted or None)}",
         )
 
@@ -209,8 +215,8 @@ def _check_seed(context: Context, seed: int, permitted: int | None) -> None:
     if seed >= 0 and seed != permitted:
         raise refused(
             context,
-            f"noise-seed = {seed}, by which others know its noise and its first model: its own "
-            f"node configuration gives {_or_none('noise-seed', permitted)}",
+            f"noise-seed = {seed}, which reveals its noise and its first model: its own node "
+            f"configuration gives {_or_none('noise-seed', permitted)}",
         )
 
 
@@ -220,7 +226,7 @@ def _check_system(context: Context, config: RunConfig, systems: str) -> None:
     if system not in permitted:
         raise refused(context, f"strategy = {system!r}: {rule}")
     own = RunConfig.of(load_system(system).defaults)
-    if estimators.choose(config) is not estimators.choose(own):  # else the name says nothing
+    if estimators.choose(config) is not estimators.choose(own):  # the name alone says too little
         raise refused(
             context, f"strategy = {system!r} with another estimator or labels than its own: {rule}"
         )
@@ -231,7 +237,7 @@ def _check_noise(context: Context, config: RunConfig, least: float) -> None:
     privacy, mechanism = config.privacy, mechanism_of(config)
     if not mechanism.perturbs_uploads:
         raise refused(context, f"privacy = {privacy.mechanism!r}: {rule}")
-    if not mechanism.relative_noise >= least:  # which is what an epsilon follows from
+    if not mechanism.relative_noise >= least:  # epsilon depends on the relative noise
         noise, bound = privacy.embedding_noise, privacy.embedding_bound
         what = f"embedding-noise = {noise:g} at embedding-bound = {bound:g}"
         raise refused(context, f"{what}: {rule} times that bound")

@@ -1,12 +1,12 @@
-"""Parties of one process that are alike, computed together: their models stacked, by torch's vmap.
+"""Stacks of similar parties in one process, computed together by torch's vmap.
 
-To an estimator a `Stack` is a party: it has rows [R, M, ...], embeddings [R, M, E] and parameters
-[M, ...] where one of its M parties has [R, ...], [R, E] and [...]. So there is no other arithmetic
-than theirs. What a party says, counts and keeps is its own, before and after: parameters are
-copied from the parties' models, and back when all of a window has been learned.
+An estimator treats a `Stack` as one party. The stack of M parties has rows [R, M, ...], embeddings
+[R, M, E] and parameters [M, ...]; one party has [R, ...], [R, E] and [...]. So the arithmetic is
+the same. Each party still counts, saves and sends its own data. The stack copies parameters from
+the parties' models, and copies them back after each window.
 
-A batched product rounds otherwise than one for each party. So few parties are computed one by one,
-as on nodes of their own, and so are all that `_kind` knows no other like.
+A batched product rounds otherwise than single products. So small groups of parties, and parties
+without a match by `_kind`, are computed one by one, as on separate nodes.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from vfl_flower.protocol.estimators.first_order import FirstOrder
 from vfl_flower.transport.messages import Arrays, TrainOrder, Upload
 
 FEWEST = 16
-"""Parties that are worth it."""
+"""Smallest number of parties to stack."""
 _BY_ENTRY = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-"""Optimizers that step each entry of a parameter by itself."""
-_MOST = 128  # of a stack: more would leave the processor's cache
+"""Optimizers that step each entry of a parameter separately."""
+_MOST = 128  # parties of a stack: more would exceed the processor's cache
 
 
 def train(turns: Sequence[Turn]) -> None:
-    """Have each party train, as by `Party.train`."""
+    """Train each party, as `Party.train` does."""
     for turn in turns:
         turn.begin()
     groups: dict[Hashable, list[Turn]] = defaultdict(list)
@@ -59,7 +59,7 @@ def train(turns: Sequence[Turn]) -> None:
 class Turn:
     """A party's turn, and its outcome.
 
-    kind : what turns have in common that can be computed together; ``None`` for a turn alone.
+    kind : key of turns that can be computed together; ``None`` for a single turn.
     """
 
     outcome: Upload | Exception
@@ -71,7 +71,7 @@ class Turn:
         self.order = order
 
     def begin(self) -> None:
-        """Do what a party does before it computes."""
+        """Run the part of the turn before any computation."""
         party, order = self.party, self.order
         try:
             self.window = party.begin(order)
@@ -84,7 +84,7 @@ class Turn:
             self.kind = kind, _steps(order), pending
 
     def alone(self) -> None:
-        """Do the rest of the turn, by the party alone."""
+        """Run the rest of the turn for the party alone."""
         if hasattr(self, "outcome"):
             return
         try:
@@ -95,7 +95,7 @@ class Turn:
         self.embed()
 
     def embed(self, rows: Tensor | None = None) -> None:
-        """Make the party's upload; ``rows`` are its embeddings, if a stack has computed them."""
+        """Make the party's upload. ``rows`` are its embeddings, if a stack computed them."""
         blocks = None if rows is None else {"embedding": rows}
         try:
             self.outcome = self.party.upload_window(self.order, self.window, blocks)
@@ -114,7 +114,7 @@ def _steps(order: TrainOrder) -> Hashable:
 
 
 def _kind(party: Party) -> Hashable:
-    """Return what alike parties have in common; ``None`` for a party that must train alone."""
+    """Return what similar parties share; ``None`` for a party that must train alone."""
     if party.in_process.kind is None:
         learner, block = party.learner, party.inputs.block
         train, model, group = block.train, learner.model, learner.optimizer.param_groups[0]
@@ -130,7 +130,7 @@ def _kind(party: Party) -> Hashable:
                 and block.augment is augmentation.none
                 and not party.estimator.mechanism.perturbs_uploads
                 and not party.config.downlink.surrogates
-                and not group["clip"]  # by the norm of all parameters
+                and not group["clip"]  # clipping uses the norm of all parameters
                 and type(learner.optimizer) in _BY_ENTRY
             )
             and _same(
@@ -147,43 +147,44 @@ def _kind(party: Party) -> Hashable:
 
 @lru_cache(maxsize=64)
 def _same(kind: Hashable) -> Hashable:
-    """Return one object for all that are equal: it is quick to compare."""
+    """Return one shared object for equal kinds, which compares fast."""
     return kind
 
 
 def _together(turns: Sequence[Turn]) -> None:
-    """Compute turns of alike parties in one stack."""
+    """Compute turns of similar parties in one stack."""
     stack = turns[0].party.in_process.stack
     parties = [turn.party for turn in turns]
     if stack is None or not stack.is_of(parties):
         stack = Stack(parties)
     try:
         stack.learn([turn.order.arrays for turn in turns])
-    except VflError:  # of one party, before any has learned
+    except VflError:  # raised for one party, before any party has learned
         for turn in turns:
             turn.alone()
         return
     except Exception as error:
         for turn in turns:
             turn.outcome = error
-            turn.party.forget_window()  # feedback is used once, even if it fails halfway
+            turn.party.forget_window()  # use feedback once, even if the update fails halfway
         return
     try:
         stack.embed(turns)
-    except Exception:  # of one party, before any has uploaded
+    except Exception:  # raised for one party, before any party has uploaded
         for turn in turns:
             turn.embed()
 
 
 class StackedModel(BottomModel):
-    """Models with the same layers: parameters [M, ...], rows [R, M, ...], embeddings [R, M, E].
+    """Models with the same layers, stacked.
 
-    The models go on as they are, but share its memory.
+    Shapes are parameters [M, ...], rows [R, M, ...] and embeddings [R, M, E].
+    The single models stay usable, and share its memory.
     """
 
     def __init__(self, models: Sequence[BottomModel]) -> None:
         super().__init__([], [])
-        self._one = models[:1]  # in a list, since it is no part of this module
+        self._one = models[:1]  # a list hides the model from torch's module registry
         named = [trained(model) for model in models]
         self._names = list(named[0])
         self.stacked = nn.ParameterList()
@@ -194,7 +195,7 @@ class StackedModel(BottomModel):
                 each[name].data = mine
 
     def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
-        """Embeddings of each party's rows by its own model."""
+        """Return embeddings of each party's rows by its own model."""
 
         named = dict(zip(self._names, self.stacked, strict=True))
 
@@ -207,9 +208,9 @@ class StackedModel(BottomModel):
 
 
 class Stack:
-    """Alike parties as one: the `PartyEnd` of an estimator.
+    """Similar parties as one `PartyEnd` of an estimator.
 
-    It stays as long as its parties do nothing but train together.
+    A stack stays valid as long as its parties only train together.
     """
 
     def __init__(self, parties: Sequence[Party]) -> None:
@@ -219,19 +220,19 @@ class Stack:
         self.sampling = one.sampling
         self.rows, self.size, self.device = one.rows, one.size, one.device
         self.index, self.outputs = one.index, one.outputs
-        self.frozen, self.secret = False, b""  # which layers of ours have no use for
+        self.frozen, self.secret = False, b""  # built-in layers do not use the secret
         self.arrays: Arrays = {}
         self.model: BottomModel = StackedModel([party.learner.model for party in parties])
         for party in parties:
-            party.in_process.model = None  # its record lies over other memory
+            party.in_process.model = None  # its record shares another memory
         group = {**one.optimizer.param_groups[0], "params": list(self.model.parameters())}
         self.optimizer = cast(Any, type(one.optimizer))([group])
         self.trace: Any = None
-        self.pending = [party.pending for party in parties]  # whose feedback comes next
+        self.pending = [party.pending for party in parties]  # windows that await feedback
         self._windows: list[Window] = []
 
     def is_of(self, parties: Sequence[Party]) -> bool:
-        """Return whether the stack is still of these parties, as they are."""
+        """Return whether the stack still belongs to exactly these parties, unchanged."""
         return len(parties) == len(self.members) and all(
             party.in_process.stack is self and party is mine and party.pending is pending
             for party, mine, pending in zip(parties, self.members, self.pending, strict=True)
@@ -243,7 +244,7 @@ class Stack:
         Raises
         ------
         VflError
-            If the feedback of a party is of no use; before any party has learned.
+            If a party's feedback is unusable. No party has learned then.
         """
         pending = [each for each in self.pending if each]
         if not pending:
@@ -269,7 +270,7 @@ class Stack:
         self.pending = [turn.party.pending for turn in turns]
 
     def _take_optimizers(self) -> None:
-        """Stack what the parties' optimizers keep of each parameter, if they keep anything."""
+        """Stack the per-parameter states of the parties' optimizers, if any."""
         self.optimizer.state.clear()
         if self.optimizer.param_groups[0]["plain"]:
             return
@@ -279,14 +280,14 @@ class Stack:
             of_each = [each[name] for each in kept]
             if one.dim():
                 stacked[name] = torch.stack(of_each)
-            elif all(map(one.equal, of_each)):  # how many steps it has made
+            elif all(map(one.equal, of_each)):  # the step count
                 stacked[name] = one
             else:
-                raise VflError("has learned from another number of steps than others.")
+                raise VflError("has trained for another number of steps than other parties.")
         load_optimizer(self.optimizer, {name: each.cpu().numpy() for name, each in stacked.items()})
 
     def _give_optimizers_back(self) -> None:
-        """Copy it back to the parties' optimizers."""
+        """Copy the stacked states back to the parties' optimizers."""
         for name, stacked in optimizer_tensors(self.optimizer).items():
             parts = stacked.unbind() if stacked.dim() else [stacked] * len(self.members)
             number, key = name.split(".", 1)
@@ -295,7 +296,7 @@ class Stack:
                 parameter = optimizer.param_groups[0]["params"][int(number)]
                 optimizer.state[parameter][key] = part.clone()
 
-    # --- what the estimator asks of it ----------------------------------------------------------
+    # --- interface for estimators ---------------------------------------------------------------
 
     def features(self, window: Window) -> Tensor:
         """Return the rows of each party's own window, [R, M, ...]."""

@@ -1,7 +1,7 @@
-"""A party's state in Flower's ``Context.state``: a text, scalars, and groups of arrays.
+"""A party's state in Flower's ``Context.state``: a text, scalars, groups of arrays.
 
-In a simulation any process may serve any message, and on a SuperNode each message is a new process:
-nothing but this state survives a message. `party.context` says what a party keeps in it.
+In a simulation any process may serve any message. On a SuperNode each message is a new process.
+So only this state survives a message. `party.context` defines its content.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from vfl_flower.transport.wire import NUMPY, record_of, to_numpy_format, unpack_
 Memory = Mapping[str, NDArray[Any] | Tensor]
 
 _SCALARS, _LARGE, _ABOUT = "scalars", "large", "about"
-_COPY = "model-at-"  # and the number of an evaluation: a copy of the model
+_COPY = "model-at-"  # followed by the number of the evaluation that the copy is from
 
 
 def save_groups(state: RecordDict, about: str, groups: Mapping[str, Mapping[str, Any]]) -> None:
     """Write a text, scalars and groups of named arrays.
 
-    The text stays the same from message to message. Arrays are kept as they are, without a copy.
+    The text stays the same from message to message. Arrays are not copied.
     """
     if load_about(state) != about:
         state[_ABOUT] = ConfigRecord({_ABOUT: about})
@@ -48,7 +48,7 @@ def save_group(state: RecordDict, name: str, arrays: Memory) -> None:
 
 
 def settle(record: ArrayRecord) -> None:
-    """Copy the arrays of a record, so that it stays as it is when the memory under it changes."""
+    """Copy the arrays of a record, to detach it from shared memory."""
     for array in record.values():
         if isinstance(array, _LiveArray):
             array.live = array.array.copy()
@@ -65,7 +65,7 @@ def load_scalars(state: RecordDict) -> Mapping[str, Any]:
 
 
 def load_large(state: RecordDict) -> Arrays:
-    """Return the large arrays, to write to: the arrays themselves, or copies of their bytes."""
+    """Return the large arrays for writing: themselves, or copies of their bytes."""
     if _LARGE not in state:
         return {}
     return {
@@ -75,7 +75,7 @@ def load_large(state: RecordDict) -> Arrays:
 
 
 def load_arrays(state: RecordDict, group: str) -> Arrays:
-    """Return a group of arrays, for reading only: without a copy."""
+    """Return a group of arrays for reading, without a copy."""
     return {
         name: array.array if isinstance(array, _LiveArray) else unpack_one(name, array)
         for name, array in record_of(state, group, ArrayRecord).items()
@@ -86,16 +86,16 @@ def load_arrays(state: RecordDict, group: str) -> Arrays:
 
 
 def forget_copies(state: RecordDict) -> None:
-    """Delete all copies of models: they are older than the run, or than its resumption."""
+    """Delete all copies of models: they predate the run, or its resumption."""
     for name in [each for each in state if each.startswith(_COPY)]:
         del state[name]
 
 
 def keep_copy(state: RecordDict, order: EvaluateOrder) -> None:
-    """Copy the model at this evaluation, if the label holder may go back to it.
+    """Copy the model at this evaluation, if the label holder may restore it.
 
-    The copies of the best and of the last evaluation stay, since the label holder may not know yet
-    which of the two is better.
+    Keep the copies of the best and of the last evaluation, since the label holder may not know yet
+    which of them is better.
     """
     if not order.number:
         return
@@ -109,23 +109,23 @@ def keep_copy(state: RecordDict, order: EvaluateOrder) -> None:
 
 
 def load_copy(state: RecordDict, number: int) -> Arrays:
-    """Return the copy of the model at the evaluation of this number.
+    """Return the copy of the model at evaluation ``number``.
 
     Raises
     ------
     VflError
-        If no copy was kept.
+        If there is no such copy.
     """
     if f"{_COPY}{number}" not in state:
-        raise VflError(f"has kept no model of evaluation {number}.")
+        raise VflError(f"has no copy of the model at evaluation {number}.")
     return load_arrays(state, f"{_COPY}{number}")
 
 
-# --- memory of this process ---------------------------------------------------------------------
+# --- shared memory of this process --------------------------------------------------------------
 
 
 class _LiveArray(Array):
-    """An Array over the memory of a NumPy array or a tensor, which goes on changing."""
+    """A Flower Array that shares the live memory of a NumPy array or a tensor."""
 
     def __init__(self, live: NDArray[Any] | Tensor) -> None:
         self.dtype, self.shape = str(live.dtype).removeprefix("torch."), tuple(live.shape)
@@ -133,13 +133,13 @@ class _LiveArray(Array):
 
     @property
     def array(self) -> NDArray[Any]:
-        """The memory itself, or a copy of it if it is a GPU's."""
+        """Return the memory itself, or a copy of a GPU's memory."""
         live = self.live
         return live if isinstance(live, np.ndarray) else live.detach().cpu().numpy()
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
-        """The bytes as they are now, in NumPy's file format."""
+        """Return the current bytes, in NumPy's file format."""
         return to_numpy_format(self.array)
 
     def __reduce__(self) -> tuple[type[Array], tuple[str, tuple[int, ...], str, bytes]]:

@@ -1,17 +1,17 @@
-"""The state of a party on its own disk, since a SuperNode keeps it in memory only.
+"""The state of a party on its own disk, since a SuperNode keeps it only in memory.
 
-A party writes the file at checkpoints, and when a session of the stream ends. It goes on from the
-file after its SuperNode, or the whole run, was killed and started again. It also predicts with the
+A party writes the file at checkpoints, and when a session of the stream ends. It continues from the
+file after its SuperNode, or the whole run, was killed and restarted. It also predicts with the
 model in the file. Only its owner can read the file.
 
-The file holds the whole state, in Flower's protobuf. That is the bottom model, how columns are
-prepared, surrogates, and the secret that decides noise and directions. With shared labels it is
-also the labels, and the surrogates of other parties. A checksum follows: a damaged file is refused.
-No file holds the keys of masked sums: with the keys of all parties, one could remove the masks.
+The file holds the whole state, in Flower's protobuf: the bottom model, the preparation of columns,
+surrogates, and the secret that seeds noise and directions. With shared labels it also holds the
+labels and other parties' surrogates. A checksum follows, and the party refuses a damaged file. No
+file holds the keys of masked sums: the keys of all parties could remove the masks.
 
-The name of a file says the run, the party and the checkpoint, and a mark inside says the same. A
-run's name is Flower's run id and a nonce that the label holder draws. So a run id that occurs twice
-names no old state, and a renamed file is refused. `transport.node.states_folder` names the folder.
+The name of a file contains the run, the party and the checkpoint. A mark inside repeats them, so a
+renamed file is refused. A run's name is Flower's run id and a nonce of the label holder, so a
+repeated run id names no old state. `transport.node.states_folder` names the folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vfl_flower.transport.wire import record_of
 log = logging.getLogger("flwr")
 
 _MARK = "mark"
-_SESSION = -1  # in the place of a checkpoint's number, at the end of a session
+_SESSION = -1  # replaces a checkpoint's number at the end of a session
 _ANY = -2
 
 
@@ -59,23 +59,24 @@ def run_name(context: Context, nonce: str) -> str:
     Raises
     ------
     VflError
-        If the nonce could be more than a part of a file's name.
+        If the nonce is no hexadecimal number, and so unsafe in a file name.
     """
     if not re.fullmatch("[0-9a-f]{0,32}", nonce):
-        raise VflError("was sent a nonce that is no hexadecimal number.")
+        raise VflError("was sent a nonce that is not a hexadecimal number.")
     return f"{context.run_id}-{nonce}" if nonce else str(context.run_id)
 
 
 def run_of(context: Context) -> str:
-    """Return the name of the run of a party's state; without a state, of its Flower run."""
+    """Return the name of the run of a party's state, or else of its Flower run."""
     return str(load_scalars(context.state).get("run", context.run_id))
 
 
 def place(context: Context, number: int | None = None, run: str = "") -> Path:
-    """Return the file of a checkpoint, or without a number of the end of a session.
+    """Return the file of a checkpoint, or of the end of a session.
 
     Parameters
     ----------
+    number : number of the checkpoint; None for the end of a session.
     run : name of the run; by default the run of the party's state.
 
     Raises
@@ -90,9 +91,9 @@ def place(context: Context, number: int | None = None, run: str = "") -> Path:
 
 
 def save(context: Context, number: int | None = None, run: str = "") -> None:
-    """Write the state as it is now, as checkpoint ``number`` or as the end of a session.
+    """Write the current state, as checkpoint ``number`` or as the end of a session.
 
-    The last other checkpoint of the run stays, and older ones are deleted.
+    Keep the last other checkpoint of the run, and delete older ones.
 
     Parameters
     ----------
@@ -101,7 +102,7 @@ def save(context: Context, number: int | None = None, run: str = "") -> None:
     Raises
     ------
     VflError
-        If the disk refuses a checkpoint.
+        If a checkpoint cannot be written.
     """
     run = run or run_of(context)
     path = place(context, number, run)
@@ -119,13 +120,13 @@ def save(context: Context, number: int | None = None, run: str = "") -> None:
                 for each in sorted(others)[:-1]:
                     others[each].unlink(missing_ok=True)
     except VflError as error:
-        log.warning("The party's state cannot be kept: %s", error)
+        log.warning("The party's state cannot be saved: %s", error)
         if number is not None:
-            raise VflError("cannot keep its state: its own log says why.") from None
+            raise VflError("cannot save its state. See its own log.") from None
 
 
 def load_latest(context: Context, run: str) -> None:
-    """Load the latest sound state of a run into a Context that has no state, if there is one."""
+    """Load the latest intact state of a run, if any, into a Context without a state."""
     if context.state:
         return
     last = place(context, run=run)
@@ -134,7 +135,7 @@ def load_latest(context: Context, run: str) -> None:
         try:
             state = _read(path, _mark(context, run, _ANY))
         except (OSError, VflError):
-            log.warning("The party's state in %s cannot be read: it is left out.", path)
+            log.warning("The party's state in %s cannot be read and is ignored.", path)
             continue
         for name, record in state.items():
             context.state[name] = record
@@ -149,13 +150,13 @@ def is_there(context: Context, run: str) -> bool:
 def load(context: Context, run: str, number: int) -> Saved:
     """Load the state that this party saved as a checkpoint of a run.
 
-    If the party was away at that checkpoint, load the last one before: the label holder knows
-    whether the party was away.
+    If the party was absent at that checkpoint, load its last one before. The label holder knows
+    whether the party was absent.
 
     Raises
     ------
     ConfigError
-        If there is no such file, or it is damaged, or of another run, party or checkpoint.
+        If the file is missing or damaged, or belongs to another run, party or checkpoint.
     """
     known = re.fullmatch(r"\d+(-[0-9a-f]+)?", run)
     kept = _checkpoints(context, run) if known else {}
@@ -163,25 +164,25 @@ def load(context: Context, run: str, number: int) -> Saved:
         found = max(each for each in kept if each <= number)
         return Saved(_read(kept[found], _mark(context, run, found)), found)
     except (ValueError, OSError, VflError) as error:
-        log.warning("There is no sound %s: %s", place(context, number, run), error)
+        log.warning("There is no intact file %s: %s", place(context, number, run), error)
         party = context.node_config.get("partition-id")
         raise ConfigError(
-            f"Party {party} does not have checkpoint {number} of that run: start its SuperNode "
-            "with the `states` folder, or the FLWR_HOME, that it had then."
+            f"Party {party} does not have checkpoint {number} of that run. Start its SuperNode "
+            "with the `states` folder, or the FLWR_HOME, of that run."
         ) from None
 
 
 def read(path: Path) -> RecordDict:
-    """Read the state in a file; raise `OSError` if that fails, `VflError` if it is damaged."""
+    """Read the state in a file. Raise `OSError` if unreadable, `VflError` if damaged."""
     return _read(path)
 
 
 def _read(path: Path, mark: _Mark | None = None) -> RecordDict:
-    """Read the state in a file; refuse, by `VflError`, a file without this mark."""
+    """Read the state in a file. Raise `VflError` if the file has another mark."""
     state = state_from_bytes(unsealed(path))
     said = dict(record_of(state, _MARK, ConfigRecord)) if _MARK in state else None
     state = RecordDict({name: each for name, each in state.items() if name != _MARK})
-    if mark is None or (said is None and mark.run.isdecimal()):  # so older versions name a run
+    if mark is None or (said is None and mark.run.isdecimal()):  # older versions write no mark
         return state
     if said is None or (said["run"], said["party"]) != (mark.run, mark.party):
         raise VflError("it is the state of another run or party.")
