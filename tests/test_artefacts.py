@@ -89,7 +89,7 @@ def test_a_finished_run_predicts_is_shown_and_is_grown_from(folder: Path) -> Non
     assert not differences(THEN["psi"]["predicted by the finished"], predicted("psi", "done"))
     assert not differences(THEN["psi"]["grown"], grown())
     assert "split-nn" in report([folder / "done", folder / "run"])
-    with pytest.raises(VflError, match="has finished. Leave the option resume out"):
+    with pytest.raises(VflError, match=r"has finished\. Leave the option resume out"):
         started("psi", {"resume": "done"})
 
 

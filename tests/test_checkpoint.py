@@ -529,7 +529,7 @@ def test_without_a_checkpoint(tmp_path: Path) -> None:
     sentence = r"has no checkpoint.npz. Name the results folder of a run that saved a checkpoint\."
     fails(interrupted(tmp_path / "cut", {**CANCER, "epochs": 2}, 1, 2), sentence)
     with pytest.raises(
-        ConfigError, match="nowhere is not a folder. Name the results folder of a run"
+        ConfigError, match=r"nowhere is not a folder\. Name the results folder of a run"
     ):
         resumed(tmp_path / "nowhere", 2)
     assert not (tmp_path / "nowhere").exists()

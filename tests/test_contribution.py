@@ -141,7 +141,7 @@ def test_what_cannot_be_told_is_said(clinic: Organisations, tmp_path: Path) -> N
         frame.to_csv(clinic.labels, index=False)
         with pytest.raises(
             ConfigError,
-            match="has changed since the run in .* began: it has other rows, classes or values",
+            match=r"has changed since the run in .* began: it has other rows, classes or values",
         ):
             contribution(clinic.folder / "run")
     finally:

@@ -172,7 +172,7 @@ def test_train_in_python_keeps_what_was_trained_and_goes_on_with_it() -> None:
             api.train({"resume": str(folder)}, [each + 1 for each in features][::-1], 1 - labels)
         model = api.train({"resume": str(folder)}, features, labels)
         assert model.summary["failure"] is None and len(model.history) == 3
-        with pytest.raises(ConfigError, match="has finished. Leave the option resume out"):
+        with pytest.raises(ConfigError, match=r"has finished\. Leave the option resume out"):
             api.train({"resume": str(folder)}, features, labels)
     finally:
         shutil.rmtree(folder.parent)

@@ -553,7 +553,7 @@ BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str
     "columns of its own": (has_columns_of_its_own, {}, r"has feature columns, or has none, other"),
     "another model": (
         *(None, {"embedding-size": 8}),
-        r"two holds a model with embedding-size = 4, not 8\. Leave the option out to start from that",
+        r"two holds a model with embedding-size = 4, not 8\. Leave the option out to start",
     ),
     "another loss": (None, {"target": "regression"}, r"holds a model with target = 'classificat"),
     "all parties needed": (None, {"align": "psi"}, r"two holds a model of any subset of its part"),

@@ -478,7 +478,7 @@ def test_a_folder_without_a_checkpoint(organisations: Organisations) -> None:
 
 def test_a_model_of_files_needs_files(organisations: Organisations) -> None:
     with pytest.raises(
-        ConfigError, match="learned from files. Name the file of the new rows by dataset="
+        ConfigError, match=r"learned from files\. Name the file of the new rows by dataset="
     ):
         predict_local({"model": str(organisations.folder / "run")}, organisations.node_configs)
 

@@ -167,7 +167,7 @@ def test_a_count_that_is_lost_or_damaged_or_was_never_made_ends_the_run(
     whole = path.read_bytes()
     for content in (b"", whole[:-4], whole[:-1], bytes(len(whole)), whole[:-1] + b"\7"):
         path.write_bytes(content)
-        with pytest.raises(VflError, match="cannot count what it releases. See its own log"):
+        with pytest.raises(VflError, match=r"cannot count what it releases\. See its own log"):
             asked(context, train(2, gradient=gradient()))
     path.unlink()
     unknown = (
@@ -207,7 +207,7 @@ def test_a_disk_that_keeps_no_count_ends_the_run(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(limits, "write_sealed", full)
-    with pytest.raises(VflError, match="cannot count what it releases. See its own log"):
+    with pytest.raises(VflError, match=r"cannot count what it releases\. See its own log"):
         asked(context, train(1))
 
 

@@ -139,7 +139,8 @@ class Learner:
     def embeddings(self, rows: Any, ids: NDArray[np.int32] | None = None) -> Tensor:
         """Return embeddings [n, E] of all rows of a block, or of ``ids``.
 
-        Add noise if the run has any. Read and embed the rows in parts, so that memory does not grow with their number.
+        Add noise if the run has any. Read and embed the rows in parts, so that memory does not grow
+        with their number.
         """
         places = np.arange(len(rows), dtype=np.int32) if ids is None else ids
         most = 256 if self.model.by_step else max(1, _AT_ONCE // self.inputs.columns)
