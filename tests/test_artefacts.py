@@ -273,9 +273,9 @@ def damage(path: Path) -> None:
 
 
 DAMAGED: dict[str, tuple[str, str, Callable[[Path], Any], str]] = {
-    "checkpoint": ("psi", "run/checkpoint.npz", lambda _: resumed("psi"), "it is damaged"),
+    "checkpoint": ("psi", "run/checkpoint.npz", lambda _: resumed("psi"), "is damaged, or another"),
     "state": ("psi", "run/*-party-1-*.state", lambda _: resumed("psi"), "Party 1 does not have"),
-    "uploads": ("psi", "run/*-party-1.uploads", lambda _: resumed("psi"), "cannot keep count"),
+    "uploads": ("psi", "run/*-party-1.uploads", lambda _: resumed("psi"), "cannot count what"),
     "predictions": (
         *("psi", "done/party-1.predictions", lambda _: predicted("psi", "done")),
         "cannot count what it releases",

@@ -589,7 +589,7 @@ def test_a_contradicting_key(folder: Path, key: str, value: Any) -> None:
 def test_a_contradicting_key_that_equals_its_default(folder: Path, key: str) -> None:
     default = KEYS[key].default
     assert default != CANCER.get(key, 3)
-    fails(folder, rf"holds a run with {key} = .*, not {default}: leave", **{key: default})
+    fails(folder, rf"holds a run with {key} = .*, not {default}\. Leave", **{key: default})
 
 
 def test_equal_keys_do_not_contradict(folder: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, before: bytes | 
     for size in range(0, 100, 9):
         with full_after(size), pytest.raises(VflError) as raised:
             write_whole(path, b"x" * 100)
-        sentence = rf"{path} cannot be written (File too large): mend that, and try again."
+        sentence = rf"{path} cannot be written (File too large). Fix that, and try again."
         assert str(raised.value) == sentence
         assert there(tmp_path) == ({"file": before} if before else {})
     with pytest.raises(Cut), whole(path) as file:
@@ -180,7 +180,7 @@ def test_a_full_disk_ends_a_run_by_a_sentence_and_leaves_no_half_file(tmp_path: 
             assert str(error).endswith(".") and "\n" not in str(error)
         sound(out)
     assert len(ended) == len(sizes) + 2  # all but the last
-    assert all("(File too large)" in each or "cannot keep its state" in each for each in ended)
+    assert all("(File too large)" in each or "cannot save its state" in each for each in ended)
 
 
 FILES = {
@@ -237,7 +237,7 @@ def test_a_full_disk_leaves_no_half_predictions(tmp_path: Path, name: str) -> No
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
     with (
         locked(tmp_path / f"{name}.lock", ""),  # as who writes it just now has it
-        pytest.raises(ConfigError, match=rf"^Others write {tmp_path / name} just now: name"),
+        pytest.raises(ConfigError, match=rf"^Another process writes {tmp_path / name}\. Name"),
     ):
         predict_local(keys)
     predict_local(keys)

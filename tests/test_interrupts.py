@@ -75,7 +75,7 @@ def test_a_run_that_is_interrupted_keeps_a_checkpoint(
         run_local(2, {**WHOLE, "out": str(folder)})
     said = json.loads((folder / "summary.json").read_text())["failure"]
     assert said == f"{words} ended the run after 1 epochs."
-    assert str(raised.value) == f"{said[:-1]}: set resume='{folder}' to go on with it."
+    assert str(raised.value) == f"{said} Set resume='{folder}' to continue."
     found = checkpoint.load(folder)
     assert not found.finished and len(found.strategy["history"]["entries"]) == 1
     with caplog.at_level(logging.WARNING, "flwr.notice"):
@@ -137,7 +137,7 @@ def test_the_command_says_how_to_go_on(
             ended = int(str(error.code))
     said = capsys.readouterr().err.splitlines()[-1]
     assert ended == code
-    assert said.endswith(f"ended the run after 1 epochs: set resume='{folder}' to go on with it.")
+    assert said.endswith(f"ended the run after 1 epochs. Set resume='{folder}' to continue.")
     assert main(["run", "-c", f"resume='{folder}'", "--out", str(tmp_path / "other")]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.endswith("goes on in its own folder: do not give --out or the option out.")
@@ -148,7 +148,7 @@ def test_the_command_names_the_last_checkpoint_of_a_run_that_keeps_none_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a run on nodes, whose parties Ctrl-C ends too."""
-    for every, said in ((12, "set resume='{}' to go on with it."), (0, "vfl: stopped.")):
+    for every, said in ((12, "Set resume='{}' to continue."), (0, "vfl: stopped.")):
         folder = tmp_path / str(every)
         keys = f"dataset='breast-cancer' epochs=3 checkpoint-every={every}"
         with signalled(signal.SIGINT, 2, again=True):
@@ -166,7 +166,7 @@ def test_train_in_python_keeps_what_was_trained_and_goes_on_with_it() -> None:
     assert isinstance(raised.value, Interrupted)
     folder = Path(raised.value.folder)
     try:
-        assert str(raised.value).endswith(f"set resume='{folder}' to go on with it.")
+        assert str(raised.value).endswith(f"Set resume='{folder}' to continue.")
         assert len(load(folder).predict(features)) == 120
         with pytest.raises(VflError, match=r"has other rows, classes|not have the data"):
             api.train({"resume": str(folder)}, [each + 1 for each in features][::-1], 1 - labels)

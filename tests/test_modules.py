@@ -406,7 +406,7 @@ def test_code_of_the_label_holder_is_loaded_by_no_party(tmp_path: Path) -> None:
             {"model": f"{TOWERS}:plain", "model-args": "depth=5"},
             "Party 1's model .* does not take the arguments 'depth=5': got an unexpected",
         ),
-        ({"model": f"{TOWERS}:plain", "model-args": "depth"}, "Party 1's .* cannot be read: write"),
+        ({"model": f"{TOWERS}:plain", "model-args": "depth"}, "Party 1's .* cannot be read. Write"),
         ({"model": f"{TOWERS}:plain", "model-args": "x.toml"}, "'x.toml ' cannot be read"),
         ({"model": "mlp", "model-args": "depth=5"}, "and not for bottom-model = 'mlp'"),
     ],

@@ -666,7 +666,7 @@ def test_what_is_something_else_is_a_sentence(
 ) -> None:
     text = "class Other:\n    name = 1\n\n\nOTHER = Other()\n"
     place = write(tmp_path, "other.py", text)
-    with pytest.raises(VflError, match=f"{key} = '.*other.py:OTHER' is none: it {said}"):
+    with pytest.raises(VflError, match=f"{key} = '.*other.py:OTHER' is not valid: it {said}"):
         run(2, {**SMALL, key: f"{place}:OTHER"})
 
 

@@ -462,7 +462,9 @@ def test_a_file_of_another_kind(organisations: Organisations, out: str) -> None:
 def test_a_folder_that_cannot_be_written(organisations: Organisations) -> None:
     (organisations.folder / "file").write_text("")
     out = str(organisations.folder / "file" / "scores.csv")
-    refused(organisations, "scores.csv cannot be written, since there is a file where a", out=out)
+    refused(
+        organisations, "scores.csv cannot be written: a file stands where a folder must be", out=out
+    )
 
 
 def test_a_party_that_has_lost_its_state(organisations: Organisations) -> None:
@@ -493,4 +495,4 @@ def test_the_command(organisations: Organisations, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == f"predictions: {out}\n"
     assert len(read(out)) == len(by_hand(organisations, "run", organisations.folder / "new.csv")[0])
     assert main(command) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err

@@ -490,7 +490,9 @@ def test_a_model_of_an_earlier_run_is_not_begun_by(parties: Parties) -> None:
         parties=3,
         config='{"combine": "mean", "aggregation": "secure", "dataset": "breast-cancer"}',
     )
-    with pytest.raises(VflError, match="asked to begin aggregation = 'secure' by an earlier model"):
+    with pytest.raises(
+        VflError, match="asked to begin aggregation = 'secure' with an earlier model"
+    ):
         asked(parties.nodes[0], order, Description)
 
 

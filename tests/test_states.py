@@ -127,7 +127,7 @@ def test_a_state_that_is_not_of_the_checkpoint_is_refused(
     folder = Path(shutil.copytree(made[name], tmp_path / "run"))
     how(folder, made["another"] if name == "cut" else made["cut"])
     before = {path.name: path.read_bytes() for path in folder.glob("party-*.npz")}
-    said = r"Party [01] (does not have checkpoint \d+ of|has the state of checkpoint \d+, and)"
+    said = r"Party [01] (does not have checkpoint \d+ of|has the state of checkpoint \d+, not)"
     with pytest.raises(VflError, match=said) as raised:
         uses(folder)
     assert str(raised.value).endswith(".") and "\n" not in str(raised.value)

@@ -98,7 +98,7 @@ def test_a_mistake_is_one_sentence_before_anything_starts(
         (["vafl", "--second", "virtual-seconds"], "set delay"),
         (["cascaded", "-c", "bits=4 codec='nonsense'"], "codec = 'nonsense' is not known"),
         (["dpzv"], "privacy = 'scalar' has no validation rows"),
-        (["vafl", "-c", "validation-fraction=0.0"], "set validation-fraction"),
+        (["vafl", "-c", "validation-fraction=0.0"], "Set validation-fraction"),
     ],
 )
 def test_what_no_trial_could_do_is_one_sentence_too(
@@ -281,7 +281,7 @@ def test_another_sweep_does_not_go_on_in_its_folder(tmp_path: Path) -> None:
 def test_two_do_not_sweep_in_one_folder(tmp_path: Path) -> None:
     class Meanwhile(Crew):
         def __enter__(self) -> Self:
-            with pytest.raises(ConfigError, match="is going on in"):
+            with pytest.raises(ConfigError, match="Another run uses"):
                 swept(tmp_path / "out", 3)
             return self
 
@@ -454,7 +454,7 @@ def test_by_several_seeds_the_mean_counts_and_the_first_is_watched(tmp_path: Pat
 
 def test_without_validation_rows_test_rows_do_not_choose(tmp_path: Path) -> None:
     event = run_trial(job(tmp_path, keys=ALL_ROWS), lambda _: False)
-    assert event["ended"] == "impossible" and "set validation-fraction" in event["failure"]
+    assert event["ended"] == "impossible" and "Set validation-fraction" in event["failure"]
 
     class Real(Crew):
         def send(self, worker: int, message: dict[str, Any] | bool) -> None:

@@ -62,7 +62,7 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
     ),
     "arguments of a model": (
         *({}, {"bottom-model": "mlp", "model-args": "x=1"}, {}),
-        "model-args = 'x=1', which others name",
+        "model-args = 'x=1' from others",
     ),
 }
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_written_is_told(streamed: Streamed, logged: lis
     folder.write_text("in its way")
     assert_equals_in_process(streamed.train(nodes), nodes)
     assert len(logged) == nodes.sessions(0) + nodes.sessions(1) > 0
-    assert all("cannot be kept" in line for line in logged)
+    assert all("cannot be saved" in line for line in logged)
 
 
 # --- a network that breaks ----------------------------------------------------------------------

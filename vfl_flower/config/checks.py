@@ -1,4 +1,4 @@
-"""Check values from outside by pydantic: fields of messages, options, rules of a party."""
+"""Check outside values by pydantic: fields of messages, options, rules of a party."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MUST_BE = {
     "string_type": "a text in quotes",
     "bool_type": "true or false",
 }
-_LIMITS = {  # pydantic's name of an error -> words, and the name of the limit
+_LIMITS = {  # pydantic's name of an error -> (words, name of the limit)
     "greater_than_equal": ("at least", "ge"),
     "greater_than": ("above", "gt"),
     "less_than_equal": ("at most", "le"),
@@ -38,9 +38,8 @@ Amount = Annotated[float, Field(ge=0)]
 
 
 class InvalidError(ValueError):
-    """A value is not permitted; the text is the predicate of a sentence about it.
-
-    name : the field, if the value is one of several. It is empty for a field that is unknown.
+    """A value is not permitted. The text is a predicate about the value.
+    name : the field, if the value is one of several. It is empty for an unknown field.
     """
 
     def __init__(self, name: str, predicate: str) -> None:
@@ -49,7 +48,7 @@ class InvalidError(ValueError):
 
 
 Check = Callable[[Any], Any]
-"""Returns a value if it is permitted; else raises `InvalidError`."""
+"""Return a permitted value; raise `InvalidError` for any other value."""
 
 
 def check_of(kind: Any) -> Check:
@@ -66,7 +65,7 @@ def check_of(kind: Any) -> Check:
 
 
 def fields_check_of(kind: type[Any], without: Collection[str] = ()) -> Check:
-    """Return the check of a mapping with the fields of a dataclass, all of them required.
+    """Return the check of a mapping with all fields of a dataclass.
 
     Parameters
     ----------
@@ -89,7 +88,7 @@ def fields_check_of(kind: type[Any], without: Collection[str] = ()) -> Check:
 
 def _invalid(error: ValidationError) -> InvalidError:
     first = error.errors(include_url=False, include_input=False)[0]
-    if first["type"] == "extra_forbidden":  # the sender chose the name, so nobody shows it
+    if first["type"] == "extra_forbidden":  # the sender chose the name: do not show it
         return InvalidError("", "has an unknown field")
     name = str(first["loc"][0]) if first["loc"] else ""
     return InvalidError(name, _predicate(first["type"], first.get("ctx", {})))

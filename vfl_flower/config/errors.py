@@ -1,4 +1,4 @@
-"""The errors of this application: each is one sentence for the person who can mend it."""
+"""Errors of this application: each is a message for the person who can fix it."""
 
 from __future__ import annotations
 
@@ -16,51 +16,53 @@ IN_PROCESS = re.compile(r"vfl_flower\.api\.own_code:(\w+?)__in_process_[0-9a-f]{
 
 
 def asked(name: str, names: Iterable[str], verb: str) -> str:
-    """Ask for the name that was perhaps meant, and go on with a verb: the middle of a sentence."""
+    """Suggest a similar name, then continue with a verb: the middle of a sentence."""
     close = get_close_matches(str(name).lower(), list(names), 1)
     return f" did you mean {close[0]!r}? {verb.capitalize()}" if close else f" {verb}"
 
 
 def unknown(key: str, value: Any, names: Sequence[str]) -> ConfigError:
-    """Return the error of a value that is none of those that a key can have."""
+    """Return the error of a value that an option cannot have."""
     ask = asked(value, names, "choose")
     return ConfigError(f"{key} = {value!r} is not known:{ask} one of {', '.join(names)}.")
 
 
 def _in_words(said: object) -> object:
-    """Call a class without an import path by its name in code, in a text."""
+    """Replace import paths of in-process classes in a text by their names in code."""
     return IN_PROCESS.sub(lambda found: found[1], said) if isinstance(said, str) else said
 
 
 class VflError(Exception):
-    """What is wrong, where, and what to do, in one sentence."""
+    """Say what is wrong, where, and what to do."""
 
     def __init__(self, *said: object) -> None:
         super().__init__(*map(_in_words, said))
 
 
 class ConfigError(VflError):
-    """A run configuration, data set or model that cannot work; raised before any training."""
+    """A run configuration, data set or model is invalid; raised before any training."""
 
 
 class SharedError(ConfigError):
-    """Another user can change a folder that a run reads, or put another in its place.
+    """Another user can change, or replace, a folder that a run reads.
 
-    where : the folder, or one above it, by which the other user can.
+    where : the folder, or its parent folder, that the other user can change.
     """
 
     def __init__(self, folder: object, where: object, why: str, mode: str) -> None:
         mend = f", or run `chmod {mode} {where}`" if mode else ""
         super().__init__(
-            f"Other users can change {folder}, since {where} {why}: name a folder that only you "
+            f"Other users can change {folder}, since {where} {why}. Name a folder that only you "
             f"can write to{mend}."
         )
 
 
 class CodeError(ConfigError):
-    """Code of one's own raises: what it says may quote data, and is for who owns it alone.
+    """User code raises an error.
 
-    outside : the sentence for others, without that.
+    Its message may quote data, so only the owner of the code may see it.
+
+    outside : the message for others, without the quoted error.
     """
 
     def __init__(self, sentence: str, error: Exception) -> None:
@@ -71,9 +73,9 @@ class CodeError(ConfigError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C has ended a run, of which a checkpoint was kept.
+    """Ctrl-C has ended a run that saved a checkpoint.
 
-    sentence : what has ended it, and when.
+    sentence : what ended the run, and when.
     folder : the results folder, from which the run can be resumed.
     """
 
@@ -86,7 +88,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Terminated(SystemExit):
-    """SIGTERM has ended this process; of a run with a ``folder`` a checkpoint was kept."""
+    """SIGTERM has ended this process. A run saved a checkpoint in ``folder``, if any."""
 
     def __init__(self, sentence: str = "SIGTERM ended the run.", folder: str = "") -> None:
         super().__init__(128 + signal.SIGTERM)
@@ -99,11 +101,11 @@ class Terminated(SystemExit):
 def _resumable(sentence: str, folder: str) -> str:
     if not folder:
         return sentence
-    return f"{sentence.rstrip('.')}: set resume='{folder}' to go on with it."
+    return f"{sentence.rstrip('.')}. Set resume='{folder}' to continue."
 
 
 def why(error: BaseException) -> str:
-    """Say in words what has ended a run."""
+    """Say what has ended a run."""
     if isinstance(error, Interrupted | Terminated):
         return error.sentence
     if isinstance(error, KeyboardInterrupt):
@@ -116,35 +118,35 @@ def why(error: BaseException) -> str:
 
 
 class OutOfStepError(VflError):
-    """A party's state is not that of the last message that it was sent; it has served nothing."""
+    """A party's state does not match its last message. The party has served nothing."""
 
 
 class DivergedError(VflError):
-    """A loss, or a gradient, has grown beyond all numbers that can be used."""
+    """A loss or a gradient is too large to be used, or not finite."""
 
     def __init__(self) -> None:
-        super().__init__("The loss is no longer finite: lower the learning rates.")
+        super().__init__("The loss is no longer finite. Lower the learning rates.")
 
 
 class SumError(VflError):
-    """What parties have uploaded makes no sum of embeddings, and nobody knows whose fault it is."""
+    """The parties' uploads make no sum of embeddings. The faulty party is unknown."""
 
     def __init__(self) -> None:
         super().__init__(
-            "The parties' masked embeddings make no sum: one has sent what is none, as of "
-            "embeddings that are too large (its own log says so then), or they were not all sent "
-            "the same. A run can be resumed from its last checkpoint."
+            "The parties' masked embeddings make no sum. Either a party's embeddings are too large "
+            "(its own log says so then), or parties got different messages. Resume the run from "
+            "its last checkpoint."
         )
 
 
 BY_NODE = "The party on node "
-"""How a party is named as long as its number is not known."""
+"""Name of a party whose number is not known, followed by its node."""
 
 
 class PartyError(VflError):
-    """A party failed, or sent something that must not be used.
+    """A party failed, or sent something unusable.
 
-    It is named once: by its own words, if they begin with its number, or else by ``who``.
+    The error names the party once: by ``cause`` if that begins with its number, else by ``who``.
     """
 
     def __init__(self, who: str, cause: str) -> None:
@@ -154,7 +156,7 @@ class PartyError(VflError):
 
 
 class PoisonError(PartyError):
-    """What a party has uploaded took the loss beyond all numbers that can be used."""
+    """A party's upload made the loss non-finite."""
 
     def __init__(self, party: int, cause: str) -> None:
         super().__init__(f"Party {party}", cause)

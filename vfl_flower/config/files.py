@@ -1,7 +1,6 @@
-"""Files that are on the disk whole or not at all, and that only their owner can read.
+"""Files that are written as a whole or not at all, readable only by their owner.
 
-All that a run leaves follows from data, so that whatever the umask, files are made with mode 0600
-and folders with 0700.
+All files of a run derive from data. So files have mode 0600 and folders 0700, with any umask.
 """
 
 from __future__ import annotations
@@ -21,36 +20,36 @@ from typing import BinaryIO
 
 from vfl_flower.config.errors import ConfigError, SharedError, VflError
 
-_MOST_LINKS = 40  # as the kernel follows
+_MOST_LINKS = 40  # the kernel's own limit
 _SEAL = hashlib.sha256().digest_size
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are not there."""
+    """Make a folder and its missing parents."""
     for each in (*reversed(folder.parents), folder):
         if not each.is_dir():
             each.mkdir(0o700, exist_ok=True)
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make a folder as `make_folder` does, if no other user can change what is in it.
+    """Make a folder as `make_folder` does, if no other user can change its content.
 
     Raises
     ------
     SharedError
-        If another user can write to the folder or to one above it, also by a link.
+        If another user can write to the folder or to a parent folder, also through a link.
     OSError
-        If the disk refuses.
+        If the folder cannot be made.
     """
     check_own(folder)
     make_folder(folder)
 
 
 def check_own(folder: Path) -> None:
-    """Raise `SharedError` if another user can change a folder, or put another in its place.
+    """Raise `SharedError` if another user can change or replace a folder.
 
-    Each folder on the way is looked at, and each link. Root and this user may own them. A folder
-    above that others can write to passes if it is sticky, as the system's temporary folder is.
+    Check each parent folder, and each link. Root and this user may own them. A parent folder that
+    others can write to passes if it is sticky, as the system's temporary folder is.
     """
     here, left = Path("/"), list(folder.expanduser().absolute().parts[1:])
     links = 0
@@ -58,7 +57,7 @@ def check_own(folder: Path) -> None:
         try:
             found = here.lstat()
         except FileNotFoundError:
-            return  # it will be made, in a folder that was looked at
+            return  # this process will make it, in a folder that passed the check
         if found.st_uid not in (0, os.geteuid()):
             raise SharedError(folder, here, f"belongs to user {found.st_uid}", "")
         if stat.S_ISLNK(found.st_mode):
@@ -80,8 +79,7 @@ def check_own(folder: Path) -> None:
 
 
 def _is_private(folder: Path, group: int) -> bool:
-    """Whether nobody but this user and root is in the group that can write to a folder.
-
+    """Return whether only this user and root are in the group that owns a folder.
     Many systems give each user a group of the same name. An access list may name others.
     """
     if "system.posix_acl_access" in _attributes(folder):
@@ -89,12 +87,12 @@ def _is_private(folder: Path, group: int) -> bool:
     try:
         found = grp.getgrgid(group)
     except KeyError:
-        return True  # no user has it: root alone gives it to a process, as a container's runtime
+        return True  # no user has this group: only root gives it to a process, as in containers
     try:
         user = pwd.getpwuid(os.geteuid())
         mine = user.pw_gid == group and user.pw_name == found.gr_name
         allowed = {user.pw_name, "root"}
-    except KeyError:  # a user by number alone, as in a container
+    except KeyError:  # the user has no name, as in a container
         mine, allowed = False, {"root"}
     return (mine or group == 0) and set(found.gr_mem) <= allowed
 
@@ -102,24 +100,24 @@ def _is_private(folder: Path, group: int) -> bool:
 def _attributes(folder: Path) -> list[str]:
     try:
         return os.listxattr(folder)
-    except (AttributeError, OSError):  # another system, or a file system without any
+    except (AttributeError, OSError):  # the system or the file system has no attributes
         return []
 
 
 @contextmanager
 def whole(path: Path, sealed: bool = False) -> Iterator[BinaryIO]:
-    """A file to write, which comes to stand at ``path`` when all of it is on the disk.
+    """Yield a file to write. It replaces ``path`` when all of it is on the disk.
 
-    Until then what stood there is as it was; where writing fails, nothing new is left.
+    Until then the old file stays. If writing fails, no new file is left.
 
     Parameters
     ----------
-    sealed : whether a checksum is added, for `unsealed` to find any damage by.
+    sealed : whether to add a checksum, by which `unsealed` finds damage.
 
     Raises
     ------
     VflError
-        If the disk refuses.
+        If the file cannot be written.
     """
     new = path.with_name(f"{path.name}.new")
     with told(path):
@@ -143,40 +141,40 @@ def whole(path: Path, sealed: bool = False) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file by `whole`."""
+    """Write a file through `whole`."""
     with whole(path) as file:
         file.write(content)
 
 
 def write_sealed(path: Path, content: bytes) -> None:
-    """Write a file by `whole`, with a checksum for `unsealed`."""
+    """Write a file through `whole`, with a checksum for `unsealed`."""
     with whole(path, sealed=True) as file:
         file.write(content)
 
 
 def unsealed(path: Path) -> bytes:
-    """The content of a file that `whole` has sealed.
+    """Return the content of a file that `whole` has sealed.
 
     Raises
     ------
     VflError
-        If it is not as it was written.
+        If the file is damaged.
     OSError
-        If it cannot be read.
+        If the file cannot be read.
     """
     content = path.read_bytes()
     if len(content) < _SEAL or hashlib.sha256(content[:-_SEAL]).digest() != content[-_SEAL:]:
-        raise VflError(f"{path} is damaged, or another version's: put back the file of then.")
+        raise VflError(f"{path} is damaged, or another version wrote it. Restore the earlier file.")
     return content[:-_SEAL]
 
 
 def lasting_secret(path: Path) -> bytes:
-    """Return the 32 secret bytes in a file, which is made by chance if it is not there.
+    """Return the 32 secret bytes in a file. Make the file if it is missing.
 
     Raises
     ------
     VflError
-        If the file is damaged, the disk refuses, or another user can change the folder.
+        If the file is damaged or cannot be written, or another user can change the folder.
     """
     with told(path):
         make_own_folder(path.parent)
@@ -187,12 +185,12 @@ def lasting_secret(path: Path) -> bytes:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Add to the end of a file, all of it or nothing; it is on the disk when this returns.
+    """Append to a file and sync it to the disk. Append all of ``content`` or nothing.
 
     Raises
     ------
     VflError
-        If the disk refuses.
+        If the file cannot be written.
     """
     with opened_to_append(path) as file, told(path):
         before = os.fstat(file.fileno()).st_size
@@ -205,13 +203,13 @@ def append(path: Path, content: bytes) -> None:
 
 
 def opened_to_append(path: Path) -> BinaryIO:
-    """A file to write to the end of, which is made if it is not there; as `append`, if refused."""
+    """Open a file for appending, or make it. It raises the errors of `append`."""
     with told(path):
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write all of it to an open file, which the system may take in parts."""
+    """Write all of ``content`` to an open file. The system may write it in parts."""
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
@@ -219,16 +217,20 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 @contextmanager
 def locked(path: Path, sentence: str) -> Iterator[None]:
-    """Hold a file that nobody else holds meanwhile, in this process or another; then remove it.
+    """Hold an exclusive lock on a file, across processes; then remove the file.
 
-    The kernel lets go of it when the process ends, however it does.
+    The kernel releases the lock when the process ends.
+
+    Parameters
+    ----------
+    sentence : the error if another process or thread holds the file.
 
     Raises
     ------
     ConfigError
-        With this sentence, if somebody holds it.
+        If another process or thread holds the file.
     VflError
-        If the disk refuses.
+        If the file cannot be written.
     """
     with told(path):
         while (held := _hold(path)) is None:
@@ -244,7 +246,10 @@ def locked(path: Path, sentence: str) -> Iterator[None]:
 
 
 def _hold(path: Path) -> int | None:
-    """The file, opened and locked; -1 if somebody holds it, none if it was removed meanwhile."""
+    """Open and lock a file.
+
+    Return -1 if another process holds it, and None if it was removed meanwhile.
+    """
     opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,7 +267,7 @@ def _hold(path: Path) -> int | None:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process is so in this folder, and keep others waiting meanwhile."""
+    """Hold an exclusive lock on a folder; wait for other processes first."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)
@@ -273,26 +278,26 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def told(path: Path) -> Iterator[None]:
-    """Say in a sentence, by `VflError`, that a file cannot be written."""
+    """Raise `VflError` with a clear message if a file cannot be written."""
     try:
         yield
     except (FileExistsError, NotADirectoryError) as error:
         raise VflError(
-            f"{path} cannot be written, since there is a file where a folder is due: name another."
+            f"{path} cannot be written: a file stands where a folder must be. Name another path."
         ) from error
     except OSError as error:
         raise VflError(
-            f"{path} cannot be written ({error.strerror or error}): mend that, and try again."
+            f"{path} cannot be written ({error.strerror or error}). Fix that, and try again."
         ) from error
 
 
 def _sync(folder: Path) -> None:
-    """Have a folder on the disk as it is now, with the file that was just put there."""
+    """Sync a folder to the disk, with the file that was just put there."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some file systems do not do that to folders
+        if error.errno != errno.EINVAL:  # some file systems cannot sync folders
             raise
     finally:
         os.close(opened)

@@ -1,6 +1,6 @@
-"""Rules of a party: options in its own node configuration, which nobody else can set.
+"""Rules of a party: options in its node configuration, which nobody else can set.
 
-`vfl_flower.party.refusals` compares runs with them.
+`vfl_flower.party.refusals` compares runs with these rules.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 from vfl_flower.config.checks import Amount, Count, InvalidError, check_of
 from vfl_flower.config.errors import ConfigError
 
-_OTHERS = (  # options of a node configuration that are no rules
+_OTHERS = (  # options of a node configuration that are not rules
     *("partition-id", "num-partitions", "simulated", "states"),
     *("file", "source", "held", "id", "columns", "missing", "text"),
     *("model", "model-args", "embedding-size"),
@@ -42,7 +42,7 @@ def rule(default: Any, help: str, example: str, basic: bool = False) -> Any:
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules in a node configuration, by their names with hyphens. None sets no rule."""
+    """Rules in a node configuration, where names have hyphens. None sets no rule."""
 
     align: str = rule(
         "psi",
@@ -146,12 +146,12 @@ class Rules:
         Raises
         ------
         ConfigError
-            If a value has another type than its rule, or if nobody reads an option.
+        If a value has another type than its rule, or an option is unknown.
         """
         return _rules_of(tuple((key, type(value), value) for key, value in node_config.items()))
 
 
-@lru_cache(maxsize=4096)  # each message asks
+@lru_cache(maxsize=4096)  # every message reads the rules
 def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
     values = {key: value for key, _, value in node_config}
     whose = f"Party {values.get('partition-id')}'s node configuration"
@@ -174,7 +174,7 @@ _CHECKS = {
 
 
 class Rule(NamedTuple):
-    """A rule as `vfl list` describes it."""
+    """A rule, as `vfl list` describes it."""
 
     name: str
     type: str
@@ -193,7 +193,7 @@ RULES: dict[str, Rule] = {
 
 
 def _check_own_key(key: str, whose: str, has_source: bool) -> None:
-    """Refuse an option that nobody reads.
+    """Refuse an unknown option.
 
     A source of data may read further options, unless their names are close to a rule.
     """

@@ -1,8 +1,8 @@
-"""What can be replaced, by name: the plug board of the house.
+"""Plugins: everything that a name can replace.
 
-A name is one of ours, one that an installed package declares (an entry point of the group that is
-named below), or in simulations the place of your own: ``file.py:NAME`` or ``package.module:NAME``.
-Nothing is imported before it is asked for.
+A name is built in, or an installed package declares it by an entry point of the group below. In
+simulations it can also be the import path of your own code: ``file.py:NAME`` or
+``package.module:NAME``. Nothing is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from vfl_flower.config import renamed
 from vfl_flower.config.errors import IN_PROCESS, CodeError, ConfigError, unknown
 
 PLUGIN_MODULES = "vfl_flower_plugin_"
-"""How the names of modules begin that `load_place` reads from files."""
+"""Prefix of the names of modules that `load_place` reads from files."""
 
 
 class Registry:
-    """Things of one kind, by name.
+    """Plugins of one kind, by name.
 
     Parameters
     ----------
-    key : the configuration key, or option of `vfl`, that names one.
-    group : the entry points by which installed packages declare theirs.
-    known : name -> ``package.module:NAME`` of ours.
-    parts : attributes that each has; without any, each can be called.
-    of : prefix -> ``package.module:NAME`` of ours that makes one of what follows ``prefix:``.
+    key : option of the run configuration, or of `vfl`, that names a plugin.
+    group : entry points by which installed packages declare their plugins.
+    known : name -> import path ``package.module:NAME`` of each built-in plugin.
+    parts : attributes that each plugin has. Without any, each plugin is callable.
+    of : prefix -> import path of a built-in function that makes a plugin of ``prefix:REST``.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, ours first."""
+        """Return all names, the built-in ones first."""
         return (*self.known, *(each.name for each in entry_points(group=self.group)))
 
     def is_place(self, name: str) -> bool:
-        """Whether a name is the place of code: ``file.py:NAME`` or ``package.module:NAME``.
+        """Return whether a name is an import path, or has a prefix of ``of``.
 
-        Or of files from which something of this kind is made.
+        An import path is ``file.py:NAME`` or ``package.module:NAME``.
         """
         if name.partition(":")[0] in self.of:
             return True
@@ -67,18 +67,22 @@ class Registry:
         return is_module and attribute.isidentifier()
 
     def check(self, name: str, key: str = "") -> None:
-        """Raise `ConfigError` unless there is such a name, or it is a place."""
+        """Raise `ConfigError` unless a name is known, or is an import path."""
         name = renamed.accepted(self.key, name)
         if name not in self.known and name not in self.names and not self.is_place(name):
             raise unknown(key or self.key, name, self.names)
 
     def load(self, name: str, key: str = "") -> Any:
-        """What has this name; sentences say that ``key`` has it, or that of the configuration.
+        """Return the plugin of this name.
+
+        Parameters
+        ----------
+        key : option that has the name, for errors. The default is the configuration's option.
 
         Raises
         ------
         ConfigError
-            If there is none, its place does not have it, or it is something else.
+            If the name is unknown, its import path fails, or the plugin lacks a part.
         """
         own, key, name = bool(key), key or self.key, renamed.accepted(self.key, name)
         self.check(name, key)
@@ -91,44 +95,48 @@ class Registry:
         if ":" not in name:
             (entry, *_) = (each for each in entry_points(group=self.group) if each.name == name)
             place = entry.value
-        # What a party names lies in a folder of its own, which is nobody else's affair.
+        # A party's own folder must not show in errors that others read.
         called = f"{key} = {(name.rpartition('/')[2] if own else name)!r}"
         called = IN_PROCESS.sub(r"\1", called)
         found = load_place(place, called)
         missing = [part for part in self.parts if not hasattr(found, part)]
         if missing:
             what = "cannot be called" if missing == ["__call__"] else f"has no {missing[0]!r}"
-            raise ConfigError(f"{called} is none: it {what}. See CONTRIBUTING.md.")
+            raise ConfigError(f"{called} is not valid: it {what}. See CONTRIBUTING.md.")
         return found
 
 
 def load_place(place: str, said: str = "") -> Any:
-    """What a place ``file.py:NAME`` or ``package.module:NAME`` names.
+    """Return the object at an import path, ``file.py:NAME`` or ``package.mod:NAME``.
+
+    Parameters
+    ----------
+    said : start of the error message. The default is the import path.
 
     Raises
     ------
     ConfigError
-        If it cannot be loaded, with what was ``said`` of it.
+        If it cannot be loaded.
     """
     module, _, name = place.rpartition(":")
     try:
         return getattr(_of_file(module) if module.endswith(".py") else import_module(module), name)
-    except Exception as error:  # the code of others may raise any
-        what = f"{said or repr(place)} cannot be loaded: write FILE.py:NAME or PACKAGE.MODULE:NAME"
-        raise CodeError(f"{what}, of something that is there", error) from error
+    except Exception as error:  # user code may raise anything
+        what = f"{said or repr(place)} cannot be loaded. Write FILE.py:NAME or PACKAGE.MODULE:NAME"
+        raise CodeError(f"{what} of existing code", error) from error
 
 
 def _of_file(place: str) -> Any:
-    """The module in a file, once a process and content."""
+    """Return the module in a file. Import each content once in a process."""
     path = Path(place).expanduser().absolute()
     digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]
     name = f"{PLUGIN_MODULES}{path.stem}_{digest}"
     if name not in sys.modules:
         spec = spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise ImportError(f"{path} is no Python file")
+            raise ImportError(f"{path} is not a Python file")
         module = module_from_spec(spec)
-        sys.modules[name] = module  # as dataclasses in it need
+        sys.modules[name] = module  # dataclasses in the module look it up
         try:
             spec.loader.exec_module(module)
         except BaseException:
@@ -179,7 +187,7 @@ OPTIMIZERS = Registry(
         for name in ("sgd", "momentum", "nesterov", "adam", "adamw")
     },
 )
-"""What makes a torch optimizer of parameters, ``lr`` and ``weight_decay``: `models.optimizers`."""
+"""Builders of optimizers from parameters, ``lr`` and ``weight_decay``: `models.optimizers`."""
 
 SERVER_UPDATES = Registry(
     "server-update",
@@ -202,7 +210,7 @@ DIRECTIONS = Registry(
     },
     parts=("fill", "length"),
 )
-"""What the directions of zeroth order are drawn from: `protocol.directions.base.DirectionSet`."""
+"""Distributions of zeroth-order directions: `protocol.directions.base.DirectionSet`."""
 
 SAMPLINGS = Registry(
     "sampling",
@@ -213,7 +221,7 @@ SAMPLINGS = Registry(
     },
     parts=("draw", "divisors", "uploaded"),
 )
-"""Which rows a step uses: `protocol.sampling.base.Sampling`."""
+"""How to draw the rows of a step: `protocol.sampling.base.Sampling`."""
 
 CODECS = Registry(
     "codec",
@@ -227,7 +235,7 @@ CODECS = Registry(
     },
     parts=("uses", "names", "encode", "decode"),
 )
-"""How a block of rows becomes arrays in a message: `protocol.codecs.channel.Codec`."""
+"""How to encode a block of rows as arrays in a message: `protocol.codecs.channel.Codec`."""
 
 BOTTOMS = Registry(
     "bottom-model",
@@ -238,7 +246,7 @@ BOTTOMS = Registry(
     },
     of={"hf": "vfl_flower.models.pretrained:pretrained"},
 )
-"""Bottom models: builders of layers of ours, or what makes torch modules (`models.bottoms`)."""
+"""Bottom models: builders of built-in layers, or of torch modules (`models.bottoms`)."""
 
 TOPS = Registry(
     "top-model",
@@ -249,7 +257,7 @@ TOPS = Registry(
         "mlp": "vfl_flower.models.top_layers:two_layers",
     },
 )
-"""Top models: widths of layers of ours, or what makes torch modules (`models.tops`)."""
+"""Top models: widths of built-in layers, or builders of torch modules (`models.tops`)."""
 
 AGGREGATIONS = Registry(
     "aggregation",
@@ -260,13 +268,13 @@ AGGREGATIONS = Registry(
     },
     parts=("tops", "check", "columns", "read", "seal"),
 )
-"""How embeddings are brought together: `protocol.aggregation.base.Aggregation`."""
+"""How to combine embeddings: `protocol.aggregation.base.Aggregation`."""
 
 LOSSES = Registry("loss", "losses", {"standard": "vfl_flower.models.losses:loss_per_row"})
-"""What training minimises: the loss of each row, from outputs and labels (`models.losses`)."""
+"""Losses that training minimises, per row from outputs and labels (`models.losses`)."""
 
 METRICS = Registry("metrics", "metrics", {"none": "vfl_flower.label_holder.metrics:no_more"})
-"""Figures by name, from outputs and labels, beside ours (`label_holder.metrics`)."""
+"""Additional figures by name, from outputs and labels (`label_holder.metrics`)."""
 
 DATASETS = Registry(
     "dataset",
@@ -281,10 +289,10 @@ DATASETS = Registry(
         "hf": "vfl_flower.data.hugging_face:hugging_face",
     },
 )
-"""Data sets divided among parties, `data.partitioned.PartitionedData`, by what precedes a colon."""
+"""Partitioned data sets, `data.partitioned.PartitionedData`, by the prefix before a colon."""
 
 SOURCES = Registry("source", "sources", {"memory": "vfl_flower.data.memory:of_party"})
-"""Own data of a party, `data.source.Source`, as its node configuration names it."""
+"""Sources of a party's own data, `data.source.Source`, named in its node configuration."""
 
 AUGMENTATIONS = Registry(
     "augment",
@@ -294,7 +302,7 @@ AUGMENTATIONS = Registry(
         "crop-flip": "vfl_flower.data.augmentation:crop_flip",
     },
 )
-"""What a party does to samples in training passes: `data.augmentation.Augment`."""
+"""Augmentations of samples in training passes: `data.augmentation.Augment`."""
 
 MECHANISMS = Registry(
     "privacy",
@@ -318,7 +326,7 @@ OBSERVERS = Registry(
     },
     parts=("evaluated", "progressed", "failed", "ended", "began"),
 )
-"""Who is told what happens in a run, at the label holder: `label_holder.callbacks.Callback`."""
+"""Observers of a run at the label holder: `label_holder.callbacks.Callback`."""
 
 ENGINES = Registry(
     "--engine",
@@ -329,4 +337,4 @@ ENGINES = Registry(
         "supernodes": "vfl_flower.launch.engines:run_supernodes",
     },
 )
-"""What starts a whole run, and on what its parties are: `launch.engines.Engine`."""
+"""Engines, which start a whole run and its parties: `launch.engines.Engine`."""

@@ -1,4 +1,4 @@
-"""What code runs, on what, and what it took."""
+"""Provenance of a run: code, package versions and memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """Digest of the application's own source: all sides of a run must run the same."""
+    """Return the digest of the application's source, which all sides must share."""
     here = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for folder in (here, here.parent / "strategies"):
@@ -24,13 +24,13 @@ def code_digest() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a result."""
+    """Return the versions of Python and of the packages that affect results."""
     packages = ("flwr", "torch", "numpy", "ray", "scikit-learn")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}
 
 
 def free_memory() -> float:
-    """Bytes of memory that are free, or can be freed at once; infinite if the system hides it."""
+    """Return the bytes of available memory; infinite if the system hides them."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -41,6 +41,6 @@ def free_memory() -> float:
 
 
 def peak_memory_mb() -> float:
-    """Peak resident memory of this process so far."""
+    """Return the peak resident memory of this process so far, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)

@@ -1,6 +1,6 @@
-"""Values of options that have a new name: the old name is accepted for one more release.
+"""Renamed values of options: the old names stay valid for one more release.
 
-Results folders of earlier releases have the old names.
+Results folders of earlier releases contain the old names.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ VALUES: dict[str, dict[str, str]] = {
 }
 """Option -> old name -> new name."""
 
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+notice = logging.getLogger("flwr.notice")  # `vfl run` shows these records too
 
 
 def accepted(option: str, value: Any) -> Any:
-    """Return the new name of a value of an option."""
+    """Return the new name of an option's value."""
     return VALUES.get(option, {}).get(value, value) if isinstance(value, str) else value
 
 

@@ -1,9 +1,9 @@
-"""The run configuration, which is read in this one place.
+"""The run configuration. Only this module reads it.
 
-Flower's is a flat table of kebab-case keys, which users know. Inside, it is a `RunConfig` of
-`sections`, each for the part of the code that it rules. What a key may be by itself is checked
-here; what keys must agree about stands beside what it rules, and `protocol.systems.resolve` checks
-that too.
+Flower's run configuration is a flat table of options in kebab case, which users know. Inside, it is
+a `RunConfig` of `sections`, each for one part of the code. This module checks each option by
+itself. Checks of several options stand beside the code that they concern.
+`protocol.systems.resolve` runs those checks too.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from vfl_flower.config.options import (
 )
 from vfl_flower.config.options.option import sentences
 
-_FLOWER = "flower"  # the engine of examples that `flwr run` starts
-_PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # key=value, as Flower reads it
+_FLOWER = "flower"  # engine of examples that `flwr run` starts
+_PAIR = re.compile(r"""[\w.-]+=('[^']*'|"[^"]*"|\S+)""")  # option=value, as Flower reads it
 
 AUTO = "auto"
-"""Value of a key that the chosen system, the data or the runtime decides."""
+"""Value of an option that the chosen system, the data or the runtime decides."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. Field ``training.party_lr`` is key ``party-lr``; ``None`` stands for "auto"."""
+    """One run. Field ``training.party_lr`` is option ``party-lr``; ``None`` is "auto"."""
 
     task: str = key(
         "train",
@@ -88,12 +88,12 @@ class RunConfig:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> RunConfig:
-        """The configuration of these keys' values, `None` for "auto"; the rest are defaults.
+        """Return the configuration with these values, `None` for "auto"; default the rest.
 
         Raises
         ------
         ConfigError
-            If a value is none that its key can have.
+            If an option cannot have its value.
         """
         sections: dict[str, dict[str, Any]] = {each.section: {} for each in KEYS.values()}
         for name, value in values.items():
@@ -103,7 +103,7 @@ class RunConfig:
         return cls(**own, **{name: _SECTIONS[name](**sections[name]) for name in sections})
 
     def __hash__(self) -> int:
-        """Of all values, once: windows are kept by it."""
+        """Return the hash of all values, computed once: windows are cached by it."""
         return self._hash
 
     @cached_property
@@ -112,15 +112,15 @@ class RunConfig:
 
     @property
     def subsets(self) -> str:
-        """What the top model learns from besides each row's parties."""
+        """Return which subsets of each row's parties also train the top model."""
         return self.training.subsets or ("sampled" if self.data.partial else "off")
 
     def values(self) -> dict[str, Any]:
-        """Key -> value: what `of` makes this configuration of again."""
+        """Return option -> value. `of` makes the same configuration from it."""
         return {name: each.of(self) for name, each in KEYS.items()}
 
     def with_values(self, values: Mapping[str, Any]) -> RunConfig:
-        """This configuration with other values of some keys."""
+        """Return this configuration with other values of some options."""
         return RunConfig.of({**self.values(), **values})
 
 
@@ -144,17 +144,17 @@ _SECTIONS: dict[str, Any] = {
 
 
 class Key(NamedTuple):
-    """An option of the run configuration, and where its value stands in a `RunConfig`.
+    """An option of the run configuration, and its position in a `RunConfig`.
 
     help : sentences; the first is the summary.
     example : pairs that `protocol.systems.resolve` accepts.
     auto : what decides the value if there is no default.
-    basic : whether a new user needs it.
+    basic : whether a new user needs the option.
     related : names of other options.
-    symbol : the paper's.
-    engine : which one the example needs, if not the default; "flower" for `flwr run`.
+    symbol : the paper's symbol.
+    engine : engine that the example needs, if not the default; "flower" for `flwr run`.
     before : what must be true before the example can run.
-    values : what it can be, in words, if nothing below says it.
+    values : permitted values in words, if no other field describes them.
     """
 
     name: str
@@ -179,7 +179,7 @@ class Key(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the values that have names, if the option is of that kind."""
+        """Return the names of the option's values, if the values have names."""
         return self.registry.names if self.registry else self.choices
 
     @property
@@ -188,13 +188,13 @@ class Key(NamedTuple):
         return sentences(self.help)[0]
 
     def of(self, config: RunConfig) -> Any:
-        """Its value in a configuration."""
+        """Return the option's value in a configuration."""
         return getattr(getattr(config, self.section) if self.section else config, self.field)
 
     def typed(self, value: Any, named: str = "") -> Any:
-        """Return a value of the option's type and within its limits, or raise `ConfigError`.
+        """Return a value with the option's type, or raise `ConfigError`.
 
-        named : what the error calls the option, if not by its name.
+        named : name of the option in the error. The default is its own name.
         """
         try:
             return _check_of(self.name)(value)
@@ -255,24 +255,25 @@ KEYS: dict[str, Key] = {
         ),
     )
 }
-"""Every option, in the order in which `vfl list` prints them."""
+"""Every option, in the order of `vfl list`."""
 
 
 def flower_defaults() -> dict[str, Any]:
-    """The table ``[tool.flwr.app.config]`` of pyproject.toml, since Flower accepts no other keys.
+    """Return the table ``[tool.flwr.app.config]`` of pyproject.toml.
 
-    Flower hands these on where a user gives nothing, so that they must not look like a user's.
+    Flower accepts no other options than the table's. Flower passes on the table's value of each
+    option that a user omits, so that the values must differ from a user's.
     """
     return dict.fromkeys(KEYS, AUTO)
 
 
 def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The given keys and their values, checked for their types; those that are "auto" left out.
+    """Return the given options, typed, without the options that are "auto".
 
     Raises
     ------
     ConfigError
-        If a key is unknown, or a value has the wrong type.
+        If an option is unknown, or a value has the wrong type.
     """
     values: dict[str, Any] = {}
     for name, value in raw.items():
@@ -286,12 +287,16 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pairs(texts: Sequence[str], said: str) -> dict[str, Any]:
-    """Key-value pairs in Flower's own syntax, ``KEY='text' OTHER=5``; or one TOML file of them.
+    """Parse options from Flower's syntax ``OPTION='text' OTHER=5``, or from a TOML file.
+
+    Parameters
+    ----------
+    said : start of the error message, before the texts.
 
     Raises
     ------
     ConfigError
-        If they cannot be read, with what is ``said`` of them.
+        If the texts cannot be read.
     """
     from click import ClickException
     from flwr.common.config import parse_config_args
@@ -299,12 +304,12 @@ def pairs(texts: Sequence[str], said: str) -> dict[str, Any]:
     try:
         left = [] if texts[:1] and texts[0].endswith(".toml") else texts
         if any(_PAIR.sub("", text).strip() for text in left):
-            raise ValueError  # Flower would pass over what it does not recognise
+            raise ValueError  # Flower would silently skip what it does not recognise
         found = dict(parse_config_args(list(texts)))
     except (ClickException, OSError, ValueError) as error:
         raise ConfigError(
-            f"{said} {' '.join(texts)!r} cannot be read: write key=value pairs with spaces "
-            "between them, and texts in quotes, as in \"KEY='text' OTHER=5\"."
+            f"{said} {' '.join(texts)!r} cannot be read. Write option=value pairs with spaces "
+            "between them, and texts in quotes, as in \"OPTION='text' OTHER=5\"."
         ) from error
     renamed.notify(found)
     return found
