@@ -287,7 +287,7 @@ def parse(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pairs(texts: Sequence[str], said: str) -> dict[str, Any]:
-    """Parse options from Flower's syntax ``OPTION='text' OTHER=5``, or from a TOML file.
+    """Parse options from Flower's syntax ``OPTION='text' OTHER=5``, or a TOML file.
 
     Parameters
     ----------

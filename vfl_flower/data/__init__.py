@@ -1,1 +1,1 @@
-"""What parties and the label holder read, and which rows all have."""
+"""Data of the parties and the label holder."""

@@ -1,7 +1,7 @@
-"""What the label holder reads: labels, and columns of its own.
+"""The label holder's data: labels, and columns of its own.
 
-A party's half is `data.at_party`. Labels never reach a party, and features never reach the label
-holder. Before training both see that they speak of the same rows.
+`data.at_party` is the party's half. Labels never reach a party, and features never reach the label
+holder. Before training, both sides check that they use the same rows.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from vfl_flower.data.tables import Table
 
 
 def own_table(data: DataConfig) -> Table:
-    """The label holder's own table: ids, labels, and perhaps features."""
+    """Return the label holder's own table: ids, labels, and perhaps features."""
     if data.dataset.startswith("memory:"):
         return memory.of_label_holder(data)
     return OwnFile.of_label_holder(data)
 
 
 def load_labels(config: RunConfig) -> Labels:
-    """The labels of the training and the test rows of a divided data set.
+    """Return the labels of the training and test rows of a partitioned data set.
 
     Raises
     ------
     ConfigError
-        If there is no label column, or its labels are not such as `encode_labels` can use, or
-        class weights do not fit them.
+        If there is no label column, if `encode_labels` cannot use its labels, or if class weights
+        do not fit them.
     """
     labels = _load_labels(decisive(config.data), version_of(config.data))
-    class_weights(config.data, labels.train, len(labels.classes))  # to find what is wrong
+    class_weights(config.data, labels.train, len(labels.classes))  # raises early if wrong
     return labels
 
 
 def with_row_masks(labels: Labels, config: RunConfig, parties: int) -> Labels:
-    """Labels that know which party has which row of a divided data set, if any lacks some."""
+    """Add the row masks of a partitioned data set to labels, if parties lack rows."""
     if config.data.own_data or config.data.presence >= 1:
         return labels
     assert labels.places is not None and labels.test_places is not None
@@ -76,16 +76,16 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
 def load_own_labels(
     data: DataConfig, own: Table, common: Alignment, about: Mapping[str, Any] | None = None
 ) -> Labels:
-    """The labels, and the label holder's own columns, of the common rows.
+    """Return the labels, and the label holder's own columns, of the common rows.
 
     Parameters
     ----------
-    about : `Labels.about` of the run by whose model this one begins, if it does.
+    about : `Labels.about` of the earlier run, for a warm start.
 
     Raises
     ------
     ConfigError
-        As `encode_labels` and `load_own_features`.
+        See `encode_labels` and `load_own_features`.
     """
     train, test, validation = divide(data, len(common.rows))
     values, digest = own.labels(common.rows), own.digest(common.rows)
@@ -103,7 +103,7 @@ def load_own_labels(
     labels = replace(labels, alignment=common.name, validation=validation)
     if common.present is not None:
         labels = replace(labels, present=(common.present[train], common.present[test]))
-    class_weights(data, labels.train, len(labels.classes))  # to find what is wrong
+    class_weights(data, labels.train, len(labels.classes))  # raises early if wrong
     then = about["preparation"] if about else None
     if about and bool(then) != bool(own.feature_names):
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""What a party reads: features of its own data, or its columns of a partitioned data set.
+"""A party's features: its own data, or its columns of a partitioned data set.
 
-The label holder's half is `data.at_label_holder`. Both derive the same split into training and test
+`data.at_label_holder` is the label holder's half. Both derive the same split into training and test
 rows from the number of rows alone.
 """
 
@@ -26,22 +26,23 @@ from vfl_flower.data.split import digest_of_rows, divide, split
 
 Array = NDArray[Any]
 
-_MANY_PIXELS = 2**27  # bytes of images in single precision, beyond which their pixels are held
+_MANY_PIXELS = 2**27  # bytes of images in single precision; above, keep their pixels as bytes
 
 
 @dataclass(frozen=True)
 class FeatureBlock:
-    """One party's features: ``train`` and ``test`` are samples of so many rows, or read them.
+    """One party's features.
 
-    Of those held out as ``test`` the first ``validation`` choose the model.
-
-    ``ids_digest`` is of its rows' ids, and of own data known to the party alone; ``alignment`` is
-    what it says of its rows to the label holder (`transport.messages.Description`).
-    ``preparation`` is what made the features of the party's own data, if it has some.
-    ``train_rows`` and ``test_rows`` are numbers by which the party knows the rows again, whatever
-    their order; of own data none, where it counts no uploads. ``augment`` is what it does to
-    samples in training passes. ``row_masks`` say which of the run's training and test rows these
-    are, where the party lacks some.
+    train, test : samples of the training and the test rows, or readers of them.
+    ids_digest : digest of the rows' ids. With own data, only the party knows it.
+    preparation : how the features of the party's own data were made, if it has own data.
+    alignment : the party's statement about its rows to the label holder
+        (`transport.messages.Description`).
+    train_rows, test_rows : numbers that identify the rows in any order. With own data they are
+        empty unless the party counts uploads.
+    augment : augmentation of samples in training passes.
+    row_masks : which of the run's training and test rows these are, if the party lacks rows.
+    validation : number of validation rows, which come first in ``test`` and choose the model.
     """
 
     train: Array | Rows | Compact
@@ -57,13 +58,13 @@ class FeatureBlock:
 
     @property
     def tested(self) -> NDArray[np.int32]:
-        """Where among the test samples those are that nothing was chosen by."""
+        """Return the places of the test samples that did not choose the model."""
         return np.arange(self.validation, len(self.test), dtype=np.int32)
 
 
 @dataclass(frozen=True)
 class ArrayBlock(FeatureBlock):
-    """Features that are in memory."""
+    """Features in memory."""
 
     train: Array
     test: Array
@@ -79,16 +80,17 @@ def load_own_features(
     counted: bool = False,
     preparation: Preparation | None = None,
 ) -> FeatureBlock:
-    """A participant's own features of the common rows; with their numbers, if they are counted.
+    """Return a participant's own features of the common rows.
 
     Parameters
     ----------
-    preparation : that of an earlier run; else the training rows teach it.
+    counted : whether to number the rows, so that their uploads can be counted.
+    preparation : preparation of an earlier run. By default, the training rows teach it.
 
     Raises
     ------
     ConfigError
-        If they cannot be read, or are not what ``own`` says of them.
+        If the features cannot be read, or do not fit the statements in ``own``.
     """
     *places, validation = divide(data, len(common.rows))
     parts = [common.rows[each] for each in places]
@@ -104,7 +106,7 @@ def load_own_features(
     digest = own.digest(common.rows[common.rows >= 0])
     none = train[:0]
     names = (own.names(train), own.names(test)) if counted else (none, none)
-    own.forget_ids()  # before there is anything else that takes much memory
+    own.forget_ids()  # before anything else takes much memory
     if preparation is None:
         _check_no_labels(own, data.label)
         preparation = own.learn(train)
@@ -114,7 +116,7 @@ def load_own_features(
 
 
 def _check_no_labels(own: Source, label: str) -> None:
-    """Refuse a party's file with a column that is called as the labels, unless that is named."""
+    """Refuse a column with the label's name in a file, unless `columns` names it."""
     if not isinstance(own, OwnFile) or own.party is None or own.columns:
         return
     if label in own.feature_names:
@@ -125,13 +127,13 @@ def _check_no_labels(own: Source, label: str) -> None:
 
 
 def _check_has_all(own: Source, common: Alignment) -> None:
-    """Refuse, by `ConfigError`, that one lacks a row, by which its others would be shifted."""
+    """Raise `ConfigError` if a row is missing, which would shift the other rows."""
     if (common.rows < 0).any():
         raise ConfigError(f"{own.whose} lacks rows that all are to have: only align = 'any' can.")
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:
-    """Samples of own rows: read now, or if the source is lazy when they are used."""
+    """Return samples of own rows. Read them now, or on use if the source is lazy."""
     if own.lazy:
         return Rows(own, rows, preparation)
     found = own.rows(rows, preparation)
@@ -147,7 +149,7 @@ def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows
 
 
 def load_features(config: RunConfig, party: int, parties: int) -> ArrayBlock:
-    """`load_partition`, in memory: float32 [rows, ...]."""
+    """Return the features of `load_partition` in memory: float32 [rows, ...]."""
     block = load_partition(config, party, parties)
     if isinstance(block, ArrayBlock):
         return block
@@ -156,7 +158,7 @@ def load_features(config: RunConfig, party: int, parties: int) -> ArrayBlock:
 
 
 def load_partition(config: RunConfig, party: int, parties: int) -> FeatureBlock:
-    """Party ``party``'s block of columns of a divided data set, scaled by its own training rows.
+    """Return a party's columns of a partitioned data set, scaled by its training rows.
 
     Raises
     ------
@@ -171,7 +173,7 @@ def load_partition(config: RunConfig, party: int, parties: int) -> FeatureBlock:
 def _with_presence(
     block: FeatureBlock, config: RunConfig, party: int, parties: int
 ) -> FeatureBlock:
-    """Those rows of a divided data set that are a party's (`presence.drawn`)."""
+    """Keep a party's rows of a partitioned data set (`row_mask.draw_row_masks`)."""
     numbers = block.train_rows, block.test_rows
     has = draw_row_masks(config, 1 + max(int(part.max()) for part in numbers), parties)[:, party]
     known = RowMask.of(has[numbers[0]]), RowMask.of(has[numbers[1]])
@@ -201,7 +203,7 @@ def _load_part(
     digest = digest_of_rows(train_rows, test_rows)
     about: dict[str, Any] = {"ids_digest": digest, "alignment": digest, "validation": validation}
     about |= {"train_rows": train_rows, "test_rows": test_rows}
-    if dataset.made:  # of texts
+    if dataset.made:  # texts
         return FeatureBlock(Compact(train, dataset.made), Compact(test, dataset.made), **about)
     per_column = train.ndim == 2 or sequences
     if train.dtype == np.uint8 and not per_column and 4 * train.size > _MANY_PIXELS:

@@ -1,8 +1,8 @@
-"""Augmentation: what a party does to samples in training passes alone.
+"""Augmentation: how a party changes samples, in training passes only.
 
-A function of samples (`data.samples`) and a torch generator, which gives as many samples of the
-same shape. The generator follows from the party's secret and the message, so that when a pass is
-repeated it is of the same samples. `config.plugins.AUGMENTATIONS` names ours.
+An augmentation is a function of samples (`data.samples`) and a torch generator. It returns as many
+samples of the same shape. The party's secret and the message seed the generator, so that a repeated
+pass uses the same samples. `config.plugins.AUGMENTATIONS` names the built-in ones.
 """
 
 from __future__ import annotations
@@ -22,28 +22,27 @@ from vfl_flower.data.samples import Samples
 
 Augment = Callable[[Samples, Generator], Samples]
 
-GENERATOR = Lock()  # torch's own generator is one of all threads, which may each have a party
+GENERATOR = Lock()  # torch has one default generator for all threads, and each may have a party
 _MARGIN = 4
 
 
 def generator_of(secret: bytes, exchange: int) -> Generator:
-    """The generator of the upload that answers a message."""
+    """Return the generator of the upload that answers a message."""
     key = hashlib.sha256(secret + f"|augment|{exchange}".encode()).digest()
     return Generator().manual_seed(int.from_bytes(key[:8], "little"))
 
 
 def augmented(augment: Augment, x: Samples, secret: bytes, exchange: int) -> Samples:
-    """What an augmentation makes of samples; the same each time, and the samples stay as they are.
-
+    """Return augmented samples, the same each time. The input stays unchanged.
     Raises
     ------
     VflError
-        If it does not make as many samples of the same kind, as the end of a sentence.
+        If it changes the number, shape or type of samples. The text is the end of a sentence.
     """
     if augment is none:
         return x
     generator = generator_of(secret, exchange)
-    with GENERATOR, torch.random.fork_rng(devices=[]):  # for those that use torch's own
+    with GENERATOR, torch.random.fork_rng(devices=[]):  # some use torch's default generator
         torch.manual_seed(generator.initial_seed() >> 1)
         made = augment(samples.each(x, torch.clone), generator)
     if _kind(made) != _kind(x):
@@ -57,14 +56,15 @@ def _kind(x: Samples) -> dict[str, tuple[Any, ...]]:
 
 
 def none(x: Samples, generator: Generator) -> Samples:
-    """The samples as they are."""
+    """Return the samples unchanged."""
     return x
 
 
 def crop_flip(x: Samples, generator: Generator) -> Samples:
-    """Images [R, H, W] or [R, H, W, colours]: moved by up to 4 pixels each way, and half mirrored.
+    """Shift images by up to 4 pixels each way, and mirror half of them.
 
-    What moves in from outside is zero, the mean (He et al., 2016, Sec. 4.2).
+    Images are [R, H, W] or [R, H, W, colours]. Pixels from outside are zero, the mean (He et al.,
+    2016, Sec. 4.2).
     """
     if not isinstance(x, Tensor) or x.dim() not in (3, 4):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Files of partitioned data sets: npz, csv, parquet and svmlight; and what scikit-learn ships."""
+"""Partitioned data sets: npz, csv, parquet and svmlight files, and scikit-learn's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 def shipped(data: DataConfig, place: str) -> PartitionedData:
-    """A data set that comes with scikit-learn."""
+    """Open a data set that comes with scikit-learn."""
     from sklearn import datasets as sklearn_datasets
 
     if data.dataset == "digits":
@@ -35,7 +35,7 @@ def shipped(data: DataConfig, place: str) -> PartitionedData:
 
 
 def npz(data: DataConfig, place: str) -> PartitionedData:
-    """Arrays X_train, y_train, X_test, y_test; or X, y. Nothing is unpickled."""
+    """Open arrays X_train, y_train, X_test, y_test; or X, y. Nothing is unpickled."""
 
     def arrays(letter: str) -> list[Array]:
         try:
@@ -62,7 +62,7 @@ def npz(data: DataConfig, place: str) -> PartitionedData:
 
 
 def table(data: DataConfig, place: str) -> PartitionedData:
-    """A csv or parquet file with a header: one label column, all others numeric features."""
+    """Open a csv or parquet file with a header, a label column and numeric features."""
     import pandas as pd
     import pyarrow.parquet as pq
 
@@ -101,7 +101,7 @@ def table(data: DataConfig, place: str) -> PartitionedData:
 
 
 class SparseRows:
-    """Rows in memory as their entries other than zero."""
+    """Rows in memory, stored as their non-zero entries."""
 
     def __init__(self, entries: Any) -> None:
         self._entries = entries  # a scipy CSR matrix
@@ -114,13 +114,13 @@ class SparseRows:
         return SparseRows(self._entries[rows])
 
     def dense(self) -> Array:
-        """All entries, float32 [rows, columns]."""
+        """Return all entries, float32 [rows, columns]."""
         found: Array = self._entries.toarray()
         return found
 
 
 def svmlight(data: DataConfig, place: str) -> PartitionedData:
-    """A file PATH, with PATH.t beside it as the test part, if that is there (as LIBSVM's are)."""
+    """Open a file PATH, and PATH.t beside it as the test part, if any (as in LIBSVM)."""
     from sklearn.datasets import load_svmlight_files
 
     paths = [place, f"{place}.t"] if Path(f"{place}.t").is_file() else [place]
@@ -154,7 +154,7 @@ def svmlight(data: DataConfig, place: str) -> PartitionedData:
 
 
 def own_columns(data: DataConfig, names: list[str], columns: Columns) -> list[str]:
-    """Return the names of a party's columns: its part of all but the label column."""
+    """Return the names of a party's columns: its part of all except the label column."""
     others = [name for name in names if name != data.label]
     own: list[str] = others[columns((len(others),))[-1]]
     return own
@@ -171,7 +171,7 @@ def has_label(data: DataConfig, names: list[str]) -> None:
 
 
 def all_numeric(data: DataConfig, kinds: dict[str, str], frame: Any = None) -> None:
-    """Raise `ConfigError` if a column holds no numbers, by NumPy's letter for its kind."""
+    """Raise `ConfigError` if a column is not numeric, by NumPy's letter of its kind."""
     text = [name for name, kind in kinds.items() if kind not in "biuf"]
     if text:
         advice = ": encode it as numbers first."
@@ -180,6 +180,6 @@ def all_numeric(data: DataConfig, kinds: dict[str, str], frame: Any = None) -> N
 
 
 def of_column(data: DataConfig, name: str, what: str) -> ConfigError:
-    """What is wrong with a column, without its name: the sentence may leave the party."""
+    """Return an error about a column without its name, since others may read it."""
     log.warning("Column %r of %s %s", name, data.dataset, what)
     return ConfigError(f"A column of {data.dataset}, named in the party's own log, {what}")

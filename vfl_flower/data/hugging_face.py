@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 
 def hugging_face(data: DataConfig, place: str) -> PartitionedData:
-    """A data set of the `datasets` library: a hub id, a folder of files, or a saved data set."""
+    """Open a data set of the `datasets` library: a hub id, a folder, or a saved set."""
     import datasets as hugging_face
 
     try:
@@ -32,7 +32,7 @@ def hugging_face(data: DataConfig, place: str) -> PartitionedData:
             loaded = hugging_face.load_from_disk(place)
         else:
             loaded = hugging_face.load_dataset(place)
-    except Exception as error:  # the library raises many kinds, and its own texts are long
+    except Exception as error:  # the library raises many kinds of errors, with long texts
         raise ConfigError(
             f"{data.dataset} cannot be loaded by the datasets library "
             f"({type(error).__name__}): check the name, or the folder."
@@ -56,11 +56,11 @@ def hugging_face(data: DataConfig, place: str) -> PartitionedData:
 
     @cache
     def only_column() -> list[Array]:
-        """The one feature column of each part."""
+        """Return the single feature column of each part."""
         feature, raw = parts[0].features[others[0]], hugging_face.Image(decode=False)
         if isinstance(feature, hugging_face.Image):
             return [_pixels(data, part.cast_column(others[0], raw)[others[0]]) for part in parts]
-        if isinstance(feature, Mapping) and feature.keys() == {"bytes", "path"}:  # unnamed images
+        if isinstance(feature, Mapping) and feature.keys() == {"bytes", "path"}:  # plain images
             return [_pixels(data, part[others[0]]) for part in parts]
         return [column(part, others[0]) for part in parts]
 
@@ -92,7 +92,7 @@ def hugging_face(data: DataConfig, place: str) -> PartitionedData:
         return [named(part, column(part, data.label)) for part in parts]
 
     def named(part: Any, values: Array) -> Array:
-        """Class names in the place of their numbers, of which -1 stands for none."""
+        """Replace class numbers by class names. -1 means a missing label."""
         feature = part.features[data.label]
         if not isinstance(feature, hugging_face.ClassLabel) or values.dtype.kind != "i":
             return values
@@ -108,12 +108,12 @@ def hugging_face(data: DataConfig, place: str) -> PartitionedData:
 
 
 def _is_text(feature: Any) -> bool:
-    """Whether a column of a Hugging Face data set holds texts."""
+    """Return whether a column of a Hugging Face data set holds texts."""
     return getattr(feature, "dtype", "") in ("string", "large_string")
 
 
 def _pixels(data: DataConfig, cells: Iterable[Mapping[str, Any]]) -> Array:
-    """Images, uint8 [n, H, W] or [n, H, W, 3]."""
+    """Return images, uint8 [n, H, W] or [n, H, W, 3]."""
     pixels = []
     for number, cell in enumerate(cells):
         try:
@@ -129,9 +129,9 @@ def _pixels(data: DataConfig, cells: Iterable[Mapping[str, Any]]) -> Array:
 
 
 def _tokens(data: DataConfig, texts: Sequence[str], columns: Columns) -> Array:
-    """A party's part of the words of each text, as tokens: contiguous parts, as even as can be."""
+    """Return tokens of a party's part of each text: contiguous words, evenly divided."""
     tokenizer = Tokenizer(data.tokenizer, data.text_length, data.dataset)
-    many = 2**20  # as if a text had so many words, since one may have fewer than there are parties
+    many = 2**20  # a nominal number of words: a real text may have fewer words than parties
     mine = columns((many,))[-1]
     parts = []
     for text in texts:

@@ -10,27 +10,28 @@ from vfl_flower.config.errors import ConfigError
 
 
 def id_kind(column: Any) -> str:
-    """``whole numbers`` or ``texts``; else pandas' word for what `encode_ids` refuses."""
-    from pandas.api.types import infer_dtype  # here, since worker processes need none
+    """Return ``whole numbers`` or ``texts``, else pandas' name of the kind."""
+    from pandas.api.types import infer_dtype  # lazy: worker processes do not need pandas
 
     kind: str = infer_dtype(np.asarray(column), skipna=True)
     return {"integer": "whole numbers", "string": "texts"}.get(kind, kind)
 
 
 def encode_ids(column: Any, whose: str) -> list[bytes]:
-    """Ids of a NumPy or pandas column [n] as bytes: ``i:`` and decimals, or ``t:`` and UTF-8.
+    """Encode ids of a NumPy or pandas column [n] as bytes.
 
-    Whole numbers of any width agree; texts agree if they are the same to the letter.
+    Whole numbers become ``i:`` and decimals, texts ``t:`` and UTF-8. Whole numbers of any width
+    agree. Texts agree if they are identical.
 
     Parameters
     ----------
-    whose : what errors say of the column: "The label holder's file".
+    whose : name of the column's file in errors: "The label holder's file".
 
     Raises
     ------
     ConfigError
-        If there are none, or some are missing, neither whole numbers nor texts, or there twice;
-        it says how many, and never which.
+        If there are no ids, or some are missing, repeated, or neither whole numbers nor texts. The
+        error counts them and never shows them.
     """
     from pandas import isna
 

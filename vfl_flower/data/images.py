@@ -1,8 +1,8 @@
-"""Images: a folder of files that are named by ids, or a column of a parquet file.
+"""Images: a folder of files named by ids, or a column of a parquet file.
 
-A sample is float32 [H, W, 3], colours last and in RGB, scaled by the mean and the deviation of each
-colour over training rows; on the disk it is kept as bytes. Which image cannot be read, or is of
-another size, a party's own log says; what leaves it does not.
+A sample is float32 [H, W, 3], colours last and in RGB. It is scaled by the mean and the deviation
+of each colour over training rows. On disk it is stored as bytes. Only the party's own log names an
+image that cannot be read or has another size.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ log = logging.getLogger("flwr")
 Array = NDArray[Any]
 
 _SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-_TOGETHER = 64  # images that are read together
-_LEARNT_FROM = 10_000  # images, of which mean and deviation are known well enough
+_TOGETHER = 64  # images to read at once
+_LEARNT_FROM = 10_000  # images that estimate mean and deviation well enough
 
 
 def decoded(content: Path | bytes, size: int = 0, grey: bool = False) -> Array:
-    """The pixels of an image file, uint8 [H, W, 3]; resized to a square, if a size is given.
+    """Return the pixels of an image file, uint8 [H, W, 3], resized if a size is given.
 
-    Where ``grey`` is wanted, an image without colours is [H, W].
+    With ``grey``, an image without colours is [H, W]. Resized images are squares.
 
     Raises
     ------
     ValueError
-        If it cannot be read as an image, with what is wrong.
+        If the file cannot be read as an image. The text says why.
     """
     from PIL import Image
 
@@ -48,8 +48,8 @@ def decoded(content: Path | bytes, size: int = 0, grey: bool = False) -> Array:
         with Image.open(BytesIO(content) if isinstance(content, bytes) else content) as opened:
             image: Image.Image = opened
             if size:
-                opened.draft("RGB", (size, size))  # of a large JPEG only what is needed
-            if image.mode.startswith("I"):  # 16 bits, as of X-rays, which convert would cut off
+                opened.draft("RGB", (size, size))  # decode a large JPEG only as far as needed
+            if image.mode.startswith("I"):  # 16 bits, as in X-rays, which convert would clip
                 levels = np.asarray(image)
                 if levels.min(initial=0) < 0 or levels.max(initial=0) >= 2**16:
                     raise ValueError("its pixels are none of 16 bits")
@@ -60,17 +60,17 @@ def decoded(content: Path | bytes, size: int = 0, grey: bool = False) -> Array:
             if size and pixels.size != (size, size):
                 pixels = pixels.resize((size, size), Image.Resampling.BILINEAR)
             return np.asarray(pixels)
-    except Exception as error:  # decoders raise many kinds
+    except Exception as error:  # decoders raise many kinds of errors
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
 class Images(KeptSource):
-    """What images of files and those of columns have in common."""
+    """Base class of image folders and image columns."""
 
-    size: int  # which all are brought to; 0: all are of one size
+    size: int  # side to resize all images to; 0: all have one size
 
     def learn(self, train: Array) -> Preparation:
-        """The size of the images, and mean and deviation of each colour."""
+        """Return the size of the images, and mean and deviation of each colour."""
         wanted, moments = np.zeros(self.count, bool), Moments()
         wanted[train[:_LEARNT_FROM]] = True  # training rows are in random order
         shape: tuple[int, ...] = ()
@@ -87,7 +87,7 @@ class Images(KeptSource):
         return scaled(rows, np.array(preparation.mean), np.array(preparation.deviation))
 
     def _decoded(self, piece: list[tuple[str, Any]], shape: tuple[int, ...]) -> Array:
-        """Pixels [n, H, W, 3] of images, each with what the log calls it."""
+        """Return pixels [n, H, W, 3] of named images. The names appear only in the log."""
         made: list[Array] = []
         for name, content in piece:
             try:
@@ -110,7 +110,7 @@ class Images(KeptSource):
 
 
 class ImageFolder(Images):
-    """Files in a folder, of which each is named by the id of its row: ``4711.jpg``."""
+    """A folder of files, each named by the id of its row: ``4711.jpg``."""
 
     def __init__(self, folder: str, size: int, party: int) -> None:
         super().__init__({}, party)
@@ -119,7 +119,7 @@ class ImageFolder(Images):
 
     @property
     def whose(self) -> str:
-        """The folder as the subject of a sentence."""
+        """Return the folder as the subject of a sentence."""
         return f"Party {self.party}'s folder of images"
 
     @cached_property
@@ -135,7 +135,7 @@ class ImageFolder(Images):
 
     @cached_property
     def id_column(self) -> Array:
-        """The files' names without what follows the dot; whole numbers, if all look like one."""
+        """Return the file names without suffix; as whole numbers, if all look like one."""
         stems = [path.stem for path in self._paths]
         numbers = all(stem.isdecimal() and str(int(stem)) == stem for stem in stems)
         return np.array(
@@ -151,7 +151,7 @@ class ImageFolder(Images):
 
 @dataclass(frozen=True)
 class ImageColumn(Images, KeptFile):  # type: ignore[misc]  # rows need not be one array
-    """A column of image files, as Hugging Face writes it: their bytes, or bytes and paths."""
+    """A column of image files as Hugging Face writes it: bytes, or bytes and paths."""
 
     piece: ClassVar[int] = _TOGETHER
 
@@ -164,5 +164,5 @@ class ImageColumn(Images, KeptFile):  # type: ignore[misc]  # rows need not be o
 
 
 def _content(cell: Any) -> bytes:
-    """The bytes of an image; none where there is no image, or only a path."""
+    """Return the bytes of an image; empty if there is no image, or only a path."""
     return (cell.get("bytes") if isinstance(cell, Mapping) else cell) or b""

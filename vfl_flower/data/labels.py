@@ -1,4 +1,4 @@
-"""Labels as the label holder trains on them: class indices or standardised numbers, and weights."""
+"""Labels for training: class indices or standardised numbers, and class weights."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from vfl_flower.config.options import DataConfig
 from vfl_flower.data.source import Preparation
 
 Array = NDArray[Any]
-_MOST_NUMBERS = 20  # that are classes although they have a decimal point
+_MOST_NUMBERS = 20  # values with a decimal point that may still be classes
 
 
 @dataclass(frozen=True)
 class LabelNoise:
-    """How labels are randomised, by which figures of them are corrected.
+    """Noise on labels, by which figures are corrected.
 
     Parameters
     ----------
-    kept : chance that the label of a class is the true one; else it is evenly one of the others.
-    variance : of the noise on a number, in squared units of the standardised labels.
+    kept : probability that a class label is the true one. Otherwise it is any other, uniformly.
+    variance : variance of the noise on a number, in squared units of the standardised labels.
     """
 
     kept: float = 1.0
@@ -35,20 +35,21 @@ class LabelNoise:
 
 @dataclass(frozen=True)
 class Labels:
-    """What the label holder has of the training rows and of those held out, here called test rows.
+    """The label holder's training rows, and held-out rows, here called test rows.
 
-    ``train`` and ``test`` are class indices, int64 [rows], of the label values ``classes``; or
-    under regression float32 [rows], the labels less the training labels' ``mean`` over their
-    ``deviation``, and there are no classes. ``features`` are columns of its own, if it has any:
-    training rows float32 [rows, F] and test rows, as ``preparation`` has made them of its file.
-    ``alignment`` is what parties must say of their rows (`messages.Description`). ``places`` and
-    ``test_places`` are the numbers of the rows among all that the label holder has. ``people`` are
-    numbers of the ids of the training and the test rows (`Source.people`), if rows have ids; else
-    ``whole`` is a digest of all labels in their order. ``bounds`` are those of regression's labels,
-    if named. ``present`` says which party has which training and test row, [rows, M], where any may
-    lack some. The first ``validation`` test rows are those by which the model is chosen.
-    ``unknown`` counts the rows of its file that too few parties have, where any may lack some: they
-    are in no figure.
+    train, test : class indices, int64 [rows], into ``classes``. Under regression, float32 [rows]:
+        the labels minus the training labels' ``mean``, divided by their ``deviation``.
+    classes : label values of the classes; empty under regression.
+    features : the label holder's own columns, if any: float32 [rows, F] of training and of test
+        rows, made by ``preparation`` from its file.
+    alignment : the statement about rows that parties must make (`messages.Description`).
+    places, test_places : numbers of the rows among all rows of the label holder.
+    people : numbers of the ids of training and test rows (`Source.people`), if rows have ids.
+    whole : digest of all labels in their order, if rows have no ids.
+    bounds : bounds of regression labels, if configured.
+    present : row masks [rows, M] of training and test rows, if parties may lack rows.
+    validation : number of test rows, from the first, that choose the model.
+    unknown : number of rows of the file that too few parties have. No figure counts them.
     """
 
     train: Array
@@ -71,7 +72,7 @@ class Labels:
 
     @property
     def tested(self) -> Labels:
-        """These without validation rows: only those that nothing was chosen by."""
+        """Return these labels without validation rows, which chose the model."""
         first = self.validation
         features, present, places = self.features, self.present, self.test_places
         people = self.people
@@ -86,10 +87,12 @@ class Labels:
         )
 
     def about(self, private: bool = False) -> dict[str, Any]:
-        """Which rows these are, and what is needed to predict: for a checkpoint, in JSON.
+        """Return the rows' identity, and what prediction needs: for a checkpoint, in JSON.
 
-        ``private`` : whether it says nothing of the labels, since a digest would tell one that is
-        unknown to who knows all others.
+        Parameters
+        ----------
+        private : whether to omit all information on labels. A digest of the labels would reveal
+            one unknown label to anybody who knows all others.
         """
         labels = hashlib.sha256(self.train.tobytes() + self.test.tobytes())
         return {
@@ -103,9 +106,11 @@ class Labels:
         }
 
     def prior(self, kept: float) -> list[float]:
-        """Return outputs for a row that nobody has: by the shares of the classes, or the mean.
+        """Return outputs for a row that no party has: from class shares, or the mean.
 
-        ``kept`` : chance that a label is the true one, by which the shares are estimated.
+        Parameters
+        ----------
+        kept : probability that a label is the true one, to estimate the true shares.
         """
         if not self.classes:
             return [float(self.train.mean())]
@@ -118,12 +123,12 @@ class Labels:
 
     @property
     def outputs(self) -> int:
-        """Outputs of the model: one number, one logit for two classes, else one a class."""
+        """Return the model's outputs: 1 for numbers or two classes, else one a class."""
         return 1 if len(self.classes) in (0, 2) else len(self.classes)
 
 
 def check(data: DataConfig) -> None:
-    """Raise `ConfigError` if keys of the labels contradict each other."""
+    """Raise `ConfigError` if options of the labels contradict each other."""
     if data.target == "regression" and data.class_weights:
         raise ConfigError(
             "class-weights is for classes, and target = 'regression' has none: leave one of them "
@@ -133,7 +138,7 @@ def check(data: DataConfig) -> None:
 
 
 def bounds(data: DataConfig) -> tuple[float, float] | None:
-    """The lowest and the highest label, if ``label-range`` names them; `ConfigError` if wrongly."""
+    """Return the bounds of ``label-range``, if given. Raise `ConfigError` if invalid."""
     if not data.label_range:
         return None
     if data.target != "regression":
@@ -151,7 +156,10 @@ def bounds(data: DataConfig) -> tuple[float, float] | None:
 
 
 def digest_of_labels(rows: str, regression: bool, *parts: Array) -> str:
-    """Digest all labels of a data set without ids in their order, by the order of class names."""
+    """Return a digest of all labels in their order, for a data set without ids.
+
+    Class labels count by the order of the class names.
+    """
     texts = any(part.dtype.kind == "O" for part in parts)
     values = np.concatenate([part.astype(str) if texts else part for part in parts])
     if not regression or values.dtype.kind not in "biuf":
@@ -161,7 +169,7 @@ def digest_of_labels(rows: str, regression: bool, *parts: Array) -> str:
 
 
 def _counts(labels: Array, classes: int, kept: float) -> Array:
-    """Rows of each class, [classes]; estimated where labels are the true ones by a chance."""
+    """Return the rows of each class, [classes]; estimated if ``kept`` is below 1."""
     counts = np.bincount(labels, minlength=classes)
     other = (1 - kept) / max(1, classes - 1)
     estimated: Array = np.maximum((counts - other * len(labels)) / (kept - other), 1)
@@ -169,13 +177,13 @@ def _counts(labels: Array, classes: int, kept: float) -> Array:
 
 
 def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) -> Labels:
-    """The labels of the training and the test rows, as read [rows], by what ``target`` makes them.
+    """Encode labels [rows] of training and test rows, by the option ``target``.
 
     Raises
     ------
     ConfigError
-        If a label is missing; if there are fewer than two classes, or too many; or under regression
-        if labels are not numbers, or all the same.
+        If a label is missing, or there are fewer than two classes, or too many. Under regression,
+        if labels are not numbers, or are all equal.
     """
     everything = np.concatenate([train, test])
     absent = everything.dtype.kind == "f" and not np.isfinite(everything).all()
@@ -184,7 +192,7 @@ def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) 
     if data.target == "regression":
         return _standardised(data, train, test, ids_digest)
     classes, indices = np.unique(everything, return_inverse=True)
-    rows = len(everything) if data.test_fraction else len(train)  # else all are there twice
+    rows = len(everything) if data.test_fraction else len(train)  # else test repeats train
     if not 2 <= len(classes) <= max(2, rows // 2):
         raise ConfigError(
             f"The labels of {data.called} take {len(classes)} values in {rows} rows: "
@@ -204,12 +212,12 @@ def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) 
 
 
 def as_known(data: DataConfig, labels: Labels, about: Mapping[str, Any]) -> Labels:
-    """Labels with the classes, or in the units, of an earlier model, which `Labels.about` tells.
+    """Encode labels with the classes or units of an earlier model (`Labels.about`).
 
     Raises
     ------
     ConfigError
-        If there are classes that it has never seen.
+        If there are classes that the earlier model has never seen.
     """
     if not labels.classes:
         mean, deviation = float(about["mean"]), float(about["deviation"])
@@ -238,12 +246,12 @@ def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) 
         )
     train, test = train.astype(np.float64), test.astype(np.float64)
     named = bounds(data)
-    if named:  # what they are scaled by follows from no label
+    if named:  # then the scale depends on no label
         train = np.clip(train, *named)
         mean, deviation = (named[0] + named[1]) / 2, (named[1] - named[0]) / math.sqrt(12)
     else:
         mean, deviation = float(train.mean()), float(train.std())
-    if deviation > 1e-9 * abs(mean):  # else they are constant up to rounding
+    if deviation > 1e-9 * abs(mean):  # otherwise they are constant up to rounding
         train, test = (((part - mean) / deviation).astype(np.float32) for part in (train, test))
     if train.min() == train.max() or test.min() == test.max():
         raise ConfigError(
@@ -254,15 +262,15 @@ def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) 
 
 
 def class_weights(data: DataConfig, labels: Array, classes: int, kept: float = 1.0) -> Array | None:
-    """Weights of the classes in the loss, float32 [classes]; none where all weigh the same.
+    """Return class weights for the loss, float32 [classes]; None if all are equal.
 
-    ``balanced`` makes every class weigh as much as any other over the training rows: N / (classes *
-    rows of the class). Parties with shared labels find the same weights.
+    ``balanced`` gives every class the same total weight over the training rows: N / (classes *
+    rows of the class). Parties with shared labels compute the same weights.
 
     Parameters
     ----------
     labels : class indices of the training rows, [N].
-    kept : the chance by which each is the true one.
+    kept : probability that each label is the true one.
 
     Raises
     ------

@@ -1,8 +1,7 @@
-"""Own data that Python code hands over: frames, arrays, tensors and torch data sets.
+"""Data from Python code: frames, arrays, tensors and torch data sets.
 
-They are held in this process under a name, by which the run configuration (``dataset =
-"memory:NAME"``) and the parties' node configurations (``source = "memory"``, ``held = "NAME"``)
-speak of them.
+This process holds them under a name. The run configuration (``dataset = "memory:NAME"``) and the
+parties' node configurations (``source = "memory"``, ``held = "NAME"``) use the name.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from vfl_flower.data.source import Preparation, Source, scaled, scaling
 from vfl_flower.data.tables import Table
 
 Array = NDArray[Any]
-_NONE = "\0"  # where a column is named and there is none; no column is called so
+_NONE = "\0"  # stands for no column where a name is needed; no column has this name
 
 
 @dataclass(frozen=True)
 class Frame(Table):
-    """A pandas frame; its ids are in its column ``id``, or the numbers of its rows."""
+    """A pandas frame. Its ids are in its column ``id``, or the numbers of its rows."""
 
     kind = "frame"
 
@@ -37,12 +36,12 @@ class Frame(Table):
 
     @cached_property
     def id_column(self) -> Any:
-        """The id column, or the numbers of the rows."""
+        """Return the id column, or the numbers of the rows."""
         return super().id_column if self.has_ids else np.arange(len(self.frame))
 
     @property
     def has_ids(self) -> bool:
-        """Whether the ids are in a column."""
+        """Return whether a column has the ids."""
         return self.id != _NONE
 
     @cached_property
@@ -54,7 +53,7 @@ class Frame(Table):
 
 
 class ArraySource(Source):
-    """An array [N, ...], whose ids are the numbers of its rows; scaled by its training rows."""
+    """An array [N, ...], scaled by its training rows. Its ids are the row numbers."""
 
     def __init__(self, array: Array, party: int) -> None:
         super().__init__({}, party)
@@ -72,16 +71,16 @@ class ArraySource(Source):
 
     @property
     def id_column(self) -> Array:
-        """The numbers of the rows."""
+        """Return the numbers of the rows."""
         return np.arange(len(self._array))
 
     def learn(self, train: Array) -> Preparation:
-        """Mean and deviation of each column of a table, or of all pixels at once."""
+        """Return mean and deviation of each column of a table, or of all pixels at once."""
         mean, deviation = scaling(self._array[train], per_column=self._array.ndim == 2)
         return Preparation({}, {}, mean.reshape(-1).tolist(), deviation.reshape(-1).tolist())
 
     def rows(self, places: Array, preparation: Preparation) -> Array:
-        """These rows, scaled."""
+        """Return these rows, scaled."""
         if self._array.ndim == 2 and self._array.shape[1] != len(preparation.mean):
             raise ConfigError(
                 f"Party {self.party}'s array has {self._array.shape[1]} columns, and its model was "
@@ -98,7 +97,7 @@ class ArraySource(Source):
 
 
 class DataSetSource(Source):
-    """A torch data set: item i is the sample of row i, or a tuple that begins with it."""
+    """A torch data set. Item i is the sample of row i, or a tuple that begins with it."""
 
     lazy = True
 
@@ -108,11 +107,11 @@ class DataSetSource(Source):
 
     @property
     def id_column(self) -> Array:
-        """The numbers of the rows."""
+        """Return the numbers of the rows."""
         return np.arange(len(self._dataset))
 
     def rows(self, places: Array, preparation: Preparation) -> Array:
-        """These samples, as the data set gives them."""
+        """Return these samples as the data set gives them."""
         items = [self._dataset[int(place)] for place in places]
         samples = [item[0] if isinstance(item, tuple | list) else item for item in items]
         rows = np.stack([np.asarray(sample, np.float32) for sample in samples])
@@ -125,18 +124,18 @@ class DataSetSource(Source):
         return rows
 
 
-# --- what is handed over ------------------------------------------------------------------------
+# --- conversion of arguments --------------------------------------------------------------------
 
 
 def listed(features: Any) -> list[Any]:
-    """The features of each party, as a list.
+    """Return the features of each party as a list.
 
     Raises
     ------
     ConfigError
-        If they are those of one party only, or cannot be counted.
+        If they belong to one party only, or cannot be counted.
     """
-    stacked = getattr(features, "ndim", 0) > 2  # an array of the parties' arrays
+    stacked = getattr(features, "ndim", 0) > 2  # one array with the parties' arrays
     if isinstance(features, str) or not (stacked or isinstance(features, Sequence)):
         raise ConfigError(
             f"features is of type {type(features).__name__}: give a list with the features of "
@@ -148,19 +147,19 @@ def listed(features: Any) -> list[Any]:
 def handed_over(
     features: Sequence[Any], labels: Any, data: DataConfig, id: str
 ) -> tuple[Frame, list[Source]]:
-    """The label holder's table and the parties' data, of the same rows.
+    """Return the label holder's table and the parties' data, of the same rows.
 
     Parameters
     ----------
-    features : of each party an array, a tensor, lists, a frame or a torch data set.
-    labels : of the rows, or a frame of the label holder's own; None where it has nothing.
-    id : the column of ids that all have, of which the common ones are used, or with align = 'any'
-        those that the labels have; or empty.
+    features : for each party an array, a tensor, lists, a frame or a torch data set.
+    labels : labels of the rows, or the label holder's own frame; None without either.
+    id : name of the id column in all frames; empty without ids. Use the common ids, or with
+        align = 'any' the ids of the labels.
 
     Raises
     ------
     ConfigError
-        If they cannot be used, or do not belong together.
+        If the data cannot be used, or do not belong together.
     """
     import pandas as pd
 
@@ -210,7 +209,7 @@ def handed_over(
 
 
 def _check_no_labels(part: Any, party: int, labels: Any) -> None:
-    """Refuse a frame with a column that is called as the labels, a Series."""
+    """Refuse a frame with a column of the labels' name, where labels are a Series."""
     name = None if hasattr(labels, "columns") else getattr(labels, "name", None)
     if name is not None and name in getattr(part, "columns", ()):
         raise ConfigError(
@@ -220,7 +219,7 @@ def _check_no_labels(part: Any, party: int, labels: Any) -> None:
 
 
 def as_array(values: Any, whose: str) -> Array:
-    """An array of an array, a tensor, a Series or lists.
+    """Convert an array, a tensor, a Series or lists to an array.
 
     Raises
     ------
@@ -236,7 +235,7 @@ def as_array(values: Any, whose: str) -> Array:
 
 
 def _common(features: Sequence[Any], labels: Any, data: DataConfig, id: str) -> list[Any]:
-    """Labels and features of the rows whose ids all have, or any."""
+    """Return labels and features of the rows that all have, or with align='any' some."""
     import pandas as pd
 
     if labels is None:
@@ -280,7 +279,7 @@ def _source(features: Any, party: int, data: DataConfig, id: str) -> Source:
 
 
 def _check_columns(value: Any, whose: str, id: str) -> None:
-    """Whether a frame has ids, and each column once."""
+    """Raise `ConfigError` if a frame has no id column, or a column twice."""
     if id and id not in getattr(value, "columns", ()):
         raise ConfigError(f"{whose} are no frame with a column {id!r} of ids.")
     names = [str(name) for name in getattr(value, "columns", ())]
@@ -290,7 +289,7 @@ def _check_columns(value: Any, whose: str, id: str) -> None:
 
 
 def _check_order(features: Sequence[Any], labels: Any) -> None:
-    """Refuse rows that pandas' indexes say are others, since they are taken by position."""
+    """Refuse rows whose pandas indexes differ, since rows are matched by position."""
     import pandas as pd
 
     named = [("labels", labels)]
@@ -306,14 +305,14 @@ def _check_order(features: Sequence[Any], labels: Any) -> None:
             )
 
 
-# --- what is held -------------------------------------------------------------------------------
+# --- registry of held data ----------------------------------------------------------------------
 
 _held: dict[str, tuple[Table, Sequence[Source]]] = {}
 
 
 @contextmanager
 def held(labels: Table, features: Sequence[Source], name: str = "") -> Iterator[str]:
-    """Hold the label holder's table and the parties' features; the name, while this lasts."""
+    """Hold the label holder's table and the parties' features. Yield their name."""
     name = name or secrets.token_hex(8)
     _held[name] = labels, features
     try:
@@ -323,12 +322,12 @@ def held(labels: Table, features: Sequence[Source], name: str = "") -> Iterator[
 
 
 def of_party(node_config: Mapping[str, Any], party: int) -> Source:
-    """What is held for a party."""
+    """Return the data held for a party."""
     return _get(str(node_config.get("held")))[1][party]
 
 
 def of_label_holder(data: DataConfig) -> Table:
-    """What is held for the label holder."""
+    """Return the table held for the label holder."""
     return _get(data.dataset.partition(":")[2])[0]
 
 

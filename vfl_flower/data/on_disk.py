@@ -1,8 +1,8 @@
-"""Sources that read all they need once, in pieces, and keep it on the disk row by row.
+"""Sources that read their data once, in pieces, and keep the rows on disk.
 
-So a party's memory is bounded whatever its data are, a mini-batch costs as many small reads as it
-has rows, and what is wrong with any row is found before training begins. `LargeTable` is a table
-of numbers and texts; `images`, `text` and `sequences` have others.
+So a party's memory is bounded for any data. A mini-batch costs one small read for each row. Errors
+in any row are found before training begins. `LargeTable` is a table of numbers and texts; `images`,
+`text` and `sequences` have other kinds.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from vfl_flower.data.source import Preparation, Source
 
 Array = NDArray[Any]
 
-_LARGE = 2**29  # bytes of a table in double precision, beyond which it is not held in memory
-_AT_ONCE = 2**24  # bytes of columns that are looked at together
+_LARGE = 2**29  # bytes of a table in double precision; a larger table stays on disk
+_AT_ONCE = 2**24  # bytes of columns to process at once
 
 
 class KeptSource(Source):
-    """A lazy source that keeps its rows as arrays of one shape, once they are encoded."""
+    """A lazy source that encodes its rows once, and keeps them as arrays of one shape."""
 
     lazy = True
 
     def load(self, places: Array, preparation: Preparation) -> None:
-        """Read, check and keep the rows that are not kept yet."""
+        """Read, check and keep these rows, unless they are kept already."""
         wanted = np.zeros(len(self._numbers), bool)
         wanted[places] = True
         wanted &= self._numbers < 0
@@ -48,49 +48,49 @@ class KeptSource(Source):
             self._numbers[found] = self._files[0].append(encoded)
 
     def rows(self, places: Array, preparation: Preparation) -> Arrays:
-        """These rows."""
+        """Return these rows."""
         if (self._numbers[places] < 0).any():
             self.load(places, preparation)
         return self._decode(self._files[0].read(self._numbers[places]), preparation)
 
     @cached_property
     def count(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return len(self.id_column)
 
     def forget_ids(self) -> None:
-        """As of any source, but for their number."""
+        """Drop the ids as any source does, but keep their number."""
         _ = self.count
         super().forget_ids()
 
     @cached_property
     def _numbers(self) -> Array:
-        """Where in the file the row at each place is; -1 if it is not there."""
+        """Return the number in the file of the row at each place; -1 if it is missing."""
         return np.full(self.count, -1, np.int32)
 
     @cached_property
     def _files(self) -> list[RowFile]:
-        """The file, once there is one."""
+        """Return the file, once there is one."""
         return []
 
     @abstractmethod
     def _pieces(self, wanted: Array, preparation: Preparation) -> Iterator[tuple[Array, Any]]:
-        """Of the rows that are wanted some after others: their places, and what they hold."""
+        """Yield the wanted rows in pieces: their places, and their content."""
 
     @abstractmethod
     def _encode(self, piece: Any, preparation: Preparation) -> Array:
-        """What is kept of such a piece: [n, ...], of one type and shape."""
+        """Encode a piece to keep it: [n, ...], with one type and shape for all pieces."""
 
     def _decode(self, rows: Array, preparation: Preparation) -> Arrays:
-        """Samples, of what was kept."""
+        """Return samples from kept rows."""
         return rows
 
 
 @dataclass(frozen=True)
 class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be one array
-    """A csv or parquet file that is read in pieces."""
+    """A csv or parquet file, read in pieces."""
 
-    piece: ClassVar[int] = 4096  # rows that are read together
+    piece: ClassVar[int] = 4096  # rows to read at once
 
     def _pieces(self, wanted: Array, preparation: Preparation) -> Iterator[tuple[Array, Any]]:
         start = 0
@@ -102,11 +102,11 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
             start += len(frame)
 
     def _needed(self, preparation: Preparation) -> list[str]:
-        """The columns that samples are made of."""
+        """Return the columns that samples need."""
         return self.feature_names
 
     def _frames(self, names: list[str]) -> Iterator[Any]:
-        """Frames of these columns, of some rows after others."""
+        """Yield frames of these columns, piece by piece."""
         import pyarrow.parquet as pq
 
         try:
@@ -128,7 +128,7 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
 
     @property
     def _parquet(self) -> Any:
-        """Where columns can be read one by one: the file itself, or what was made of a csv file."""
+        """Return a parquet file with these columns: the file itself, or a converted csv."""
         if not self._is_csv:
             return Path(self.path).expanduser()
         self._converted.seek(0)
@@ -136,7 +136,7 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
 
     @cached_property
     def _converted(self) -> BinaryIO:
-        """The columns of a csv file as parquet; what is not numeric in any piece is text."""
+        """Convert a csv file's columns to parquet. Non-numeric columns become text."""
         import pandas as pd
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -165,7 +165,7 @@ class KeptFile(KeptSource, OwnFile):  # type: ignore[misc]  # rows need not be o
 
 
 def _type_of(kinds: set[str]) -> Any:
-    """The Arrow type of a column of which pieces are of these NumPy kinds."""
+    """Return the Arrow type of a column whose pieces have these NumPy kinds."""
     import pyarrow as pa
 
     if len(kinds) == 1:
@@ -175,10 +175,10 @@ def _type_of(kinds: set[str]) -> Any:
 
 @dataclass(frozen=True)
 class LargeTable(KeptFile):
-    """A table that would not fit into memory; what a model reads of it is what `OwnFile` gives."""
+    """A table too large for memory. A model reads the same rows as from `OwnFile`."""
 
     def learn(self, train: Array) -> Preparation:
-        """What `Table.learn` finds, from a few columns at a time."""
+        """Return the result of `Table.learn`, from a few columns at a time."""
         self.check_features()
         names, few = self.feature_names, max(1, _AT_ONCE // (8 * self.count))
         parts = [
@@ -186,7 +186,7 @@ class LargeTable(KeptFile):
             for group in (names[at : at + few] for at in range(0, len(names), few))
         ]
 
-        def in_order(values: str) -> list[float]:  # numbers first, as `Table` has them
+        def in_order(values: str) -> list[float]:  # numbers first, as in `Table`
             firsts = [getattr(each, values)[: len(each.numbers)] for each in parts]
             others = [getattr(each, values)[len(each.numbers) :] for each in parts]
             return [value for part in (*firsts, *others) for value in part]
@@ -206,12 +206,12 @@ class LargeTable(KeptFile):
 
 
 def is_large(own: OwnFile) -> bool:
-    """Whether a table is better read in pieces, by what it would take in double precision."""
+    """Return whether a table is too large to hold in double precision."""
     import pyarrow.parquet as pq
 
     path = Path(own.path).expanduser()
     most = min(_LARGE, free_memory() / 8)
     if path.suffix.lower() == ".csv":
-        return path.stat().st_size > most  # about as many bytes in text
+        return path.stat().st_size > most  # text takes about as many bytes
     rows: int = pq.read_metadata(path).num_rows
     return 8 * rows * len(own.feature_names) > most

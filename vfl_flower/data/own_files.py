@@ -1,9 +1,9 @@
-"""A file of one's own: how a party reads its features, and the label holder labels and features.
+"""Your own file: a party's features, or the label holder's labels and features.
 
-A party names its file in its ``--node-config``, the label holder in the run configuration, by the
-same words: ``file`` (the label holder: ``dataset = "files:PATH"``), ``id``, ``columns``,
-``missing`` and ``text``. Rows are those that all have (`data.alignment`), in the order of the label
-holder's ids.
+A party names its file in its ``--node-config``, the label holder in the run configuration. Both use
+the same words: ``file`` (label holder: ``dataset = "files:PATH"``), ``id``, ``columns``,
+``missing`` and ``text``. The rows of a run are the rows that all have (`vfl_flower.alignment`), in
+the order of the label holder's ids.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from vfl_flower.data.tables import Table
 
 @dataclass(frozen=True)
 class OwnFile(Table):
-    """A csv or parquet file, and what its owner says of it."""
+    """A csv or parquet file, and its owner's options for it."""
 
     kind = "file"
 
     @classmethod
     def of_party(cls, node_config: Mapping[str, Any], party: int) -> OwnFile:
-        """The file that a party's node configuration names."""
+        """Return the file that a party's node configuration names."""
         given = {name: node_config.get(name, "") for name in ("file", *_WORDS)}
         if not all(isinstance(value, str) for value in given.values()):
             raise ConfigError(
@@ -55,14 +55,14 @@ class OwnFile(Table):
 
     @classmethod
     def of_label_holder(cls, data: DataConfig) -> OwnFile:
-        """The file that ``dataset = "files:PATH"`` names."""
+        """Return the file that ``dataset = "files:PATH"`` names."""
         path = data.dataset.partition(":")[2]
         words = {name: getattr(data, name) for name in _WORDS}
         return cls(path, **words, label=data.label)
 
     @cached_property
     def _names(self) -> list[str]:
-        """The columns, without those in which pandas may have put row numbers."""
+        """Return the columns, without pandas' columns of row numbers."""
         import pandas as pd
 
         if not Path(self.path).expanduser().is_file():
@@ -87,7 +87,7 @@ class OwnFile(Table):
 
     @cached_property
     def _schema(self) -> Any:
-        """The schema of a parquet file: reading it takes as long as the file has columns."""
+        """Return a parquet file's schema, cached: its reading time grows with the columns."""
         import pyarrow.parquet as pq
 
         return pq.read_schema(Path(self.path).expanduser())
@@ -105,7 +105,7 @@ class OwnFile(Table):
 
     @property
     def kind_of_features(self) -> str:
-        """What the feature columns hold: images or sequences, if one of them does; else a table."""
+        """Return the kind of the feature columns: images, sequences, or else a table."""
         import pyarrow as pa
 
         names = set(self.feature_names)
@@ -133,7 +133,7 @@ class OwnFile(Table):
 
 
 def of_separator(names: Sequence[str]) -> str:
-    """What is wrong with a csv file whose columns are called so; empty unless by its separator."""
+    """Return what is wrong with a csv file's separator, by its column names, if so."""
     called = {";": "semicolons", "\t": "tabs", "|": "bars"}
     found = next((each for each in called if names and each in names[0]), "")
     if not found:
@@ -146,11 +146,11 @@ def of_separator(names: Sequence[str]) -> str:
 
 
 def as_frame(table: Any) -> Any:
-    """A pandas frame of an Arrow table, or of some rows of it."""
+    """Convert an Arrow table, or some rows of it, to a pandas frame."""
     import pandas as pd
     import pyarrow as pa
 
-    truths = {pa.bool_(): pd.BooleanDtype()}  # else a missing one makes them objects
+    truths = {pa.bool_(): pd.BooleanDtype()}  # otherwise a missing value makes them objects
     return table.to_pandas(ignore_metadata=True, types_mapper=truths.get)
 
 

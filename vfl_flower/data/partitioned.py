@@ -1,8 +1,8 @@
-"""Data sets that are partitioned: each party reads its own columns, the label holder the labels.
+"""Partitioned data sets: parties read their columns, the label holder the labels.
 
-`config.plugins.DATASETS` names those of `data.formats` and `data.hugging_face`, by what stands
-before the colon in ``dataset='npz:PATH'``. To add one, write a function like them: a data set of
-your own is ``dataset='waves.py:open_waves'``.
+`config.plugins.DATASETS` names the data sets of `data.formats` and `data.hugging_face`, by the
+prefix in ``dataset='npz:PATH'``. To add one, write such a function. A data set of your own is
+``dataset='waves.py:open_waves'``.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from vfl_flower.data.samples import Arrays
 
 Array = NDArray[Any]
 Columns = Callable[[tuple[int, ...]], Any]
-"""From the shape of one sample to the index of a party's columns."""
+"""Function from the shape of one sample to the index of a party's columns."""
 
-_SHIPPED = ("digits", "breast-cancer")  # with scikit-learn
+_SHIPPED = ("digits", "breast-cancer")  # in scikit-learn
 _OF_A_FILE = ("npz", "csv", "parquet", "svmlight")
 
 
 @dataclass(frozen=True)
 class PartitionedData:
-    """A data set before its split: one part (all rows) or two (training rows, test rows).
-
-    ``made`` : what makes samples of features as they are read; if it is none, they are scaled.
+    """A data set before its split: one part (all rows) or two (training, test).
+    made : function that makes samples of features as read; without it, features are scaled.
     """
 
     features: Callable[[Columns], list[Array]]
@@ -45,7 +44,7 @@ class PartitionedData:
 
 
 def open_dataset(data: DataConfig) -> PartitionedData:
-    """The data set that ``dataset`` names.
+    """Return the data set that ``dataset`` names.
 
     Raises
     ------
@@ -78,27 +77,27 @@ def _opener(name: str) -> Callable[[DataConfig, str], PartitionedData]:
 
 
 def is_code(dataset: str) -> bool:
-    """Whether a data set is the place of code: no path after a colon, but a name after a dot."""
+    """Return whether ``dataset`` is an import path, not a prefix and a path."""
     return DATASETS.is_place(dataset) and "." in dataset.rpartition(":")[0]
 
 
-# --- what is read again -------------------------------------------------------------------------
+# --- cache --------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1)  # of images, all parties' are decoded at once
+@lru_cache(maxsize=1)  # decodes the images of all parties once
 def opened(data: DataConfig, version: Any) -> PartitionedData:
-    """Return the data set that ``dataset`` names, the same while its files stay as they are."""
+    """Return the data set that ``dataset`` names, cached until its files change."""
     return open_dataset(data)
 
 
 def decisive(data: DataConfig) -> DataConfig:
-    """What decides the data: runs that differ in the rest share it."""
+    """Return the options that decide the data, so that other runs can share it."""
     as_always = replace(data, id="id", columns="", missing="refuse", text="refuse", presence=1.0)
     return replace(as_always, class_weights="", augment="none")
 
 
 def version_of(data: DataConfig) -> Any:
-    """What changes when the files of a data set do, so that no old content is used again."""
+    """Return a value that changes with the files of a data set, for the cache."""
     kind, _, place = data.dataset.partition(":")
     if not place:
         return ()
@@ -114,15 +113,15 @@ def _stat(path: Path) -> os.stat_result | None:
         return None
 
 
-# --- which columns are a party's ----------------------------------------------------------------
+# --- columns of a party -------------------------------------------------------------------------
 
 
 def columns_of(
     data: DataConfig, sequences: bool, shape: tuple[int, ...], party: int, parties: int
 ) -> Any:
-    """Index of a party's columns in an array [rows, *shape]; evenly, by contiguous blocks."""
+    """Return the index of a party's columns in [rows, *shape]: even contiguous blocks."""
     if len(shape) == 1 or sequences:
-        # A table's columns; or a sequence's signals, each party seeing every time step.
+        # Columns of a table, or signals of a sequence: each party sees every time step.
         columns = _cut(shape[-1], party, parties, "columns", data.dataset)
         return (..., columns)
     if data.image_split == "flat":

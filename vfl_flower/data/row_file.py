@@ -1,8 +1,8 @@
-"""Rows that are kept on the disk, where they would be too many for memory.
+"""Rows on disk, for data that exceed memory.
 
-The file has no name, so that nobody else can open it and it is gone with the process; it is made
-in FLWR_HOME/vfl-flower, where a party keeps its state. It is read and not mapped: pages of a map
-would stay in the process until the kernel wants them back, so that its memory grew with the file.
+The file has no name: nobody else can open it, and it vanishes with the process. It lies in
+FLWR_HOME/vfl-flower, like a party's state. It is read and not mapped, since the kernel would keep
+mapped pages in the process, and memory would grow with the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 
 class RowFile:
-    """Rows of one type and shape, by the order in which they came."""
+    """Rows of one type and shape, in order of arrival."""
 
     def __init__(self, dtype: Any, shape: tuple[int, ...]) -> None:
         self.dtype = np.dtype(dtype)
@@ -34,7 +34,13 @@ class RowFile:
         self._size = self.dtype.itemsize * int(np.prod(shape))
 
     def append(self, rows: Array) -> Array:
-        """Add rows [n, *shape], and tell their numbers, [n]; `VflError` if the disk refuses."""
+        """Append rows [n, *shape], and return their numbers [n].
+
+        Raises
+        ------
+        VflError
+            If the rows cannot be written.
+        """
         content = np.ascontiguousarray(rows, self.dtype)
         with _told():
             self._file.write(content.data.cast("B"))
@@ -43,7 +49,7 @@ class RowFile:
         return np.arange(self._rows - len(rows), self._rows)
 
     def read(self, numbers: Array) -> Array:
-        """The rows of these numbers, [n, *shape]."""
+        """Return the rows with these numbers, [n, *shape]."""
         rows = np.empty((len(numbers), *self.shape), self.dtype)
         content, opened, size = rows.data.cast("B"), self._file.fileno(), self._size
         for at, number in enumerate(numbers.tolist()):
@@ -52,7 +58,7 @@ class RowFile:
 
 
 def unnamed() -> BinaryIO:
-    """A file without a name; `VflError` if the disk refuses."""
+    """Return a file without a name. Raise `VflError` if it cannot be made."""
     folder = flower_home() / "vfl-flower"
     with _told():
         make_folder(folder)
@@ -61,7 +67,7 @@ def unnamed() -> BinaryIO:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Say as the end of a sentence, by `VflError`, that the disk refuses."""
+    """Raise `VflError` if a write fails. The text is the end of a sentence."""
     try:
         yield
     except OSError as error:

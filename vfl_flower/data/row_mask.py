@@ -1,7 +1,7 @@
-"""Which rows a party has, where it may lack some that others have.
+"""Row masks: which rows of a run a party has, if parties may lack rows.
 
-All N rows of a run are numbered alike at all participants. A party knows which of them it has, and
-nothing of others; the label holder knows of all.
+All participants number the N rows of a run alike. A party knows only its own mask. The label holder
+knows the masks of all parties.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class RowMask:
-    """The rows of a run that a party has: their numbers ``ids``, ascending, of ``rows`` in all."""
+    """A party's rows: their numbers ``ids``, ascending, of ``rows`` rows of the run."""
 
     rows: int
     ids: NDArray[np.int32]
 
     @classmethod
     def of(cls, has: NDArray[np.bool_]) -> RowMask:
-        """Those of which a mask [rows] says so."""
+        """Build from a mask [rows]."""
         return cls(len(has), np.flatnonzero(has).astype(np.int32))
 
     @property
     def mask(self) -> NDArray[np.bool_]:
-        """Whether it has each row, [rows]."""
+        """Return the mask [rows]."""
         mask = np.zeros(self.rows, bool)
         mask[self.ids] = True
         return mask
@@ -41,13 +41,15 @@ class RowMask:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Rows of one's own data that a run is of, in common order, and the name of their alignment.
+    """A participant's rows of a run, in common order, and the name of their alignment.
 
-    The label holder draws the name; it says nothing of the rows. A party has -1 for a row that it
-    lacks, and only the label holder knows who has which, ``present`` [N, M]; none where all have
-    all. ``nodes`` are those that were told, by party. ``answers`` are those by which the label
-    holder has shown to each party that it knows their ids, [parties, 32]; nobody else has seen
-    them.
+    name : name that the label holder draws. It reveals nothing about the rows.
+    rows : places of the rows in the participant's data; -1 for a row that a party lacks.
+    present : row mask [N, M] of all parties, known to the label holder alone; None if all parties
+        have all rows.
+    nodes : party -> node, of the parties that know the alignment.
+    answers : proofs [parties, 32] that the label holder knows each party's ids. Nobody else has
+        seen them.
     """
 
     name: str
@@ -58,14 +60,14 @@ class Alignment:
 
 
 def draw_row_masks(config: RunConfig, rows: int, parties: int) -> NDArray[np.bool_]:
-    """Who has which rows of a divided data set, [rows, parties], by the seed.
+    """Draw the row masks of a partitioned data set, [rows, parties], by the seed.
 
-    Each has a row by chance ``presence``; one that nobody would have is one party's, at random.
+    Each party has a row with probability ``presence``. A row without a party goes to a random one.
     """
     return _drawn(config.training.seed, config.data.presence, rows, parties)
 
 
-@lru_cache(maxsize=2)  # each party asks, and the label holder
+@lru_cache(maxsize=2)  # each party and the label holder call it
 def _drawn(seed: int, presence: float, rows: int, parties: int) -> NDArray[np.bool_]:
     generator = np.random.default_rng([seed, 7])
     has = generator.random((rows, parties)) < presence

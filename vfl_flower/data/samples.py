@@ -1,7 +1,7 @@
-"""Samples: what a bottom model reads of so many rows.
+"""Samples: the input of a bottom model for a number of rows.
 
-One tensor [R, ...], or a dictionary of them by name, as a tokenizer gives (``input_ids`` and
-``attention_mask``). A source gives the same as NumPy arrays.
+Samples are one tensor [R, ...], or a dictionary of tensors by name, as from a tokenizer
+(``input_ids`` and ``attention_mask``). A source gives the same as NumPy arrays.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ Samples = Tensor | dict[str, Tensor]
 
 
 def count(samples: Arrays | Samples) -> int:
-    """How many rows there are."""
+    """Return the number of rows."""
     one: Any = next(iter(samples.values())) if isinstance(samples, Mapping) else samples
     return len(one)
 
 
 def first(arrays: Any) -> Samples:
-    """One row as the source gives it, without the dimension of rows; zeros if there is none.
+    """Return one row from a source, without the row dimension; zeros if empty.
 
-    ``arrays`` : `Arrays`, or what gives them when it is cut.
+    Parameters
+    ----------
+    arrays : `Arrays`, or an object that returns `Arrays` for a slice.
     """
     cut = arrays[:1] if not isinstance(arrays, Mapping) else {k: v[:1] for k, v in arrays.items()}
     one = tensors(cut, torch.device("cpu"))
@@ -34,38 +36,38 @@ def first(arrays: Any) -> Samples:
 
 
 def each(samples: Samples, change: Callable[[Tensor], Tensor]) -> Samples:
-    """What ``change`` makes of each tensor."""
+    """Apply ``change`` to each tensor."""
     if isinstance(samples, dict):
         return {name: change(tensor) for name, tensor in samples.items()}
     return change(samples)
 
 
 def numbers(samples: Samples) -> int:
-    """How many numbers they hold."""
+    """Return how many numbers the samples hold."""
     return sum(map(Tensor.numel, samples.values() if isinstance(samples, dict) else [samples]))
 
 
 def shape(samples: Samples) -> Any:
-    """Their shape, or that of each by name."""
+    """Return the shape of the samples, or name -> shape."""
     if isinstance(samples, dict):
         return {name: tuple(tensor.shape) for name, tensor in samples.items()}
     return tuple(samples.shape)
 
 
 def tensors(arrays: Arrays, device: torch.device) -> Samples:
-    """Arrays as tensors on a device."""
+    """Convert arrays to tensors on a device."""
     if isinstance(arrays, Mapping):
         return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
     return torch.from_numpy(arrays).to(device)
 
 
 def rows(samples: Samples, index: Any) -> Samples:
-    """Those rows that a slice, or a tensor of places or of truth values, picks."""
+    """Return the rows at an index: a slice, or a tensor of places or of truth values."""
     return each(samples, lambda tensor: tensor[index])
 
 
 def split(samples: Samples, lengths: Sequence[int]) -> list[Samples]:
-    """Rows of one step after the other, of which each has its length."""
+    """Split rows into consecutive parts of these lengths, one for each step."""
     if not isinstance(samples, dict):
         return list(samples.split(list(lengths)))
     parts = {name: tensor.split(list(lengths)) for name, tensor in samples.items()}

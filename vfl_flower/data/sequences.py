@@ -1,8 +1,8 @@
-"""A column of sequences: lists of numbers, or of lists of as many numbers each.
+"""A column of sequences: lists of numbers, or of lists with equally many numbers.
 
 A sample is float32 [T, signals], scaled by the mean and the deviation of each signal over training
-rows: the last T values, and before a sequence that is shorter zeros, which are the mean; so that a
-model that reads from first to last ends with what is newest.
+rows. It has the last T values. A shorter sequence gets zeros, the mean, in front. So a model that
+reads from first to last ends with the newest values.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class SequenceColumn(KeptFile):
-    """The one column of lists in a parquet file."""
+    """A parquet file whose only feature column holds lists."""
 
     piece: ClassVar[int] = 1024
 
-    length: int = 0  # T; 0: that of the longest in the training rows
+    length: int = 0  # T; 0: length of the longest sequence in the training rows
 
     def learn(self, train: Array) -> Preparation:
-        """Length, signals, and mean and deviation of each."""
+        """Return length, signals, and mean and deviation of each signal."""
         wanted, moments, longest = np.zeros(self.count, bool), Moments(), 1
         wanted[train] = True
         signals = 0
@@ -54,7 +54,7 @@ class SequenceColumn(KeptFile):
         return rows
 
     def _values(self, piece: Any, signals: int) -> list[Array]:
-        """The values [T, signals] of each row of a piece."""
+        """Return the values [T, signals] of each row of a piece."""
         (column,) = (piece[name] for name in piece)
         found = []
         for place, cell in column.items():

@@ -1,7 +1,7 @@
 """A participant's own data: ids, and samples of given rows.
 
-`own_files` has tables in files; subclass `Source` for anything else, and name it in the party's
-node configuration: ``source='waves.py:Waves'``.
+`own_files` has tables in files. For other data, subclass `Source`, and name the subclass in the
+party's node configuration: ``source='waves.py:Waves'``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Preparation:
-    """How columns become numbers, as the training rows taught it; kept with the model.
+    """How columns become numbers, learned from training rows, saved with the model.
 
     numbers : numeric columns, in order, and the median of each.
     texts : text columns, in order, and the values of each that get a 0/1 column.
-    mean, deviation : of each resulting column; of images, of each colour.
-    shape : of a sample, where it is not the columns that decide it: images, sequences, tokens.
-    tokenizer : digest of what tokens stand for.
+    mean, deviation : for each resulting column; for images, for each colour.
+    shape : shape of a sample, if columns do not decide it: images, sequences, tokens.
+    tokenizer : digest of the meaning of tokens.
     """
 
     numbers: dict[str, float]
@@ -41,18 +41,18 @@ class Preparation:
     tokenizer: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """What `Preparation(**...)` makes it of again."""
+        """Return the fields in JSON types; `Preparation(**...)` restores them."""
         return asdict(self)
 
 
 class Source(ABC):
     """Own data of a party, or of the label holder.
 
-    A party's is made of its node configuration and its number.
+    A party's source is built from its node configuration and its number.
     """
 
     lazy: ClassVar[bool] = False
-    """Whether samples are read when they are used, instead of once."""
+    """Whether to read samples on use, instead of once."""
 
     def __init__(self, node_config: Mapping[str, Any], party: int) -> None:
         self.node_config = node_config
@@ -60,62 +60,65 @@ class Source(ABC):
 
     @property
     def whose(self) -> str:
-        """The data as the subject of a sentence."""
+        """Return the data as the subject of a sentence."""
         return f"Party {self.party}'s source"
 
     @property
     @abstractmethod
     def id_column(self) -> Any:
-        """The id of each row, whole numbers or texts: [rows]."""
+        """Return the id of each row, whole numbers or texts: [rows]."""
 
     @abstractmethod
     def rows(self, places: Array, preparation: Preparation) -> Arrays:
-        """Samples of the rows at these places, as the bottom model reads them.
+        """Return samples of the rows at these places, as the bottom model reads them.
 
-        An array [n, ...], or a dictionary of them by name, of float32 or int64. ``preparation`` is
-        what `learn` has given, now or when the model was trained.
+        Samples are an array [n, ...], or a dictionary of arrays by name, of float32 or int64.
+
+        Parameters
+        ----------
+        preparation : result of `learn`, now or when the model was trained.
         """
 
     def learn(self, train: Array) -> Preparation:
-        """What must be known of the training rows, at these places, to prepare any row."""
+        """Learn from the training rows at these places how to prepare any row."""
         return Preparation({}, {}, [], [])
 
     def load(self, places: Array, preparation: Preparation) -> None:
-        """Have these rows at hand, if the source is lazy and keeps them somewhere.
+        """Load these rows, if the source is lazy and keeps rows somewhere.
 
-        What is wrong with any of them is best found here, before training begins.
+        Check the rows here if possible, so that errors appear before training.
         """
         return
 
-    # What follows from the ids.
+    # Derived from the ids.
 
     def forget_ids(self) -> None:
-        """Let go of what was read of the ids, which take more memory than many columns."""
+        """Drop the cached ids, which take more memory than many columns."""
         for name in ("ids", "id_column"):
             vars(self).pop(name, None)
 
     @cached_property
     def ids(self) -> list[bytes]:
-        """The ids of all rows, in their order, encoded."""
+        """Return the encoded ids of all rows, in their order."""
         return encode_ids(self.id_column, self.whose)
 
     @property
     def id_kind(self) -> str:
-        """What ids are: whole numbers, or texts."""
+        """Return the kind of ids: whole numbers, or texts."""
         return id_kind(self.id_column)
 
     def id_values(self, rows: Array) -> Array:
-        """The ids of these rows, as they are."""
+        """Return the ids of these rows, not encoded."""
         values: Array = np.asarray(self.id_column)[rows]
         return values
 
     def names(self, rows: Array) -> NDArray[np.uint64]:
-        """A number for the id of each of these rows, the same in all files."""
+        """Return a number for the id of each of these rows, the same in all files."""
         return self._id_numbers(rows)
 
     def people(self, rows: Array) -> NDArray[np.uint64]:
         """Return a number for each row's person, by the text of the id: 7 and "7" are one."""
-        return self._id_numbers(rows, len(b"i:"))  # as `encode_ids` begins an id
+        return self._id_numbers(rows, len(b"i:"))  # skip the prefix of `encode_ids`
 
     def _id_numbers(self, rows: Array, skipped: int = 0) -> NDArray[np.uint64]:
         each = bytearray()
@@ -125,21 +128,21 @@ class Source(ABC):
         return np.frombuffer(bytes(each), "<u8")
 
     def digest(self, rows: Array) -> str:
-        """Digest of these rows' ids, in their order."""
+        """Return a digest of these rows' ids, in their order."""
         digest = hashlib.sha256()
         for some in self._ids_of(rows):
             digest.update(b"\n".join(some) + b"\n")
         return digest.hexdigest()
 
     def _ids_of(self, rows: Array) -> Iterator[list[bytes]]:
-        """The ids of these rows, some after others: all at once take much memory."""
+        """Yield the ids of these rows in pieces, since all at once take much memory."""
         ids = self.ids
         for at in range(0, len(rows), 65536):
             yield [ids[row] for row in rows[at : at + 65536].tolist()]
 
 
 class Rows:
-    """Rows of a lazy source, which are read when they are asked for, as from an array."""
+    """Rows of a lazy source, read on indexing, like an array."""
 
     def __init__(self, source: Source, places: Array, preparation: Preparation) -> None:
         self.source = source
@@ -161,7 +164,7 @@ class Rows:
 
 
 class Compact:
-    """Rows in memory in another form, which become samples when they are asked for."""
+    """Rows in memory in a compact form, converted to samples on indexing."""
 
     def __init__(self, kept: Array, made: Callable[[Array], Arrays]) -> None:
         self._kept = kept
@@ -178,16 +181,16 @@ class Compact:
 
 
 def scaling(train: Array, per_column: bool) -> tuple[Array, Array]:
-    """Mean and deviation of training rows: of each column of a table, or of all pixels at once."""
+    """Return mean and deviation of training rows, for each column or for all pixels."""
     axes = tuple(range(train.ndim - 1)) if per_column else None
     mean = train.mean(axis=axes, dtype=np.float64)
     deviation = train.std(axis=axes, dtype=np.float64)
-    constant = deviation <= 1e-9 * np.abs(mean)  # up to rounding
+    constant = deviation <= 1e-9 * np.abs(mean)  # within rounding errors
     return np.asarray(mean), np.where(constant, 1.0, deviation)
 
 
 class Moments:
-    """Mean and deviation of each column, of rows that come piece by piece."""
+    """Mean and deviation of each column, from rows that arrive in pieces."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -195,7 +198,7 @@ class Moments:
         self._squares: Any = 0.0  # sum of squared distances from the mean
 
     def add(self, rows: Array) -> None:
-        """Some more rows, [n, columns]."""
+        """Add rows [n, columns]."""
         if not len(rows):
             return
         mean, whole = rows.mean(axis=0, dtype=np.float64), self._rows + len(rows)
@@ -206,17 +209,17 @@ class Moments:
         self._rows = whole
 
     def found(self) -> tuple[list[float], list[float]]:
-        """Mean and deviation of each column; of one that is constant the latter is 1."""
+        """Return mean and deviation of each column. A constant column has deviation 1."""
         deviation = np.sqrt(self._squares / self._rows)
         constant = deviation <= 1e-9 * np.abs(self._mean)
         return self._mean.tolist(), np.where(constant, 1.0, deviation).tolist()
 
 
 def scaled(rows: Array, mean: Array, deviation: Array) -> Array:
-    """Rows less the mean, over the deviation, as float32; what overflows becomes infinite."""
+    """Standardise rows, in float32. Overflows become infinite."""
     out = np.empty(rows.shape, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, len(rows), 65536):  # in double precision, but not all at once
+        for start in range(0, len(rows), 65536):  # in double precision, so not all at once
             part = slice(start, start + 65536)
             out[part] = (rows[part] - mean) / deviation
     return out

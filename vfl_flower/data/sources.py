@@ -1,4 +1,4 @@
-"""Which source a party's node configuration names: what its file holds, or a class of its own."""
+"""Choose a party's source of data from its node configuration."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from vfl_flower.data.text import TextColumn
 
 
 def source_of(node_config: Mapping[str, Any], party: int) -> Source:
-    """The data of a party: by ``source`` code, by ``images`` a folder, by ``file`` a file.
+    """Return a party's data, from its option ``source``, ``images`` or ``file``.
 
+    They name code, a folder and a file.
     Raises
     ------
     ConfigError
-        If a key has a value that it cannot have, or the file cannot be read.
+        If an option has an invalid value, or the file cannot be read.
     """
     if "source" in node_config:
         source: Source = SOURCES.load(str(node_config["source"]))(node_config, party)
@@ -54,7 +55,7 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
 
 
 def _one_column(own: OwnFile, kind: type[OwnFile], what: str, **more: Any) -> OwnFile:
-    """The file as one that has a single feature column, of such content."""
+    """Return the file as a source of this kind, which has a single feature column."""
     if len(own.feature_names) != 1:
         raise own._wrong(
             f"holds {what} beside other columns, where a party has one kind of data: name the one "

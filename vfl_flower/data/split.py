@@ -1,7 +1,7 @@
-"""Which rows train, which choose the model, and which test it.
+"""Split rows into training, validation and test rows.
 
-Both sides derive it from the number of rows alone, so that nobody has to tell. Rows for validation
-stand first among those held out, which are called test rows where both are meant.
+Both sides derive the split from the number of rows alone, without a message. Validation rows come
+first among the held-out rows. Held-out rows are called test rows where both are meant.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from vfl_flower.config.options import DataConfig
 Array = NDArray[Any]
 Places = NDArray[np.int64]
 
-_SHARE, _ENOUGH, _MOST = 0.15, 200, 20_000  # of training rows: for validation, where so many are
+_SHARE, _ENOUGH, _MOST = 0.15, 200, 20_000  # validation: share, least training rows, most rows
 
 
 def divide(data: DataConfig, rows: int) -> tuple[Array, Array, int]:
-    """Numbers of the training and test rows, by a permutation that depends on ``rows`` alone.
+    """Return numbers of training and test rows, and the number of validation rows.
 
-    The first of the test rows are for validation; how many comes last.
+    The permutation depends on ``rows`` alone. Validation rows come first among the test rows.
     """
     order = np.random.default_rng(0).permutation(rows)
     held_out = math.ceil(data.test_fraction * rows)
@@ -42,7 +42,7 @@ def divide(data: DataConfig, rows: int) -> tuple[Array, Array, int]:
 
 
 def _for_validation(data: DataConfig, rows: int) -> int:
-    """How many of so many training rows are held out to choose the model by."""
+    """Return how many of the training rows are held out for validation."""
     if data.validation_fraction is None:
         return min(int(_SHARE * rows), _MOST) if rows >= _ENOUGH else 0
     chosen = math.ceil(data.validation_fraction * rows)
@@ -55,9 +55,10 @@ def _for_validation(data: DataConfig, rows: int) -> int:
 
 
 def split(data: DataConfig, parts: list[Array]) -> tuple[Array, Array, tuple[Array, Array, int]]:
-    """Training and test rows, their sample ids, which are row numbers, and how many validate.
+    """Split rows into training and test rows, and count the validation rows.
 
-    One part is divided at random; two parts are the data set's own division.
+    Return both with their sample ids, which are row numbers. One part is split at random. Two parts
+    are the data set's own split.
     """
     if min(part.size for part in parts) == 0:
         raise ConfigError(f"{data.called} has no rows.")
@@ -78,24 +79,24 @@ def split(data: DataConfig, parts: list[Array]) -> tuple[Array, Array, tuple[Arr
 
 
 def digest_of_rows(train_ids: Array, test_ids: Array) -> str:
-    """Digest of sample ids, in their order."""
+    """Return a digest of sample ids, in their order."""
     digest = hashlib.sha256(train_ids.astype("<i8").tobytes() + b"|")
     digest.update(test_ids.astype("<i8").tobytes())
     return digest.hexdigest()
 
 
-# --- a run that begins by the models of an earlier one ------------------------------------------
+# --- warm start ---------------------------------------------------------------------------------
 
 
 def used_by(
     then: DataConfig, known: Places, before: tuple[Places, Places]
 ) -> tuple[Places, Places]:
-    """Rows that a model has learnt from, and those by which it was chosen, as its forebears were.
+    """Return rows that trained a model or its ancestors, and rows that chose them.
 
     Parameters
     ----------
-    then, known : the data keys of its run, and its rows, in its order.
-    before : these rows of the models by which that run began.
+    then, known : data options of the model's run, and its rows, in its order.
+    before : these two sets of rows, for the models that this run started from.
     """
     learnt, held, chose = divide(then, len(known))
     of_run = known[learnt], known[held[:chose]]
@@ -105,19 +106,18 @@ def used_by(
 def held_out_again(
     data: DataConfig, known: Places, used: tuple[Places, Places], rows: Places
 ) -> NDArray[np.int64]:
-    """Where rows are to be taken from, so that those are held out that were, [N].
-
-    A model that has learnt from a row would do better on it than on others. So the rows that are
-    held out are first those of then, then new ones, and others only where these are too few; and
-    of them, those by which the model of then was chosen are rather for validation again.
+    """Return places [N] to take rows from, so that held-out rows stay held out.
+    A model does better on rows that it was trained on. So hold out the earlier run's held-out rows
+    first, then new rows, and others only if these are too few. Among held-out rows, prefer for
+    validation the rows that already chose the earlier model.
 
     Parameters
     ----------
-    known, used : rows of the earlier run, and what `used_by` says of its model.
-    rows : of this run, by the same numbers, in the order that was drawn for them.
+    known, used : rows of the earlier run, and the result of `used_by` for its model.
+    rows : rows of this run, by the same numbers, in the order of their draw.
     """
     at = np.arange(len(rows))
-    if not data.test_fraction:  # rows are held out from training, and trained on
+    if not data.test_fraction:  # the test rows repeat the training rows
         return at
     _, held_out, validation = divide(data, len(rows))
     learnt, chose = used
@@ -130,9 +130,9 @@ def held_out_again(
 
 
 def _exchange(at: Places, into: Places, rank: Array, among: Array | None = None) -> None:
-    """Have the rows of least rank, of all or those ``among`` which, taken to the places ``into``.
+    """Move the rows of least rank, of all or of ``among``, to the places ``into``.
 
-    Of equal ones those that are there stay.
+    Rows of equal rank that are already there stay.
     """
     wanted, can = np.zeros(len(at), bool), np.zeros(len(at), bool)
     wanted[into] = True

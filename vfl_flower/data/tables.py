@@ -1,8 +1,8 @@
-"""A table of one's own: columns of numbers and texts, and how they become what a model reads.
+"""Your own table: columns of numbers and texts, and how they become model input.
 
-What a party's own columns are called, and what is in them, is told to nobody else: sentences that
-leave it say what is wrong, and its own log says where. `own_files` has tables in files, `memory`
-those that Python code hands over.
+Nobody else learns the names or the content of a party's own columns. Errors that leave the party
+say what is wrong, and its own log says where. `own_files` has tables in files, `memory` tables from
+Python code.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from vfl_flower.data.source import Preparation, Source, scaled, scaling
 log = logging.getLogger("flwr")
 
 Array = NDArray[Any]
-_MOST_VALUES = 100  # of a text column, each of which becomes a column
+_MOST_VALUES = 100  # values of a text column; each becomes a column
 
 
 @dataclass(frozen=True)
 class Table(Source):
-    """Columns by name, and what their owner says of them.
+    """Columns by name, and their owner's options for them.
 
-    path : where it is; the label holder's sentences name it.
+    path : path of the table. Only the label holder's errors show it.
 
     Raises
     ------
     ConfigError
-        From each method: what is wrong with the table. Of a party's columns it names none.
+        From each method, if the table is wrong. Errors name no column of a party.
     """
 
     kind: ClassVar[str] = "table"
 
     path: str
     id: str = "id"
-    columns: str = ""  # with commas; empty: all others
+    columns: str = ""  # names separated by commas; empty: all other columns
     missing: str = "refuse"
     text: str = "refuse"
-    label: str = ""  # the label holder's
+    label: str = ""  # at the label holder
     party: int | None = None  # None: the label holder
 
     @property
     def whose(self) -> str:
-        """The table as the subject of a sentence."""
+        """Return the table as the subject of a sentence."""
         return self.path if self.party is None else f"Party {self.party}'s {self.kind}"
 
     # --- rows -----------------------------------------------------------------------------------
 
     @cached_property
     def id_column(self) -> Any:
-        """The id column."""
+        """Return the id column."""
         if self.id not in self._names:
             raise self._wrong(
                 "does not have the id column that `id` names: correct `id`.",
@@ -68,14 +68,14 @@ class Table(Source):
 
     @property
     def has_ids(self) -> bool:
-        """Whether the ids are in a column."""
+        """Return whether a column has the ids."""
         return True
 
     # --- columns --------------------------------------------------------------------------------
 
     @property
     def feature_names(self) -> list[str]:
-        """The feature columns: those named, or all but ids and labels; "none" names none."""
+        """Return the feature columns: named ones, or all except ids and labels."""
         kept = {self.id, self.label}
         if self.columns == "none":
             return []
@@ -92,7 +92,7 @@ class Table(Source):
         return named
 
     def labels(self, rows: Array) -> Array:
-        """The label column of these rows."""
+        """Return the label column of these rows."""
         self.check_labels()
         values = self.labels_with_gaps(rows)
         if is_missing(values).any():
@@ -102,17 +102,17 @@ class Table(Source):
         return values
 
     def labels_with_gaps(self, rows: Array) -> Array:
-        """The label column of these rows, as it is."""
+        """Return the label column of these rows, with missing labels."""
         values: Array = self._read([self.label])[self.label].iloc[rows].to_numpy()
         return values
 
     def check(self) -> None:
-        """Whether there are ids and labels, before anything takes long."""
+        """Raise `ConfigError` if ids or labels are missing, before any slow step."""
         _ = self.ids
         self.check_labels()
 
     def check_labels(self) -> None:
-        """Whether there is a label column."""
+        """Raise `ConfigError` if there is no label column."""
         if not self.has_labels:
             raise ConfigError(
                 f"{self.path} has no label column {self.label!r}:"
@@ -122,21 +122,21 @@ class Table(Source):
 
     @property
     def has_labels(self) -> bool:
-        """Whether there is a label column."""
+        """Return whether there is a label column."""
         return self.label in self._names
 
     def learn(self, train: Array) -> Preparation:
-        """Medians, values of texts, means and deviations of the training rows."""
+        """Return medians, text values, means and deviations of the training rows."""
         self.check_features()
         return self._learn(self._frame.iloc[train])
 
     def check_features(self) -> None:
-        """Whether there is a feature column."""
+        """Raise `ConfigError` if there is no feature column."""
         if not self.feature_names:
             raise self._wrong("has no feature columns.", "besides ids and labels, there are none.")
 
     def _learn(self, learnt: Any) -> Preparation:
-        """What these training rows of some columns, or all, teach of them."""
+        """Learn the preparation of some or all columns from these training rows."""
         numeric = _numeric(learnt)
         numbers = [name for name in learnt if numeric[name]]
         texts = [name for name in learnt if not numeric[name]]
@@ -167,14 +167,14 @@ class Table(Source):
         return Preparation(medians, values, mean.tolist(), deviation.tolist())
 
     def rows(self, places: Array, preparation: Preparation) -> Array:
-        """These rows as float32 [rows, F], by what the training rows have taught."""
+        """Return these rows as float32 [rows, F], prepared as the training rows taught."""
         names = self._check_columns(preparation)
         known = set(names) == set(self.feature_names)
         frame = self._frame if known else self._read(names)
         return self._prepare(frame[names].iloc[places], preparation)
 
     def _check_columns(self, preparation: Preparation) -> list[str]:
-        """The columns that the training rows had, which must be there."""
+        """Return the columns of the training rows. Raise `ConfigError` if one is missing."""
         names = [*preparation.numbers, *preparation.texts]
         there = set(self._names)
         absent = [name for name in names if name not in there]
@@ -186,7 +186,7 @@ class Table(Source):
         return names
 
     def _prepare(self, frame: Any, preparation: Preparation) -> Array:
-        """These rows of the columns that `preparation` knows, as float32 [rows, F]."""
+        """Return rows as float32 [rows, F], from the columns that `preparation` knows."""
         for name, numeric in _numeric(frame).items():
             if numeric != (name in preparation.numbers) and not frame[name].isna().all():
                 raise self._changed(f"column {name!r} does not hold numbers, or texts, as then.")
@@ -218,24 +218,24 @@ class Table(Source):
                 )
 
     def _missing_of(self, name: str) -> str:
-        """How many values of a column are missing, in all its rows."""
+        """Count the missing values of a column in all rows."""
         column = self._read([name])[name]
         return f"{int(column.isna().sum())} in {len(column)} rows"
 
-    # --- where its columns are ------------------------------------------------------------------
+    # --- access to columns, in subclasses -------------------------------------------------------
 
     @property
     @abstractmethod
     def _names(self) -> list[str]:
-        """The columns."""
+        """Return the column names."""
 
     @abstractmethod
     def _read(self, names: list[str]) -> Any:
-        """A pandas frame of these columns, and perhaps others."""
+        """Return a pandas frame of these columns, and perhaps others."""
 
     @cached_property
     def _frame(self) -> Any:
-        """All feature columns."""
+        """Return all feature columns."""
         names = self.feature_names
         return self._read(names)[names]
 
@@ -243,7 +243,7 @@ class Table(Source):
         return self._wrong("has other columns than its model was trained with.", detail)
 
     def _wrong(self, what: str, detail: str) -> ConfigError:
-        """What is wrong; the detail stays here, if this is a party."""
+        """Return an error. Log the detail only here, if this is a party."""
         what_and_where = f"{what.rstrip('.')}: {detail}"
         if ":" in what:
             what_and_where = f"{what.rstrip('.')} ({detail.removesuffix('.')})."
@@ -254,7 +254,7 @@ class Table(Source):
 
 
 def is_missing(values: Array) -> Array:
-    """Which values are none, not a number, or what pandas marks as missing."""
+    """Return which values are missing: None, NaN, or pandas' missing values."""
     import pandas as pd
 
     missing: Array = pd.isna(values)
@@ -267,9 +267,9 @@ _ADVICE = ": encode it, leave it out by `columns`, or set text='one-hot'."
 
 
 def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
-    """What the values of a text column seem to be, and what to do; quotes none of them.
+    """Return what a text column seems to hold, and what to do, without quoting values.
 
-    It is the end of a sentence about the column: ``otherwise`` where they are texts indeed.
+    The text ends a sentence about the column. It is ``otherwise`` if the values are texts.
     """
     import pandas as pd
 
@@ -298,19 +298,19 @@ def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
 
 
 def _floats(columns: Any) -> Array:
-    """Numbers as pandas holds them, also where it marks missing ones in a way of its own."""
+    """Return numbers as floats, also from pandas types with their own missing values."""
     numbers: Array = columns.to_numpy(np.float64, na_value=np.nan)
     return numbers
 
 
 def _numeric(frame: Any) -> dict[str, bool]:
-    """Column -> whether it holds numbers, by its type."""
+    """Return column -> whether its type is numeric."""
     return {name: dtype.kind in "biuf" for name, dtype in frame.dtypes.items()}
 
 
 def _medians(numbers: Array) -> list[float]:
-    """The median of each column [rows, columns], without the values that are missing."""
-    medians = np.median(numbers, axis=0)  # NaN where one is missing
+    """Return the median of each column [rows, columns], without missing values."""
+    medians = np.median(numbers, axis=0)  # NaN where a value is missing
     for at in np.flatnonzero(np.isnan(medians)):
         medians[at] = np.nanmedian(numbers[:, at])
     found: list[float] = medians.tolist()
@@ -318,13 +318,13 @@ def _medians(numbers: Array) -> list[float]:
 
 
 def _texts(column: Any) -> list[str]:
-    """Values of a text column; a missing one is a value of its own."""
+    """Return the values of a text column. A missing value is a value too."""
     texts: list[str] = column.astype(object).where(column.notna(), "").map(str).tolist()
     return texts
 
 
 def _matrix(preparation: Preparation, frame: Any) -> Array:
-    """Numbers, with medians where one is missing, and a 0/1 column for each value of a text."""
+    """Return numbers with medians for missing ones, and 0/1 columns for text values."""
     parts: list[Array] = []
     if preparation.numbers:
         numbers = _floats(frame[list(preparation.numbers)]).copy(order="K")

@@ -1,8 +1,8 @@
-"""A column of text, through a tokenizer in a folder on this machine.
+"""A column of text, read through a tokenizer in a folder on this machine.
 
 A sample is ``input_ids`` and ``attention_mask``, int64 [L]: the tokens of a text, cut at L and
-filled up behind, and which of them are the text's. Tokenizers are those of `transformers`, in the
-form in which ``save_pretrained`` leaves them; nothing is downloaded, and no code of theirs is run.
+padded at the end, and which of them belong to the text. Tokenizers come from `transformers`, in
+the format of ``save_pretrained``. Nothing is downloaded, and no code of a tokenizer runs.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Array = NDArray[Any]
 
 
 class Tokenizer:
-    """Texts to tokens, of at most so many.
+    """Convert texts to at most ``length`` tokens.
 
     Parameters
     ----------
-    whose : the subject of sentences.
+    whose : subject of errors.
 
     Raises
     ------
     ConfigError
-        If there is no such folder, nothing in it that can be read, or `transformers` is missing.
+        If there is no such folder, if it cannot be read, or if `transformers` is missing.
     """
 
     def __init__(self, folder: str, length: int, whose: str) -> None:
@@ -45,7 +45,7 @@ class Tokenizer:
         self._filler = self._tokenizer.pad_token_id or 0
 
     def encode(self, texts: Sequence[str]) -> Array:
-        """Tokens and which of them are the text's, int32 [n, 2, L]."""
+        """Return tokens, and which of them belong to the text, int32 [n, 2, L]."""
         made = np.zeros((len(texts), 2, self.length), np.int32)
         made[:, 0] = self._filler
         if len(texts):
@@ -57,13 +57,13 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of what tokens stand for."""
+        """Return a digest of the tokens' meaning."""
         vocabulary = sorted(self._tokenizer.get_vocab().items())
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
 
 def as_samples(rows: Array) -> Arrays:
-    """What a model reads of tokens [n, 2, L]."""
+    """Return model input from tokens [n, 2, L]."""
     whole = rows.astype(np.int64)
     return {
         "input_ids": np.ascontiguousarray(whole[:, 0]),
@@ -79,7 +79,7 @@ class TextColumn(KeptFile):
     length: int = 64
 
     def learn(self, train: Array) -> Preparation:
-        """How many tokens a sample has, and what they stand for."""
+        """Return the number of tokens of a sample, and a digest of their meaning."""
         return Preparation({}, {}, [], [], [self.length], self._tokens.digest)
 
     def _encode(self, piece: Any, preparation: Preparation) -> Array:
@@ -128,7 +128,7 @@ def _opened(folder: str, whose: str) -> Any:
         return AutoTokenizer.from_pretrained(
             str(path), local_files_only=True, trust_remote_code=False, use_fast=True
         )
-    except Exception as error:  # the library raises many kinds
+    except Exception as error:  # the library raises many kinds of errors
         raise ConfigError(
             f"{whose} names a tokenizer that cannot be read ({type(error).__name__}): save one by "
             "save_pretrained of transformers."

@@ -201,7 +201,7 @@ class Party:
         )
 
     def evaluate(self, order: EvaluateOrder) -> Upload:
-        """Learn from the feedback, if any; upload uncompressed embeddings of the test rows."""
+        """Learn from the feedback, if any; upload uncompressed embeddings of test rows."""
         self._count(order)
         if self.limits:
             self.limits.count(self.inputs.block.test_rows)

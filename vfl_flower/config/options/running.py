@@ -1,4 +1,4 @@
-"""Options of the runtime: where a run takes place, what it keeps, and whom it tells."""
+"""Options of the runtime: where a run takes place, what it saves, who watches it.
 
 from __future__ import annotations
 
