@@ -224,7 +224,7 @@ def test_a_figure_of_held_out_rows_is_of_rows_that_were_not_trained_on() -> None
         ([PARTS[0].astype(str)], Y, {}, "give numbers"),
         (PARTS, Y, {"engine": "ray"}, "cannot reach data of this process"),
         (PARTS, Y, {"id": "customer"}, "party 0 are no frame with a column 'customer'"),
-        ([FRAMES[0].assign(k=1)], Y, {"id": "k"}, "whose id is already"),
+        ([FRAMES[0].assign(k=1)], Y, {"id": "k"}, "that repeat the id"),
         ([np.where(PARTS[0] > 1e3, np.nan, PARTS[0])], Y, {}, "missing or infinite"),
         (PARTS, np.ones(len(X)), {}, "at least two classes"),
         (PARTS, np.eye(2)[Y], {}, "labels have shape (569, 2): give one label for each row"),

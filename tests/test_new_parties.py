@@ -256,7 +256,9 @@ def test_labels_are_told_as_the_model_of_then_knows_them() -> None:
     found = as_known(data, new, {"classes": ["a", "b", "c"]})
     assert found.classes == ("a", "b", "c") and found.outputs == 3
     assert found.train.tolist() == [2, 0, 2, 0] and found.test.tolist() == [0, 2]
-    with pytest.raises(ConfigError, match="have 1 values, such as 'c', that the model by which"):
+    with pytest.raises(
+        ConfigError, match="have 1 values, such as 'c', that the earlier run's model"
+    ):
         as_known(data, new, {"classes": ["a", "b"]})
     data = resolve({"target": "regression"}).data
     new = encode_labels(data, np.array([10.0, 20, 30]), np.array([5.0, 40]), "")
@@ -549,8 +551,8 @@ BAD: dict[str, tuple[Callable[[Organisations], None] | None, dict[str, Any], str
         *(has_other_columns, {}),
         r"Party 0's file has other columns than its model was trained with. Its own log says more",
     ),
-    "other classes": (has_no_number, {}, r"have 1 values, such as 2, that the model by which"),
-    "columns of its own": (has_columns_of_its_own, {}, r"has feature columns, or has none, other"),
+    "other classes": (has_no_number, {}, r"have 1 values, such as 2, that the earlier run's model"),
+    "columns of its own": (has_columns_of_its_own, {}, r"only one of them has feature columns"),
     "another model": (
         *(None, {"embedding-size": 8}),
         r"two holds a model with embedding-size = 4, not 8\. Leave the option out to start",

@@ -488,7 +488,7 @@ BAD = {
     ),
     "an id twice": (
         ids(lambda each: each.where(each.index > 0, each.iloc[1])),
-        "1 rows whose id is already",
+        "1 rows that repeat the id",
         "",
     ),
     "a missing id": (ids(lambda each: each.where(each.index > 0)), "", ""),
@@ -533,7 +533,7 @@ BAD = {
     ),
     "the labels": (
         edit(lambda frame: frame.assign(label=frame[ID] % 2)),
-        "has a column of the label's name, by which it would learn the label from itself",
+        "has a column of the label's name, so the label would predict itself",
         "",
     ),
     "no rows": (edit(lambda frame: frame[:0]), "has no rows: name one that has some", ""),
@@ -602,7 +602,7 @@ LABEL_HOLDERS = {
     "an id twice": (
         lambda o: change(o.labels, lambda f: pd.concat([f, f[:2]])),
         {},
-        "has 2 rows whose id is already",
+        "has 2 rows that repeat the id",
     ),
     "missing values": (
         lambda o: change(o.labels, lambda f: f.assign(own=[None, *range(1, len(f))])),

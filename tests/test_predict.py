@@ -421,7 +421,7 @@ def test_values_that_cannot_be_used(organisations: Organisations, value: Any) ->
 
 def test_other_columns_of_the_label_holder(organisations: Organisations) -> None:
     change(organisations.labels, lambda frame: frame.drop(columns=["f1"]))
-    refused(organisations, r"labels.csv has other columns than .*: column 'f1' is not there any")
+    refused(organisations, r"labels.csv has other columns than .*: column 'f1' is missing")
 
 
 def test_a_label_that_the_model_has_never_seen(organisations: Organisations) -> None:

@@ -215,7 +215,7 @@ def test_a_row_that_one_party_is_told_to_lack_does_not_shift_its_others(
         monkeypatch.setattr(at_party, "_check_has_all", lambda own, common: None)
     parties = with_files(tmp_path, 1, gaps=(3, 40, 40))
     if defended:
-        with pytest.raises(VflError, match="lacks rows that all are to have"):
+        with pytest.raises(VflError, match="lacks rows that all parties need"):
             parties.begin()
         return
     parties.begin()

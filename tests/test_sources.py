@@ -352,9 +352,9 @@ def test_a_missing_tokenizer_is_a_sentence(
         return str(error.value)
 
     node = "Party 1's node configuration"
-    assert f"{node} reads text as tokens and names no tokenizer: give " in refusal()
+    assert f"{node} reads text as tokens and names no tokenizer. Set " in refusal()
     there_is_none = refusal(tokenizer=str(tmp_path / "none"))
-    assert f"{node} names a tokenizer of which the folder is not there" in there_is_none
+    assert f"{node} names a tokenizer whose folder does not exist" in there_is_none
     (tmp_path / "empty").mkdir()
     unreadable = refusal(tokenizer=str(tmp_path / "empty"))
     assert f"{node} names a tokenizer that cannot be read (" in unreadable
@@ -559,7 +559,7 @@ def test_texts_of_a_data_set_are_divided_by_words(tmp_path: Path, tokenizer: str
     ids = [each["input_ids"].tolist() for each in samples]
     assert ids[0] == [[3, 0, 0, 0], [0] * 4, [0] * 4, [2, 3, 0, 0]]
     assert ids[1] == [[5, 0, 0, 0], [4, 0, 0, 0], [0] * 4, [4, 6, 5, 0]]
-    with pytest.raises(ConfigError, match="reads text as tokens and names no tokenizer: give tok"):
+    with pytest.raises(ConfigError, match=r"reads text as tokens and names no tokenizer\. Set tok"):
         at_party.load_partition(resolve(keys), 0, 2)
 
 

@@ -1,4 +1,4 @@
-"""The label holder's data: labels, and columns of its own.
+"""The label holder's data: labels, and its own columns.
 
 `data.at_party` is the party's half. Labels never reach a party, and features never reach the label
 holder. Before training, both sides check that they use the same rows.
@@ -107,8 +107,8 @@ def load_own_labels(
     then = about["preparation"] if about else None
     if about and bool(then) != bool(own.feature_names):
         raise ConfigError(
-            f"{own.path} has feature columns, or has none, other than when the model by which this "
-            "run begins was trained: give it those of then, or leave grow out."
+            f"{own.path} differs from the earlier run's file: only one of them has feature "
+            "columns. Give it the earlier columns, or leave grow out."
         )
     if not own.feature_names:
         return labels

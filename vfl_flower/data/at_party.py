@@ -97,7 +97,7 @@ def load_own_features(
     train, test = (part[part >= 0] for part in parts)
     validation = int((parts[1][:validation] >= 0).sum())
     if not len(train):
-        raise ConfigError(f"{own.whose} has none of the training rows: more of them are needed.")
+        raise ConfigError(f"{own.whose} has none of the training rows. Provide more rows.")
     known = None
     if data.align != "any":
         _check_has_all(own, common)
@@ -121,15 +121,15 @@ def _check_no_labels(own: Source, label: str) -> None:
         return
     if label in own.feature_names:
         raise ConfigError(
-            f"{own.whose} has a column of the label's name, by which it would learn the label from "
-            "itself: leave that column out, or name the feature columns by `columns`."
+            f"{own.whose} has a column of the label's name, so the label would predict itself. "
+            "Leave that column out, or name the feature columns by `columns`."
         )
 
 
 def _check_has_all(own: Source, common: Alignment) -> None:
     """Raise `ConfigError` if a row is missing, which would shift the other rows."""
     if (common.rows < 0).any():
-        raise ConfigError(f"{own.whose} lacks rows that all are to have: only align = 'any' can.")
+        raise ConfigError(f"{own.whose} lacks rows that all parties need. Set align = 'any'.")
 
 
 def prepared(own: Source, rows: Array, preparation: Preparation) -> Array | Rows | Compact:

@@ -56,7 +56,7 @@ def encode_ids(column: Any, whose: str) -> list[bytes]:
     repeated = len(encoded) - len(set(encoded))
     if repeated:
         raise ConfigError(
-            f"{whose} has {repeated} rows whose id is already that of an earlier row: "
-            "keep one row of each id."
+            f"{whose} has {repeated} rows that repeat the id of an earlier row. "
+            "Keep one row of each id."
         )
     return encoded

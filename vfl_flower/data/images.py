@@ -99,7 +99,7 @@ class Images(KeptSource):
                 raise self._wrong_image(
                     name,
                     "is of another size than the first: give image-size",
-                    f"{pixels.shape[1]} x {pixels.shape[0]}, where {shape[1]} x {shape[0]} is due",
+                    f"{pixels.shape[1]} x {pixels.shape[0]}, instead of {shape[1]} x {shape[0]}",
                 )
             made.append(pixels)
         return np.stack(made)

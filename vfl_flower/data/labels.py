@@ -231,7 +231,7 @@ def as_known(data: DataConfig, labels: Labels, about: Mapping[str, Any]) -> Labe
     if unknown:
         raise ConfigError(
             f"The labels of {data.called} have {len(unknown)} values, such as {unknown[0]!r}, that "
-            "the model by which this run begins has never seen: correct them, or leave grow out."
+            "the earlier run's model has never seen. Correct them, or leave grow out."
         )
     numbers = np.array([known[name] for name in labels.classes], np.int64)
     of_train, of_test = numbers[labels.train], numbers[labels.test]

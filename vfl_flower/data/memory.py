@@ -213,8 +213,8 @@ def _check_no_labels(part: Any, party: int, labels: Any) -> None:
     name = None if hasattr(labels, "columns") else getattr(labels, "name", None)
     if name is not None and name in getattr(part, "columns", ()):
         raise ConfigError(
-            f"Party {party}'s frame has a column of the labels' name, {name!r}, by which it would "
-            "learn the label from itself: leave that column out, or rename it."
+            f"Party {party}'s frame has a column of the labels' name, {name!r}, so the label would "
+            "predict itself. Leave that column out, or rename it."
         )
 
 
@@ -334,7 +334,7 @@ def of_label_holder(data: DataConfig) -> Table:
 def _get(name: str) -> tuple[Table, Sequence[Source]]:
     if name not in _held:
         raise ConfigError(
-            "The data of that run were handed over by Python code, and are gone: hand them over "
-            "again, by vfl_flower.train or a model's predict."
+            "The data of that run came from Python code, and are gone. Pass them again, to "
+            "vfl_flower.train or a model's predict."
         )
     return _held[name]

@@ -140,7 +140,7 @@ def of_separator(names: Sequence[str]) -> str:
         return ""
     decimal = ", decimal=','" * (found == ";")
     return (
-        f"has {called[found]} between its columns, where commas are due: write it anew, as "
+        f"has {called[found]} between its columns, instead of commas. Rewrite it, as "
         f"pandas.read_csv(FILE, sep={found!r}{decimal}).to_csv(FILE, index=False) does."
     )
 

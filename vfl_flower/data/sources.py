@@ -38,7 +38,7 @@ def source_of(node_config: Mapping[str, Any], party: int) -> Source:
     if node_config.get("images"):
         if node_config.get("file"):
             raise ConfigError(
-                f"Party {party} has named a file and a folder of images: give one of them, since a "
+                f"Party {party} has named a file and a folder of images. Name only one of them: a "
                 "party has one kind of data."
             )
         return ImageFolder(str(node_config["images"]), size, party)
@@ -58,7 +58,7 @@ def _one_column(own: OwnFile, kind: type[OwnFile], what: str, **more: Any) -> Ow
     """Return the file as a source of this kind, which has a single feature column."""
     if len(own.feature_names) != 1:
         raise own._wrong(
-            f"holds {what} beside other columns, where a party has one kind of data: name the one "
+            f"holds {what} beside other columns, but a party has one kind of data. Name the one "
             "column by `columns`.",
             f"its feature columns are {', '.join(own.feature_names[:8])}.",
         )

@@ -179,17 +179,17 @@ class Table(Source):
         there = set(self._names)
         absent = [name for name in names if name not in there]
         if absent:
-            raise self._changed(f"column {absent[0]!r} is not there any more.")
+            raise self._changed(f"column {absent[0]!r} is missing.")
         if not self.columns and set(self.feature_names) != set(names):
             new = min(set(self.feature_names) - set(names), key=self._names.index)
-            raise self._changed(f"column {new!r} is new: name the columns of then by `columns`.")
+            raise self._changed(f"column {new!r} is new. Name the earlier columns by `columns`.")
         return names
 
     def _prepare(self, frame: Any, preparation: Preparation) -> Array:
         """Return rows as float32 [rows, F], from the columns that `preparation` knows."""
         for name, numeric in _numeric(frame).items():
             if numeric != (name in preparation.numbers) and not frame[name].isna().all():
-                raise self._changed(f"column {name!r} does not hold numbers, or texts, as then.")
+                raise self._changed(f"column {name!r} does not hold numbers, or texts, as before.")
         self._check_missing(frame, list(preparation.numbers))
         rows = scaled(
             _matrix(preparation, frame),

@@ -1,7 +1,7 @@
 """A column of text, read through a tokenizer in a folder on this machine.
 
-A sample is ``input_ids`` and ``attention_mask``, int64 [L]: the tokens of a text, cut at L and
-padded at the end, and which of them belong to the text. Tokenizers come from `transformers`, in
+A sample is ``input_ids`` and ``attention_mask``, int64 [L]. The tokens are cut at L and padded at
+the end. The mask says which of them belong to the text. Tokenizers come from `transformers`, in
 the format of ``save_pretrained``. Nothing is downloaded, and no code of a tokenizer runs.
 """
 
@@ -109,13 +109,13 @@ class TextColumn(KeptFile):
 def _opened(folder: str, whose: str) -> Any:
     if not folder:
         raise ConfigError(
-            f"{whose} reads text as tokens and names no tokenizer: give tokenizer='FOLDER', as "
-            "save_pretrained of transformers leaves one."
+            f"{whose} reads text as tokens and names no tokenizer. Set tokenizer='FOLDER', a "
+            "folder from save_pretrained of transformers."
         )
     path = Path(folder).expanduser()
     if not path.is_dir():
         raise ConfigError(
-            f"{whose} names a tokenizer of which the folder is not there: save one by "
+            f"{whose} names a tokenizer whose folder does not exist. Save a tokenizer by "
             "save_pretrained of transformers."
         )
     try:

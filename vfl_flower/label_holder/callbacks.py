@@ -29,7 +29,7 @@ class RunState:
     exchanges : messages that parties have answered during training.
     seconds : time since the run began, without interruptions.
     history : all entries so far, one for each evaluation.
-    best : entry with the least validation loss that can be restored; empty if there is none.
+    best : entry with the least validation loss that can be restored; empty before the first.
     may_stop_early : whether validation may end the run before its epochs are done.
     """
 

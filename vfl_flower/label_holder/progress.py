@@ -1,4 +1,5 @@
 """Progress of runs: a live line on a terminal or in a notebook, else plain lines.
+
 `shown` shows the progress of runs that begin in its block, with any engine. Outside such a block,
 runs show nothing. Flower's ServerApp runs in another process without a terminal. It writes its
 progress to a file, and the process that submitted the run shows it.

@@ -84,8 +84,8 @@ def grow(context: Context, order: GrowOrder) -> Party:
     Raises
     ------
     ConfigError, VflError
-        If the party has no such model, if its columns or its model differ from the earlier ones,
-        or if a rule forbids the run.
+        If the party has no such model, or a rule forbids the run. Also if its columns or its model
+        differ from the earlier ones.
     """
     index, _ = index_and_parties(context)
     config = told(context, order.config)

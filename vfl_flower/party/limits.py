@@ -34,8 +34,8 @@ class Limits:
     Parameters
     ----------
     refuse : builds the error from the refused action and the reason.
-    path : file that counts the uploads of each row of the party: in a run, in all runs that
-        continue it, and in predictions with their models.
+    path : file that counts the uploads of each row of the party. It covers a run, all runs that
+        continue it, and predictions with their models.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from vfl_flower.config.options.option import key
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Who waits for whom, and which rows a step uses."""
+    """Quorum, windows, delays, and the rows of a step."""
 
     quorum: int | None = key(
         None,

@@ -1,4 +1,4 @@
-"""Options of the runtime: where a run takes place, what it saves, who watches it.
+"""Options of the runtime: where a run takes place, what it saves, who watches it."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class RunningConfig:
     )
 
     def exchanges_apart(self, simulated: bool) -> int:
-        """Exchanges between two checkpoints; 0 where there is one at the end only."""
+        """Return the exchanges between checkpoints; 0 for one checkpoint at the end."""
         if self.checkpoint_every is not None:
             return self.checkpoint_every
         return 0 if simulated else _EXCHANGES_APART
