@@ -232,7 +232,7 @@ def test_a_full_disk_leaves_no_half_predictions(tmp_path: Path, name: str) -> No
     run_local(2, {**CANCER, "epochs": 1, "out": str(tmp_path / "run")})
     keys = {"model": str(tmp_path / "run"), "out": str(tmp_path / name)}
     for size in (10, 300, 1000):
-        with full_after(size), pytest.raises(VflError, match=r"said.* \(File too large\): mend"):
+        with full_after(size), pytest.raises(VflError, match=r"said.* \(File too large\)\. Fix"):
             predict_local(keys)
         assert [path.name for path in tmp_path.iterdir()] == ["run"]
     with (

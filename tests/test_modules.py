@@ -467,7 +467,7 @@ def test_a_model_that_differs_from_the_one_that_was_kept_is_refused(tmp_path: Pa
     ]
     before = sorted(whole.folder.iterdir())
     for words_now, said in changed:
-        then = "and differs from 'tests.towers:plain'"
+        then = "but the run began with 'tests.towers:plain'"
         with pytest.raises(PartyError, match=f"Party 0's model is '{said}', {then}"):
             predict_local({"model": out}, [words_now, {}])
     assert [path for path in sorted(whole.folder.iterdir()) if path.suffix != ".lock"] == before
@@ -667,7 +667,7 @@ def test_arguments_for_installed_code_are_the_party_s_own_affair() -> None:
     for words in ({"model-args": "hidden=7"}, {"model": "another"}):
         refusals._check_arguments(node(words, {}), "hidden=7")
     for words in ({}, {"model-args": "hidden=9"}):
-        with pytest.raises(ConfigError, match="Party 1 refuses model-args = 'hidden=7', which oth"):
+        with pytest.raises(ConfigError, match="Party 1 refuses model-args = 'hidden=7' from oth"):
             refusals._check_arguments(node(words, {}), "hidden=7")
 
 

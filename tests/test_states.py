@@ -267,7 +267,7 @@ def test_a_group_of_this_user_alone_may_write(
         if private:
             check_own(shared)
         else:
-            with pytest.raises(ConfigError, match=r"by its group: .* or run `chmod g-w"):
+            with pytest.raises(ConfigError, match=r"by its group. .* or run `chmod g-w"):
                 check_own(shared)
         monkeypatch.undo()
     monkeypatch.setattr(files, "_attributes", lambda folder: ["system.posix_acl_access"])

@@ -485,7 +485,7 @@ def test_what_cannot_be_spent_is_no_second_objective(tmp_path: Path) -> None:
 
 def test_a_trial_that_fails_says_why(tmp_path: Path, places: Path) -> None:
     event = run_trial(job(tmp_path, keys={"party-lr": 1e9, "server-lr": 1e9}), lambda _: False)
-    assert event["ended"] == "failed" and "lower the learning rates" in event["failure"]
+    assert event["ended"] == "failed" and "Lower the learning rates" in event["failure"]
     assert not list(places.glob("vfl-sweep-*"))
 
 

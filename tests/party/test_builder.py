@@ -28,7 +28,7 @@ def scaled(table: pd.DataFrame) -> pd.DataFrame:
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "parties": ({"num-partitions": 2}, "gives num-partitions = 2. Start its SuperNode with"),
     "data": ({}, "does not have the data that this run began with"),
-    "model": ({"model": "mlp"}, "Party 0's model is 'mlp'. The run began with 'linear'"),
+    "model": ({"model": "mlp"}, "Party 0's model is 'mlp', but the run began with 'linear'"),
     "training": ({"party-lr": 0.5}, "trains its model otherwise than when the run began"),
 }
 

@@ -239,8 +239,8 @@ def _check_rows(index: int, then: About, now: About) -> None:
 def _check_model(index: int, then: About, now: About) -> None:
     if now.model != then.model:
         raise ConfigError(
-            f"Party {index}'s model is {now.model['name']!r}. The run began with "
-            f"{then.model['name']!r}, or with other arguments or parameters. "
+            f"Party {index}'s model is {now.model['name']!r}, but the run began with "
+            f"{then.model['name']!r}: the name, arguments or parameters differ. "
             "Configure the earlier model."
         )
 
