@@ -12,6 +12,8 @@ serves large and small models.
 
 Section 5.3 compares it with its synchronous counterpart, SynREVEL, where one party is 20 to 60 %
 slower than the others.
+
+The algorithm on one page: ``strategies/reference/asyrevel.py``.
 """
 
 from __future__ import annotations

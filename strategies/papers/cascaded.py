@@ -6,6 +6,8 @@ sends only the difference of the losses, since a party needs no more.
 
 Algorithm 2 (appendix B), Syn-ZOO-VFL: all parties and the server step by zeroth order, on one
 shared mini-batch. For it Adam is the default, as for AsyREVEL; the paper's is plain SGD.
+
+The algorithm on one page: ``strategies/reference/cascaded.py``.
 """
 
 from __future__ import annotations

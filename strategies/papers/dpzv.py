@@ -10,6 +10,8 @@ Differences are divided by 2 mu, as in Eq. (3), and clipped on both sides, as th
 The noise is calibrated to ``epsilon`` over the scalars of all parties and the top model's steps. It
 counts how often each row is used. The paper instead treats mini-batches as secret Poisson samples,
 and lets the top model learn without noise: ``calibration = "paper"``.
+
+The algorithm on one page: ``strategies/reference/dpzv.py``.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ differentiates the loss at the others' surrogates and its own exact embedding (E
 A mini-batch's upload is compressed when the batch is used, C = C2 o C1 of section 5. So the first
 upload of a row is C(H). A batch of all rows is the algorithm as printed. CVFL compresses the
 embeddings themselves. The defaults keep labels private; the paper's experiments do not.
+
+The algorithm on one page: ``strategies/reference/ef_vfl.py``.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 In each step, all parties embed the same mini-batch. The label holder steps its top model and
 returns gradient rows, and all parties step. This is centralised SGD, computed apart. EF-VFL's paper
 calls it SVFL.
+
+The algorithm on one page: ``strategies/reference/split_nn.py``.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ label holder answers each upload with its table of the others' embeddings, which
 Algorithm 2, t-synchronous: the label holder waits for t uploads, option ``quorum``.
 
 Section 4, perturbed local embedding: ``privacy = "perturbed-embedding"``.
+
+The algorithm on one page: ``strategies/reference/vafl.py``.
 """
 
 from __future__ import annotations

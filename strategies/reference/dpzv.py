@@ -1,5 +1,6 @@
-"""DPZV on one page: Zhang et al., "Differentially Private Zeroth-Order Vertical Federated Learning"
-(2026), Algorithm 1, and the noise on the top model that its epsilon needs.
+"""DPZV on one page: Zhang et al. (2026), "Communication-Efficient and Differentially Private
+Vertical Federated Learning with Zeroth-Order Optimization", Algorithm 1, with noise on the top
+model.
 
 A device learns from one noised scalar a step. So noise that hides the labels is one number, where
 noise on gradient rows would be B x E of them.
