@@ -47,10 +47,10 @@ class Vertical(Strategy):
     party. The loop calls them whenever a party may have its turn, many times a round. Read the
     messages, or replace their content; send all of them, and no others. The run would wait for a
     party that you leave out: choose parties by ``quorum``. The loop calls `aggregate_train`
-    whenever uploads are in, and `aggregate_evaluate` while it awaits an evaluation, perhaps with no
-    reply. Pass all replies on to ``super()``, which returns the top model and metrics after a step
-    or an evaluation. The arrays that you return become the top model. The `Result` has your
-    metrics.
+    whenever uploads are in, and `aggregate_evaluate` while it awaits an evaluation. Both may get no
+    reply, and none gets the fresh embeddings for a bounded delay. Pass all replies on to
+    ``super()``, which returns the top model and metrics after a step or an evaluation. The arrays
+    that you return become the top model. The `Result` has your metrics.
 
     **Limits.** No arrays reach the parties, since each party owns its bottom model. So
     ``initial_arrays`` are only the top model's. Parties learn by the run configuration, and each
@@ -345,5 +345,5 @@ class Vertical(Strategy):
 
 def strategy_of(config: RunConfig) -> type[Vertical]:
     """Return the Strategy of the configured system."""
-    found: type[Vertical] = load_place(load_system(config.strategy).strategy)
+    found: type[Vertical] = load_place(load_system(config.strategy).flower_strategy)
     return found

@@ -28,7 +28,7 @@ from vfl_flower.party.inputs import own_source
 from vfl_flower.party.party import Party
 from vfl_flower.party.predict import predict
 from vfl_flower.party.refusals import check_order
-from vfl_flower.party.stacked import Turn
+from vfl_flower.party.stacked import StackedTurn
 from vfl_flower.protocol.aggregation import keys
 from vfl_flower.protocol.systems import resolve
 from vfl_flower.transport import shared_actor
@@ -97,15 +97,15 @@ class PartyApp(ClientApp):
         self, messages: Sequence[Message], contexts: Sequence[Context]
     ) -> list[Message]:
         """Answer train messages of as many parties, as `train` answers each."""
-        turns: list[Turn | Exception] = []
+        turns: list[StackedTurn | Exception] = []
         for message, context in zip(messages, contexts, strict=True):
             try:
                 order = read_order(message, TrainOrder, between.largest_order(context))
                 check_order(context, order)
-                turns.append(Turn(between.resume(context), order))
+                turns.append(StackedTurn(between.resume(context), order))
             except Exception as error:
                 turns.append(error)
-        stacked.train([turn for turn in turns if isinstance(turn, Turn)])
+        stacked.train([turn for turn in turns if isinstance(turn, StackedTurn)])
         return [
             _answer_turn(message, context, turn)
             for message, context, turn in zip(messages, contexts, turns, strict=True)
@@ -173,7 +173,7 @@ def _by_party(
     return payload
 
 
-def _answer_turn(message: Message, context: Context, turn: Turn | Exception) -> Message:
+def _answer_turn(message: Message, context: Context, turn: StackedTurn | Exception) -> Message:
     """Answer a turn that was computed together with others."""
     try:
         if isinstance(turn, Exception):

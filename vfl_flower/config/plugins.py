@@ -164,7 +164,7 @@ SYSTEMS = Registry(
         "centralised": "strategies.baselines.systems:JOINED",
         "intersection-only": "strategies.baselines.systems:COMMON",
     },
-    parts=("name", "about", "quorum", "defaults", "strategy"),
+    parts=("name", "about", "quorum", "defaults", "flower_strategy"),
 )
 """Published systems and baselines, `protocol.systems.System`, in the order of `vfl list`."""
 

@@ -38,11 +38,11 @@ _BY_ENTRY = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _MOST = 128  # parties of a stack: more would exceed the processor's cache
 
 
-def train(turns: Sequence[Turn]) -> None:
+def train(turns: Sequence[StackedTurn]) -> None:
     """Train each party, as `Party.train` does."""
     for turn in turns:
         turn.begin()
-    groups: dict[Hashable, list[Turn]] = defaultdict(list)
+    groups: dict[Hashable, list[StackedTurn]] = defaultdict(list)
     for turn in turns:
         groups[turn.kind].append(turn)
     for kind, group in groups.items():
@@ -56,7 +56,7 @@ def train(turns: Sequence[Turn]) -> None:
                 _together(mine)
 
 
-class Turn:
+class StackedTurn:
     """A party's turn, and its outcome.
 
     kind : key of turns that can be computed together; ``None`` for a single turn.
@@ -151,7 +151,7 @@ def _same(kind: Hashable) -> Hashable:
     return kind
 
 
-def _together(turns: Sequence[Turn]) -> None:
+def _together(turns: Sequence[StackedTurn]) -> None:
     """Compute turns of similar parties in one stack."""
     stack = turns[0].party.in_process.stack
     parties = [turn.party for turn in turns]
@@ -259,7 +259,7 @@ class Stack:
         for party in self.members:
             party.forget_window()
 
-    def embed(self, turns: Sequence[Turn]) -> None:
+    def embed(self, turns: Sequence[StackedTurn]) -> None:
         """Embed and upload the window of each turn, as `Party.upload_window`."""
         self._windows = [turn.window for turn in turns]
         blocks = self.estimator.embed(self, turns[0].order, self._windows[0])

@@ -36,7 +36,7 @@ class System:
     about : one line that says what it is.
     quorum : how many uploads the label holder waits for, unless key ``quorum`` says.
     defaults : values of its own for keys that are "auto" otherwise.
-    strategy : place of the Flower Strategy that runs it.
+    flower_strategy : import path of the Flower Strategy that runs it.
     baseline : what it is, instead of its axes, if it is no system but a baseline.
     gradients : whether its bottom models need a gradient; if not said, as the estimator does.
     rates : learning rates of the parties and of the top model, by kind of optimizer, for kinds
@@ -47,7 +47,7 @@ class System:
     about: str
     quorum: Quorum = ALL
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    strategy: str = "strategies.vertical:Vertical"
+    flower_strategy: str = "strategies.vertical:Vertical"
     baseline: str = ""
     gradients: bool | None = None
     rates: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
@@ -105,9 +105,8 @@ def resolve(raw: Mapping[str, Any]) -> RunConfig:
     """
     given = parse(raw)
     items = tuple(sorted(given.items()))
-    return (
-        _resolve.__wrapped__(items) if places(given) else _resolve(items)
-    )  # code may have changed
+    code = bool(places(given))  # which may have changed since
+    return _resolve.__wrapped__(items) if code else _resolve(items)
 
 
 @lru_cache(maxsize=64)
