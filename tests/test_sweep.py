@@ -606,6 +606,18 @@ def until(true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.nightly
+def test_a_script_without_a_main_guard_can_sweep(tmp_path: Path) -> None:
+    script, keys = tmp_path / "script.py", {**BASE, "epochs": 1, "out": str(tmp_path / "out")}
+    script.write_text(
+        "from vfl_flower.tools.sweep import sweep\n"
+        "from vfl_flower.tools.sweep.workers import workers_on\n"
+        f"sweep(2, {keys!r}, {SEARCH!r}, 2, workers_on('local', 1))\n"
+    )
+    subprocess.run([sys.executable, str(script)], check=True)
+    assert len(json.loads((tmp_path / "out" / "sweep.json").read_text())["trials"]) == 2
+
+
+@pytest.mark.nightly
 def test_a_process_that_ends_by_itself_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,25 +7,27 @@ only.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
+import selectors
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
-from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import opened_to_append
-from vfl_flower.tools.sweep.trial import Event, Stepper, run_trial
+from vfl_flower.tools.sweep.trial import Event, Stepper
 
 _TERM_SECONDS = 30.0
 
@@ -83,34 +85,45 @@ class Processes:
     def __init__(self, number: int, log: Path) -> None:
         self.number = number
         self._log = log
+        self._processes: list[subprocess.Popen[str]] = []
+        self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Self:
-        context = get_context("spawn")
-        pipes = [context.Pipe() for _ in range(self.number)]
-        self._pipes = [ours for ours, _ in pipes]
-        self._processes = [
-            context.Process(target=_serve, args=(theirs, self._log)) for _, theirs in pipes
-        ]
-        with _environment({"OMP_NUM_THREADS": "1"}):
-            for process, (_, theirs) in zip(self._processes, pipes, strict=True):
-                process.start()
-                theirs.close()  # so that the process's end is seen
+        command = [sys.executable, "-P", "-m", "vfl_flower.tools.sweep.worker"]
+        with opened_to_append(self._log) as log:
+            for worker in range(self.number):
+                process = subprocess.Popen(
+                    command,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    encoding="utf-8",
+                    start_new_session=True,  # Ctrl-C is for the sweep
+                )
+                self._processes.append(process)
+                assert process.stdout
+                self._selector.register(process.stdout, selectors.EVENT_READ, worker)
         return self
 
     def __exit__(self, *error: object) -> None:
         for process in self._processes:
             process.terminate()
         for process in self._processes:
-            process.join(_TERM_SECONDS)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_TERM_SECONDS)
             process.kill()
-            process.join()
-        for pipe in self._pipes:
-            pipe.close()
+            with suppress(BrokenPipeError):
+                process.communicate()
+        self._selector.close()
 
     def send(self, worker: int, message: dict[str, Any] | bool) -> None:
-        """Send a job or an answer; `wait` finds a process that has died."""
+        """Write a line to a worker; `wait` finds a worker that has died."""
+        to = self._processes[worker].stdin
+        assert to
         with suppress(BrokenPipeError):
-            self._pipes[worker].send(message)
+            to.write(json.dumps(message) + "\n")
+            to.flush()
 
     def wait(self) -> Iterator[tuple[int, Event]]:
         """Yield the next event of each worker that has one.
@@ -120,38 +133,14 @@ class Processes:
         VflError
             If a process has ended.
         """
-        ready = connection.wait(self._pipes)
-        for worker, pipe in enumerate(self._pipes):
-            if pipe not in ready:
-                continue
-            try:
-                yield worker, pipe.recv()
-            except (EOFError, ConnectionError):
+        for key, _ in self._selector.select():
+            line = key.fileobj.readline()  # type: ignore[union-attr]
+            if not line:
                 raise VflError(
                     f"A process of trials has ended by itself, perhaps for want of memory: see "
                     f"{self._log}, lower --jobs, and give the same command again."
-                ) from None
-
-
-def _serve(pipe: connection.Connection, log: Path) -> None:
-    """Run trials until the pipe closes, or until SIGTERM; either removes the trial's folder."""
-    import torch
-
-    torch.set_num_threads(1)
-    with opened_to_append(log) as output:
-        for stream in (1, 2):
-            os.dup2(output.fileno(), stream)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the sweep
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-
-    def tell(event: Event) -> bool:
-        pipe.send(event)
-        return bool(pipe.recv())
-
-    with suppress(EOFError, ConnectionError):
-        while True:
-            pipe.send(run_trial(pipe.recv(), tell))
+                )
+            yield key.data, json.loads(line)
 
 
 class Actors:
@@ -245,21 +234,14 @@ def _token() -> str:
 @contextmanager
 def _closed_to_others() -> Iterator[None]:
     """Start Ray so that only readers of a private file can use it."""
+    before = {key: os.environ.get(key) for key in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")}
     with tempfile.TemporaryDirectory(prefix="vfl-flower-") as home:
         token = Path(home, "ray.token")
         token.write_text(_token())
-        with _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}):
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        try:
             yield
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for a while."""
-    before = {key: os.environ.get(key) for key in values}
-    os.environ |= values
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            os.environ.pop(key)
-            os.environ |= {} if value is None else {key: value}
+        finally:
+            for key, value in before.items():
+                os.environ.pop(key)
+                os.environ |= {} if value is None else {key: value}
