@@ -59,8 +59,8 @@ def tables(tmp_path: Path) -> Path:
         ("strategy='vafl-t' quorum=3", 2, "quorum = 3 is more than the 2 parties"),
         ("dataset='breast-cancer' server-lr=1e30 window=1", 2, "no longer finite"),
         ("dataset='breast-cancer' server-lr=1e308", 2, "server-lr = 1e+308 must be below 1e+38."),
-        ("dataset='breast-cancer' top-hidden=2147483647", 2, "choose a smaller top-hidden or"),
-        ("dataset='breast-cancer' device='meta'", 2, "device = 'meta' is not to be had here"),
+        ("dataset='breast-cancer' top-hidden=2147483647", 2, "Choose a smaller top-hidden or"),
+        ("dataset='breast-cancer' device='meta'", 2, "device = 'meta' is not available here"),
         (
             "dataset='breast-cancer' strategy='cascaded' server-update='zeroth-order' "
             "server-lr=9e37 party-lr=9e37 window=1",

@@ -403,10 +403,10 @@ SHARED = {"strategy": "ef-vfl", "labels": "shared"}
             "^downlink-bits is for downlink-codec = 'qsgd', and not for 'top-k'",
         ),
         ({"local-steps": 2}, "^local-steps = 2 needs labels = 'shared'"),
-        ({"strategy": "frozen", "codec": "top-k"}, "^strategy = 'frozen' is a baseline, for which"),
+        ({"strategy": "frozen", "codec": "top-k"}, "^strategy = 'frozen' is a baseline, which"),
         (
             {"strategy": "local-only", "labels": "shared"},
-            "^strategy = 'local-only' is a baseline, for which",
+            "^strategy = 'local-only' is a baseline, which",
         ),
         ({"strategy": "ef-vfl", "local-steps": 2}, "^local-steps = 2 needs labels = 'shared'"),
         ({**SHARED, **ZEROTH}, "^labels = 'shared' is for first-order parties"),

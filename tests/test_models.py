@@ -235,7 +235,7 @@ def test_size_of_embeddings() -> None:
 def test_device_that_is_not_there() -> None:
     assert choose_device(config_of(device="cpu")).type == "cpu"
     for name in ("cuda:99", "meta", "hpu", "vulkan"):
-        with pytest.raises(ConfigError, match=f"device = '{name}' is not to be had here"):
+        with pytest.raises(ConfigError, match=f"device = '{name}' is not available here"):
             choose_device(config_of(device=name))
 
 
@@ -243,12 +243,14 @@ def test_device_that_is_not_there() -> None:
 def test_a_model_that_no_memory_holds_is_a_sentence_and_takes_none(kind: str) -> None:
     most = 2**31 - 1
     config = config_of(bottom_model=kind, bottom_hidden=most, embedding_size=most)
-    with pytest.raises(ConfigError, match=r"^A model needs .* GB, .*: choose a smaller bottom-h"):
+    with pytest.raises(ConfigError, match=r"^A model needs .* GB, .*\. Choose a smaller bottom-h"):
         build_bottom(config, 0, torch.zeros(8, 8), most)
 
 
 def test_a_top_model_that_no_memory_holds_is_a_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"^A model needs .* GB, .*: choose a smaller top-hidden"):
+    with pytest.raises(
+        ConfigError, match=r"^A model needs .* GB, .*\. Choose a smaller top-hidden"
+    ):
         build_top(config_of(top_hidden=2**31 - 1), [32, 32], 10)
 
 

@@ -208,11 +208,11 @@ def test_a_state_has_what_the_module_keeps_and_no_more() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model.register_buffer("constant", torch.ones(2), persistent=False)
     assert kept(model).keys() == model.state_dict().keys()
-    with pytest.raises(VflError, match=r"has \(2, 2\) for '0.weight', where it has \(3, 2\)"):
+    with pytest.raises(VflError, match=r"'0.weight' has \(3, 2\), but \(2, 2\) in the saved model"):
         load_model(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), model_arrays(model))
-    with pytest.raises(VflError, match=r"has nothing for '1\.weight'"):
+    with pytest.raises(VflError, match=r"'1\.weight' has .*, but nothing in the saved model"):
         load_model(model, {k: v for k, v in model_arrays(model).items() if k[0] == "0"})
-    with pytest.raises(VflError, match="where it has nothing"):
+    with pytest.raises(VflError, match="has nothing, but"):
         load_model(nn.Sequential(nn.Linear(2, 2)), model_arrays(model))
 
 
@@ -395,13 +395,16 @@ def test_code_of_the_label_holder_is_loaded_by_no_party(tmp_path: Path) -> None:
         ({"model": f"{TOWERS}:Nope"}, "Party 1's model = 'tests.towers:Nope' cannot be loaded"),
         ({"model": "nowhere.py:Nope"}, "Party 1's model = 'nowhere.py:Nope' cannot be loaded"),
         ({"model": f"{TOWERS}:TABLE"}, "cannot be loaded"),
-        ({"model": f"{TOWERS}:no_module"}, "Party 1's model .* makes a function, and no torch"),
+        (
+            {"model": f"{TOWERS}:no_module"},
+            "Party 1's model .* is not a torch module, but a function",
+        ),
         ({"model": f"{TOWERS}:fixed"}, "Party 1's model .* has no parameter to train"),
         ({"model": f"{TOWERS}:double"}, "Party 1's model .* trains parameters of torch.float64"),
         ({"model": f"{TOWERS}:infinite"}, "Party 1 has a model .* that are not finite"),
         ({"model": f"{TOWERS}:Conv"}, "Party 1's model .* cannot be built: ValueError"),
-        ({"model": f"{TOWERS}:Step"}, "Party 1's model .* has no gradient, which strategy"),
-        ({"model": f"{TOWERS}:Silent"}, "Party 1 has a model .* have no gradient: correct"),
+        ({"model": f"{TOWERS}:Step"}, "Party 1's model .* has no gradient, but strategy"),
+        ({"model": f"{TOWERS}:Silent"}, "Party 1 has a model .* have no gradient. Correct"),
         (
             {"model": f"{TOWERS}:plain", "model-args": "depth=5"},
             "Party 1's model .* does not take the arguments 'depth=5': got an unexpected",
@@ -442,7 +445,7 @@ def test_a_black_box_of_ones_own_is_trained_by_pairs(run: Start) -> None:
 
 @pytest.mark.parametrize(
     ("what", "said"),
-    [("shape", r"that makes \(64, 3\) of 64 rows"), ("nan", "values that are not finite")],
+    [("shape", r"that returns \(64, 3\) for 64 rows"), ("nan", "values that are not finite")],
 )
 def test_what_a_model_makes_later_ends_the_run_and_loses_nothing(
     what: str, said: str, tmp_path: Path
@@ -517,28 +520,31 @@ def test_a_top_model_and_loss_of_ones_own_are_ours_where_they_say_the_same(
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"top-model": f"{TOWERS}:wide_top"}, r"makes \(3, 2\) of 3 rows, and outputs must be"),
+        ({"top-model": f"{TOWERS}:wide_top"}, r"returns \(3, 2\) for 3 rows, but outputs must be"),
         ({"top-model": f"{TOWERS}:Nope"}, "top-model = 'tests.towers:Nope' cannot be loaded"),
         ({"top-model": "no-such"}, "top-model = 'no-such' is not known: choose one of sum"),
         ({"top-model": f"{TOWERS}:Top", "top-args": "depth=1"}, "does not take the arguments"),
         ({"top-args": "width=3"}, "top-args = 'width=3' are for a top model of your own"),
-        ({"top-model": f"{TOWERS}:Top", "combine": "mean"}, "combine = 'mean' is for top models"),
-        ({"loss": f"{TOWERS}:mean_loss"}, r"loss = .* makes \(\) of 8 rows"),
+        (
+            {"top-model": f"{TOWERS}:Top", "combine": "mean"},
+            "combine = 'mean' is for the top models",
+        ),
+        ({"loss": f"{TOWERS}:mean_loss"}, r"loss = .* returns \(\) for 8 rows"),
         ({"loss": f"{TOWERS}:wide_top"}, "loss = .* cannot read outputs"),
         ({"metrics": f"{TOWERS}:no_figures"}, "metrics gives no numbers by names"),
         ({"metrics": f"{TOWERS}:wide_top"}, "metrics = .* cannot read"),
         ({"loss": f"{TOWERS}:loss", "privacy": "labels", "epsilon": 1.0}, "is not corrected for"),
         (
             {"strategy": "dpzv", "loss": f"{TOWERS}:mixed_loss"},
-            "loss = .* lets a row have a part in another's loss",
+            "loss = .* lets one row affect another row's loss",
         ),
         (
             {"strategy": "dpzv", "top-model": f"{TOWERS}:Top", "top-args": "norm=true"},
-            "top-model = .* lets a row have a part in another's outputs",
+            "top-model = .* lets one row affect another row's outputs",
         ),
         (
             {"strategy": "dpzv", "top-model": f"{TOWERS}:Top", "top-args": "drop=0.5"},
-            "top-model = .* lets a row have a part in another's outputs, or drops",
+            "top-model = .* lets one row affect another row's outputs, or drops",
         ),
     ],
     ids=str,
@@ -556,7 +562,7 @@ def test_a_top_model_that_differs_from_the_one_that_was_kept_is_refused(tmp_path
     file.write_text(text.format("outputs"))
     run_local(2, {**CANCER, "top-model": f"{file}:top", "out": out})
     file.write_text(text.format("outputs, bias=False"))
-    with pytest.raises(ConfigError, match=r"top-model = .* differs from the model that"):
+    with pytest.raises(ConfigError, match=r"top-model = .* differs from the saved model"):
         predict_local({"model": out})
 
 
@@ -652,7 +658,7 @@ def test_a_module_may_write_to_what_it_reads() -> None:
 def test_a_mini_batch_of_one_row_is_found_before_training() -> None:
     x = np.zeros((65, 15), np.float32)
     Party(resolve(own("Normal", **{"batch-size": 13})), 0, 2, 1, FeatureBlock(x, x, ""))
-    with pytest.raises(ConfigError, match="cannot be trained on a mini-batch of one row"):
+    with pytest.raises(ConfigError, match="cannot train on a mini-batch of one row"):
         Party(resolve(own("Normal", **{"batch-size": 32})), 0, 2, 1, FeatureBlock(x, x, ""))
 
 
@@ -681,7 +687,7 @@ def test_an_evaluation_that_fails_leaves_the_model_as_it_was() -> None:
 
 def test_a_loss_by_which_one_label_changes_all_is_refused_with_scalar_noise(run: Start) -> None:
     keys = {"strategy": "dpzv", "epsilon": 1.0, "loss": f"{TOWERS}:balanced"}
-    with pytest.raises(ConfigError, match="lets a row have a part in another's loss"):
+    with pytest.raises(ConfigError, match="lets one row affect another row's loss"):
         run(2, own("plain", **keys))
     run(2, own("plain", **{**keys, "loss": f"{TOWERS}:half"}))
 

@@ -621,7 +621,7 @@ def test_a_run_with_privacy_does_not_grow_whatever_the_strategy(
         ({"freeze": True}, "freeze is for the models of an earlier run"),
         (
             {"freeze": True, "grow": "x", "strategy": "ef-vfl", "labels": "shared"},
-            "freeze is for parties that are sent their own answers",
+            "freeze does not work with labels = 'shared'",
         ),
     ],
 )

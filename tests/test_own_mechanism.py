@@ -195,7 +195,7 @@ def test_a_package_declares_a_mechanism(tmp_path: Path) -> None:
         ),
         ({"noise-multiplier": None}, "privacy = 'laplace' has no noise yet. Set noise-multiplier."),
         ({"validation-fraction": 0.2}, "does not cover the labels of validation rows, which"),
-        ({"grow": "runs/then"}, "counts what one run releases, and by grow there would be"),
+        ({"grow": "runs/then"}, "counts the releases of one run, but grow continues"),
     ],
     ids=str,
 )

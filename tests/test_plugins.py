@@ -253,7 +253,7 @@ def test_an_optimizer_of_torch_trains_and_is_resumed(name: str, tmp_path: Path) 
         ("torch.optim:LBFGS", "cannot step on this model"),
         ("torch.optim:Muon", "cannot step on this model"),
         ("torch.nn:Linear", "cannot step on this model"),
-        ("{folder}/own.py:Counting", "keeps 'steps' as int, which checkpoints do not have. Keep"),
+        ("{folder}/own.py:Counting", "keeps 'steps' as int, which checkpoints cannot hold. Keep"),
         ("{folder}/own.py:Grouped", "changes 'steps' of its parameter group in a step, which"),
         ("{folder}/own.py:Odd", "has rates_like = 'odd'. Set it to one of sgd, momentum, adam."),
     ],
@@ -572,7 +572,7 @@ def test_results_of_what_is_ones_own_are_below_runs(
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
-        ("nn.Linear(len(sample), size + 1)", r"makes \(2, 33\) of 2 rows"),
+        ("nn.Linear(len(sample), size + 1)", r"returns \(2, 33\) for 2 rows"),
         ("nn.Linear(len(sample) + 1, size)", r"cannot read samples of shape \(15,\): "),
     ],
 )

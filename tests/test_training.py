@@ -128,7 +128,7 @@ def test_a_short_run_has_rates_too(schedule: str, per_epoch: float) -> None:
     [
         ({"lr_step": 3}, "lr-step is for lr-schedule = 'step', and not for 'constant'"),
         ({"lr_schedule": "cosine", "lr_decay": 0.5}, "lr-decay is for lr-schedule = 'step'"),
-        ({"warm_up": 6.5}, "warm-up = 6.5 is longer than epochs = 6: make it shorter"),
+        ({"warm_up": 6.5}, "warm-up = 6.5 is longer than epochs = 6. Make it shorter"),
         ({"warm_up": -1.0}, "warm-up = -1.0 must be at least 0"),
         ({"lr_schedule": "sine"}, "lr-schedule = 'sine' is not known: did you mean 'cosine'"),
         ({"optimizer": "adamax"}, "optimizer = 'adamax' is not known: did you mean 'adam'"),

@@ -47,8 +47,8 @@ def test_a_party_has_its_own_rate_whatever_the_run_says(node: Node) -> None:
         ({"party-lr": -0.5}, "party-lr = -0.5 must be at least 0."),
         ({"party-lr": "fast"}, "party-lr = 'fast' must be a number."),
         ({"optimizer": "lion"}, "optimizer = 'lion' is not known: choose one of sgd, momentum"),
-        ({"warm-up": 5.0}, "warm-up = 5 is longer than epochs = 4: make it shorter."),
-        ({"lr-step": 2}, "lr-step is for lr-schedule = 'step', and not for 'constant': leave"),
+        ({"warm-up": 5.0}, "warm-up = 5 is longer than epochs = 4. Make it shorter."),
+        ({"lr-step": 2}, "lr-step is for lr-schedule = 'step', and not for 'constant'. Leave"),
         ({"lr-schedule": "cosine", "lr-decay": 0.5}, "lr-decay is for lr-schedule = 'step', and"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Bottom models (a party's), top models (the label holder's), and what all learn by."""
+"""Bottom models of parties, top models of label holders, losses and optimizers."""

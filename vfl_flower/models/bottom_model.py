@@ -1,7 +1,7 @@
-"""Bottom models: the modules that make embeddings of a party's features.
+"""Bottom models: modules that map a party's features to embeddings.
 
-`BottomModel` has our layers, between which a mechanism can add noise. `OwnBottom` has a module of
-your own.
+`BottomModel` holds the layers of this project. A mechanism can add noise between them. `OwnBottom`
+holds a module of your own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vfl_flower.models.training import autocast, in_float32, trained
 log = logging.getLogger("flwr")
 
 Perturb = Callable[[int, Tensor], Tensor]
-"""Returns a layer's output with noise, given the layer's number, from 0, and that output."""
+"""Adds noise to a layer's output, given the layer's number, from 0, and the output."""
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda z: z,
@@ -36,7 +36,10 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class BottomModel(nn.Module):
-    """Layers u_l = sigma_l(w_l u_{l-1} + b_l), VAFL Eq. (9), or with noise Z_l inside, Eq. (10)."""
+    """Stack layers u_l = sigma_l(w_l u_{l-1} + b_l), VAFL Eq. (9).
+
+    With noise Z_l inside each layer it is VAFL Eq. (10).
+    """
 
     by_step = False  # whether each step needs its own forward pass (`models.passes`)
 
@@ -63,7 +66,7 @@ class BottomModel(nn.Module):
 
     @cached_property
     def stackable(self) -> bool:
-        """Whether torch.func.vmap can evaluate it at many parameters at once."""
+        """Return whether torch.func.vmap can evaluate it at many parameters at once."""
         return not any(isinstance(each, nn.RNNBase) for each in self.modules())
 
     def apart(self) -> bool:
@@ -72,13 +75,13 @@ class BottomModel(nn.Module):
 
 
 class OwnBottom(BottomModel):
-    """A module of your own, as the only layer.
+    """Wrap a module of your own as the only layer.
 
     Parameters
     ----------
-    name : its name in the configuration.
-    size : E, numbers in an embedding.
-    sample : one row of the kind that the module reads.
+    name : the name of the module in the configuration.
+    size : the embedding size E.
+    sample : one example row that the module can read.
     """
 
     by_step = True
@@ -98,9 +101,9 @@ class OwnBottom(BottomModel):
         self.sample = sample
 
     def forward(self, x: Samples, perturb: Perturb | None = None) -> Tensor:
-        """Return embeddings [R, E]; raise `VflError` if the module makes something else."""
+        """Return embeddings [R, E]; raise `VflError` if the output has another shape."""
         if perturb is not None:
-            # One row at a time: its noise does not hide it in another row's embedding.
+            # Noise on a row's embedding does not hide this row in another row's embedding.
             rows = range(samples.count(x))
             each = [self._made(samples.rows(x, slice(row, row + 1))) for row in rows]
             z = torch.cat(each) if each else self._made(x)
@@ -109,7 +112,7 @@ class OwnBottom(BottomModel):
 
     def _made(self, x: Samples) -> Tensor:
         due = samples.count(x), self.size
-        if not due[0]:  # a step without rows of this party, which many modules cannot take
+        if not due[0]:  # many modules cannot read a batch without rows
             learned = [0 * p.sum() for p in self.parameters() if p.requires_grad]
             return torch.zeros(due, device=next(self.parameters()).device) + sum(learned)
         with autocast(self, self.precision):
@@ -117,14 +120,14 @@ class OwnBottom(BottomModel):
         if not isinstance(z, Tensor) or tuple(z.shape) != due:
             made = tuple(z.shape) if isinstance(z, Tensor) else f"a {type(z).__name__}"
             raise VflError(
-                f"has a model {self.name!r} that makes {made} of {due[0]} rows, and embeddings "
-                f"must be {due}: correct its forward."
+                f"has a model {self.name!r} that returns {made} for {due[0]} rows, but embeddings "
+                f"must be {due}. Correct its forward."
             )
         return z.float()
 
     @cached_property
     def stackable(self) -> bool:
-        """Whether vmap can evaluate it: a module with buffers or random draws it cannot."""
+        """Return whether vmap can evaluate it: not with buffers or random draws."""
         if any(True for _ in self.buffers()):
             return False
         stacked = {name: torch.stack([p, p]) for name, p in trained(self).items()}
@@ -132,15 +135,16 @@ class OwnBottom(BottomModel):
             with torch.no_grad(), passes.repeatable(self, b""):
                 call = vmap(lambda parameters, x: functional_call(self, parameters, (x,)))
                 call(stacked, samples.each(self._two(), lambda x: torch.stack([x, x])))
-        except Exception as error:  # vmap has many reasons
-            log.debug("%s is evaluated step by step: %s", self.name, error)
+        except Exception as error:  # vmap fails with many types of errors
+            log.debug("%s runs step by step, because vmap failed: %s", self.name, error)
             return False
         return True
 
     def apart(self) -> bool:
-        """Return whether each row's embedding depends on that row alone, in passes of one row.
+        """Return whether each row's embedding depends on that row alone.
 
-        It does not if buffers learn from rows, as in BatchNorm.
+        Noise passes one row at a time, so only buffers can carry one row into another's embedding.
+        The answer is no if buffers learn from rows, as in BatchNorm.
         """
         before = {name: each.clone() for name, each in self.named_buffers()}
         with torch.no_grad():
@@ -160,26 +164,29 @@ class OwnBottom(BottomModel):
                 passes.one(self, one, 0, learns=False)
         except Exception as error:  # of the module
             raise VflError(
-                f"has a model {self.name!r} that cannot be trained on a mini-batch of one row, and "
-                "here some have one row: choose another batch-size. If parties lack rows, choose "
-                "another normalisation, such as LayerNorm or GroupNorm."
+                f"has a model {self.name!r} that cannot train on a mini-batch of one row, but "
+                "some mini-batches have one row. Choose another batch-size. If parties lack rows, "
+                "choose another normalisation, such as LayerNorm or GroupNorm."
             ) from error
 
     def try_out(self, gradients: bool) -> None:
-        """Raise `VflError` if two rows do not become embeddings. The module does not change."""
+        """Raise `VflError` if the module cannot make embeddings of two rows.
+
+        The module does not change.
+        """
         self.eval()
         with torch.enable_grad():
             h = passes.one(self, self._two(), 0, learns=False)
         self.train()
         if not torch.isfinite(h).all():
             raise VflError(
-                f"has a model {self.name!r} that makes embeddings that are not finite: correct its "
+                f"has a model {self.name!r} that makes embeddings that are not finite. Correct its "
                 "forward, or the rows."
             )
         if gradients and not h.requires_grad:
             raise VflError(
-                f"has a model {self.name!r} whose embeddings have no gradient: correct its "
-                "forward, or set gradients = False in its class, for a zeroth-order system."
+                f"has a model {self.name!r}, and its embeddings have no gradient. Correct its "
+                "forward, or set gradients = False in its class and use a zeroth-order system."
             )
 
     def _two(self) -> Samples:

@@ -1,21 +1,22 @@
 """Build the bottom model of a party, which maps features to embeddings.
 
-`config.plugins.BOTTOMS` names ours. Anything else is a **model of your own**: ``FILE.py:NAME`` or
-``package.module:NAME``, a class of torch modules, or a function that returns one. The contract:
+`config.plugins.BOTTOMS` lists the models of this project. Any other value is a **model of your
+own**. It is an import path, ``FILE.py:NAME`` or ``package.module:NAME``, to a torch module class or
+to a function that returns a module. The contract:
 
-* It is built as ``NAME(sample, size, **arguments)``. ``sample`` is one row as the party's source
-  gives it: a tensor [...] or tensors by name, without a dimension of rows. Use its shapes and
-  dtypes only. ``size`` is the embedding size. The arguments are those of ``model-args``.
-* ``forward(x)`` makes embeddings [R, size] of R rows, a tensor [R, ...] or tensors by name. In
+* The project calls ``NAME(sample, size, **arguments)``. ``sample`` is one row from the party's
+  source: a tensor [...] or tensors by name, without a dimension of rows. Use its shapes and dtypes
+  only. ``size`` is the embedding size. The option ``model-args`` gives the arguments.
+* ``forward(x)`` maps R rows, a tensor [R, ...] or tensors by name, to embeddings [R, size]. In
   training, the rows are one mini-batch. In evaluation and prediction they are any rows, and the
-  module is in eval mode: each embedding must then depend on its own row alone.
-* Its ``state_dict`` is kept between messages, in checkpoints and for predictions. Buffers learn
-  once a mini-batch, when it is uploaded. When a pass over a mini-batch is repeated, torch's random
-  draws in ``forward`` are the same.
+  module is in eval mode. Each embedding must then depend on its own row alone.
+* The ``state_dict`` persists between messages, in checkpoints and for predictions. Buffers learn
+  once per mini-batch, at the upload. A repeated pass over a mini-batch makes the same random draws
+  in ``forward``.
 * Parameters with ``requires_grad=False`` are neither trained nor perturbed.
-* A class with ``gradients = False`` has no gradient, and only zeroth order trains it.
+* A class with ``gradients = False`` has no gradient. Only zeroth-order systems can train it.
 
-Noise of perturbed embeddings is added to its output, and needs rows that do not mix.
+The mechanism for perturbed embeddings adds noise to the output. It needs rows that do not mix.
 """
 
 from __future__ import annotations
@@ -43,18 +44,21 @@ from vfl_flower.models.training import check_size, trained
 
 
 def has_gradient(bottom: str, key: str = "") -> bool:
-    """Return whether a bottom model has gradients; ``key`` is the option that names it."""
+    """Return whether a bottom model has gradients; errors name the option ``key``."""
     return bool(getattr(BOTTOMS.load(bottom, key), "gradients", True))
 
 
 def embedding_size(config: RunConfig, outputs: int) -> int:
-    """Return E: as configured, or the number of outputs for a top model without parameters."""
+    """Return the embedding size E.
+
+    For a top model without parameters, E is the number of outputs.
+    """
     if config.models.top != "sum":
         return config.models.embedding_size or 32
     if config.models.embedding_size not in (None, outputs):
         raise ConfigError(
             f"embedding-size = {config.models.embedding_size} does not fit top-model = 'sum', "
-            f"which adds embeddings up to {outputs} outputs: leave it out, or choose another "
+            f"which adds embeddings to make {outputs} outputs. Leave it out, or choose another "
             "top-model."
         )
     return outputs
@@ -65,14 +69,16 @@ def check(models: ModelConfig) -> None:
     if models.bottom_args and models.bottom in BOTTOMS.known:
         raise ConfigError(
             f"model-args = {models.bottom_args!r} are for a model of your own, and not for "
-            f"bottom-model = {models.bottom!r}: leave them out."
+            f"bottom-model = {models.bottom!r}. Leave them out."
         )
 
 
 def build_bottom(
     config: RunConfig, party: int, sample: Samples, size: int, secret: bytes = b""
 ) -> BottomModel:
-    """Build the bottom model of a party; (seed, party, secret) decide its initial parameters.
+    """Build the bottom model of a party.
+
+    The seed, the party's number and ``secret`` decide the initial parameters.
 
     Raises
     ------
@@ -85,9 +91,9 @@ def build_bottom(
         return _build_own(config, party, sample, size, secret)
     if isinstance(sample, dict):
         raise ConfigError(
-            f"bottom-model = {models.bottom!r} reads one tensor, and a sample of party {party} has "
-            f"{', '.join(sample)}: give it a model of its own, by model='FILE.py:NAME' in its node "
-            "configuration."
+            f"bottom-model = {models.bottom!r} reads one tensor, but a sample of party {party} has "
+            f"{', '.join(sample)}. Set model='FILE.py:NAME' in this party's node configuration, "
+            "to give it another model."
         )
     builder: Builder = BOTTOMS.load(models.bottom)
     last = models.embedding_activation or ("none" if models.top == "sum" else "relu")
@@ -99,12 +105,12 @@ def build_bottom(
 
 
 def _check_size(builder: Builder, shape: Shape, size: int, models: ModelConfig) -> None:
-    """Raise `ConfigError` if one of our models would not fit into memory, before it is built."""
+    """Raise `ConfigError` if a model of this project would not fit into memory."""
     keys = "bottom-hidden or embedding-size"
     try:
         with torch.device("meta"):
             layers = [layer for layer, _ in builder(shape, size, models)]
-    except RuntimeError:  # it has more numbers than torch can count
+    except RuntimeError:  # torch cannot count so many numbers
         check_size(float("inf"), keys)
         raise
     check_size(sum(p.numel() for layer in layers for p in layer.parameters()), keys)
@@ -117,18 +123,18 @@ def _build_own(
     models, said = config.models, f"Party {party}'s model"
     if config.privacy.inner_noise:
         raise ConfigError(
-            f"{said} {models.bottom!r} has no layers for inner-noise: leave inner-noise out, or "
-            "choose one of our models."
+            f"{said} {models.bottom!r} has no layers for inner-noise. Leave inner-noise out, or "
+            "choose a bottom-model of this project."
         )
     make = BOTTOMS.load(models.bottom, said)
-    name = models.bottom.rpartition("/")[2]  # others must not learn of folders
+    name = models.bottom.rpartition("/")[2]  # other parties must not learn of folders
     said = f"{said} {name!r}"
     with seeded(config, party, secret):
         module = built(make, said, models.bottom_args, sample, size)
         _draw_lazy(module, sample)
     if not trained(module):
         raise ConfigError(
-            f"{said} has no parameter to train: add a layer, or leave one requires_grad."
+            f"{said} has no parameter to train. Add a layer, or set requires_grad of a parameter."
         )
     activation, precision = models.embedding_activation or "none", config.training.precision
     model = OwnBottom(module, activation, name, size, sample, precision)
@@ -143,7 +149,7 @@ def _build_own(
 
 
 def _draw_lazy(module: nn.Module, sample: Samples) -> None:
-    """Have lazy layers draw their parameters now, while the seed is secret."""
+    """Make lazy layers draw their parameters now, while the secret seeds torch."""
     if any(nn.parameter.is_lazy(p) for p in module.parameters()):
         module.eval()
         with torch.no_grad():
@@ -152,11 +158,11 @@ def _draw_lazy(module: nn.Module, sample: Samples) -> None:
 
 
 def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
-    """Build a module by code of your own.
+    """Build a module with code of your own.
 
     Parameters
     ----------
-    make : the class or function.
+    make : the class or function to call.
     said : the subject of errors, as in "Party 0's model".
     arguments : text of keyword arguments, ``NAME=VALUE ...``.
     given : positional arguments.
@@ -164,7 +170,7 @@ def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
     Raises
     ------
     ConfigError
-        If the code makes no module that can be trained.
+        If the code returns no module that can be trained.
     """
     keys = pairs([f"{arguments} "], f"{said} has arguments that") if arguments else {}
     try:
@@ -172,28 +178,30 @@ def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
     except TypeError as error:
         what = f"the arguments {arguments!r}" if arguments else "the arguments of every model"
         raise ConfigError(f"{said} does not take {what}: {error}. See docs/models.md.") from error
-    except ValueError:  # it has no signature
+    except ValueError:  # some builtins have no signature
         pass
     try:
         module = make(*given, **keys)
-    except VflError as error:  # the end of a sentence
+    except VflError as error:  # its text lacks a subject
         raise ConfigError(f"{said} {error}") from None
     except Exception as error:
         raise CodeError(f"{said} cannot be built", error) from error
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"{said} makes a {type(module).__name__}, and no torch module.")
+        raise ConfigError(
+            f"{said} is not a torch module, but a {type(module).__name__}. Return a torch module."
+        )
     odd = {str(p.dtype) for p in trained(module).values()} - {"torch.float32"}
     if odd:
-        raise ConfigError(f"{said} trains parameters of {odd.pop()}: make them torch.float32.")
+        raise ConfigError(f"{said} trains parameters of {odd.pop()}. Make them torch.float32.")
     for p in trained(module).values():
-        if not nn.parameter.is_lazy(p):  # directions are added by place in memory
+        if not nn.parameter.is_lazy(p):  # zeroth-order directions are added in memory order
             p.data = p.data.contiguous()
     return module
 
 
 @contextmanager
 def seeded(config: RunConfig, who: int, secret: bytes = b"") -> Iterator[None]:
-    """Draw a model's parameters from (seed, who, secret); torch's random state does not change."""
+    """Seed torch by (seed, who, secret) inside the context, and restore its state."""
     with GENERATOR, torch.random.fork_rng(devices=[]):
         sequence = np.random.SeedSequence([config.training.seed, who + 1])
         words = sequence.generate_state(1, np.uint64)
@@ -206,7 +214,7 @@ def seeded(config: RunConfig, who: int, secret: bytes = b"") -> Iterator[None]:
 def _seed_all_words(secret: bytes) -> None:
     """Set torch's generator, an MT19937, by all bits of a secret.
 
-    A seed has 32 bits. Whoever sees an embedding could try all of them.
+    A seed has 32 bits only. Anybody with an embedding could try all seeds.
     """
     stream = hashlib.shake_256(b"vfl-flower model|" + secret).digest(4 * 624)
     state = torch.get_rng_state()

@@ -1,7 +1,7 @@
-"""Layers of ours: the bottom models that a name chooses, as `config.plugins.BOTTOMS` has them.
+"""Bottom models of this project, which `config.plugins.BOTTOMS` lists by name.
 
-Each is a builder, from the shape of a sample and the embedding size to layers, and the activation
-after each; that after the last is configured (`ModelConfig.embedding_activation`), and so is empty.
+Each model is a builder. It maps the shape of a sample and the embedding size to layers, each with
+its activation. The last activation is empty: `ModelConfig.embedding_activation` sets it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Builder = Callable[[Shape, int, ModelConfig], Layers]
 
 
 def black_box(builder: Builder) -> Builder:
-    """A builder whose layers have no gradient, so that only zeroth-order systems can train them."""
-    setattr(builder, "gradients", False)  # noqa: B010  (a function has none of its own)
+    """Mark a builder of layers without gradients, for zeroth-order systems only."""
+    setattr(builder, "gradients", False)  # noqa: B010  (mypy knows no attributes of functions)
     return builder
 
 
 def linear(shape: Shape, size: int, models: ModelConfig) -> Layers:
-    """One linear layer on all features."""
+    """Return one linear layer on all features."""
     return [(nn.Sequential(nn.Flatten(), nn.Linear(_flat(shape), size, models.bottom_bias)), "")]
 
 
 def mlp(shape: Shape, size: int, models: ModelConfig) -> Layers:
-    """One hidden layer."""
+    """Return a hidden layer with ReLU, and a linear layer."""
     hidden, bias = models.bottom_hidden, models.bottom_bias
     return [
         (nn.Sequential(nn.Flatten(), nn.Linear(_flat(shape), hidden, bias)), "relu"),
@@ -42,10 +42,13 @@ def mlp(shape: Shape, size: int, models: ModelConfig) -> Layers:
 
 
 def cnn(shape: Shape, size: int, models: ModelConfig) -> Layers:
-    """Two 3x3 convolutions, each halving images of at least 4 pixels, and a linear layer."""
+    """Return two 3x3 convolutions and a linear layer.
+
+    A convolution halves height and width if both are at least 4 pixels.
+    """
     if len(shape) not in (2, 3):
         raise ConfigError(
-            f"bottom-model = 'cnn' needs images, but a sample has shape {shape}: choose linear or "
+            f"bottom-model = 'cnn' needs images, but a sample has shape {shape}. Choose linear or "
             "mlp."
         )
     channels = models.bottom_hidden
@@ -63,11 +66,11 @@ def cnn(shape: Shape, size: int, models: ModelConfig) -> Layers:
 
 
 def lstm(shape: Shape, size: int, models: ModelConfig) -> Layers:
-    """An LSTM over sequences, and a linear layer on its last state."""
+    """Return an LSTM over sequences, and a linear layer on its last state."""
     if len(shape) != 2:
         raise ConfigError(
             "bottom-model = 'lstm' needs sequences of shape (time, signals), but a sample has "
-            f"shape {shape}: choose linear or mlp."
+            f"shape {shape}. Choose linear or mlp."
         )
     hidden = models.bottom_hidden
     return [
@@ -78,13 +81,13 @@ def lstm(shape: Shape, size: int, models: ModelConfig) -> Layers:
 
 @black_box
 def binarised(shape: Shape, size: int, models: ModelConfig) -> Layers:
-    """A linear layer that uses the signs of its weights only."""
+    """Return a linear layer that uses the signs of its weights only."""
     return [(_Binarised(_flat(shape), size), "")]
 
 
 @black_box
 def scorecard(shape: Shape, size: int, models: ModelConfig) -> Layers:
-    """An integer table, as banks score with."""
+    """Return an integer scorecard, as banks use."""
     return [(_Scorecard(_flat(shape), size), "")]
 
 
@@ -93,37 +96,37 @@ def _flat(shape: Shape) -> int:
 
 
 class _ChannelsFirst(nn.Module):
-    """Images [R, H, W] or [R, H, W, colours] to [R, colours, H, W]."""
+    """Convert images [R, H, W] or [R, H, W, colours] to [R, colours, H, W]."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same images, colours first."""
+        """Return the same images, colours first."""
         return x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2)
 
 
 class _LastState(nn.Module):
-    """An LSTM's hidden state after the last time step: [R, T, F] to [R, hidden]."""
+    """Map sequences [R, T, F] to an LSTM's last hidden state [R, hidden]."""
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
         self.lstm = nn.LSTM(features, hidden, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The hidden state after the last step."""
+        """Return the hidden state after the last step, [R, hidden]."""
         try:
             states, _ = self.lstm(x)
         except RuntimeError as error:
             if "primitive descriptor" not in str(error):
                 raise
             raise ConfigError(
-                "precision = 'bfloat16' cannot be had with bottom-model = 'lstm' on this processor"
-                ": leave precision out, or use a GPU."
+                "precision = 'bfloat16' does not work with bottom-model = 'lstm' on this processor"
+                ". Leave precision out, or use a GPU."
             ) from None
         last: Tensor = states[:, -1]
         return last
 
 
 class _Binarised(nn.Module):
-    """A linear layer that uses the signs of its weights only: [R, ...] to [R, size]."""
+    """Map [R, ...] to [R, size] linearly, by the signs of the weights only."""
 
     def __init__(self, features: int, size: int) -> None:
         super().__init__()
@@ -131,15 +134,15 @@ class _Binarised(nn.Module):
         self.scale = features**-0.5
 
     def forward(self, x: Tensor) -> Tensor:
-        """Sums of the features, each with its sign, scaled to the spread of one feature."""
+        """Return signed sums of the features, scaled to the spread of one feature."""
         sums: Tensor = self.scale * functional.linear(x.flatten(1), self.weight.sign())
         return sums
 
 
 class _Scorecard(nn.Module):
-    """An integer table: points for the bin of each feature, added up.
+    """Add up integer points for the bin of each feature.
 
-    A feature's bins are cut at -1, 0 and 1 standard deviation; ten points are 1.0.
+    The cuts between bins are at -1, 0 and 1 standard deviation. Ten points make 1.0.
     """
 
     edges: Tensor
@@ -150,7 +153,7 @@ class _Scorecard(nn.Module):
         self.register_buffer("edges", torch.tensor([-1.0, 0.0, 1.0]), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Points [R, size] of the rows' bins, in tens."""
+        """Return points [R, size] of the rows' bins, divided by ten."""
         bins = (x.flatten(1)[..., None] > self.edges).sum(-1, keepdim=True)
         hits = (bins == torch.arange(4, device=x.device)).to(x.dtype)
         return hits.flatten(1) @ self.points.round() / 10

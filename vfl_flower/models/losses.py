@@ -1,4 +1,4 @@
-"""Losses of the outputs, and a party's own regulariser."""
+"""Losses of the outputs, and the regulariser of each party."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss_per_row(outputs: Tensor, labels: Tensor, reduction: str = "none") -> Tensor:
-    """Return the standard loss of each row, [R], or with reduction "mean" their mean.
+    """Return the standard loss of each row, [R], or their mean for reduction "mean".
 
-    It is logistic for class indices: one output is the logit of class 1, else each class has one.
-    For labels that are floating-point numbers it is half the squared error.
+    For class indices it is the logistic loss. One output is the logit of class 1; otherwise each
+    class has a logit. For floating-point labels it is half the squared error.
     """
     if labels.is_floating_point():
         return functional.mse_loss(outputs[:, 0], labels, reduction=reduction) / 2
@@ -37,20 +37,20 @@ def loss_per_row(outputs: Tensor, labels: Tensor, reduction: str = "none") -> Te
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss that training minimises, with class weights and label noise taken into account.
+    """Compute the training loss, with class weights and a correction for label noise.
 
-    Where labels are noisy it is the forward-corrected loss of Patrini et al. (2017): -log s with
-    s = sum_j T[j, y] q_j. Here q are the probabilities of the classes, and T[j, y] is the chance
-    that class j is noted as y. The minimum stays where the loss on the true labels has it. A noisy
-    label does not tell which class weight w a row has. So q is softmax(z - log w) of outputs z,
-    and softmax(z) has the probabilities that weighted classes would have.
+    For noisy labels it is the forward-corrected loss of Patrini et al. (2017): -log s with
+    s = sum_j T[j, y] q_j. Here q are the probabilities of the classes. T[j, y] is the probability
+    that label y is recorded for class j. The minimum is the same as for the true labels. A noisy
+    label does not tell which class weight w a row has. So q is softmax(z - log w) for outputs z.
+    Softmax(z) then has the probabilities of the weighted classes.
 
     Parameters
     ----------
     class_weights : factor of a row's loss by its true class, [classes]; None means 1.
-    kept : chance p that a label is the true one; else it is evenly one of the others.
-    own : a user's function from outputs [R, C] and labels [R] to row losses [R], in place of ours.
-        Labels are class indices, or standardised numbers.
+    kept : probability p that a label is true. A false label is uniform over the other classes.
+    own : a user's function from outputs [R, C] and labels [R] to row losses [R]. It replaces the
+        standard loss. Labels are class indices, or standardised numbers.
     """
 
     class_weights: Tensor | None = None
@@ -58,7 +58,7 @@ class Loss:
     own: RowLoss | None = None
 
     def per_row(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of each row, [R], times its class weight if classes have weights."""
+        """Return the loss of each row, [R], with class weights."""
         if self.kept < 1 and not labels.is_floating_point():
             q = self._probability(outputs, self.targets(labels, outputs.shape[1]))
             other = self._other(outputs)
@@ -67,16 +67,16 @@ class Loss:
         return losses if self.class_weights is None else losses * self.row_weights(labels)
 
     def row_weights(self, labels: Tensor) -> Tensor:
-        """Return the factor of each row's loss, [R]; call it only where classes have weights."""
+        """Return the factor of each row's loss, [R]; `class_weights` must not be None."""
         assert self.class_weights is not None
-        if self.kept < 1:  # `per_row` has taken the weights into account already
+        if self.kept < 1:  # the corrected loss of `per_row` contains the weights already
             return self.class_weights.new_ones(len(labels))
         return self.class_weights[labels]
 
     def targets(self, labels: Tensor, outputs: int) -> Tensor:
-        """Return what `gradient` compares outputs with, [R, C]: numbers, or probabilities.
+        """Return the targets of `gradient`, [R, C]: numbers, or probabilities.
 
-        A user's loss reads the labels [R] themselves.
+        A user's loss reads the labels [R] instead.
         """
         if self.own:
             return labels
@@ -85,7 +85,7 @@ class Loss:
         return functional.one_hot(labels, outputs).to(torch.float32)
 
     def gradient(self, outputs: Tensor, targets: Tensor, squared: bool = False) -> Tensor:
-        """Return the gradient [R, C] of the sum of `per_row`, without weights, by the outputs.
+        """Return the gradient [R, C] of the unweighted sum of `per_row` by the outputs.
 
         ``squared`` : whether targets are numbers, so that the loss is the squared error.
         """
@@ -99,7 +99,7 @@ class Loss:
         z = outputs if self.kept == 1 else self._unweighted(outputs)
         if z.shape[1] == 1:
             plain = z.sigmoid() - targets
-        else:  # torch's own softmax takes six times as long for many rows of few columns
+        else:  # torch's softmax takes six times as long for many rows of few columns
             weights = (z - z.amax(1, keepdim=True)).exp_()
             plain = weights.div_(weights.sum(1, keepdim=True)).sub_(targets)
         if self.kept == 1:
@@ -108,21 +108,21 @@ class Loss:
         return plain * ((self.kept - other) * q / (other + (self.kept - other) * q))
 
     def _unweighted(self, outputs: Tensor) -> Tensor:
-        """Return outputs whose softmax is the probabilities of the classes without weights."""
+        """Return outputs z - log w, from which the softmax gives unweighted probabilities."""
         if self.class_weights is None:
             return outputs
         logs = self.class_weights.log().to(outputs)
         return outputs - (logs[1] - logs[0] if outputs.shape[1] == 1 else logs)
 
     def _probability(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the probability q of each row's noted class, [R, 1], without class weights."""
+        """Return the unweighted probability q of each row's recorded class, [R, 1]."""
         z = self._unweighted(outputs)
         if z.shape[1] == 1:
             return (z * (2 * targets - 1)).sigmoid()
         return (z.softmax(1) * targets).sum(1, keepdim=True)
 
     def _other(self, outputs: Tensor) -> float:
-        """Return the chance of each class that is not the true one."""
+        """Return the probability that a label names one given false class."""
         return (1 - self.kept) / max(1, outputs.shape[1] - 1)
 
 
@@ -133,13 +133,14 @@ def loss_of(
 
     Parameters
     ----------
-    labels : of the training rows, [N], of so many classes.
-    kept : chance that each is the true one.
+    labels : labels of the training rows, [N].
+    classes : number of classes.
+    kept : probability that a label is true.
 
     Raises
     ------
     ConfigError
-        If the configured class weights are not one positive number for each class.
+        If the configuration does not give one positive class weight for each class.
     """
     weights = class_weights(config.data, labels, classes, kept)
     on_device = None if weights is None else torch.from_numpy(weights).to(device)
@@ -148,12 +149,12 @@ def loss_of(
 
 
 def try_out(loss: Loss, name: str, outputs: int, labels: Tensor, alone: bool) -> None:
-    """Raise `ConfigError` if a user's loss does not make a loss for each row.
+    """Raise `ConfigError` if a user's loss does not return a loss for each row.
 
     Parameters
     ----------
-    labels : of some rows, [N].
-    alone : whether noise hides what one row adds, so that no row may affect another's loss.
+    labels : labels of some rows, [N].
+    alone : whether noise hides each row's contribution. No row may then affect another's loss.
     """
     if loss.own is None:
         return
@@ -171,18 +172,18 @@ def try_out(loss: Loss, name: str, outputs: int, labels: Tensor, alone: bool) ->
         raise CodeError(said, error) from error
     if losses.shape != labels.shape or not torch.isfinite(losses).all():
         raise ConfigError(
-            f"loss = {name!r} makes {tuple(losses.shape)} of {len(labels)} rows, where a finite "
-            "loss of each is due: correct it."
+            f"loss = {name!r} returns {tuple(losses.shape)} for {len(labels)} rows, but each row "
+            "needs a finite loss. Correct it."
         )
     if any(not torch.allclose(losses[0], other) for other in others):
         raise ConfigError(
-            f"loss = {name!r} lets a row have a part in another's loss, where privacy = 'scalar' "
-            "hides what one row adds: take each row by itself."
+            f"loss = {name!r} lets one row affect another row's loss, but privacy = 'scalar' "
+            "hides each row by itself. Compute each row's loss from that row alone."
         )
 
 
 def _with_other_rows(labels: Tensor, outputs: int) -> list[Tensor]:
-    """Return labels whose first stays: unchanged, each another, and all others equal."""
+    """Return label vectors with the same first label, and different other labels."""
     numbers = labels.is_floating_point()
     another = 2 * labels + 1 if numbers else (labels + 1) % max(2, outputs)
     equal = [torch.full_like(labels, each) for each in (0, 1)]
@@ -190,7 +191,10 @@ def _with_other_rows(labels: Tensor, outputs: int) -> list[Tensor]:
 
 
 def penalty(training: TrainingConfig, w: Tensor) -> Tensor:
-    """Return the regulariser's terms, elementwise; g(w) is their sum. l2, or AsyREVEL Eq. (22)."""
+    """Return the regulariser's terms, elementwise; their sum is g(w).
+
+    The regulariser is l2, or AsyREVEL Eq. (22).
+    """
     half = 0.5 * w.square()
     return half if training.regulariser == "l2" else half / (1 + w.square())
 

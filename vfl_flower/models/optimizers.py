@@ -1,4 +1,4 @@
-"""Optimizers by name: what makes them, and which default learning rates go with them."""
+"""Build optimizers by name, and choose their default learning rates."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ KINDS = {
     "adam": "adam",
     "adamw": "adam",
 }
-"""Optimizer -> kind of optimizers that have the same default learning rates."""
+"""Optimizer -> its kind. Optimizers of one kind share default learning rates."""
 
 Make = Callable[..., torch.optim.Optimizer]
-"""Makes an optimizer of parameters, ``lr`` and, unless it is 0, ``weight_decay``."""
+"""Makes an optimizer from parameters, ``lr`` and, unless it is 0, ``weight_decay``."""
 
 sgd: Make = torch.optim.SGD
 momentum: Make = partial(torch.optim.SGD, momentum=0.9)
@@ -35,10 +35,10 @@ adamw: Make = partial(torch.optim.AdamW, weight_decay=0)
 
 
 def kind_of(name: str) -> str:
-    """Return the kind of an optimizer, whose default learning rates it has.
+    """Return the kind of an optimizer, which decides its default learning rates.
 
-    A class or function of one's own says so by an attribute ``rates_like``. Without it, a subclass
-    of `torch.optim.SGD` has those of ``sgd``, and all others those of ``adam``.
+    A class or function of your own names its kind in the attribute ``rates_like``. Without the
+    attribute, a subclass of `torch.optim.SGD` is of kind ``sgd``, and any other of kind ``adam``.
 
     Raises
     ------
@@ -62,17 +62,17 @@ def kind_of(name: str) -> str:
 def build_optimizer(
     config: RunConfig, model: nn.Module, lr: float, per_epoch: float = 1
 ) -> torch.optim.Optimizer:
-    """Make the configured optimizer of a model, for `training.step_along`.
+    """Build the configured optimizer of a model, for `training.step_along`.
 
     Parameters
     ----------
     lr : learning rate, before any schedule.
-    per_epoch : steps of this model in an epoch, by which a schedule goes.
+    per_epoch : steps of this model in an epoch, which scale the schedule.
 
     Raises
     ------
     ConfigError
-        If the optimizer is one's own and cannot step on this model.
+        If an optimizer of your own cannot step on this model.
     """
     training = config.training
     name, decay, parameters = training.optimizer, training.weight_decay, trained(model).values()
@@ -82,7 +82,7 @@ def build_optimizer(
     optimizer = _made(make, parameters, lr, decay)
     group = optimizer.param_groups[0]
     group["rates"], group["clip"] = Rates(training, lr, per_epoch), training.clip_gradient
-    # Whether steps are linear in the gradients, so that several can be taken as one.
+    # The steps of a plain optimizer are linear in the gradients, so one can replace several.
     group["plain"] = type(optimizer) is torch.optim.SGD and not any(
         group[each] for each in ("momentum", "weight_decay", "clip", "maximize")
     )
@@ -99,7 +99,7 @@ def _made(
 def _try_out(
     make: Make, name: str, parameters: Iterable[nn.Parameter], lr: float, decay: float
 ) -> None:
-    """Refuse, by `ConfigError`, an optimizer that does not step, or whose state cannot be kept."""
+    """Raise `ConfigError` if an optimizer cannot step, or its state is no tensors."""
     said = f"optimizer = {_called(name)!r}"
     copies = [nn.Parameter(each.detach().clone()) for each in parameters]
     try:
@@ -110,14 +110,14 @@ def _try_out(
         optimizer.step()
         states: list[dict[str, Any]] = list(optimizer.state.values())
         moved = [key for key, value in _settings(optimizer).items() if before.get(key) != value]
-    except Exception as error:  # the code of others may raise any
+    except Exception as error:  # a user's code may raise any type
         raise CodeError(f"{said} cannot step on this model", error) from error
     for state in states:
         for key, value in state.items():
             if not (value is None or isinstance(value, torch.Tensor)):
                 raise ConfigError(
-                    f"{said} keeps {key!r} as {type(value).__name__}, which checkpoints do not "
-                    "have. Keep it as a tensor."
+                    f"{said} keeps {key!r} as {type(value).__name__}, which checkpoints cannot "
+                    "hold. Keep it as a tensor."
                 )
     if moved:
         raise ConfigError(
@@ -137,5 +137,5 @@ def _settings(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 
 def _called(name: str) -> str:
-    """Name an optimizer without the folder of its file, which may be a party's own."""
+    """Return an optimizer's name without its folder, which may be private to a party."""
     return name.rpartition("/")[2]

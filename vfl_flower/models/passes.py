@@ -1,9 +1,10 @@
-"""Passes over the rows of a window, also by models that mix the rows of a mini-batch.
+"""Forward passes over a window, also for models that mix the rows of a mini-batch.
 
-Our layers look at each row alone, so one pass serves a whole window. A user's model may normalise
-over its mini-batch, use dropout and keep running statistics. So it is passed one step after the
-other, as if it trained on them one by one. Random numbers of a step follow from a key, so that a
-repeated pass gives the same. Of several passes over a mini-batch, only one updates the buffers.
+Layers of this project read each row alone, so one pass serves a whole window. A user's model may
+normalise over its mini-batch, use dropout and keep running statistics. It therefore makes one pass
+for each step, in order, as if it trained step by step. A key decides the random numbers of a step,
+so a repeated pass has the same result. Only one of several passes over a mini-batch updates the
+buffers.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from vfl_flower.data.samples import Samples
 
 
 class Noise(Protocol):
-    """Noise inside a pass: for a window, or for one of its steps."""
+    """Noise inside a pass over a window, or over one of its steps."""
 
     def of_step(self, step: int) -> Any:
-        """Return the same noise for a pass over the rows of one step of the window."""
+        """Return the part of this noise for the rows of one step of the window."""
 
 
 def window(
@@ -37,9 +38,9 @@ def window(
     key: bytes = b"",
     learns: bool = True,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the outputs of a window's rows, [R, ...], and the same by pass.
+    """Return the outputs of a window's rows, [R, ...], and the outputs of each pass.
 
-    There is one pass, or with ``by_step`` of the model one for each step.
+    A model with ``by_step`` makes one pass for each step. Any other model makes one pass.
     """
     if not model.by_step:
         outputs = model(x, noise) if noise else model(x)
@@ -64,12 +65,12 @@ def one(
 
     Parameters
     ----------
-    noise : for that step.
-    key : random numbers follow from it and the step.
+    noise : the noise of that step.
+    key : decides the random numbers, together with the step.
     learns : whether the pass updates buffers, such as running statistics.
-    parameters : to use in place of the model's.
+    parameters : parameters that replace the model's.
     """
-    if model.by_step:  # a user's model may write to what it reads
+    if model.by_step:  # a user's model may write to its input
         x = samples.each(x, torch.clone)
     given = (x, noise) if noise else (x,)
     outputs: Tensor
@@ -81,9 +82,9 @@ def one(
 def pair(
     model: nn.Module, first: Tensor, second: Tensor, lengths: Sequence[int], key: bytes
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs [R, ...] of a window's rows in two cases, by the same random numbers.
+    """Return the outputs [R, ...] of two versions of a window's rows.
 
-    Neither pass updates buffers.
+    Both passes use the same random numbers. Neither pass updates buffers.
     """
     of_first, _ = window(model, first, lengths, key=key, learns=False)
     of_second, _ = window(model, second, lengths, key=key, learns=False)
@@ -93,9 +94,9 @@ def pair(
 def repeatable(
     model: nn.Module, key: bytes, step: int = 0, learns: bool = True
 ) -> AbstractContextManager[None]:
-    """Have torch's random numbers follow from key and step, and decide whether buffers change.
+    """Seed torch inside the context, and restore buffers unless the model ``learns``.
 
-    It does nothing for our models, which use neither.
+    It does nothing for models of this project, which have no random draws and no such buffers.
     """
     return _repeatable(model, key, step, learns) if model.by_step else nullcontext()
 
@@ -111,5 +112,5 @@ def _repeatable(model: nn.Module, key: bytes, step: int, learns: bool) -> Iterat
             yield
     finally:
         for name, buffer in model.named_buffers() if kept else ():
-            if name in kept and kept[name].shape == buffer.shape:  # else this pass made it
-                buffer.data.copy_(kept[name])  # unseen by autograd, which backward passes allow
+            if name in kept and kept[name].shape == buffer.shape:  # else this pass created it
+                buffer.data.copy_(kept[name])  # .data, so that a later backward pass still works

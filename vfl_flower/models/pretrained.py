@@ -1,11 +1,10 @@
-"""Models of the transformers library as bottom models: ``hf:FOLDER``.
+"""Use models of the transformers library as bottom models: ``hf:FOLDER``.
 
-The folder is on the party's own disk, and has the library's config.json and perhaps weights in
-safetensors; without them a model begins at random, as any other. Nothing is looked up on a hub, no
-code comes along, and nothing is unpickled. The model's pooled output goes through a linear layer to
-the embedding size.
+The folder is on the party's disk. It holds the library's config.json and perhaps weights in
+safetensors. Without weights the model starts from random parameters. No hub is contacted, no code
+is loaded, and nothing is unpickled. A linear layer maps the pooled output to the embedding size.
 
-Samples of images are [H, W, C] or [H, W]; of texts, what a tokenizer makes of them by name:
+A sample of an image is [H, W, C] or [H, W]. A sample of a text is a tokenizer's output by name:
 ``input_ids`` and ``attention_mask``, each [L].
 """
 
@@ -30,27 +29,26 @@ from vfl_flower.data.samples import Samples
 
 
 def pretrained(folder: str) -> Callable[..., Pretrained]:
-    """What builds the model in a folder, from a sample and an embedding size."""
+    """Return a function that builds a folder's model from a sample and a size."""
     return partial(Pretrained, folder)
 
 
 class Pretrained(nn.Module):
-    """A backbone with pooled output, and a linear layer to the embedding: ``forward(x)`` [R, size].
+    """Map samples to embeddings [R, size] by a pooled backbone and a linear layer.
 
     Parameters
     ----------
-    folder : with config.json, and perhaps model.safetensors.
+    folder : folder with config.json, and perhaps model.safetensors.
     sample : one row as the source gives it, without a dimension of rows.
-    size : of an embedding.
-    lora : rank of adapters beside the backbone's linear layers (LoRA, Hu et al., 2022), which learn
-        in its place; 0: none.
-    freeze : whether the backbone learns nothing, and stays in eval mode.
+    size : the embedding size.
+    lora : rank of adapters beside the backbone's linear layers (LoRA, Hu et al., 2022). Only the
+        adapters and the last layer learn. 0 means no adapters.
+    freeze : whether the backbone does not learn and stays in eval mode.
 
     Raises
     ------
     VflError
-        If the folder or the sample does not do; as the end of a sentence, whose subject is the
-        model.
+        If the folder or the sample is unusable. The text lacks its subject, the model.
     """
 
     def __init__(
@@ -58,7 +56,10 @@ class Pretrained(nn.Module):
     ) -> None:
         super().__init__()
         if type(lora) is not int or lora < 0 or type(freeze) is not bool:
-            raise VflError("has lora, a whole number, and freeze, true or false: correct them.")
+            raise VflError(
+                f"has lora={lora!r} and freeze={freeze!r}. Give a whole number for lora, and true "
+                "or false for freeze."
+            )
         place = Path(folder).expanduser()
         settings = _settings(place)
         weights = sorted(place.glob("*.safetensors"))
@@ -70,8 +71,7 @@ class Pretrained(nn.Module):
             self.backbone.requires_grad_(False)
         if lora:
             _add_adapters(self.backbone, lora)
-        # Digest of the files from which frozen parameters can be read again, so that no state
-        # needs to hold them.
+        # A state holds this digest instead of frozen parameters, which the files hold anyway.
         self.digest_of_files = _digest(settings, weights) if whole and (freeze or lora) else ""
         two = samples.each(sample, lambda x: torch.stack([x, x]))
         self.eval()
@@ -81,12 +81,12 @@ class Pretrained(nn.Module):
         self.head = nn.Linear(width, size)
 
     def forward(self, x: Samples) -> Tensor:
-        """Embeddings [R, size]."""
+        """Return embeddings [R, size]."""
         embeddings: Tensor = self.head(self.pooled(x))
         return embeddings
 
     def pooled(self, x: Samples) -> Tensor:
-        """The backbone's own pooled output, or else the mean over tokens, [R, width]."""
+        """Return the backbone's pooled output, or the mean over tokens, [R, width]."""
         named = self.named(x)
         if "pixel_values" in named:
             images = named["pixel_values"]
@@ -106,11 +106,11 @@ class Pretrained(nn.Module):
         return (states * held).sum(1) / held.sum(1).clamp_min(1)
 
     def named(self, x: Samples) -> dict[str, Tensor]:
-        """Samples by the names that the backbone knows them by."""
+        """Return samples by the names of the backbone's arguments."""
         return dict(x) if isinstance(x, dict) else {self.backbone.main_input_name: x}
 
     def train(self, mode: bool = True) -> Pretrained:
-        """Set the mode; a frozen backbone stays in eval mode."""
+        """Set the mode, except that a frozen backbone stays in eval mode."""
         super().train(mode)
         if self.frozen:
             self.backbone.eval()
@@ -123,11 +123,11 @@ _OTHER_WEIGHTS = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt*", "*.h5", "*.m
 
 
 def _settings(place: Path) -> bytes:
-    """The content of config.json, if nothing in the folder is refused."""
+    """Return the content of config.json, if the folder passes all checks."""
     if not place.is_dir():
         raise VflError(
-            "is to be read from a folder that is not here: write hf:FOLDER, with a folder "
-            "that has config.json; nothing is fetched from a hub."
+            "names a folder that does not exist here. Write hf:FOLDER with a local folder "
+            "that has config.json. Nothing is fetched from a hub."
         )
     try:
         content = (place / "config.json").read_bytes()
@@ -135,34 +135,34 @@ def _settings(place: Path) -> bytes:
         kind = settings["model_type"]
     except (OSError, ValueError, TypeError, KeyError):
         raise VflError(
-            "is to be read from a folder that has no config.json of the transformers library: "
-            "write it with save_pretrained."
+            "names a folder without a valid config.json of the transformers library. "
+            "Write it with save_pretrained."
         ) from None
     refused = [name for name in ("auto_map", "quantization_config") if name in settings]
     refused += [name for name in ("backbone", "use_timm_backbone") if settings.get(name)]
-    for name, value in settings.items():  # kernels of a hub are named so
+    for name, value in settings.items():  # such a value names a kernel on a hub
         refused += [name] * (name.endswith("_implementation") and "/" in str(value))
     if refused:
         raise VflError(
-            f"is a {kind} whose config.json has {refused[0]}, which asks for code or files from "
-            "elsewhere: save a model without it."
+            f"is a {kind}, and its config.json has {refused[0]}, which asks for code or files "
+            "from elsewhere. Save a model without it."
         )
     if (place / "adapter_config.json").exists():
         raise VflError(
-            "is to be read from a folder that has adapters to a model that is elsewhere: merge "
-            "them, by merge_and_unload, and save the whole model."
+            "names a folder with adapters to a model that is elsewhere. Merge "
+            "them with merge_and_unload, and save the whole model."
         )
     others = sorted(each.name for pattern in _OTHER_WEIGHTS for each in place.glob(pattern))
     if others and not any(place.glob("*.safetensors")):
         raise VflError(
-            f"is to be read from a folder whose weights are in {others[0]} alone: save them as "
-            "safetensors, by save_pretrained, since nothing is read that can hold code."
+            f"names a folder with weights in {others[0]} only, a format that can hold code. Save "
+            "them as safetensors, with save_pretrained."
         )
     return content
 
 
 def _backbone(place: Path, weights: bool) -> tuple[Any, bool]:
-    """The model in a folder, and whether its files have all of its weights."""
+    """Return the model in a folder, and whether its files have all of its weights."""
     transformers = _library("transformers")
     with _alone(transformers):
         try:
@@ -184,15 +184,15 @@ def _backbone(place: Path, weights: bool) -> tuple[Any, bool]:
                 use_safetensors=True,
                 output_loading_info=True,
             )
-        except Exception as error:  # the library and its parts raise many
+        except Exception as error:  # the library raises many types
             said = " ".join(str(error).split())[:200]
-            raise VflError(f"cannot be made of what {place} has: {said}") from error
+            raise VflError(f"cannot be built from {place}: {said}") from error
     missing = sorted(report["missing_keys"])
-    lost = [name for name in missing if "pooler" not in name]  # which many are trained without
+    lost = [name for name in missing if "pooler" not in name]  # many models train without a pooler
     if lost:
         raise VflError(
-            f"has no {lost[0]!r} among the weights in {place}: they are of another model than its "
-            "config.json."
+            f"has no {lost[0]!r} among the weights in {place}. Save the weights and config.json "
+            "of the same model."
         )
     return made, not missing
 
@@ -210,13 +210,13 @@ def _library(name: str) -> Any:
         return import_module(name)
     except ImportError:
         raise VflError(
-            f"needs the {name} library, which is not installed here: pip install 'vfl-flower[hf]'."
+            f"needs the {name} library, which is not installed. Run pip install 'vfl-flower[hf]'."
         ) from None
 
 
 @contextmanager
 def _alone(transformers: Any) -> Iterator[None]:
-    """Have the library reach no hub, whatever a configuration asks for, and say nothing."""
+    """Keep the library offline and silent inside the context."""
     hub: Any = import_module("huggingface_hub.constants")
     logging = transformers.utils.logging
     offline, level = hub.HF_HUB_OFFLINE, logging.get_verbosity()
@@ -237,28 +237,32 @@ def _alone(transformers: Any) -> Iterator[None]:
 
 
 def _check_sample(sample: dict[str, Tensor], reads: set[str], config: Any) -> None:
-    """Raise `VflError` if rows like this one are none that the backbone can read."""
+    """Raise `VflError` if the backbone cannot read rows like this one."""
     unknown = sorted(sample.keys() - reads)
     if unknown:
-        raise VflError(f"reads {', '.join(sorted(reads))}, and no {unknown[0]!r} as samples have.")
+        raise VflError(
+            f"cannot read {unknown[0]!r}, which samples have. It reads {', '.join(sorted(reads))}: "
+            "rename or leave out the others."
+        )
     for name in ("input_ids", "attention_mask"):
         if name in sample and (sample[name].is_floating_point() or sample[name].dim() != 1):
             raise VflError(
-                f"reads {name} [L] of whole numbers, as a tokenizer gives them, and a sample's are "
+                f"reads {name} [L] of whole numbers, but a sample has "
                 f"{str(sample[name].dtype).removeprefix('torch.')} "
-                f"{tuple(sample[name].shape)}."
+                f"{tuple(sample[name].shape)}. Use the output of a tokenizer."
             )
     if "input_ids" in sample:
         ids, most = sample["input_ids"], getattr(config, "max_position_embeddings", None)
         if most and len(ids) > most:
             raise VflError(
-                f"reads texts of up to {most} tokens, and a sample has {len(ids)}: have the "
-                "tokenizer cut them."
+                f"reads texts of up to {most} tokens, but a sample has {len(ids)}. Truncate texts "
+                "in the tokenizer."
             )
         words = getattr(config, "vocab_size", None)
         if words and len(ids) and not 0 <= ids.min() <= ids.max() < words:
             raise VflError(
-                f"knows tokens 0 to {words - 1}, and a sample has others: use its own tokenizer."
+                f"knows tokens 0 to {words - 1}, but a sample has others. Use this model's "
+                "tokenizer."
             )
     if "pixel_values" in sample:
         image = tuple(sample["pixel_values"].shape)
@@ -266,19 +270,19 @@ def _check_sample(sample: dict[str, Tensor], reads: set[str], config: Any) -> No
         has = image[2] if len(image) == 3 else 1
         if len(image) not in (2, 3) or (channels and has != channels):
             raise VflError(
-                f"reads images [height, width, {channels}], and a sample is {image}: convert them."
+                f"reads images [height, width, {channels}], but a sample is {image}. Convert them."
             )
         due = (due, due) if isinstance(due, int) else due
-        # Those that look at an image as a whole take any size.
+        # Only models with patches need one image size.
         if due and hasattr(config, "patch_size") and image[:2] != tuple(due):
             raise VflError(
-                f"reads images of {due[0]} x {due[1]}, and a sample is {image[0]} x {image[1]}: "
-                "resize them."
+                f"reads images of {due[0]} x {due[1]}, but a sample is {image[0]} x {image[1]}. "
+                "Resize them."
             )
 
 
 def _add_adapters(backbone: nn.Module, rank: int) -> None:
-    """Adapters beside all linear layers; where there are none, beside convolutions."""
+    """Add adapters beside all linear layers, or beside convolutions if none is linear."""
     peft = _library("peft")
     of = {kind: _names(backbone, kind) for kind in (nn.Linear, nn.Conv2d)}
     config = peft.LoraConfig(

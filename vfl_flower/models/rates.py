@@ -1,4 +1,4 @@
-"""Learning rates: what a schedule makes of them, step by step, as torch's schedulers do."""
+"""Learning rates of each step, by the same schedules as in torch."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from vfl_flower.config.errors import ConfigError
 from vfl_flower.config.options import TrainingConfig
 
-_LR_STEP, _LR_DECAY = 10, 0.1  # where they are not given
-_PEAK, _START, _END = 0.3, 25.0, 1e4  # of one cycle: share of steps, and divisors, as in torch
+_LR_STEP, _LR_DECAY = 10, 0.1  # defaults of lr-step and lr-decay
+_PEAK, _START, _END = 0.3, 25.0, 1e4  # one-cycle: share of rising steps, and torch's divisors
 
 
 class Rates:
-    """The learning rate of each step of one model.
+    """Compute the learning rate of each step of one model.
 
-    It follows from the number of the step alone, counted from 0: both ends and a run that is gone
-    on with know it without keeping anything. A step beyond the last that is planned, of a party
-    that takes over what others have not done, has the rate of that one.
+    The rate depends only on the step's number, counted from 0. So both ends of a link and a resumed
+    run know it without any state. A party may take over steps of others, beyond its last planned
+    step. These steps have the rate of the last planned step.
 
     Parameters
     ----------
-    lr : what the schedule's factors multiply.
+    lr : learning rate that the schedule's factors multiply.
     per_epoch : steps of this model in an epoch, K for a party.
     """
 
@@ -37,11 +37,14 @@ class Rates:
         self.constant = self.schedule == "constant" and not self.warm_up
 
     def of(self, step: int) -> float:
-        """The rate of a step."""
+        """Return the learning rate of a step."""
         return self.lr if self.constant else self.lr * self.factor(step)
 
     def factor(self, step: int) -> float:
-        """What multiplies the rate of a step: by schedule, times (step + 1) / W of warm-up."""
+        """Return the factor of the rate at a step.
+
+        It is the schedule's factor. During a warm-up of W steps it is also times (step + 1) / W.
+        """
         rise = min(1.0, (step + 1) / self.warm_up) if self.warm_up else 1.0
         step = min(step, math.ceil(self.total) - 1)
         if self.schedule == "step":
@@ -57,7 +60,7 @@ class Rates:
         return rise
 
     def factors(self, first: int, steps: int) -> Tensor:
-        """The factors of the steps of a window, [S], of which this is the first."""
+        """Return the factors of the S steps that begin with step ``first``, [S]."""
         return torch.tensor([self.factor(first + step) for step in range(steps)])
 
 
@@ -66,15 +69,15 @@ def _cosine(start: float, end: float, done: float) -> float:
 
 
 def check(training: TrainingConfig) -> None:
-    """Raise `ConfigError` if keys of the schedule contradict each other."""
+    """Raise `ConfigError` if options of the schedule contradict each other."""
     for name, value in (("lr-step", training.lr_step), ("lr-decay", training.lr_decay)):
         if value is not None and training.lr_schedule != "step":
             raise ConfigError(
-                f"{name} is for lr-schedule = 'step', and not for {training.lr_schedule!r}: leave "
+                f"{name} is for lr-schedule = 'step', and not for {training.lr_schedule!r}. Leave "
                 "it out, or choose that schedule."
             )
     if training.epochs is not None and training.warm_up > training.epochs:
         raise ConfigError(
-            f"warm-up = {training.warm_up:g} is longer than epochs = {training.epochs}: make it "
+            f"warm-up = {training.warm_up:g} is longer than epochs = {training.epochs}. Make it "
             "shorter."
         )

@@ -1,4 +1,4 @@
-"""Our top model: linear layers, whose gradients are written out, and their widths."""
+"""Top model of this project: linear layers with explicit gradients."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from vfl_flower.models.training import autocast, in_float32
 
 
 class TopModel(nn.Module):
-    """Linear layers with ReLU between, from embeddings side by side to outputs.
+    """Map embeddings side by side to outputs, by linear layers with ReLU between.
 
-    A label holder with features of its own has a bottom model for them here, ``own``. Rows h [R, M
-    * E + F] then hold its F features to the right of the embeddings of M parties. Its embedding is
-    one more block to combine: B blocks are [R, B * E]. The bottom model is part of this model: it
-    has the label holder's learning rate, and no regulariser.
+    ``own`` is the bottom model for the label holder's features, if it has any. Rows h
+    [R, M * E + F] then hold its F features to the right of the embeddings of M parties. Its
+    embedding is one more block to combine: B blocks are [R, B * E]. ``own`` is part of this model.
+    It has the label holder's learning rate, and no regulariser.
     """
 
     stackable = True
-    by_step = False  # whether each step needs a pass of its own (`models.passes`)
+    by_step = False  # whether each step needs a separate pass (`models.passes`)
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class TopModel(nn.Module):
         self.precision = precision
         self.parties = len(sizes)
         self.blocks = self.parties + (own is not None)
-        self.received = sum(sizes)  # columns of h that are parties' embeddings
-        self.starts = list(accumulate(sizes, initial=0))  # of each party's
+        self.received = sum(sizes)  # columns of h with parties' embeddings
+        self.starts = list(accumulate(sizes, initial=0))  # first column of each party
         self.combine = combine
         self.outputs = outputs
         self.layers = nn.ModuleList(layers)
@@ -51,16 +51,16 @@ class TopModel(nn.Module):
 
     @classmethod
     def placeholders(cls, parties: int) -> int:
-        """Return the columns that the first layer reads besides blocks side by side."""
+        """Return the number of columns that the first layer reads besides blocks."""
         return 0
 
     @classmethod
     def whole(cls, blocks: Tensor, parties: int) -> Tensor:
-        """Return rows h of embeddings [R, ...] that all these parties have."""
+        """Return rows h of embeddings [R, ...], if all parties have all rows."""
         return blocks
 
     def forward(self, h: Tensor) -> Tensor:
-        """Return outputs [R, C] of rows h, in float32 whatever the precision."""
+        """Return float32 outputs [R, C] of rows h, whatever the precision."""
         with autocast(self, self.precision):
             return in_float32(self.rest(self.first(h)))
 
@@ -100,7 +100,8 @@ class TopModel(nn.Module):
         key : decides the random numbers. Buffers do not learn.
         """
         z = self.first(with_block(h, columns, second))
-        change = self.first_change(columns, first - second, h)  # the others' part is the same
+        # The first layer is linear, and the blocks of the other parties stay the same.
+        change = self.first_change(columns, first - second, h)
         return self.rest(z + change), self.rest(z)
 
     def embedded(self, h: Tensor) -> Tensor:
@@ -114,14 +115,17 @@ class TopModel(nn.Module):
         return h[:, self.received :]
 
     def combined(self, blocks: Tensor, h: Tensor) -> Tensor:
-        """Return what the first layer reads of the embeddings [R, B * E] of rows h."""
+        """Return the first layer's input from the embeddings [R, B * E] of rows h."""
         if self.combine == "concat":
             return blocks
         blocks = blocks.view(len(blocks), self.blocks, blocks.shape[1] // self.blocks)
         return blocks.sum(1) if self.combine == "sum" else blocks.mean(1)
 
     def spread(self, rows: Tensor, h: Tensor) -> Tensor:
-        """Return gradient rows [R, M * E] of the parties, from the first layer's."""
+        """Return gradient rows [R, M * E] of the parties.
+
+        ``rows`` are the gradient rows of the first layer's input.
+        """
         if self.combine == "concat":
             return rows[:, : self.received]
         rows = rows / self.blocks if self.combine == "mean" else rows
@@ -146,19 +150,19 @@ class TopModel(nn.Module):
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Pass forward and backward.
 
-        It is written out, since autograd would take several times as long. Under
-        `training.autocast` its products have that precision, and its results are float32.
+        The gradients are explicit, because autograd takes several times as long. Under
+        `training.autocast` the products have that precision, and the results are float32.
 
         Parameters
         ----------
-        x : what the first layer reads, [R, width].
+        x : the first layer's input, [R, width].
         targets : `losses.Loss.targets` of the rows.
         weights : factor of each row's loss, [R, 1], or one number.
-        loss_gradient : from outputs and targets, as `losses.Loss.gradient`.
-        rows, parameters : whether gradients of x, and of the layers, are wanted.
-        bound : of the norm of each row's part in the gradients of the layers' parameters. Norms of
-            the row's inputs and signals give this norm (Goodfellow, 2015).
-        sums : precision of the sums over rows, with a bound.
+        loss_gradient : function of outputs and targets, as `losses.Loss.gradient`.
+        rows, parameters : whether to compute gradients of x, and of the layers.
+        bound : bound on the norm of each row's part in the gradients of the layers' parameters. The
+            norms of the row's inputs and signals give this norm (Goodfellow, 2015).
+        sums : precision of the sums over rows, if there is a bound.
 
         Returns
         -------
@@ -170,7 +174,7 @@ class TopModel(nn.Module):
             inputs.append(layer(inputs[-1]).relu_())
         outputs = in_float32(layers[-1](inputs[-1])) if layers else x
         signal = loss_gradient(outputs, targets) * weights
-        signals: list[Tensor] = []  # of the layers' outputs, from the first
+        signals: list[Tensor] = []  # gradients of the layers' outputs, from the first layer
         for depth in reversed(range(len(layers))):
             signals.insert(0, signal)
             if depth or rows:
@@ -193,9 +197,9 @@ class TopModel(nn.Module):
 
 
 class CombiningTop(TopModel):
-    """A top model that combines embeddings its own way: override `combined`.
+    """Base of top models that combine embeddings in another way: override `combined`.
 
-    Gradients of `combined` follow by autograd. It has no parameters of its own, treats each row by
+    Autograd gives the gradients of `combined`. The method has no parameters, treats each row by
     itself, and is the same in each step.
     """
 
@@ -220,13 +224,16 @@ class CombiningTop(TopModel):
         return self._of_blocks(rows, h)[:, columns]
 
     def _of_blocks(self, rows: Tensor, h: Tensor) -> Tensor:
-        """Return gradient rows of all blocks, [R, B * E], from the first layer's."""
+        """Return gradient rows of all blocks, [R, B * E].
+
+        ``rows`` are the gradient rows of the first layer's input.
+        """
         found: Tensor = vjp(lambda blocks: self.combined(blocks, h), self.embedded(h))[1](rows)[0]
         return found
 
 
 def with_block(h: Tensor, columns: slice, block: Tensor) -> Tensor:
-    """Return rows h [R, ...] with a block in place of these columns."""
+    """Return rows h [R, ...] with ``block`` in these columns."""
     return torch.cat([h[:, : columns.start], block, h[:, columns.stop :]], dim=1)
 
 
@@ -234,7 +241,7 @@ def with_block(h: Tensor, columns: slice, block: Tensor) -> Tensor:
 
 
 def no_layers(inputs: int, outputs: int, models: ModelConfig) -> list[int]:
-    """Return no widths: the outputs are the sum of the embeddings."""
+    """Return no widths, because the outputs are the sum of the embeddings."""
     return []
 
 

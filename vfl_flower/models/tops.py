@@ -1,18 +1,20 @@
 """Top models: the label holder's models, from embeddings to outputs.
 
-`config.plugins.TOPS` names ours, linear layers whose gradients are written out. Anything else is a
-**top model of one's own**: ``FILE.py:NAME`` or ``package.module:NAME`` names a class of torch
-modules, or a function that returns one. The contract:
+`config.plugins.TOPS` lists the top models of this project: linear layers with explicit gradients.
+Any other value is a **top model of your own**. It is an import path, ``FILE.py:NAME`` or
+``package.module:NAME``, to a torch module class or to a function that returns a module. The
+contract:
 
-* It is built as ``NAME(sizes, outputs, **arguments)``, with the embedding size of each party, and
-  of the label holder's own columns if it has any. The option ``top-args`` gives the arguments.
-* ``forward(h)`` makes outputs [R, outputs] of embeddings side by side, [R, sum(sizes)]. Outputs are
+* The project calls ``NAME(sizes, outputs, **arguments)``. ``sizes`` has the embedding size of each
+  party, and of the label holder's columns if it has any. The option ``top-args`` gives the
+  arguments.
+* ``forward(h)`` maps embeddings side by side, [R, sum(sizes)], to outputs [R, outputs]. Outputs are
   logits of the classes, or numbers. Two classes have one output, the logit of the second.
-* Where parties may lack rows it is called as ``forward(h, present)``. ``present`` [R, len(sizes)]
-  is 1 for each part of h that is there, and 0 for a part that is missing, which is zeros.
-* Checkpoints keep all of it, as of a bottom model of one's own (`models.bottoms`).
+* If parties may lack rows, the project calls ``forward(h, present)``. ``present``
+  [R, len(sizes)] is 1 for each available part of h. It is 0 for a missing part, which is zeros.
+* Checkpoints hold the whole module, as for a bottom model of your own (`models.bottoms`).
 
-Its gradients follow by autograd, behind the methods of our top models.
+Autograd gives its gradients, behind the methods of `TopModel`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from vfl_flower.models.training import check_size, in_float32, load_model, train
 
 
 class OwnTop(TopModel):
-    """A module of one's own, which reads embeddings side by side."""
+    """Wrap a module of your own that reads embeddings side by side."""
 
     stackable = False
     by_step = True
@@ -55,7 +57,7 @@ class OwnTop(TopModel):
     ) -> None:
         super().__init__(sizes, "concat", [], outputs, None, precision)
         self.module = module
-        self.own = own  # whose parameters come after the module's, as gradients do
+        self.own = own  # after the module: parameters must have the order of gradients
         self.blocks += own is not None
 
     def rest(self, z: Tensor) -> Tensor:
@@ -136,18 +138,18 @@ def check(models: ModelConfig) -> None:
     """Raise `ConfigError` if options of the top model contradict each other."""
     if models.top == "sum" and models.combine != "concat":
         raise ConfigError(
-            "combine has no meaning for top-model = 'sum', which adds the embeddings itself: "
-            "leave it out, or choose a linear or mlp top model."
+            "combine has no meaning for top-model = 'sum', which adds the embeddings itself. "
+            "Leave it out, or choose a linear or mlp top model."
         )
     if models.top in TOPS.known and models.top_args:
         raise ConfigError(
-            f"top-args = {models.top_args!r} are for a top model of your own, and top-model = "
-            f"{models.top!r} is ours: leave them out."
+            f"top-args = {models.top_args!r} are for a top model of your own, and not for "
+            f"top-model = {models.top!r}. Leave them out."
         )
     if models.top not in TOPS.known and models.combine != "concat":
         raise ConfigError(
-            f"combine = {models.combine!r} is for top models of ours, and top-model = "
-            f"{models.top!r} reads embeddings side by side: leave it out."
+            f"combine = {models.combine!r} is for the top models of this project, but top-model = "
+            f"{models.top!r} reads embeddings side by side. Leave it out."
         )
 
 
@@ -159,25 +161,24 @@ def build_top(
     alone: bool = False,
     kinds: tuple[type[TopModel], type[OwnTop] | None] = (TopModel, OwnTop),
 ) -> TopModel:
-    """Build the label holder's model, with the initial parameters that the seed gives.
+    """Build the label holder's model; the seed decides its initial parameters.
 
-    `Aggregation.build_top` calls this with the classes by which the run's rows are read.
+    `Aggregation.build_top` calls this with the classes that can read the run's rows.
 
-    The bottom model for the label holder's own columns is that of a party after the last. It is an
-    mlp if the parties have a cnn, an lstm or a module of one's own, since its columns are a table.
+    The label holder's columns get the bottom model of one more party. The label holder's columns
+    are a table. So that model is an mlp if the parties have a cnn, an lstm or a module of your own.
 
     Parameters
     ----------
     sizes : embedding size of each party; all the same unless embeddings are concatenated.
-    own_columns : the label holder's own.
-    alone : whether noise hides what one row adds, so that no row may have a part in another's
-        output.
-    kinds : classes of a top model of ours, and of one's own.
+    own_columns : number of the label holder's columns.
+    alone : whether noise hides each row's contribution. No row may then affect another's output.
+    kinds : the classes for top models of this project, and for your own.
 
     Raises
     ------
     ConfigError
-        If a module of one's own makes no outputs.
+        If a module of your own does not return outputs.
     """
     models, own, blocks = config.models, None, list(sizes)
     if own_columns:
@@ -189,7 +190,7 @@ def build_top(
     precision = config.training.precision
     if models.top not in TOPS.known:
         own_top = kinds[1]
-        assert own_top is not None  # which `aggregation.check` has refused
+        assert own_top is not None  # `aggregation.check` refuses the others
         module = _build_own(config, own_top, blocks, outputs, alone)
         return own_top(sizes, module, outputs, own, precision)
     beside = sum(blocks) + kinds[0].placeholders(len(sizes))
@@ -216,7 +217,7 @@ _TRAINED = "layers", "own"  # parts of a `CombiningTop` with parameters
 
 
 def load_top(config: RunConfig, top: TopModel, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Load a saved top model; raise `ConfigError` if it is of another kind."""
+    """Load a saved top model; raise `ConfigError` if its parameters differ."""
     try:
         load_model(top, arrays)
     except VflError as error:
@@ -230,11 +231,11 @@ def grow_top(
     sizes: Sequence[int],
     then: type[TopModel],
 ) -> None:
-    """Load a saved top model into one with more parties, the last of them new.
+    """Load a saved top model into one with more parties; the new parties come last.
 
-    With embeddings side by side, outputs stay the same, whether new parties are there or not: the
-    first layer's columns of a new party, and its placeholder, begin at zero. With a mean or a sum,
-    outputs stay the same where no new party is there.
+    With embeddings side by side, outputs stay the same with and without the new parties. The first
+    layer's columns of a new party, and its placeholder, begin at zero. With a mean or a sum,
+    outputs stay the same for rows without new parties.
 
     Parameters
     ----------
@@ -243,7 +244,7 @@ def grow_top(
     Raises
     ------
     ConfigError
-        If it is a module of one's own whose parameters have other shapes for more parties.
+        If the parameters of a module of your own have other shapes for more parties.
     """
     if isinstance(top, OwnTop):
         try:
@@ -251,7 +252,7 @@ def grow_top(
         except VflError:
             raise ConfigError(
                 f"top-model = {config.models.top!r} has other parameters for {top.parties} parties "
-                f"than for {len(sizes)}: leave grow out, or use a model of another kind."
+                f"than for {len(sizes)}. Leave grow out, or use a model of another kind."
             ) from None
         return
     if top.combine == "concat" and len(top.layers):
@@ -269,7 +270,7 @@ def grow_top(
 def _build_own(
     config: RunConfig, kind: type[OwnTop], blocks: list[int], outputs: int, alone: bool
 ) -> nn.Module:
-    """Build a module of one's own, and try it out."""
+    """Build a module of your own, and try it out."""
     said = f"top-model = {config.models.top!r}"
     make = TOPS.load(config.models.top)
     with seeded(config, -1):
@@ -287,15 +288,15 @@ def _build_own(
     if not isinstance(said_of_h, Tensor) or said_of_h.shape != (3, outputs):
         made = tuple(said_of_h.shape) if isinstance(said_of_h, Tensor) else type(said_of_h).__name__
         raise ConfigError(
-            f"{said} makes {made} of 3 rows, and outputs must be {(3, outputs)}: correct its "
+            f"{said} returns {made} for 3 rows, but outputs must be {(3, outputs)}. Correct its "
             "forward."
         )
     if not torch.isfinite(said_of_h).all():
-        raise ConfigError(f"{said} makes outputs that are not finite: correct its forward.")
+        raise ConfigError(f"{said} makes outputs that are not finite. Correct its forward.")
     if alone and not _is_alone(top, h, other):
         raise ConfigError(
-            f"{said} lets a row have a part in another's outputs, or drops at random, and privacy "
-            "= 'scalar' hides what one row adds: leave out layers such as BatchNorm and Dropout."
+            f"{said} lets one row affect another row's outputs, or drops at random, but privacy "
+            "= 'scalar' hides each row by itself. Leave out layers such as BatchNorm and Dropout."
         )
     return module
 
@@ -307,6 +308,6 @@ def _is_alone(top: OwnTop, h: Tensor, other: Tensor) -> bool:
             first, second = passes.pair(top, h, other, [len(h)], b"")
             x = top.combined(h[:, : top.received], h)
             top.passes(x, first, 1.0, lambda z, _: torch.ones_like(z), False, True, bound=1.0)
-    except Exception:  # vmap may fail on single rows in any way
+    except Exception:  # vmap fails on single rows with many types of errors
         return False
     return torch.allclose(first[0], second[0], rtol=1e-4, atol=1e-6)

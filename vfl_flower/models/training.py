@@ -17,18 +17,20 @@ from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.provenance import free_memory
 from vfl_flower.config.run_config import RunConfig
 
-# Arrays of messages are read-only, and so are the tensors over them: nothing writes to those.
+# Arrays of messages are read-only, and nothing writes to the tensors that share their memory.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
 def step_along(
     optimizer: torch.optim.Optimizer, gradients: Sequence[Tensor], step: int = 0
 ) -> None:
-    """Take one optimizer step along these gradients; plain SGD without torch's overhead.
+    """Take one optimizer step along these gradients.
+
+    Plain SGD steps without torch's overhead.
 
     Parameters
     ----------
-    step : its number, from 0, by which a schedule gives its rate.
+    step : number of the step, from 0, for the learning rate schedule.
     """
     group = optimizer.param_groups[0]
     if not group["rates"].constant:
@@ -38,24 +40,24 @@ def step_along(
         return
     if group["clip"]:
         norm = torch.nn.utils.get_total_norm(gradients)
-        kept = (group["clip"] / (norm + 1e-6)).clamp_max(1.0)  # as `clip_grad_norm_` has it
+        kept = (group["clip"] / (norm + 1e-6)).clamp_max(1.0)  # same as `clip_grad_norm_`
         gradients = [gradient * kept for gradient in gradients]
     for parameter, gradient in zip(group["params"], gradients, strict=True):
         parameter.grad = gradient
     optimizer.step()
     for parameter in group["params"]:
-        parameter.grad = None  # which gives its memory back
+        parameter.grad = None  # frees its memory
 
 
 @torch.no_grad()
 def subtract(parameters: Sequence[Tensor], gradients: Sequence[Tensor], rate: float) -> None:
-    """Step along gradients at a rate, as plain SGD does."""
+    """Take one step of plain SGD at this rate."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.add_(gradient, alpha=-rate)
 
 
 def autocast(model: nn.Module, precision: str) -> AbstractContextManager[Any]:
-    """Within it a model is passed through at this precision; its parameters stay as they are."""
+    """Run a model's passes at this precision; its parameters keep theirs."""
     parameter = next(model.parameters(), None) if precision != "float32" else None
     if parameter is None:
         return nullcontext()
@@ -63,43 +65,44 @@ def autocast(model: nn.Module, precision: str) -> AbstractContextManager[Any]:
 
 
 def in_float32(z: Tensor) -> Tensor:
-    """What a layer has computed at another precision."""
+    """Convert a layer's output from bfloat16 to float32."""
     return z.float() if z.dtype == torch.bfloat16 else z
 
 
 def choose_device(config: RunConfig) -> torch.device:
-    """The GPU where there is one, unless the configuration says otherwise."""
+    """Return the configured device; auto is the GPU, or the CPU if there is none."""
     if config.running.device != "auto":
         try:
             one = torch.ones(1, device=config.running.device)
-            one.item()  # which `meta` has none of
+            one.item()  # the device `meta` has no values
             return one.device
         except (RuntimeError, AssertionError, ImportError) as error:
             raise ConfigError(
-                f"device = {config.running.device!r} is not to be had here: use cpu, cuda or auto."
+                f"device = {config.running.device!r} is not available here. Use cpu, cuda or auto."
             ) from error
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def check_size(numbers: float, keys: str) -> None:
-    """Raise `ConfigError` if a model of so many parameters, and its gradient, cannot be had."""
+    """Raise `ConfigError` if so many parameters and gradients exceed the free memory."""
     needed, free = 2 * 4 * numbers, free_memory()
     if needed > free:
         raise ConfigError(
-            f"A model needs {needed / 1e9:.1f} GB, where {free / 1e9:.1f} GB are free: choose a "
+            f"A model needs {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free. Choose a "
             f"smaller {keys}."
         )
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that learn, by name."""
+    """Return the parameters that learn, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def kept(model: nn.Module) -> dict[str, Tensor]:
-    """What is kept of a model, by name: parameters, and the buffers of its ``state_dict``.
+    """Return the tensors of a model to save, by name.
 
-    But not what is frozen and can be read from files again.
+    These are its parameters and the buffers of its ``state_dict``. Frozen parameters that can be
+    read from files again are left out.
     """
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     frozen = [name for name, tensor in tensors.items() if not tensor.requires_grad]
@@ -109,12 +112,12 @@ def kept(model: nn.Module) -> dict[str, Tensor]:
         if name.startswith(within):
             del tensors[name]
     buffers = dict(model.named_buffers()) if getattr(model, "by_step", True) else {}
-    known = model.state_dict().keys() if buffers else ()  # which layers of ours do not have
+    known = model.state_dict().keys() if buffers else ()
     return tensors | {name: each for name, each in buffers.items() if name in known}
 
 
 def fixed(model: nn.Module) -> str:
-    """Digests of the files that frozen parameters are read from; empty if there are none."""
+    """Return digests of the files with frozen parameters; empty if there are none."""
     return " ".join(filter(None, map(_fixed, model.modules())))
 
 
@@ -127,12 +130,12 @@ _LARGE = 2**20  # parameters: 4 MB
 
 
 def is_large(model: nn.Module) -> bool:
-    """Whether its memory is what counts: it is not copied, and meets one mini-batch at once."""
+    """Return whether a model is too large to copy, or to run on many mini-batches."""
     return count(model) > _LARGE
 
 
 def kind_of(model: nn.Module) -> str:
-    """A digest of what models have in common that can be loaded into each other."""
+    """Return a digest that is equal for models with the same names, dtypes and shapes."""
     each = {name: [str(t.dtype), *t.shape] for name, t in kept(model).items()}
     return hashlib.sha256(json.dumps(each, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -143,7 +146,7 @@ def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
     Raises
     ------
     VflError
-        If they are another model's, as the end of a sentence; nothing is copied then.
+        If names or shapes differ. The text lacks its subject. Nothing is copied.
     """
     tensors = kept(model)
     for name in [*tensors, *arrays]:
@@ -151,8 +154,8 @@ def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
         there = arrays[name].shape if name in arrays else "nothing"
         if here != there:
             raise VflError(
-                f"differs from the model that was kept, which has {there} for {name!r}, where it "
-                f"has {here}: give it the class and the arguments of then."
+                f"differs from the saved model: {name!r} has {here}, but {there} in the saved "
+                "model. Use the class and the arguments of the earlier run."
             )
     with torch.no_grad():
         for name, tensor in tensors.items():
@@ -160,18 +163,18 @@ def load_model(model: nn.Module, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def count(model: nn.Module) -> int:
-    """Numbers that a model is made of."""
+    """Return the number of a model's parameters."""
     return sum(p.numel() for p in model.parameters())
 
 
 def flat(model: nn.Module) -> Tensor:
-    """A model's parameters as one vector, where they are."""
+    """Return a model's parameters as one vector, on their device."""
     parts = [p.detach().reshape(-1) for p in model.parameters()]
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
 def load_flat(model: nn.Module, vector: Tensor) -> None:
-    """Copy such a vector into a model's parameters."""
+    """Copy a vector of `flat` into a model's parameters."""
     parameters = list(model.parameters())
     with torch.no_grad():
         for p, part in zip(parameters, vector.split([p.numel() for p in parameters]), strict=True):
@@ -179,22 +182,25 @@ def load_flat(model: nn.Module, vector: Tensor) -> None:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What is `kept` of a model, by name, which shares its memory."""
+    """Return the tensors of `kept`, detached; they share the model's memory."""
     return {name: tensor.detach() for name, tensor in kept(model).items()}
 
 
 def model_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
-    """The same as named arrays, which share its memory where it is on the CPU."""
+    """Return `model_tensors` as arrays; they share the memory of a model on the CPU."""
     return {name: tensor.cpu().numpy() for name, tensor in model_tensors(model).items()}
 
 
 def optimizer_arrays(optimizer: torch.optim.Optimizer) -> dict[str, NDArray[Any]]:
-    """The state of a torch optimizer as named arrays, as `optimizer_tensors`."""
+    """Return `optimizer_tensors` as arrays."""
     return {name: tensor.cpu().numpy() for name, tensor in optimizer_tensors(optimizer).items()}
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The state of a torch optimizer, named as "parameter number.name", which shares its memory."""
+    """Return the state of a torch optimizer; the tensors share its memory.
+
+    Names are "parameter number.name".
+    """
     parameters = optimizer.param_groups[0]["params"]
     return {
         f"{number}.{name}": value
@@ -205,11 +211,11 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Take over the state that `optimizer_arrays` gave."""
+    """Load the state that `optimizer_arrays` returned."""
     optimizer.state.clear()
     parameters = optimizer.param_groups[0]["params"]
     for key, array in arrays.items():
         number, name = key.split(".", 1)
         parameter = parameters[int(number)]
-        device = "cpu" if array.ndim == 0 else parameter.device  # torch keeps step counts there
+        device = "cpu" if array.ndim == 0 else parameter.device  # torch keeps step counts on CPU
         optimizer.state[parameter][name] = torch.from_numpy(array).clone().to(device)

@@ -1,1 +1,1 @@
-"""The five axes of the design space, each in a place of its own: both halves of its protocol."""
+"""Protocols of the five axes of the design space, with both ends of each."""

@@ -1,4 +1,4 @@
-"""Windows of mini-batches: row ids by step, and the rows of a table that they name."""
+"""Windows of mini-batches: row ids by step, and their rows in a table."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from vfl_flower.config.run_config import RunConfig
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive mini-batches: row ids int32 [R], and rows in each of the S steps, int32 [S].
+    """Consecutive mini-batches of S steps.
 
-    ``whole`` : whether they are one full batch, all N rows in their own order; ``distinct`` :
-    whether it is known that no row is in it twice.
+    ids : row ids of all steps in order, int32 [R].
+    lengths : number of rows in each step, int32 [S].
+    whole : whether the window is one full batch of all N rows in table order.
+    distinct : whether no row is certain to occur twice.
     """
 
     ids: NDArray[np.int32]
@@ -30,12 +32,12 @@ class Window:
 
     @cached_property
     def index(self) -> Tensor:
-        """The ids, to index tensors by."""
+        """Return the ids as an int64 tensor, which can index tensors."""
         return torch.from_numpy(self.ids).long()
 
 
 def kept(window: Window, present: NDArray[np.bool_] | None) -> Window:
-    """Those rows of a window that a party has, by a mask [N]; all, if there is none."""
+    """Return the rows of a window in a party's row mask [N]; all without a mask."""
     if present is None:
         return window
     held = present[window.ids]
@@ -47,14 +49,14 @@ def kept(window: Window, present: NDArray[np.bool_] | None) -> Window:
 
 
 def take(table: Tensor, window: Window) -> Tensor:
-    """The window's rows of a table [N, ...]; for a full batch, the table itself."""
+    """Return the window's rows of a table [N, ...]; a full batch is the table itself."""
     if window.whole:
         return table
     return table.index_select(0, window.index.to(table.device))
 
 
 def put(table: Tensor, window: Window, rows: Tensor) -> None:
-    """Write the window's rows into a table; of a row that is there twice, the last counts."""
+    """Write the window's rows into a table; the last value of a repeated row counts."""
     if window.whole:
         table.copy_(rows)
         return
@@ -67,21 +69,22 @@ def put(table: Tensor, window: Window, rows: Tensor) -> None:
 
 
 def steps_per_epoch(config: RunConfig, rows: int) -> int:
-    """K, the mini-batches of one pass over the training rows; the last may be smaller."""
+    """Return K, the mini-batches in one epoch; the last one may be smaller."""
     return -(-rows // config.training.batch_size)
 
 
 def expected_rows(config: RunConfig, rows: int) -> int:
-    """Rows of a mini-batch of N rows, on average: B, unless there are fewer."""
+    """Return the average size of a mini-batch from N rows: B, or N if N is smaller."""
     return min(config.training.batch_size, rows)
 
 
 @dataclass(frozen=True)
 class Joint:
-    """The rows that S steps of the top model use, those of step 0 first.
+    """The rows that S steps of the top model use, in order of steps.
 
-    ``divisors`` is what each step's sum over rows is divided by, [S]. ``places`` says of each
-    window where its rows are, in its own order; empty if there is only one.
+    ``divisors`` [S] divide each step's sum over rows. ``places`` has an array for each window, the
+    positions of the window's rows here, in the order of the window. It is empty for a single
+    window.
     """
 
     window: Window
@@ -90,13 +93,16 @@ class Joint:
 
 
 def among(window: Window, batches: Window) -> NDArray[np.int64]:
-    """Where in mini-batches the rows of a window are, of which it has some, in the same order."""
+    """Return the positions of a window's rows in mini-batches that contain them all.
+
+    Both have the rows in the same order.
+    """
     step = np.arange(len(batches.lengths))
     all_of, some = (np.repeat(step, each.lengths) << 32 | each.ids for each in (batches, window))
     return np.flatnonzero(np.isin(all_of, some))
 
 
 def secret_generator(key: bytes) -> np.random.Generator:
-    """A generator that follows from all of a key; torch's would use 32 bits of it."""
+    """Return a generator seeded by a whole key; torch's uses 32 bits only."""
     seed = int.from_bytes(hashlib.sha256(key).digest(), "little")
     return np.random.Generator(np.random.SFC64(seed))

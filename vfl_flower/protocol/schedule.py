@@ -1,7 +1,7 @@
 """Schedule axis: the quorum, and how many steps a message carries.
 
 A quorum of all parties is synchronous VFL, with coordinated mini-batches. A quorum of one is VAFL's
-Algorithm 1, and of t its Algorithm 2. `vfl_flower.protocol.batches` decides the rows of a step.
+Algorithm 1. A quorum of t is its Algorithm 2. `vfl_flower.protocol.sampling` draws a step's rows.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.aggregation import aggregation_of
 from vfl_flower.protocol.estimators.base import Estimator
 
-_LONGEST = 32  # steps of an adaptive window: embeddings of larger ones are too stale
+_LONGEST = 32  # steps of an adaptive window: embeddings of a longer window are too stale
 
 
 @dataclass(frozen=True)
 class Quorum:
-    """A rule for how many uploads to wait for, and the word for systems that have it."""
+    """A rule for how many uploads to wait for, and the name of the rule."""
 
     word: str
     of: Callable[[int], int]  # parties -> uploads
@@ -47,7 +47,7 @@ class Schedule:
 
     @property
     def word(self) -> str:
-        """Return what the quorum makes the schedule: sync, t-sync or async."""
+        """Return the kind of schedule that the quorum makes: sync, t-sync or async."""
         return "sync" if self.coordinated else "async" if self.quorum == 1 else "t-sync"
 
     @classmethod
@@ -61,17 +61,17 @@ class Schedule:
         cost: str,
         measures: bool = False,
     ) -> Schedule:
-        """Return the schedule of a run of so many parties.
+        """Return the schedule of a run with this number of parties.
 
         Parameters
         ----------
-        cost : of an exchange over the run's transport.
+        cost : the cost of an exchange over the run's transport.
         measures : whether the window adapts to the time of exchanges, if none is configured.
 
         Raises
         ------
         ConfigError
-            If the quorum, the window or the estimator do not go together.
+            If the quorum, the window and the estimator contradict each other.
         """
         quorum = config.schedule.quorum or rule.of(parties)
         if quorum > parties:

@@ -1,10 +1,10 @@
-"""Random subsets of each row's parties, from which the top model learns.
+"""Train the top model on random subsets of each row's parties.
 
-``sampled``: a row's loss is the mean of two losses: by all parties that have the row, and by a
-random subset of them, whose size is uniform. ``laser``: it is the mean over all subsets. One subset
-of each size estimates it, weighted by the number of subsets of that size (LASER-VFL; Valdeira, Wang
-and Chi, 2025, section 3.2). Either way a row stands several times in a mini-batch, and one pass
-evaluates all its copies.
+``sampled``: a row's loss is the mean of two losses. One uses all parties that have the row. The
+other uses a random subset of these parties, of uniform size. ``laser``: a row's loss is the mean
+over all subsets. One subset of each size estimates it, weighted by the number of subsets of that
+size (LASER-VFL; Valdeira, Wang and Chi, 2025, section 3.2). In both cases a row has several copies
+in a mini-batch, and one pass evaluates all copies.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from vfl_flower.models.losses import Loss
 class Copies:
     """Copies of the R rows of a window, each with a subset of the row's parties.
 
-    rows : the row of each copy, by its place in the window, [R'], in order of steps.
+    rows : position in the window of each copy's row, [R'], in order of steps.
     h : copies as the top model reads them, [R', ...].
-    weights : of each copy's loss, [R']; they add up to 1 for each row.
-    lengths : copies in each step.
-    of : R.
+    weights : weight of each copy's loss, [R']; the weights of a row's copies add up to 1.
+    lengths : number of copies in each step.
+    of : number of rows R.
     """
 
     rows: Tensor
@@ -55,9 +55,9 @@ def row_losses(loss: Loss, outputs: Tensor, labels: Tensor, copies: Copies | Non
 
     Parameters
     ----------
-    outputs : of the rows, [R, C], or of the copies, [R', C].
-    labels : of the rows, [R], with noise if the labels have noise.
-    copies : of the rows, if a row's loss is the weighted mean over its copies.
+    outputs : outputs of the rows, [R, C], or of the copies, [R', C].
+    labels : labels of the rows, [R], with noise if the labels have noise.
+    copies : copies of the rows, if a row's loss is the weighted mean over its copies.
     """
     if copies is None:
         return loss.per_row(outputs, labels)
@@ -67,14 +67,14 @@ def row_losses(loss: Loss, outputs: Tensor, labels: Tensor, copies: Copies | Non
 def copies(
     kind: str, h: Tensor, lengths: Sequence[int], parties: int, least: int, key: Sequence[int]
 ) -> Copies:
-    """Return a window's rows as they are, and with random subsets of parties.
+    """Return copies of a window's rows, with random subsets of their parties.
 
     Parameters
     ----------
     kind : "sampled" or "laser".
-    h : rows, whose last ``parties`` columns are the row mask.
-    lengths : rows in each step.
-    least : parties of the smallest subset: 0 if the label holder has columns of its own.
+    h : rows; their last ``parties`` columns are the row mask.
+    lengths : number of rows in each step.
+    least : size of the smallest subset, 0 if the label holder has columns.
     key : decides the random numbers.
     """
     columns = slice(h.shape[1] - parties, None)
@@ -111,6 +111,6 @@ def _laser_weights(parties: int, least: int) -> NDArray[np.float32]:
 
     n, k = np.ogrid[: parties + 1, least : parties + 1]
     many = comb(n, k)
-    many[0, 0] = 1  # no party has one subset, also where it is not to be drawn
+    many[0, 0] = 1  # a row without parties has the empty subset, even if least is 1
     shares: NDArray[np.float32] = (many / many.sum(1, keepdims=True)).astype(np.float32)
     return shares

@@ -1,8 +1,8 @@
-"""A system is a point of the design space, and so is data: its choices on the five axes.
+"""Describe systems by choices on the five axes, and resolve run configurations.
 
-`resolve` makes the configuration of a run from the keys that a user gives, the defaults of the
-system that ``strategy`` names, and the defaults of all; `sized` adds what the rows decide, once
-they are known.
+`resolve` makes the configuration of a run. It merges a user's options, the defaults of the system
+that ``strategy`` names, and the general defaults. `sized` adds the values that depend on the number
+of training rows.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from vfl_flower.transport.stream import listen as streams
 class System:
     """A published system, or a baseline.
 
-    name : the value of key ``strategy``.
-    about : one line that says what it is.
-    quorum : how many uploads the label holder waits for, unless key ``quorum`` says.
-    defaults : values of its own for keys that are "auto" otherwise.
+    name : the value of option ``strategy``.
+    about : one line that describes it.
+    quorum : how many uploads the label holder waits for, unless option ``quorum`` is set.
+    defaults : this system's defaults of options.
     flower_strategy : import path of the Flower Strategy that runs it.
-    baseline : what it is, instead of its axes, if it is no system but a baseline.
-    gradients : whether its bottom models need a gradient; if not said, as the estimator does.
-    rates : learning rates of the parties and of the top model, by kind of optimizer, for kinds
-        whose rates differ from `RATES`. A rate in ``defaults`` holds for every optimizer.
+    baseline : a description instead of the axes, for a baseline; empty for a system.
+    gradients : whether its bottom models need a gradient; None follows the estimator.
+    rates : learning rates of the parties and of the top model, by kind of optimizer. Kinds that are
+        missing here have `RATES`. A rate in ``defaults`` holds for every optimizer.
     """
 
     name: str
@@ -53,13 +53,13 @@ class System:
     rates: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
 
     def default(self, key: str, optimizer: str) -> Any:
-        """Return its own default of a key with this optimizer, or None if it has none."""
+        """Return the system's default of an option with this optimizer, or None."""
         rates = self.rates.get(optimizers.KINDS.get(optimizer, ""), ())
         return self.defaults.get(key, dict(zip(_RATE_KEYS, rates, strict=False)).get(key))
 
     @property
     def axes(self) -> str:
-        """Its choices on the five axes, in words."""
+        """Return the choices on the five axes, in words."""
         if self.baseline:
             return self.baseline
         config = RunConfig.of(self.defaults)
@@ -79,29 +79,29 @@ class System:
 
 
 def load_system(name: str) -> System:
-    """The system or baseline of that name.
+    """Return the system or baseline of a name.
 
     Raises
     ------
     ConfigError
-        If there is none.
+        If no system has this name.
     """
     found: System = SYSTEMS.load(name)
     return found
 
 
 def baselines() -> tuple[str, ...]:
-    """Names of ours that are no systems."""
+    """Return the names of this project's baselines."""
     return tuple(name for name in SYSTEMS.known if load_system(name).baseline)
 
 
 def resolve(raw: Mapping[str, Any]) -> RunConfig:
-    """The run configuration that a user's keys give, validated.
+    """Return the validated run configuration for a user's options.
 
     Raises
     ------
     ConfigError
-        If a key, a value or the strategy's name is unknown, or values contradict each other.
+        If an option, a value or the strategy's name is unknown, or values contradict each other.
     """
     given = parse(raw)
     items = tuple(sorted(given.items()))
@@ -140,13 +140,13 @@ def _resolve(items: tuple[tuple[str, Any], ...]) -> RunConfig:
 
 
 FEW = 1000
-"""Training rows below which a pass has so few steps that models learn from more of them."""
+"""Below so many training rows an epoch has few steps, so more epochs are the default."""
 BY_ROWS = ("epochs", "patience", "batch-size", "party-lr", "server-lr")
-"""Keys that the training rows decide, where they are not given."""
+"""Options with defaults that depend on the number of training rows."""
 RATES = {"sgd": 0.2, "momentum": 0.02, "adam": 0.002}
 """Learning rate of parties and top model by kind of optimizer, for systems without rates."""
-_FEW_RATE = 0.1  # of sgd, on few rows
-_NOISY_RATE = 0.0005  # of adam, through noise on labels
+_FEW_RATE = 0.1  # for sgd on few rows
+_NOISY_RATE = 0.0005  # for adam with noise on labels
 _RATE_KEYS = ("party-lr", "server-lr")
 _OF_LAYERS = ("linear", "mlp")
 _OF_STEPS = {"optimizer", *_RATE_KEYS}
@@ -154,18 +154,18 @@ _OF_STEPS = {"optimizer", *_RATE_KEYS}
 
 @lru_cache(maxsize=16)
 def sized(config: RunConfig, rows: int) -> RunConfig:
-    """A configuration for so many training rows: what they decide of its training, if not given.
+    """Return the configuration with defaults of `BY_ROWS` for so many training rows.
 
     Raises
     ------
     ConfigError
-        If keys contradict what was chosen.
+        If options contradict a chosen default.
     """
     training, left = config.training, [name for name in BY_ROWS if KEYS[name].of(config) is None]
     if not left:
         return config
     steps_are_free = not mechanism_of(config).costs_by_step
-    few = rows < FEW and steps_are_free  # else more steps would take more noise
+    few = rows < FEW and steps_are_free  # else more steps would need more noise
     kind = optimizers.kind_of(training.optimizer)
     rate = _FEW_RATE if few and kind == "sgd" else RATES[kind]
     of_system = load_system(config.strategy).rates.get(kind, (rate, rate))
@@ -174,7 +174,7 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
         # The mean over a large mini-batch has less of the noise; smaller ones make enough steps.
         batch = min(512, max(32, 2 ** round(math.log2(max(rows, 1) / 100))))
         chosen |= {"batch-size": batch, **dict.fromkeys(_RATE_KEYS, _NOISY_RATE)}
-    few |= config.data.partial and steps_are_free  # a party learns from some of them alone
+    few |= config.data.partial and steps_are_free  # each party has only some of the rows
     chosen |= {"epochs": 60, "patience": 20.0} if few else {"epochs": 20, "patience": 10.0}
     training = replace(training, **{KEYS[name].field: chosen[name] for name in left})
     if "epochs" in left:
@@ -185,8 +185,9 @@ def sized(config: RunConfig, rows: int) -> RunConfig:
 def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of runs with partial rows, and of runs with noise on labels.
 
-    The mean of the embeddings that are there does not depend on how many are missing. A party
-    steps on fewer rows of a mini-batch, so its gradients are smaller, as they are through noise.
+    The mean of the available embeddings does not depend on how many are missing. With partial rows
+    a party steps on fewer rows of a mini-batch, so its gradients are smaller. Noise on labels has
+    the same effect.
     """
     chosen: dict[str, Any] = {}
     free = not values.keys() & _OF_STEPS
@@ -206,9 +207,10 @@ def _by_what_it_learns_from(values: Mapping[str, Any]) -> dict[str, Any]:
 def _learns_through_noise(values: Mapping[str, Any]) -> bool:
     """Return whether gradients go through noise on labels.
 
-    The corrected loss of K classes has gradients that are smaller by about p - q: a label is kept
-    by chance p, and is each other class by chance q. A rate of plain SGD would depend on epsilon
-    and on K, which no party knows. Adam's steps do not depend on the size of gradients.
+    The corrected loss of K classes has gradients that are smaller by about p - q. A label stays
+    true with probability p, and becomes each other class with probability q. A rate of plain SGD
+    would depend on epsilon and K, which no party knows. Adam's steps do not depend on the size of
+    gradients.
     """
     first_order = values.get("estimator", "first-order") == "first-order"
     noisy: bool = MECHANISMS.load(values.get("privacy", "none")).learns_from_noise
@@ -219,10 +221,10 @@ _EXACT = ("identity", "float16", "bfloat16")
 
 
 def _has_exact_gradients(values: Mapping[str, Any]) -> bool:
-    """Return whether parties learn from gradients at nearly their own embeddings.
+    """Return whether parties learn from gradients at nearly exact embeddings.
 
-    Of few rows, Adam follows the errors of other gradients: of zeroth-order estimates, and of
-    gradients at directly compressed embeddings (CVFL).
+    On few rows, Adam follows the errors of other gradients. Such gradients are zeroth-order
+    estimates, and gradients at directly compressed embeddings (CVFL).
     """
     first_order = values.get("estimator", "first-order") == "first-order"
     fed_back = values.get("compression") == "error-feedback"
@@ -230,7 +232,7 @@ def _has_exact_gradients(values: Mapping[str, Any]) -> bool:
 
 
 def places(raw: Mapping[str, Any]) -> list[str]:
-    """The keys whose values name code by its place; it is not loaded to find out."""
+    """Return the options that name code by an import path, without loading the code."""
     named = [
         name
         for name, value in raw.items()
@@ -240,22 +242,22 @@ def places(raw: Mapping[str, Any]) -> list[str]:
 
 
 _OF_LABEL_HOLDER = ("observer", "top-model", "loss", "metrics")
-"""Keys by whose places the label holder alone loads code."""
+"""Options that name code for the label holder only."""
 
 
 def refuse_places(raw: Mapping[str, Any]) -> None:
-    """Refuse keys from elsewhere by whose places a party would load code.
+    """Refuse received options that would make a party load code by an import path.
 
     Raises
     ------
     ConfigError
-        Which key does.
+        If an option does. The text names the option.
     """
     named = [name for name in places(raw) if name not in _OF_LABEL_HOLDER]
     if named:
         raise ConfigError(
-            f"{named[0]} names code, which a node does not take from others: install a package at "
-            "every party that declares it as an entry point, or simulate."
+            f"{named[0]} names code, which a node does not take from others. Install a package "
+            "at every party that declares the code as an entry point, or simulate."
         )
 
 
@@ -266,8 +268,8 @@ def _check_system(
     sends = config.uplink.codec != "identity" or config.downlink.codec != "identity"
     if system.baseline and (sends or estimator.broadcasts):
         raise ConfigError(
-            f"strategy = {name!r} is a baseline, for which there are no codecs and no shared "
-            "labels: leave `codec`, `downlink-codec` and `labels` out."
+            f"strategy = {name!r} is a baseline, which has no codecs and no shared "
+            "labels. Leave `codec`, `downlink-codec` and `labels` out."
         )
     if system.baseline:
         mechanism.check_baseline()
@@ -278,37 +280,40 @@ def _check_system(
 def _check_growth(
     system: System, config: RunConfig, estimator: Estimator, mechanism: Mechanism
 ) -> None:
-    """Raise `ConfigError` if a run so configured cannot begin by the models of an earlier one."""
+    """Raise `ConfigError` if a run cannot begin with the models of an earlier run."""
     grow, freeze = config.running.grow, config.training.freeze
     if freeze and not grow:
         raise ConfigError(
-            "freeze is for the models of an earlier run: name its results folder by grow, or leave "
+            "freeze is for the models of an earlier run. Name its results folder in grow, or leave "
             "freeze out."
         )
     if grow and system.baseline:
         raise ConfigError(
-            f"strategy = {config.strategy!r} is a baseline, which begins anew: leave grow out, or "
-            "choose a system."
+            f"strategy = {config.strategy!r} is a baseline, which cannot continue an earlier run. "
+            "Leave grow out, or choose a system."
         )
     if grow and not mechanism.may_grow:
         raise ConfigError(
-            f"privacy = {config.privacy.mechanism!r} counts what one run releases, and by grow "
-            "there would be an earlier one's too: leave grow out, or privacy."
+            f"privacy = {config.privacy.mechanism!r} counts the releases of one run, but grow "
+            "continues an earlier run. Leave grow or privacy out."
         )
     if freeze and estimator.broadcasts:
         raise ConfigError(
-            "freeze is for parties that are sent their own answers, and with labels = 'shared' all "
-            "are sent all: leave one of them out."
+            "freeze does not work with labels = 'shared', which sends the same answers to all "
+            "parties. Leave one of them out."
         )
 
 
 def check_gradient(config: RunConfig, key: str) -> None:
-    """Raise `ConfigError` if the bottom model, which ``key`` has named, lacks a needed gradient."""
+    """Raise `ConfigError` if the bottom model lacks a needed gradient.
+
+    ``key`` is the option that names the bottom model.
+    """
     system = load_system(config.strategy)
     needed = estimators.choose(config).gradients if system.gradients is None else system.gradients
     if not has_gradient(config.models.bottom, key) and needed:
         raise ConfigError(
-            f"{key} = {config.models.bottom!r} has no gradient, which strategy = "
-            f"{config.strategy!r} needs of it: choose a zeroth-order system, such as 'cascaded', "
+            f"{key} = {config.models.bottom!r} has no gradient, but strategy = "
+            f"{config.strategy!r} needs one. Choose a zeroth-order system, such as 'cascaded', "
             "or another model."
         )

@@ -1,4 +1,4 @@
-"""What an upload holds, once the label holder has read it."""
+"""Contents of an upload, after the label holder has read it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vfl_flower.transport.messages import Arrays
 
 @dataclass(frozen=True)
 class Reading:
-    """What an upload says.
+    """Decoded content of an upload.
 
     fresh : embeddings for the table, [R, E].
     embeddings : all blocks of embeddings that the upload holds.
@@ -26,9 +26,9 @@ class Reading:
 class Arrival:
     """A party's upload of one window.
 
-    ``batches`` are the mini-batches that losses are means over: the window, or if it is coordinated
-    the mini-batches of all parties, of which this party may lack rows. ``arrays`` are the upload as
-    it came, if the estimator passes uploads on.
+    ``batches`` are the mini-batches over which losses are means. They are the window, or the
+    mini-batches of all parties if the upload is coordinated. This party may lack some of their
+    rows. ``arrays`` are the undecoded upload, if the estimator passes uploads on.
     """
 
     party: int
