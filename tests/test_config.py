@@ -388,12 +388,12 @@ SHARED = {"strategy": "ef-vfl", "labels": "shared"}
     ("given", "sentence"),
     [
         *(
-            ({f"{end}codec": "top-k", f"{end}keep": keep}, f"^{end}keep = {keep} is no share: ")
+            ({f"{end}codec": "top-k", f"{end}keep": keep}, f"^{end}keep = {keep} is not a share. ")
             for end in ("", "downlink-")
             for keep in (0.0, -0.1, 1.0001, 7.0)
         ),
-        ({"strategy": "ef-vfl", "keep": 0.0}, "^keep = 0.0 is no share: give one above 0"),
-        ({"keep": 0.5}, "^keep is for codec = 'top-k', and not for 'identity': leave it out"),
+        ({"strategy": "ef-vfl", "keep": 0.0}, "^keep = 0.0 is not a share. Give a number above 0"),
+        ({"keep": 0.5}, "^keep is for codec = 'top-k', and not for 'identity'. Leave it out"),
         ({"codec": "qsgd", "keep": 0.5}, "^keep is for codec = 'top-k', and not for 'qsgd'"),
         ({"bits": 2}, "^bits is for codec = 'qsgd', and not for 'identity'"),
         ({"strategy": "cvfl", "bits": 2}, "^bits is for codec = 'qsgd', and not for 'top-k'"),

@@ -322,8 +322,8 @@ FAULTS_OF_TOP_K: dict[str, tuple[Fault, str]] = {
         "'embedding' has values beyond 1,000,000",
     ),
     "value above one": (array("embedding.values", first(1.5)), "values above the peak"),
-    "places of other steps": (changed(arrays=first_places), "another number of entries"),
-    "no places": (array("embedding.bits", np.zeros_like), "'embedding.bits' holds other places"),
+    "places of other steps": (changed(arrays=first_places), "a wrong number of entries"),
+    "no places": (array("embedding.bits", np.zeros_like), "'embedding.bits' does not hold"),
     "embeddings as they are": (
         changed(arrays=lambda _: {"embedding": np.zeros((455, 32), np.float32)}),
         "'embedding.values' is missing",
@@ -473,7 +473,7 @@ def test_embeddings_that_diverge_are_told_by_their_party(
     finished, sentence = failing(
         run, tmp_path / "out", {**keys, "window": 1, "party-lr": 1e30}, client_app.app
     )
-    what = "'(embedding|change)(.norms)?' has values that are not finite; lower the learning rates"
+    what = "'(embedding|change)(.norms)?' has values that are not finite. Lower the learning rates"
     assert re.fullmatch(
         rf"Party \d (failed|sent an upload that cannot be used): {what}\.", sentence
     )

@@ -1,1 +1,1 @@
-"""Codec axis: how a block of rows becomes arrays in a message, and rows again."""
+"""Codec axis: encode blocks of rows as arrays of a message, and decode them."""

@@ -1,4 +1,4 @@
-"""Places and numbers in few bits."""
+"""Encode positions and numbers in few bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ Bits = NDArray[np.uint8]
 
 
 class BitReader:
-    """Reads an array of packed bits from its start; `VflError` if there are too few or too many."""
+    """Read an array of packed bits from its start.
+
+    It raises `VflError` if there are too few or too many bits.
+    """
 
     def __init__(self, name: str, arrays: Arrays) -> None:
         self.name = name
@@ -21,37 +24,38 @@ class BitReader:
         self._at = 0
 
     def take(self, count: int) -> Bits:
-        """The next bits."""
+        """Return the next bits."""
         first, skipped = divmod(self._at, 8)
         self._at += count
         if self._at > 8 * len(self._packed):
-            raise VflError(f"{self.name!r} is too short.")
+            raise VflError(f"{self.name!r} is too short. Use the same codec options.")
         return np.unpackbits(self._packed[first : -(-self._at // 8)])[skipped : skipped + count]
 
     def numbers(self, count: int, width: int) -> NDArray[np.int64]:
-        """The next numbers of so many bits each."""
+        """Return the next numbers, ``width`` bits each."""
         bits = self.take(count * width).reshape(count, width)
         numbers: NDArray[np.int64] = bits @ (1 << np.arange(width - 1, -1, -1))
         return numbers
 
     def finish(self) -> None:
-        """All but the last byte's filling has been read."""
+        """Raise `VflError` if bits are left beyond the padding of the last byte."""
         if 8 * len(self._packed) - self._at >= 8:
-            raise VflError(f"{self.name!r} is too long.")
+            raise VflError(f"{self.name!r} is too long. Use the same codec options.")
 
 
 def number_bits(numbers: NDArray[np.int64], width: int) -> Bits:
-    """Numbers below 2^width, ``width`` bits each."""
+    """Return the bits of numbers below 2^width, ``width`` bits each."""
     return ((numbers[:, None] >> np.arange(width - 1, -1, -1)) & 1).astype(np.uint8).reshape(-1)
 
 
 def place_bits(places: Places, total: int) -> Bits:
-    """Increasing places below ``total``, of which the reader knows how many there are.
+    """Encode increasing positions below ``total``; the reader must know their number.
 
-    Of the places that are there or of those that are not, whichever are fewer, by Elias and Fano:
-    the low bits of each as they are, and of the high ones, in a row of bits, a 1 after as many 0s
-    as they have grown. These are some 2 + log2(total / count) bits a place, half a bit above the
-    least. Where that is more than a bit for each entry, those are sent.
+    The code lists either the given or the missing positions, whichever are fewer, as an Elias-Fano
+    code. It has the low bits of each position unchanged. The high bits are in unary: for each
+    position as many 0s as they have grown, then a 1. This takes about 2 + log2(total / count) bits
+    for each position, half a bit above the minimum. If one bit for each entry is shorter, the code
+    is that bit mask.
     """
     few = min(len(places), total - len(places))
     if few == 0:
@@ -68,7 +72,7 @@ def place_bits(places: Places, total: int) -> Bits:
 
 
 def read_places(reader: BitReader, count: int, total: int) -> Places:
-    """``count`` increasing places below ``total``, as `place_bits` gave them."""
+    """Return ``count`` increasing positions below ``total``, from `place_bits`."""
     few = min(count, total - count)
     if few == 0:
         return np.arange(count)
@@ -83,7 +87,7 @@ def read_places(reader: BitReader, count: int, total: int) -> Places:
         else:
             places = ones
     if len(places) != few or places[-1] >= total or (np.diff(places) <= 0).any():
-        raise VflError(f"{reader.name!r} holds other places than {count} below {total}.")
+        raise VflError(f"{reader.name!r} does not hold {count} increasing places below {total}.")
     if few == count:
         return places
     present = np.ones(total, bool)
@@ -92,6 +96,9 @@ def read_places(reader: BitReader, count: int, total: int) -> Places:
 
 
 def low_bits(few: int, total: int) -> int | None:
-    """Low bits of a place that are sent as they are; none where a bit for each entry is less."""
+    """Return how many low bits of a position are sent unchanged.
+
+    Return None if one bit for each entry is shorter.
+    """
     low = max(0, (total // few).bit_length() - 1)
     return low if few * low + few + (total >> low) < total else None

@@ -1,14 +1,15 @@
-"""Links between a party and the label holder: codecs, and the surrogates that both ends keep.
+"""Links between a party and the label holder: codecs, and surrogates at both ends.
 
-An estimator gives and takes tensors, which it calls blocks. `Links` makes arrays of them at one end
-and tensors again at the other, and nothing else does. A codec is an operator C on vectors (EF-VFL,
-section 5) and its wire format. C1 keeps the rows of a mini-batch, C2 compresses their B x E numbers
-as one vector: so the rows of each step of a window are a vector of their own. A `Channel` sends
-C(v) itself (``direct``; CVFL), or the compressed change C(v - g) against a surrogate g of which
-both ends hold a copy (``error-feedback``; EF21, EF-VFL Eq. 3). Both ends step their copy by the
-message as it decodes, so that the copies stay equal.
+An estimator returns and takes tensors, called blocks. Only `Links` converts blocks to arrays at one
+end, and arrays to blocks at the other end. A codec is an operator C on vectors (EF-VFL, section 5)
+and its wire format. C1 keeps the rows of a mini-batch. C2 compresses their B x E numbers as one
+vector. So the rows of each step of a window form one vector.
 
-Surrogates start at zero, and so a row's first upload makes its surrogate C(H), as in EF-VFL.
+With ``direct`` compression (CVFL) a `Channel` sends C(v). With ``error-feedback`` (EF21, EF-VFL
+Eq. 3) it sends the compressed change C(v - g) against a surrogate g. Both ends hold a copy of g.
+Both ends add the decoded message to their copy, so that the copies stay equal.
+
+Surrogates start at zero. So a row's first upload makes its surrogate C(H), as in EF-VFL.
 """
 
 from __future__ import annotations
@@ -31,37 +32,40 @@ from vfl_flower.protocol.batches import Window, put, take
 from vfl_flower.transport.messages import Arrays, bounded, checked
 
 Blocks = dict[str, Tensor]
-"""Tensors by their names in messages: rows [R, E] of a window, or one number for each step."""
+"""Tensors by name in messages: rows [R, E] of a window, or one number for each step."""
 Rows = NDArray[np.float32]
 Sizes = NDArray[np.int64]
 Names = NDArray[np.uint64]
 
 
 class Codec(Protocol):
-    """An operator on vectors, and its wire format; made of the direction's `CodecConfig`.
+    """An operator on vectors, and its wire format, built from a `CodecConfig`.
 
-    Rows [R, E] hold vectors of these sizes, one after the other.
+    Rows [R, E] hold vectors of ``sizes`` numbers, one after the other.
     """
 
     uses: ClassVar[tuple[str, ...]]
-    """Which of the keys ``keep`` and ``bits`` are for it."""
+    """The options, of ``keep`` and ``bits``, that the codec reads."""
 
     def __init__(self, config: CodecConfig) -> None: ...
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Names of the arrays that say the rows of this name."""
+        """Return the names of the arrays that encode rows of this name."""
 
     def encode(
         self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
     ) -> Arrays:
-        """The arrays to send.
+        """Return the arrays to send.
 
-        ``key`` decides what is drawn by chance; together with each row's name ``of_row`` [R], if
-        they are given, and then with nothing else.
+        ``key`` decides random draws. If ``of_row`` [R] names each row, the draws of a row depend
+        only on ``key`` and the row's name.
         """
 
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
-        """The rows in a message; `VflError`, as the end of a sentence, if they do not decode."""
+        """Return the rows of a message; raise `VflError` if they do not decode.
+
+        The text of the error lacks its subject, the party.
+        """
 
 
 class Channel:
@@ -69,15 +73,15 @@ class Channel:
 
     Parameters
     ----------
-    config : of this direction.
-    table : [N, E], in which this end keeps the surrogates of all rows that the link may carry. A
-        vector stands for numbers without rows, of which there are no surrogates.
-    by_row : whether a row is a vector of its own, and its rounding too. Under scalar privacy one
-        record could else change how others decode, and with them more differences than its own,
-        which is all that the noise accounts for.
-    saved : name of the surrogates in checkpoints and states; without a name there are none.
-    by_step : whether a block has one row for each step of a window, all of one row of the table.
-    dtype : of the numbers in a message, if the codec is ``identity``.
+    config : the codec options of this direction.
+    table : [N, E], with this end's surrogates of all rows that the link may carry. For numbers
+        without rows it is a vector, and there are no surrogates.
+    by_row : whether each row is a separate vector with separate random draws. Scalar privacy needs
+        this. Otherwise one record changes how other rows decode, and so changes several
+        differences. The noise covers only one.
+    saved : name of the surrogates in checkpoints and states; empty for no surrogates.
+    by_step : whether a block has one row for each step of a window.
+    dtype : dtype of the numbers in a message, if the codec is ``identity``.
     """
 
     def __init__(
@@ -98,7 +102,7 @@ class Channel:
         self.saved, self.dtype = saved, dtype
 
     def send(self, name: str, rows: Tensor, window: Window, key: str) -> Arrays:
-        """Encode rows [R, E] of a window; ``key`` decides what the codec draws by chance."""
+        """Encode rows [R, E] of a window; ``key`` decides the codec's random draws."""
         window = _of_steps(window) if self.by_step else window
         sizes, sent = self._sizes(window), rows.detach().cpu().float()
         of_row = _names(window) if self.by_row else None
@@ -111,13 +115,13 @@ class Channel:
         return arrays
 
     def receive(self, name: str, arrays: Arrays, window: Window) -> Tensor:
-        """Decode rows [R, E] of a window, as this end now knows them.
+        """Decode rows [R, E] of a window, and update the surrogates.
 
         Raises
         ------
         VflError
-            If they do not decode, or are not `bounded`; as the end of a sentence. The surrogate is
-            then as it was.
+            If they do not decode, or are not `bounded`. The text lacks its subject. The surrogate
+            does not change.
         """
         window = _of_steps(window) if self.by_step else window
         shape = len(window.ids), self.shape[0]
@@ -138,7 +142,7 @@ class Channel:
 
 
 class Links(dict[str, Channel]):
-    """One end of the links of a kind of message, by the names of the blocks that they carry."""
+    """One end of the links of a kind of message, by the names of its blocks."""
 
     def encode(self, blocks: Blocks, window: Window, key: str) -> Arrays:
         """Make the arrays of a message from blocks; ``key`` is as in `Channel.send`."""
@@ -151,7 +155,7 @@ class Links(dict[str, Channel]):
         return arrays
 
     def decode(self, arrays: Arrays, window: Window) -> Blocks:
-        """Make the blocks of a message from its arrays, of which all must be there.
+        """Make the blocks of a message from its arrays, which must be complete.
 
         Raises
         ------
@@ -188,35 +192,38 @@ def of_steps(*shape: int, dtype: str = "float32") -> Channel:
 
 
 def _of_steps(window: Window) -> Window:
-    """Return the steps of a window, as the one row of a table, each time anew."""
+    """Return a window with row 0 of a table in each step of ``window``."""
     steps = len(window.lengths)
     return Window(np.zeros(steps, np.int32), np.ones(steps, np.int32))
 
 
 def check(config: RunConfig) -> None:
-    """Raise `ConfigError` if keys of the codecs contradict each other."""
+    """Raise `ConfigError` if options of the codecs contradict each other."""
     for prefix, of in (("", config.uplink), ("downlink-", config.downlink)):
         if of.keep is not None and not 0 < of.keep <= 1:
             raise ConfigError(
-                f"{prefix}keep = {of.keep} is no share: give one above 0, and at most 1."
+                f"{prefix}keep = {of.keep} is not a share. Give a number above 0, and at most 1."
             )
         if of.bits is not None and not 1 <= of.bits <= 16:
             raise ConfigError(f"{prefix}bits = {of.bits} must lie between 1 and 16.")
         for name, value, codec in (("keep", of.keep, "top-k"), ("bits", of.bits, "qsgd")):
             if value is not None and name not in CODECS.load(of.codec).uses:
                 raise ConfigError(
-                    f"{prefix}{name} is for {prefix}codec = {codec!r}, and not for {of.codec!r}: "
-                    "leave it out, or choose that codec."
+                    f"{prefix}{name} is for {prefix}codec = {codec!r}, and not for {of.codec!r}. "
+                    "Leave it out, or choose that codec."
                 )
 
 
 def zeros(shape: tuple[int, int]) -> Tensor:
-    """A table of zeros on the CPU, which takes memory as it is written to."""
+    """Return a table of zeros on the CPU, which takes memory only for written rows."""
     return torch.from_numpy(np.zeros(shape, np.float32))
 
 
 def digest(surrogates: Iterable[Tensor]) -> str:
-    """Return a digest of surrogates, which must be equal at both ends; empty if there are none."""
+    """Return a digest of surrogates; empty if there are none.
+
+    Both ends must have the same digest.
+    """
     digests, found = hashlib.blake2b(digest_size=16), False
     for table in surrogates:
         digests.update(np.ascontiguousarray(table.cpu().numpy()).data)
@@ -225,27 +232,30 @@ def digest(surrogates: Iterable[Tensor]) -> str:
 
 
 def check_memory(whose: str, needed: float) -> None:
-    """Raise `ConfigError` if so many bytes of surrogates cannot be had."""
+    """Raise `ConfigError` if surrogates need more bytes than the free memory."""
     free = free_memory()
     if needed > free:
         raise ConfigError(
-            f"Error feedback needs {needed / 1e9:.1f} GB for {whose} surrogates, where "
-            f"{free / 1e9:.1f} GB are free: choose compression = 'direct', a smaller "
+            f"Error feedback needs {needed / 1e9:.1f} GB for {whose} surrogates, but "
+            f"{free / 1e9:.1f} GB are free. Choose compression = 'direct', a smaller "
             "embedding-size, or fewer rows."
         )
 
 
 def flat_if_finite(name: str, rows: Rows) -> NDArray[np.float32]:
-    """The vectors of rows, one after the other; `VflError` if a number is not finite."""
+    """Return the vectors of rows, flat; raise `VflError` if a number is not finite."""
     if not np.isfinite(rows).all():
-        raise VflError(f"{name!r} has values that are not finite; lower the learning rates.")
+        raise VflError(f"{name!r} has values that are not finite. Lower the learning rates.")
     return rows.reshape(-1)
 
 
 def padded(
     v: NDArray[np.float32], sizes: Sizes, fill: float
 ) -> tuple[Rows, NDArray[np.bool_] | None]:
-    """Vectors as rows of a matrix [S, longest]; which of its entries are real, unless all are."""
+    """Return vectors as rows of a matrix [S, longest], and a mask of their entries.
+
+    The mask is None if all vectors have the same size.
+    """
     longest = max(1, int(sizes.max(initial=0)))
     if len(sizes) * longest == len(v):
         return v.reshape(-1, longest), None
@@ -256,6 +266,6 @@ def padded(
 
 
 def _names(window: Window) -> Names:
-    """A number for each row of a window, from its step and id."""
+    """Return a number for each row of a window, from its step and id, [R]."""
     step = np.arange(len(window.lengths), dtype=np.uint64).repeat(window.lengths)
     return (step << np.uint64(32)) + window.ids.astype(np.uint64)

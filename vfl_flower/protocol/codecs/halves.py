@@ -1,4 +1,4 @@
-"""Numbers in two bytes each."""
+"""Codecs that send numbers in two bytes each."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Flat = NDArray[np.float32]
 
 
 def to_halves(v: Flat, sizes: Sizes) -> tuple[NDArray[np.float16], NDArray[np.int8]]:
-    """Vectors of these sizes as float16, each over a power of two; and the exponents of these.
+    """Divide vectors by powers of two; return float16 values and the exponents.
 
-    The power is the least above all of the vector, so that none of its numbers is too large, and
-    its gradient rows, however small, are not lost: what is rounded is 11 bits of a number, or if
-    that is below 2^-14 of the power, 2^-25 of the power.
+    The power is the least one above all magnitudes of the vector. So no number overflows, and small
+    gradient rows are not lost. Numbers keep 11 bits. The rounding error of a number below 2^-14 of
+    the power is at most 2^-25 of the power.
     """
     exponents = np.zeros(len(sizes), np.int8)
     full = sizes > 0
@@ -32,61 +32,67 @@ def to_halves(v: Flat, sizes: Sizes) -> tuple[NDArray[np.float16], NDArray[np.in
 
 
 def of_halves(name: str, arrays: Arrays, sizes: Sizes) -> Flat:
-    """The vectors that `to_halves` gave, in arrays ``name.values`` and ``name.exponents``."""
+    """Return the vectors of `to_halves` from ``name.values`` and ``name.exponents``."""
     values = checked(arrays, f"{name}.values", "float16", (int(sizes.sum()),))
     exponents = checked(arrays, f"{name}.exponents", "int8", sizes.shape)
     if (np.abs(values) > 1).any():
-        raise VflError(f"{name!r} has values above the peak that it names.")
+        raise VflError(f"{name!r} has values above the peak of its exponent.")
     v: Flat = np.ldexp(values.astype(np.float32), exponents.astype(np.int32).repeat(sizes))
     return v
 
 
 class Float16:
-    """float16 numbers over a power of two for each vector, 11 bits exact: half as many bytes."""
+    """Send float16 numbers over a power of two for each vector, in half the bytes.
+
+    11 bits are exact.
+    """
 
     uses: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: CodecConfig) -> None:
-        """It has no settings."""
+        """Ignore the configuration: this codec has no settings."""
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Values, and their exponents."""
+        """Return the names of values and exponents."""
         return f"{name}.values", f"{name}.exponents"
 
     def encode(
         self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
     ) -> Arrays:
-        """Values, and their exponents."""
+        """Return the values and their exponents."""
         values, exponents = to_halves(flat_if_finite(name, rows), sizes)
         return {f"{name}.values": values, f"{name}.exponents": exponents}
 
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
-        """The rounded rows."""
+        """Return the rounded rows."""
         return of_halves(name, arrays, sizes).reshape(shape)
 
 
 class BFloat16:
-    """bfloat16 numbers, 8 bits exact and of float32's range; NumPy has none, so as uint16."""
+    """Send bfloat16 numbers as uint16, because NumPy has no bfloat16.
+
+    8 bits are exact, and the range is the same as float32's.
+    """
 
     uses: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: CodecConfig) -> None:
-        """It has no settings."""
+        """Ignore the configuration: this codec has no settings."""
 
     def names(self, name: str) -> tuple[str, ...]:
-        """One array."""
+        """Return the name of the one array."""
         return (name,)
 
     def encode(
         self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
     ) -> Arrays:
-        """The upper halves of the numbers, rounded to the nearest, of two as near to the even."""
+        """Return the upper halves of the numbers, rounded to nearest, ties to even."""
         bits = flat_if_finite(name, rows).view(np.uint32)
         upper = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
         return {name: upper.astype(np.uint16).reshape(rows.shape)}
 
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
-        """The rounded rows."""
+        """Return the rounded rows."""
         upper = checked(arrays, name, "uint16", shape).astype(np.uint32)
         rows: Rows = (upper << 16).view(np.float32)
         flat_if_finite(name, rows)

@@ -1,4 +1,4 @@
-"""Numbers as they are."""
+"""Codec that sends numbers unchanged."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from vfl_flower.transport.messages import Arrays, checked
 
 
 class Identity:
-    """float32 numbers, as they are."""
+    """Send float32 numbers unchanged."""
 
     uses: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: CodecConfig) -> None:
-        """It has no settings."""
+        """Ignore the configuration: this codec has no settings."""
 
     def names(self, name: str) -> tuple[str, ...]:
-        """One array."""
+        """Return the name of the one array."""
         return (name,)
 
     def encode(
         self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
     ) -> Arrays:
-        """The rows themselves."""
+        """Return the rows, unchanged."""
         return {name: rows}
 
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
-        """The rows themselves."""
+        """Return the rows, after a check of dtype and shape."""
         rows: Rows = checked(arrays, name, "float32", shape)
         return rows

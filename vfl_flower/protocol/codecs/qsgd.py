@@ -1,4 +1,4 @@
-"""Entries quantized by chance to levels of a vector's norm."""
+"""Codec that quantizes entries at random to levels of a vector's norm."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from vfl_flower.protocol.codecs.bits import (
 from vfl_flower.protocol.codecs.channel import Names, Rows, Sizes, flat_if_finite, padded
 from vfl_flower.transport.messages import Arrays, checked
 
-_BITS = 4  # where they are not given
+_BITS = 4  # default of bits
 
 
 class QSGD:
-    """qsgd_s: stochastic quantization to s = 2^bits levels of a vector's norm (EF-VFL, section 5).
+    """Quantize entries at random to s = 2^bits levels of the vector's norm.
 
-    Entry v_i becomes sign(v_i) ||v|| / (s tau) * floor(s |v_i| / ||v|| + xi) with xi uniform on
-    [0, 1) and tau = 1 + min(d / s^2, sqrt(d) / s). Contractive in expectation with alpha = 1 / tau.
+    This operator is qsgd_s (EF-VFL, section 5). Entry v_i becomes
+    sign(v_i) ||v|| / (s tau) * floor(s |v_i| / ||v|| + xi) with xi uniform on [0, 1) and
+    tau = 1 + min(d / s^2, sqrt(d) / s). It is contractive in expectation with alpha = 1 / tau.
 
-    Sent are the norm of each vector, and bits. Most entries of a long vector are at level 0, and
-    most others at the lowest: so the bits say which are above 0, which of those are above 1, and so
-    on; if there are high levels, of the higher bits of a level, its ``lower`` ones being sent as
-    they are. Signs are sent if there are any.
+    A message has the norm of each vector, and bits. Most entries of a long vector are at level 0,
+    and most others at level 1. So the bits say which entries are above level 0, which of these are
+    above 1, and so on. If levels are high, only the higher bits of a level are coded like this. Its
+    ``lower`` bits are sent unchanged. Signs are sent only if an entry is negative.
     """
 
     uses: ClassVar[tuple[str, ...]] = ("bits",)
@@ -42,13 +43,13 @@ class QSGD:
         self.levels = 2 ** (config.bits or _BITS)  # s
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Norms, counts of entries at each level or above it, and bits."""
+        """Return the names of norms, counts and bits."""
         return f"{name}.norms", f"{name}.counts", f"{name}.bits"
 
     def encode(
         self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
     ) -> Arrays:
-        """Norms, counts of entries at each level or above it, and bits."""
+        """Return norms, counts of entries at or above each level, and bits."""
         v = flat_if_finite(name, rows)
         vectors, held = padded(v, sizes, 0.0)
         squares = np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)
@@ -78,7 +79,7 @@ class QSGD:
         }
 
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
-        """The quantized rows."""
+        """Return the quantized rows."""
         total = int(sizes.sum())
         norms = checked(arrays, f"{name}.norms", "float32", sizes.shape)
         if (norms < 0).any():
@@ -115,7 +116,10 @@ class QSGD:
 
 
 def _lower_bits(above: NDArray[np.int64]) -> int:
-    """How many bits of these numbers are best sent as they are, at least all but four."""
+    """Return how many low bits to send unchanged, for the shortest code.
+
+    At most four bits of a number are coded.
+    """
     widest = int(above.max(initial=0)).bit_length()
     choices = range(max(0, widest - 4), widest + 1)
 
@@ -132,11 +136,11 @@ def _lower_bits(above: NDArray[np.int64]) -> int:
 
 
 def _uniform(key: str, shape: tuple[int, ...], of_row: Names | None) -> NDArray[np.float32]:
-    """A number on [0, 1) for each entry of rows [R, E], flat."""
+    """Return a uniform number on [0, 1) for each entry of rows [R, E], flat."""
     generator = secret_generator(key.encode())
     if of_row is None:
         return generator.random(shape[0] * shape[1], np.float32)
-    # SplitMix64 (Steele, Lea and Flood, 2014) of a counter: an entry's number is its own.
+    # SplitMix64 (Steele, Lea and Flood, 2014) of a counter: each entry's number is independent.
     z = of_row[:, None] * np.uint64(shape[1]) + np.arange(shape[1], dtype=np.uint64)
     z = z.reshape(-1) * np.uint64(0x9E3779B97F4A7C15) + generator.integers(0, 2**64, 1, np.uint64)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,4 +1,4 @@
-"""The largest entries of a vector, and where they are."""
+"""Codec that sends the largest entries of a vector, and their positions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vfl_flower.protocol.codecs.channel import Names, Rows, Sizes, flat_if_finit
 from vfl_flower.protocol.codecs.halves import of_halves, to_halves
 from vfl_flower.transport.messages import Arrays
 
-_KEEP = 0.1  # where it is not given
+_KEEP = 0.1  # default of keep
 
 
 class TopK:
-    """top_k: the k = ceil(keep * d) entries of largest magnitude of a vector of d entries.
+    """Keep the k = ceil(keep * d) largest magnitudes of a vector of d entries.
 
-    Contractive with alpha = k / d. Sent are float16 values over a power of two for each vector,
-    and where they are.
+    This operator, top_k, is contractive with alpha = k / d. A message has the positions of the
+    entries, and their values as float16 over a power of two for each vector.
     """
 
     uses: ClassVar[tuple[str, ...]] = ("keep",)
@@ -30,13 +30,13 @@ class TopK:
         self.keep = config.keep or _KEEP
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Values, their exponents, and their places."""
+        """Return the names of values, exponents and positions."""
         return f"{name}.values", f"{name}.exponents", f"{name}.bits"
 
     def encode(
         self, name: str, rows: Rows, sizes: Sizes, key: str, of_row: Names | None = None
     ) -> Arrays:
-        """Values, their exponents, and their places."""
+        """Return the values, their exponents, and their positions."""
         v = flat_if_finite(name, rows)
         kept = self._kept(sizes)
         magnitudes = np.abs(v)
@@ -49,7 +49,7 @@ class TopK:
         }
 
     def decode(self, name: str, arrays: Arrays, shape: tuple[int, int], sizes: Sizes) -> Rows:
-        """The rows, zero where nothing was kept."""
+        """Return the rows, with zeros for all entries that were not sent."""
         kept = self._kept(sizes)
         total, ends = int(sizes.sum()), np.cumsum(sizes)
         values = of_halves(name, arrays, kept)
@@ -57,19 +57,22 @@ class TopK:
         places = read_places(reader, len(values), total)
         reader.finish()
         if (np.searchsorted(places, ends) != np.cumsum(kept)).any():
-            raise VflError(f"{name!r} keeps another number of entries than it should.")
+            raise VflError(f"{name!r} keeps a wrong number of entries. Use the same keep.")
         v = np.zeros(total, np.float32)
         v[places] = values
         return v.reshape(shape)
 
     def _kept(self, sizes: Sizes) -> Sizes:
-        """k of each vector; rounding must not add an entry."""
+        """Return k of each vector; rounding must not add an entry."""
         kept: Sizes = np.ceil(self.keep * sizes * (1 - 1e-12)).astype(np.int64)
         return kept
 
 
 def _largest(magnitudes: NDArray[np.float32], sizes: Sizes, kept: Sizes) -> Places:
-    """Where the largest entries are, so many of each vector, in order; of equals the first."""
+    """Return the sorted positions of the ``kept`` largest entries of each vector.
+
+    Of equal entries the first ones count.
+    """
     vectors, held = padded(magnitudes, sizes, -1.0)
     longest = vectors.shape[1]
     nth = np.minimum(longest - kept, longest - 1)  # in increasing order

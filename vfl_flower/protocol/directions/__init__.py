@@ -1,1 +1,1 @@
-"""Directions of zeroth order: how they are drawn, and differences of losses along them."""
+"""Directions of zeroth-order systems, and differences of losses along them."""

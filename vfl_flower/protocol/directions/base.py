@@ -1,4 +1,4 @@
-"""What a set of directions is; as it is, ``gaussian``: entries that are standard normal."""
+"""Base of sets of directions, and ``gaussian``: standard normal entries."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 
 
 class DirectionSet:
-    """The set that directions u of d parameters are drawn from.
+    """Distribution of directions u for d parameters.
 
-    phi : what a difference times u is multiplied by, to estimate the gradient.
-    length : the Euclidean length that each direction is scaled to; ``None`` for as it is drawn.
+    phi : factor of a difference times u in the gradient estimate.
+    length : Euclidean length of each direction after scaling; ``None`` for no scaling.
 
     Parameters
     ----------
-    size : d.
+    size : number of parameters d.
     """
 
     phi: float = 1
@@ -26,7 +26,7 @@ class DirectionSet:
     def fill(self, generator: np.random.Generator, entries: NDArray[np.float32]) -> None:
         """Draw the next entries of a direction.
 
-        A direction may be drawn in parts, of any sizes, and must be the same: draw one entry after
-        the other, with as many numbers of the generator each time.
+        The result must not depend on how a direction is cut into parts. So draw entries in order,
+        with the same number of the generator's draws for each entry.
         """
         generator.standard_normal(out=entries, dtype=np.float32)

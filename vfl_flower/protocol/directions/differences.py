@@ -1,15 +1,16 @@
-"""Values at parameters that are shifted along directions, their differences, and steps by them.
+"""Evaluate models at shifted parameters, and step by differences of the values.
 
 A difference estimates the derivative along u: [f(w + mu u) - f(w)] / mu one-sided, or
-[f(w + mu u) - f(w - mu u)] / (2 mu) two-sided. Times phi(d) u it estimates the gradient, phi(d)
-being 1 for Gaussian directions and those on the sphere of radius sqrt(d), and d on the unit sphere.
+[f(w + mu u) - f(w - mu u)] / (2 mu) two-sided. Times phi(d) u it estimates the gradient. phi(d) is
+1 for Gaussian directions and on the sphere of radius sqrt(d). It is d on the unit sphere.
 
-All differences of a window are taken at the parameters that the window met. They need no order, so
-S steps are one batched evaluation at S perturbed models. Where that many models are too large, and
-for models that cannot be stacked, steps are evaluated one after the other in the model's own
-memory, as MeZO does: perturbed in place, restored, and the direction drawn anew from its seed. What
-is restored is off by rounding, at random, after 5,000 steps by about 3e-6 of a parameter. A copy
-would be exact, and as large as the model.
+All differences of a window use the parameters from before the window. They need no order, so S
+steps are one batched evaluation at S perturbed models.
+
+If S models are too large, or the model cannot be stacked, steps run in order in the model's memory,
+as in MeZO. A step perturbs the parameters in place and restores them. It draws the direction from
+its seed each time. Restoring makes random rounding errors, after 5,000 steps about 3e-6 of a
+parameter. A copy would be exact, but as large as the model.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ def values_of_pairs(
     perturb: Perturbation | None = None,
     second: Samples | None = None,
 ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-    """Outputs [R, ...] of rows at w + mu u and at w, or if two-sided at w - mu u.
+    """Return outputs [R, ...] at w + mu u, and at w, or w - mu u if two-sided.
 
-    Step s has rows of its own, ``lengths[s]`` of them, and a direction of its own. Returns the
-    pair, and the directions [S, d] where they were stacked. What is random is the same at both
-    points, and buffers learn at the second.
+    Step s has ``lengths[s]`` rows and one direction. The function returns the pair, and the
+    directions [S, d] if they were stacked. Random draws are the same at both points. Buffers learn
+    at the second point.
 
     Parameters
     ----------
-    second : the rows for the other of the pair, where they are not ``x`` too.
+    second : rows for the second point, if they differ from ``x``.
     """
     mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
     second = x if second is None else second
     at_w: Tensor | None = None
     if not two_sided and (model.by_step or not directions.large):
         at_w, _ = passes.window(model, second, lengths, perturb, directions.key)
-    # Rows that fill a shorter step up would have a part in those of a model that mixes them.
+    # A model that mixes rows would mix the padding of a shorter step into the step's rows.
     stacked = directions.can_be_stacked(len(lengths)) and perturb is None
     if stacked and model.stackable and (not model.by_step or len(set(lengths)) == 1):
         u = directions.stack(len(lengths))
@@ -68,7 +69,7 @@ def values_of_pairs(
         noise = noise.of_pair() if noise and first else noise
         return passes.one(model, by_step[first][step], step, noise, directions.key, not first)
 
-    if not two_sided and at_w is None:  # a large model's activations, of one mini-batch at once
+    if not two_sided and at_w is None:  # step by step, because activations need much memory
         at_w = torch.cat([evaluate(step, False) for step in range(len(lengths))])
     firsts, seconds = in_place(directions, len(lengths), evaluate)
     return (torch.cat(firsts), torch.cat(seconds) if at_w is None else at_w), None
@@ -77,9 +78,10 @@ def values_of_pairs(
 def in_place(
     directions: Directions, steps: int, evaluate: Callable[[int, bool], Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """What ``evaluate(step, first)`` gives at w + mu u, and if two-sided at w - mu u.
+    """Return values at w + mu u, and if two-sided at w - mu u.
 
-    The parameters themselves are perturbed and restored, to rounding, whatever becomes of it.
+    ``evaluate(step, first)`` computes a value. The function perturbs the parameters in place. It
+    restores them up to rounding, even after an error.
     """
     mu, two_sided = directions.config.mu, directions.config.differences == "two-sided"
     firsts, seconds = [], []
@@ -100,7 +102,7 @@ def in_place(
 def _at_many(
     model: BottomModel | TopModel, x: Samples, lengths: Sequence[int], u: Tensor, mu: float
 ) -> Tensor:
-    """Outputs [R, ...] where the rows of step s meet the model at w + mu u_s."""
+    """Return outputs [R, ...]; the rows of step s use the model at w + mu u_s."""
     named = trained(model)
     parts = u.split([p.numel() for p in named.values()], dim=1)
     shifted = {
@@ -121,7 +123,10 @@ def _at_many(
 
 
 def padded_steps(rows: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-    """Rows [R, ...] by step, [S, longest, ...], and which are real unless all are."""
+    """Return rows [R, ...] by step, [S, longest, ...], and a mask of the real rows.
+
+    The mask is None if all steps have the same number of rows.
+    """
     steps, longest = len(lengths), max(1, *lengths)
     if steps * longest == len(rows):
         return rows.view(steps, longest, *rows.shape[1:]), None
@@ -133,7 +138,7 @@ def padded_steps(rows: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor |
 
 
 def differences(config: EstimatorConfig, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Differences of the function values at a pair, over their distance; and values at w."""
+    """Return differences of a pair of values over their distance, and values at w."""
     if config.differences == "two-sided":
         return (values[0] - values[1]) / (2 * config.mu), (values[0] + values[1]) / 2
     return (values[0] - values[1]) / config.mu, values[1]
@@ -150,9 +155,10 @@ def step_means(values: Tensor, lengths: Sequence[int], divisors: Sequence[int]) 
 def noisy_means(
     of_rows: Tensor, lengths: Sequence[int], divisors: Sequence[int], noise: ScalarNoise | None
 ) -> Tensor:
-    """Means of rows' differences [R] over each step, [S]; with noise, of clipped ones (DPZV Eq. 8).
+    """Return means of rows' differences [R] over each step, [S].
 
-    What is not a number counts as no difference, or it would pass the clip.
+    With noise, differences are clipped first (DPZV Eq. 8). NaN counts as 0, because NaN would pass
+    the clip.
     """
     if noise is None:
         return step_means(of_rows, lengths, divisors)
@@ -162,9 +168,10 @@ def noisy_means(
 
 
 def precision_of_sums(noise: ScalarNoise | None) -> torch.dtype:
-    """Return the precision of sums over rows: noise is for what one row changes in an exact sum.
+    """Return the precision of sums over rows.
 
-    In 32 bits one of 50,000 rows can change a mean by more, since that of the others rounds.
+    Noise hides the change by one row in an exact sum. In 32 bits one of 50,000 rows can change a
+    mean by more, because it also changes how the sum of the others rounds.
     """
     return torch.float64 if noise and noise.multiplier else torch.float32
 
@@ -176,9 +183,10 @@ def descend(
     differences: Tensor,
     first: int = 0,
 ) -> None:
-    """Take optimizer steps by estimates phi(d) Delta_s u_s; plain SGD takes stacked ones as one.
+    """Take optimizer steps along the gradient estimates phi(d) Delta_s u_s.
 
-    ``first`` is the number of the first step, as in `step_along`.
+    Plain SGD takes all steps with stacked directions as one. ``first`` is the number of the first
+    step, as in `step_along`.
     """
     group = optimizer.param_groups[0]
     parameters, plain, rates = group["params"], group["plain"], group["rates"]

@@ -1,4 +1,4 @@
-"""Directions that are uniform on a sphere."""
+"""Sets of directions that are uniform on a sphere."""
 
 from __future__ import annotations
 

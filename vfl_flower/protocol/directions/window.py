@@ -1,4 +1,4 @@
-"""The directions of a window, drawn from a key again and again."""
+"""Directions of a window, which a key reproduces at each use."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _BLOCK = 2**18  # numbers of a direction that are drawn at once, in place
 
 
 class Directions:
-    """The directions u_1 ... u_S of a window, in order, as its key gives them again and again.
+    """The directions u_1 ... u_S of a window, in order, which the key reproduces.
 
     Parameters
     ----------
-    key : who draws, for which window; with a secret in it that nobody else knows, since who knows
-        the directions can solve pairs of embeddings for the features.
-    model : whose d parameters the directions are for.
+    key : names the owner and the window, and contains a secret of the owner. Anybody with the
+        directions could solve pairs of embeddings for the features.
+    model : the model with the d parameters.
     """
 
     def __init__(self, config: EstimatorConfig, key: bytes, model: nn.Module) -> None:
@@ -40,10 +40,10 @@ class Directions:
         self.large = is_large(model)
         self.set: DirectionSet = DIRECTIONS.load(config.directions)(self.size)
         self._seeds = secret_generator(b"direction|" + key)
-        self._states = np.zeros((0, 4), np.uint64)  # by step, of the generator that draws it
+        self._states = np.zeros((0, 4), np.uint64)  # state of the generator for each step
 
     def can_be_stacked(self, steps: int) -> bool:
-        """Return whether so many directions fit into memory, and are worth it."""
+        """Return whether a stack of so many directions fits into memory and saves time."""
         return 1 < steps <= _STACK // max(self.size, 1) and not self.large
 
     def stack(self, steps: int) -> Tensor:
@@ -58,7 +58,7 @@ class Directions:
 
         threads = torch.get_num_threads() if drawn.size > _BLOCK else 1
         if threads > 1:
-            with ThreadPoolExecutor(threads) as pool:  # NumPy draws without Python's lock
+            with ThreadPoolExecutor(threads) as pool:  # NumPy draws without the GIL
                 list(pool.map(fill, [range(first, steps, threads) for first in range(threads)]))
         else:
             fill(range(steps))
@@ -68,18 +68,18 @@ class Directions:
         return u
 
     def add(self, step: int, tensors: Sequence[Tensor], factor: float) -> None:
-        """Add a step's direction times a factor to tensors shaped as the parameters are."""
+        """Add a step's direction times a factor to tensors in the parameters' shapes."""
         if self.set.length is not None:
             squares = sum(float(drawn.square().sum()) for _, drawn in self._draw(step, tensors))
             factor *= self.set.length / squares**0.5
-        with np.errstate(over="ignore"):  # what diverges becomes infinite, and is refused then
+        with np.errstate(over="ignore"):  # a later check refuses infinite values
             factor = float(np.float32(factor))
         added = 0
         try:
             for part, drawn in self._draw(step, tensors):
                 part.add_(drawn.to(part.device), alpha=factor)
                 added += 1
-        except BaseException:  # of which the tensors are to show nothing
+        except BaseException:  # an interrupt too must not leave half a step
             for part, drawn in islice(self._draw(step, tensors), added):
                 part.sub_(drawn.to(part.device), alpha=factor)
             raise
@@ -93,7 +93,7 @@ class Directions:
             yield part, torch.from_numpy(drawn)
 
     def _states_of(self, steps: int) -> NDArray[np.uint64]:
-        """Return the states from which the first steps are drawn; seeding would take longer."""
+        """Return the generator states of the first steps; seeding would take longer."""
         missing = steps - len(self._states)
         if missing > 0:
             more = self._seeds.integers(0, 2**64, (missing, 4), np.uint64)
@@ -102,7 +102,10 @@ class Directions:
 
 
 def blocks(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Yield slices [at most `_BLOCK`] of tensors in order, so that no copy is as large as they."""
+    """Yield flat slices of tensors in order, each of at most `_BLOCK` numbers.
+
+    Copies of slices need little memory.
+    """
     for tensor in tensors:
         yield from tensor.view(-1).split(_BLOCK)
 

@@ -14,9 +14,9 @@ from vfl_flower.protocol.sampling.base import Sampling
 def sampling_of(config: RunConfig, rows: int) -> Sampling:
     """Return the sampling scheme of a configuration, for so many training rows.
 
-    In one process the label holder and all parties have the same, and so draw each window once.
+    In one process the label holder and all parties share it, and so draw each window once.
     """
-    if SAMPLINGS.is_place(config.schedule.sampling):  # its code may have changed
+    if SAMPLINGS.is_place(config.schedule.sampling):  # the file may have changed
         return _sampling_of.__wrapped__(config, rows)
     return _sampling_of(config, rows)
 
@@ -28,7 +28,7 @@ def _sampling_of(config: RunConfig, rows: int) -> Sampling:
 
 
 def check(config: RunConfig) -> None:
-    """Raise `ConfigError` if a scheme of one's own draws rows whose releases are counted."""
+    """Raise `ConfigError` if privacy needs sampling rates and a scheme states none."""
     name = config.schedule.sampling
     if mechanism_of(config).costs_by_step and name not in SAMPLINGS.known:
         raise ConfigError(

@@ -1,9 +1,9 @@
-"""What a sampling scheme is; as it is, ``shuffle``: a random order of the rows in each epoch.
+"""Base of sampling schemes, and ``shuffle``: a random order of rows in each epoch.
 
-The order of the N training rows is cut into K = ceil(N / B) mini-batches. A window is up to S
-consecutive ones, and never crosses an epoch, so its mini-batches are disjoint. Synchronous parties
-share one order (``party`` is ``None``), which both sides derive from the seed, so no ids are sent.
-Asynchronous parties draw an order of their own and send the ids.
+K = ceil(N / B) mini-batches divide the order of the N training rows. A window has up to S
+consecutive mini-batches of one epoch, so they are disjoint. Synchronous parties share one order
+(``party`` is ``None``). Both ends derive it from the seed, so no ids are sent. Each asynchronous
+party draws a separate order and sends the ids.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from vfl_flower.transport.messages import Arrays, TrainOrder, checked
 
 
 class Sampling:
-    """How mini-batches are drawn. A scheme overrides `draw`, and what follows from it.
+    """Draw mini-batches. A scheme overrides `draw`, and the methods that depend on it.
 
-    secret : whether a party that does not step with others draws from a secret of its own. It then
-        sends its rows, which the label holder reads. Else both ends draw them.
-    varies : whether mini-batches of an epoch differ in size, but for the last.
+    secret : whether an uncoordinated party draws from a private secret. It then sends its row ids,
+        and the label holder reads them. Otherwise both ends draw the rows.
+    varies : whether mini-batches of an epoch differ in size, except for the last one.
     """
 
     secret: ClassVar[bool] = False
@@ -37,7 +37,7 @@ class Sampling:
         self.rows = rows  # N
         self.batch = config.training.batch_size  # B
         self.per_epoch = steps_per_epoch(config, rows)  # K
-        # As `draw`, once for all that ask: both ends do, and more than once.
+        # Both ends ask for a window, and more than once.
         self.window: Callable[[int | None, int, int, int, bytes], Window] = lru_cache(16)(self.draw)
         self._orders: dict[int | None, dict[int, NDArray[np.int32]]] = {}
 
@@ -46,8 +46,8 @@ class Sampling:
 
         Parameters
         ----------
-        party : whose order of the rows counts; ``None`` for the order that all parties share.
-        secret : what only the party knows, if the scheme is `secret` and parties do not share rows.
+        party : number of the party; ``None`` for the order that all parties share.
+        secret : the party's secret, if the scheme is `secret` and parties do not share rows.
         """
         order = self._order(party, epoch)
         ids = order[first * self.batch : (first + steps) * self.batch]
@@ -57,7 +57,7 @@ class Sampling:
         return Window(ids, lengths, self.batch >= self.rows, distinct=True)
 
     def _order(self, party: int | None, epoch: int) -> NDArray[np.int32]:
-        """Return the order of an epoch. A party's last two are kept: feedback trails its window."""
+        """Return the order of an epoch; feedback may still need the previous epoch's."""
         whole = self.batch >= self.rows  # one batch of all rows needs no order
         kept, key = self._orders.setdefault(party, {}), 0 if whole else epoch
         if key not in kept:
@@ -73,7 +73,7 @@ class Sampling:
         return kept[key]
 
     def divisors(self, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return what the sum over each step's rows is divided by, [S]: here their number."""
+        """Return the divisor of the sum over each step's rows, [S]: here their number."""
         return np.maximum(lengths, 1)  # a step may have none of a party's rows
 
     def most_rows(self, steps: int) -> int:
@@ -86,15 +86,15 @@ class Sampling:
         Raises
         ------
         VflError
-            As the end of a sentence, whose subject is the party.
+            If there is no such step. The text lacks its subject, the party.
         """
-        # A party that is quick takes over what others have not done.
+        # A fast party takes over steps of the others.
         epochs = self.config.training.epochs * parties
         if order.epoch >= epochs or order.first + order.steps > self.per_epoch:
             raise VflError(
                 f"was asked for steps {order.first + 1} to {order.first + order.steps} of epoch "
-                f"{order.epoch + 1}, where {epochs} epochs of {self.per_epoch} steps are the most "
-                "there are."
+                f"{order.epoch + 1}, but the run has at most {epochs} epochs of {self.per_epoch} "
+                "steps."
             )
 
     # --- the label holder -----------------------------------------------------------------------
@@ -106,11 +106,11 @@ class Sampling:
         arrays: Arrays,
         present: NDArray[np.bool_] | None = None,
     ) -> tuple[Window, Window]:
-        """Return the mini-batches that an order asks for, and the rows of them that were uploaded.
+        """Return the mini-batches of an order, and the uploaded rows of them.
 
-        A party uploads the rows that it has, by its mask ``present`` [N]. Both ends know the
-        mini-batches, and compare the ids that a party sends. The label holder reads rows that the
-        party has drawn in secret.
+        A party uploads the rows in its row mask ``present`` [N]. Both ends know the mini-batches,
+        and the label holder compares the ids that a party sends. If the party draws in secret, the
+        label holder reads the ids instead.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class Sampling:
         return Window(ids, lengths)
 
     def join(self, windows: Sequence[Window]) -> Joint:
-        """Join windows of one quorum: step j takes the j-th mini-batch of each, in their order."""
+        """Join windows of one quorum: step j has the j-th mini-batch of each window."""
         if len(windows) == 1:
             return Joint(windows[0], self.divisors(windows[0].lengths), [])
         step_of = np.concatenate([np.repeat(np.arange(len(w.lengths)), w.lengths) for w in windows])

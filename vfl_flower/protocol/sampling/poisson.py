@@ -1,6 +1,6 @@
-"""A step takes each row with probability B / N, as privacy amplification assumes.
+"""Take each row with probability B / N, as privacy amplification assumes.
 
-The sizes of mini-batches vary around B. An asynchronous party draws them from a secret of its own.
+The sizes of mini-batches vary around B. An asynchronous party draws them from a private secret.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vfl_flower.protocol.sampling.base import Sampling
 
 
 class Poisson(Sampling):
-    """Independent draws of each row in each step."""
+    """Draw each row independently in each step."""
 
     secret: ClassVar[bool] = True
     varies: ClassVar[bool] = True
@@ -38,7 +38,7 @@ class Poisson(Sampling):
         return Window(ids, lengths)
 
     def divisors(self, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the number of rows that each step has on average."""
+        """Return the average number of rows in each step, [S]."""
         return np.full(len(lengths), expected_rows(self.config, self.rows), np.int32)
 
     def most_rows(self, steps: int) -> int:

@@ -1,6 +1,7 @@
-"""What a server update is: how the top model learns from the rows of a window.
+"""Base of server updates: how the top model learns from the rows of a window.
 
-The S steps of a window run in order, each on rows of its own: those of step 0 first.
+The S steps of a window run in order. Each step has separate rows, and the rows of step 0 come
+first.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from vfl_flower.protocol.subsets import Copies
 class TopBatches:
     """S mini-batches, and the top model that steps on them.
 
-    top : the model.
-    optimizer : of its parameters; ``None`` if it stays as it is.
+    top : the top model.
+    optimizer : optimizer of its parameters; ``None`` if the model does not learn.
     h : rows as `TopModel` reads them: embeddings of all parties side by side, [R, M * E], and
-        features of the label holder's own.
-    labels : [R].
-    lengths : rows of each step; they add up to R.
-    divisors : what each step's sum of row losses is divided by.
-    loss : of a row.
-    noise : what hides labels, if anything does.
-    key : decides what is random in the top model.
+        the label holder's features.
+    labels : labels of the rows, [R].
+    lengths : number of rows in each step; they add up to R.
+    divisors : divisor of each step's sum of row losses.
+    loss : loss of a row.
+    noise : noise that hides labels, or ``None``.
+    key : decides the random draws of the top model.
     first : number of the first step, as in `step_along`.
-    copies : of the rows, by whose weighted mean loss each row counts; ``None``: it counts as it is.
+    copies : copies of the rows; a row's loss is the weighted mean over its copies. ``None`` means
+        no copies.
     draw_directions : draws new directions of the top model, for all steps.
     """
 
@@ -55,11 +57,11 @@ class TopBatches:
 
 
 class ServerUpdate(ABC):
-    """How the top model learns.
+    """Base class for a rule by which the top model learns.
 
-    by_differences : whether it learns from differences of losses. Then it needs no gradient, not
-        even of the label holder's own bottom model, and steps by the parties' difference where one
-        difference is for all (perturbs = 'all').
+    by_differences : whether it learns from differences of losses. It then needs no gradient, not
+        even of the label holder's bottom model. If one difference serves all (perturbs = 'all'), it
+        steps by the parties' difference.
     """
 
     by_differences: ClassVar[bool] = False
@@ -73,10 +75,9 @@ class ServerUpdate(ABC):
 
         Parameters
         ----------
-        gradients : whether gradient rows are wanted.
+        gradients : whether to compute gradient rows.
 
         Returns
         -------
-        Gradient rows [R, M * E] at the parameters that each step met, if they are wanted, and
-        losses [S].
+        Gradient rows [R, M * E] at the parameters before each step, or None, and losses [S].
         """

@@ -1,4 +1,4 @@
-"""The top model learns from differences of losses along directions of its own (AsyREVEL Eq. 17)."""
+"""Server update by loss differences along random directions (AsyREVEL Eq. 17)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from vfl_flower.protocol.subsets import row_losses
 
 
 class ByDifferences(ServerUpdate):
-    """Zeroth order: whoever knows the directions knows the gradient along them.
+    """Update the top model by zeroth-order gradient estimates.
 
-    With noise a row's difference is clipped, and noise is added to their mean.
+    Anybody with the directions knows the gradient along them. With noise, rows' differences are
+    clipped, and the mean of each step gets noise.
     """
 
     by_differences: ClassVar[bool] = True
 
     @torch.no_grad()
     def step(self, batches: TopBatches, gradients: bool) -> tuple[Tensor | None, Tensor]:
-        """Step along the directions; gradient rows are those at the parameters before all steps."""
+        """Step along the directions; gradient rows are at the parameters before all steps."""
         assert batches.draw_directions
         rows = None
         if gradients:
