@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tests.organisations import ID, small, write
 from vfl_flower import client_app
-from vfl_flower.alignment import blinded_ids, reuse
+from vfl_flower.alignment import party_sets, reuse
 from vfl_flower.alignment.blinded_ids import IdSet
 from vfl_flower.alignment.psi import Blinding, answer, match, outputs
 from vfl_flower.config.files import unsealed
@@ -115,7 +115,7 @@ class LabelHolder:
 
     def find(self, kept: IdSet, run: int | None = None) -> SetKept:
         """What the party says when it is asked for that set."""
-        order = blinded_ids.naming({0: (Path(), kept)}, str(run or self.node.run_id))
+        order = party_sets.set_order({0: (Path(), kept)}, str(run or self.node.run_id))
         answer: SetKept = asked(self.node, order, SetKept)
         return answer
 

@@ -262,7 +262,7 @@ def test_a_party_that_compares_ids_has_as_many_rows_as_it_allows(node: Context) 
 
 def of_all(blinding: Blinding, ids: list[bytes]) -> AlignOrder:
     """The order by which ids are compared."""
-    arrays = {"ids": blinding.of_ids([at_party.of_all(ids)])}
+    arrays = {"ids": blinding.of_ids([psi.digest_of_all(ids)])}
     return AlignOrder(method="ids", id_kind="whole numbers", arrays=arrays)
 
 

@@ -23,7 +23,7 @@ from tests.aligning import IDS, STRANGE, LabelHolder, asked, count_of, in_a_late
 from tests.conftest import nightly
 from tests.organisations import ID, Organisations, change, cut, small, write
 from vfl_flower import client_app
-from vfl_flower.alignment import blinded_ids, psi
+from vfl_flower.alignment import blinded_ids, party_sets, psi
 from vfl_flower.alignment import store as files
 from vfl_flower.alignment.at_label_holder import align
 from vfl_flower.alignment.psi import Blinding
@@ -338,7 +338,7 @@ def test_sets_are_their_owners_alone_and_hold_no_objects(organisations: Organisa
 
 def rewritten(path: Path, **changed: Any) -> None:
     """The same set with something else in it, and a checksum that is right."""
-    kept = blinded_ids._load(path)
+    kept = blinded_ids.load(path)
     assert kept
     arrays = {**kept.arrays, **changed.pop("arrays", {})}
     arrays = {name: array for name, array in arrays.items() if array is not None}
@@ -511,10 +511,10 @@ def test_sets_are_asked_for_by_thirty_names(node: Context, many: int) -> None:
 
 
 def test_an_order_says_nothing_of_sets_with_others(organisations: Organisations) -> None:
-    orders = [blinded_ids.naming(blinded_ids.kept_of("x"), "1")]
+    orders = [party_sets.set_order(party_sets.stored_sets("x"), "1")]
     aligned(organisations)
-    kept = blinded_ids.kept_of("x")
-    orders.append(blinded_ids.naming(kept, "1"))
+    kept = party_sets.stored_sets("x")
+    orders.append(party_sets.set_order(kept, "1"))
     assert [len(kept), *(orders[n].nbytes for n in range(2))] == [2, 1440, 1440]
     names = [bytes(name) for name in orders[1].arrays["names"]]
     assert {bytes.fromhex(each.name) for _, each in kept.values()} <= set(names)

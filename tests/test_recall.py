@@ -30,7 +30,7 @@ from vfl_flower import client_app
 from vfl_flower.alignment import reuse
 from vfl_flower.alignment import store as files
 from vfl_flower.alignment.store import StoredAlignment
-from vfl_flower.config.errors import PartyError, VflError
+from vfl_flower.config.errors import ConfigError, PartyError, VflError
 from vfl_flower.label_holder import checkpoint, results
 from vfl_flower.launch.engines import Finished, run_local, run_supernodes
 from vfl_flower.party.state import load_arrays
@@ -387,6 +387,31 @@ def test_a_file_that_is_not_as_it_was_written_is_not_used(
     forget_alignments()
     shutil.copytree(organisations.folder / "sound", folder())
     assert aligned(organisations)[0] == AGAIN
+
+
+def test_alignments_that_another_user_can_write_to_end_a_run(organisations: Organisations) -> None:
+    """A file there could be another user's: its checksum is no signature."""
+    aligned(organisations)
+    folder().chmod(0o777)
+    with pytest.raises(ConfigError, match=rf"Other users can change {folder()}"):
+        aligned(organisations)
+    folder().chmod(0o700)  # the control
+    assert aligned(organisations)[0] == AGAIN
+
+
+def test_a_party_reads_no_alignments_that_another_user_can_write_to(
+    node: Context, tmp_path: Path
+) -> None:
+    holder = LabelHolder(node, IDS)
+    holder.all()
+    holder.node = in_a_later_run(node)
+    (tmp_path / "alignments").chmod(0o777)
+    with pytest.raises(VflError, match="Party 0 keeps its alignments in a folder that") as raised:
+        holder.reuse()
+    assert str(tmp_path) not in str(raised.value)
+    assert not holder.node.state
+    (tmp_path / "alignments").chmod(0o700)  # the control
+    assert holder.reuse() == "kept"
 
 
 def test_a_full_disk_ends_no_run(

@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.common import log
 
-from vfl_flower.alignment import at_party, reuse
+from vfl_flower.alignment import at_party, party_rows, reuse
 from vfl_flower.config.errors import CodeError, OutOfStepError, VflError
 from vfl_flower.party import builder, stacked, state, state_file
 from vfl_flower.party import context as between
@@ -306,7 +306,7 @@ def _keep_first(context: Context) -> None:
     label holder could not tell it again.
     """
     every = resolve(context.run_config).running.exchanges_apart(simulated(context))
-    if every or at_party.is_aligned(context):
+    if every or party_rows.is_aligned(context):
         state_file.save(context, 0)
 
 

@@ -15,7 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from strategies.vertical import Vertical, strategy_of
-from vfl_flower.alignment.at_party import Order
+from vfl_flower.alignment.at_label_holder import RowOrder
 from vfl_flower.alignment.reuse import aligned
 from vfl_flower.config.errors import ConfigError, VflError, why
 from vfl_flower.config.files import write_whole
@@ -217,7 +217,7 @@ def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Kee
     return labels
 
 
-def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint) -> Order | None:
+def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint) -> RowOrder | None:
     """Return how to hold out an earlier run's rows again, if their places are equal."""
     rows = earlier.rows
     if len(own.ids) <= rows.max() or own.digest(rows) != earlier.about_labels["ids"]:

@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
 from vfl_flower import client_app
-from vfl_flower.alignment import at_party
+from vfl_flower.alignment import party_rows
 from vfl_flower.party import context as between
 from vfl_flower.party.inputs import own_source
 from vfl_flower.transport.flower_internals import state_from_bytes
@@ -33,10 +33,10 @@ Node = Callable[..., Context]
 def align(context: Context, rows: Array | None = None) -> None:
     """Tell a party which of its rows all have."""
     rows = np.arange(ROWS) if rows is None else rows
-    digest = at_party._digest(own_source(context), rows)
+    digest = party_rows.digest_of(own_source(context), rows)
     name = np.full(32, ord("a"), np.uint8)
     context.state["aligned"] = pack(
-        {"rows": rows, "digest": digest, "name": name, "method": at_party._PSI}
+        {"rows": rows, "digest": digest, "name": name, "method": party_rows.PSI}
     )
 
 

@@ -16,7 +16,7 @@ from tests.aligning import IDS, NAME
 from tests.party.nodes import DESCRIBE, KEYS, Node, asked, gradient, restarted, train
 from tests.party.test_rules import BROKEN
 from vfl_flower import client_app
-from vfl_flower.alignment import at_party, psi
+from vfl_flower.alignment import at_party, party_rows, psi
 from vfl_flower.alignment.psi import Blinding
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.party import builder, predict, state_file
@@ -117,7 +117,8 @@ def touching_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         (predict, ["own_source"]),
         (sum_keys, ["lasting_key"]),
         (psi, ["_libsodium"]),
-        (at_party, ["_keep"]),
+        (at_party, ["save_state"]),
+        (party_rows, ["save_state"]),
     ):
         for name in names:
             monkeypatch.setattr(where, name, touched)

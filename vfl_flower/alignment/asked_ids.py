@@ -1,14 +1,14 @@
 """How many ids a party is asked about: a count on its disk, over all orders and runs.
 
-The party sees ids blinded. A label holder keeps its secret (`holder_alignment`), so that it sends
-the same point for the same id each time. The party counts points that it has not been sent before:
-to ask about an id again is free. It keeps no points, but 8 bytes of a keyed hash of each.
+The party sees blinded ids. A label holder keeps its secret (`at_label_holder`), so that it sends
+the same point for the same id each time. The party counts points that it has not been sent before;
+to ask about an id again is free. The party stores no points, but a keyed hash of 8 bytes for each.
 
 A label holder can also guess ids by its proof that it knows the ids of rows (`ConfirmOrder`). A
 proof that fails counts as one id.
 
-The count is written, and forced to the disk, before the ids are blinded. It never goes down: only
-an owner who deletes the file begins anew. The first line of the file is JSON, and says what is left
+The count is forced to the disk before the ids are blinded. It never goes down; only an owner who
+deletes the file begins anew. The first line of the file is JSON, and says what is left
 (``head -1 party-0.ids``).
 """
 
@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from vfl_flower.alignment.psi import Points
 from vfl_flower.alignment.store import home
-from vfl_flower.config.errors import ConfigError, SharedError, VflError
-from vfl_flower.config.files import alone_in, make_own_folder, unsealed, write_sealed
+from vfl_flower.config.errors import ConfigError, VflError
+from vfl_flower.config.files import alone_in, make_folder, unsealed, write_sealed
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.transport.node import refused, simulated
 
@@ -45,14 +45,14 @@ _KEY = 32  # bytes
 
 @dataclass
 class _Count:
-    """What a party has been asked.
+    """Count of what a party has been asked.
 
-    asked : ids, as points that differ, and proofs that failed.
+    asked : ids, as different points, and proofs that failed.
     wrong : proofs that failed.
     day : days from 1970 to the day of the count, in UTC.
     that_day : what was counted on that day.
     key : of the hash.
-    points : its values, in order, uint64 [asked - wrong].
+    points : hashes of the points, in order, uint64 [asked - wrong].
     """
 
     asked: int
@@ -69,7 +69,7 @@ class _Count:
 
 
 def count(context: Context, rules: Rules, points: Points) -> None:
-    """Count ids that a party is asked about, of which it is sent these points, [n, 32].
+    """Count ids that a party is asked about; it is sent these points, [n, 32].
 
     Raises
     ------
@@ -108,22 +108,22 @@ def judge(context: Context, rules: Rules, proves: Callable[[], bool]) -> bool:
 
 
 def _counts(context: Context) -> bool:
-    """Return whether ids are counted: of parties of one owner only where a rule is named."""
+    """Return whether ids are counted: with parties of one owner, only where a rule is named."""
     named = {"max-ids", "max-ids-per-day"} & context.node_config.keys()
     return bool(named) or not simulated(context)
 
 
 def _check(context: Context, rules: Rules, kept: _Count, what: str) -> None:
-    for most, counted, key in (
+    for most, counted, rule in (
         (rules.max_ids, kept.asked, "max-ids"),
         (rules.max_ids_per_day, kept.that_day, "max-ids-per-day"),
     ):
         if most is not None and counted > most:
-            raise refused(context, f"{what}: its rule is {key} = {most}")
+            raise refused(context, f"{what}: its rule is {rule} = {most}")
 
 
 def _hashed(points: Points, key: bytes) -> NDArray[np.uint64]:
-    """The keyed hash of each point, of 64 bits, which nobody else can make collide."""
+    """Return the keyed hash of each point, of 64 bits; nobody else can make two collide."""
     data, hashed = points.tobytes(), hashlib.blake2b
     each = (data[at : at + 32] for at in range(0, len(data), 32))
     return np.frombuffer(
@@ -136,11 +136,11 @@ def _hashed(points: Points, key: bytes) -> NDArray[np.uint64]:
 
 @contextmanager
 def _opened(context: Context, rules: Rules) -> Iterator[_Count]:
-    """The count on the disk, which is written when this ends, and held by nobody else meanwhile."""
+    """Yield the count on the disk, which nobody else changes meanwhile; write it at the end."""
     party = context.node_config.get("partition-id")
     path = home("", context) / f"party-{party}.ids"
     try:
-        make_own_folder(path.parent)
+        make_folder(path.parent)
         with alone_in(path.parent):
             kept = _read(path)
             before = kept.asked
@@ -148,9 +148,9 @@ def _opened(context: Context, rules: Rules) -> Iterator[_Count]:
             if kept.asked > before:
                 write_sealed(path, _written(kept, rules))
                 log.info("Party %s has been asked about %d ids: %s", party, kept.asked, path)
+    except ConfigError:
+        raise  # a rule's refusal
     except (OSError, ValueError, KeyError, TypeError, VflError) as error:
-        if isinstance(error, ConfigError) and not isinstance(error, SharedError):
-            raise  # a rule's refusal; the path of a shared folder is for this party's log alone
         log.warning("The party's count of ids in %s cannot be kept: %s", path, error)
         raise VflError(
             "cannot count the ids that it is asked about: its own log says why."
@@ -158,7 +158,7 @@ def _opened(context: Context, rules: Rules) -> Iterator[_Count]:
 
 
 def _read(path: Path) -> _Count:
-    """The count in a file; a new one if there is no file."""
+    """Return the count in a file; a new one if there is no file."""
     today = int(time.time()) // _DAY
     if not path.exists():
         return _Count(0, 0, today, 0, secrets.token_bytes(_KEY), np.zeros(0, np.uint64))
@@ -168,14 +168,14 @@ def _read(path: Path) -> _Count:
     points = np.frombuffer(rest[_KEY:], "<u8").astype(np.uint64)
     kept = _Count(said["asked"], said["wrong"], day, said["that day"], rest[:_KEY], points)
     if len(points) != kept.asked - kept.wrong:
-        raise ValueError("the count is not that of its points")
+        raise ValueError("the count does not fit its points")
     if today > day:  # a clock that goes back begins no day
         kept.day, kept.that_day = today, 0
     return kept
 
 
 def _written(kept: _Count, rules: Rules) -> bytes:
-    """The content of a file; its first line is for the owner of the party."""
+    """Return the content of a file; its first line is for the owner of the party."""
     per_day = rules.max_ids_per_day
     said = {
         "asked": kept.asked,

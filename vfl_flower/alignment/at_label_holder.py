@@ -1,20 +1,22 @@
-"""Which rows all have: the label holder's part of what `alignment.at_party` describes."""
+"""The label holder's half of an alignment: steps 0, 1, 3, 4 and 6 of `alignment.psi`.
+
+A party's half is `at_party`, whose docstring says what each side learns.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vfl_flower.alignment import blinded_ids, psi
-from vfl_flower.alignment.at_party import Order, by_id, of_all
-from vfl_flower.alignment.blinded_ids import PartySet
-from vfl_flower.alignment.psi import MANY, Blinding, Places, shuffled
+from vfl_flower.alignment import party_sets, psi
+from vfl_flower.alignment.party_sets import PartySet
+from vfl_flower.alignment.psi import MANY, Blinding, Places, by_id, shuffled
 from vfl_flower.config.errors import ConfigError, VflError
 from vfl_flower.config.files import lasting_secret
 from vfl_flower.config.node_rules import Rules
@@ -35,66 +37,243 @@ from vfl_flower.transport.messages import SMALL, Introduction, checked
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
+RowOrder = Callable[[Places], Places]
+"""From rows in some order to where each is to be taken from."""
+Questions = Mapping[int, Introduction]
+"""Parties' questions about their rows, by node."""
+
 
 def align(
     transport: Transport,
     config: RunConfig,
     own: Source,
     run: str,
-    there: AvailableParties | None = None,
+    available: AvailableParties | None = None,
     lasting: bool = True,
-    order: Order | None = None,
+    order: RowOrder | None = None,
 ) -> Alignment:
-    """The label holder's rows that every party has too; parties know theirs.
+    """Return the label holder's rows that every party has, and have parties use theirs.
 
-    With align = 'any' those that `min-parties` have.
+    With align = 'any', return the rows that `min-parties` have.
 
     Parameters
     ----------
     run : number of this Flower run.
-    there : given to predict with align = 'any', by whoever is there. All rows are used, then.
+    available : for predictions with align = 'any'. All rows are used, then, and a party that fails
+        is left out.
     lasting : whether blinded ids are kept, and used again.
-    order : what decides the order of rows that are found, besides chance or their ids.
+    order : decides the order of the rows, besides chance or their ids.
 
     Raises
     ------
     ConfigError, PartyError
         If ids cannot be used or compared, if no row is common to all, or if a party refuses.
     """
-    name, about = secrets.token_hex(16), json.dumps(config.values())
-    present: NDArray[np.bool_] | None = None
-    sets: dict[int, PartySet] = {}
-    blinding = Blinding()  # by "ids" it answers questions, so that it has to be a fresh one
+    steps = _Steps(transport, config, own, available)
     if config.data.align == "ids":
-        rows, asked = _all_rows(transport, config, own, blinding)
+        questions = steps.ask_about_all()
     else:
-        blinding = _lasting_blinding() if lasting else blinding
-        sets = _sets(transport, config, own, run, there, lasting)
-        rows, present, asked = _common_rows(transport, config, own, blinding, there, sets, order)
-    orders, answers = {}, {}
-    for node, question in asked.items():
-        party = sets[node].party if sets else question.party
-        try:
-            point = checked(question.arrays, "question", "uint8", (1, 32))
-            if sets:
-                mine = rows[_rows_asked(question, len(rows), present, party)]
-                answer = psi.answer([own.ids[row] for row in mine.tolist()], point)
-            else:
-                answer = blinding.again(point)
-        except VflError as error:
+        if lasting:
+            steps.blinding = _lasting_blinding()
+        steps.find_sets(run, lasting)
+        places = steps.match()
+        steps.choose_rows(places, order)
+        questions = steps.tell(places)
+    return steps.confirm(questions, lasting)
+
+
+class _Steps:
+    """The steps of one alignment, and what the label holder knows after each.
+
+    blinding : its secret a. By method "ids" it answers questions, so it must be fresh.
+    sets : what it knows of each party's ids, by node, in the order of the parties; none by "ids".
+    rows : the rows to use; all, until step 4.
+    present : which party has which of them, [N, M], with align = 'any'.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: RunConfig,
+        own: Source,
+        available: AvailableParties | None,
+    ) -> None:
+        self.transport, self.config, self.own, self.available = transport, config, own, available
+        self.any = config.data.align == "any"
+        self.about = json.dumps(config.values())
+        self.timeout, self.lenient = config.running.party_timeout, available is not None
+        self.blinding = Blinding()
+        self.sets: dict[int, PartySet] = {}
+        self.rows = by_id(own.ids)
+        self.present: NDArray[np.bool_] | None = None
+
+    # --- method "ids" ---------------------------------------------------------------------------
+
+    def ask_about_all(self) -> Questions:
+        """Send one blinded digest of all ids; each party asks whether its ids are the same."""
+        arrays = {"ids": self.blinding.of_ids([psi.digest_of_all(self.own.ids)])}
+        order = AlignOrder(method="ids", id_kind=self.own.id_kind, config=self.about, arrays=arrays)
+        return gather_all(self.transport, order, Aligned, self.config.running)
+
+    # --- step 0: which parties keep a set? ------------------------------------------------------
+
+    def find_sets(self, run: str, lasting: bool) -> None:
+        """Ask each party for the set that the label holder keeps of it."""
+        stored = party_sets.stored_sets(self.own.whose) if lasting else {}
+        order = party_sets.set_order(stored, run, self.about)
+        running = self.config.running
+        answers = gather_all(self.transport, order, SetKept, running, self.available)
+        for node, answer in answers.items():
+            path, found = stored.get(answer.party, (None, None))
+            if not path or not found or not party_sets.is_proved(answer, found, run):
+                path, found = party_sets.path_of(self.own.whose, answer.party), None
+            self.sets[node] = PartySet(answer.party, self.own.ids, path, found)
+
+    # --- steps 1 to 3: blind the ids, and find them in what parties answer ----------------------
+
+    def match(self) -> dict[int, NDArray[np.int32]]:
+        """Return, by node, the place of each row in the party's order, or -1, [N]."""
+        ids = self.own.ids
+        order = shuffled(len(ids), secrets.token_bytes(16))
+        new = [each.new for each in self.sets.values()] or [np.zeros(len(order), bool)]
+        order = order[np.any(new, axis=0)[order]]  # ids that are new to any party
+        blinded = self.blinding.of_ids(ids, order)
+        self.transport.expect({AlignOrder.kind: SMALL + blinded.nbytes + 36 * Rules.max_ids})
+        if len(order) >= MANY:  # no bar shows what parties do
+            notice.info(
+                "%d ids are sent blinded; parties now blind them and their own.", len(order)
+            )
+        common = AlignOrder(method="psi", id_kind=self.own.id_kind, config=self.about)
+        orders = {}
+        for node, each in self.sets.items():
+            arrays = {"ids": blinded[each.new[order]]}
+            orders[node] = replace(common, anew=each.stored is None, arrays=arrays)
+        answers = gather(self.transport, orders, Aligned, self.timeout, self.lenient)
+        del blinded, orders  # large, as each answer is
+        places = {}
+        for node in [node for node in self.sets if node in answers]:
+            each = self.sets[node]
+            places[node] = self._matched(answers.pop(node), each, order[each.new[order]])
+            found, asked = int((places[node] >= 0).sum()), int(each.new.sum())
+            said = "" if asked == len(ids) else f", {asked} of them new to it"
+            notice.info(
+                "Party %d has %d of the label holder's %d ids%s.",
+                *(each.party, found, len(ids), said),
+            )
+            if not found and not self.available:
+                raise ConfigError(
+                    f"Party {each.party} has none of the {len(ids)} ids of {self.own.whose}: are "
+                    "they the same kind of id, written alike?"
+                )
+        return places
+
+    def _matched(self, answer: Aligned, known: PartySet, sent: Places) -> NDArray[np.int32]:
+        """Return the place of each row in the party's order, or -1; ``sent`` are its new rows."""
+        if answer.party != known.party:
             raise ConfigError(
-                f"Party {party} asked nothing that can be answered: {error}"
-            ) from None
-        orders[node] = ConfirmOrder(alignment=name, config=about, arrays={"answer": answer})
-        answers[party] = answer[-1:]
-    done = gather(transport, orders, Introduction, config.running.party_timeout, there is not None)
-    none = np.zeros((0, 32), np.uint8)
-    told = {sets[node].party if sets else each.party: node for node, each in done.items()}
-    for node, each in sets.items():
-        if lasting and (node in done or each.kept):
-            each.keep(answers.get(each.party, none))
-    shown = [answers[party] for party in sorted(answers)] or [none]
-    return Alignment(name, rows, present, told, np.concatenate(shown))
+                f"Party {known.party} answers as party {answer.party}: start it anew."
+            )
+        again = answer.arrays.get("again", np.zeros(0))
+        if again.shape[:1] != sent.shape:
+            raise ConfigError(
+                f"Party {known.party} did not blind again the {len(sent)} ids that it was sent, "
+                "and only these."
+            )
+        theirs = answer.arrays.get("own", again[:0])
+        gone = answer.arrays.get("gone", np.zeros(0, np.int32))
+        try:
+            party_sets.check_answer(theirs, gone, len(known.arrays["points"]))
+            points = self.blinding.undone(again)
+            psi.check_distinct(points)
+            ids = [self.own.ids[row] for row in sent.tolist()]
+            known.learn(sent, psi.outputs(ids, points), theirs)
+            return known.places(gone)
+        except VflError as error:
+            raise ConfigError(f"Party {known.party} sent {error}") from None
+
+    # --- step 4: choose the rows, and tell the parties ------------------------------------------
+
+    def choose_rows(self, places: Mapping[int, NDArray[np.int32]], order: RowOrder | None) -> None:
+        """Keep the rows that all parties have, or with align = 'any' that enough have."""
+        parties = self.available.parties if self.available else len(self.sets)
+        present = np.zeros((len(self.rows), parties), bool)
+        for node, of_party in places.items():
+            present[:, self.sets[node].party] = of_party[self.rows] >= 0
+        wanted = self.config.data.min_parties if self.any else len(places)
+        used = present.sum(1) >= (0 if self.available else wanted)
+        self.rows, present = self.rows[used], present[used]
+        if self.any:  # in the order of ids, the gaps between its own would tell a party of others
+            seed = self.config.privacy.noise_seed
+            secret = secrets.token_bytes(16) if seed < 0 else f"{seed} order of rows".encode()
+            at = shuffled(len(self.rows), secret)
+            self.rows, present = self.rows[at], present[at]
+        if order and len(self.rows):
+            at = order(self.rows)
+            self.rows, present = self.rows[at], present[at]
+        if not len(self.rows):
+            where = f"{wanted} or more of the" if self.any else "all"
+            raise ConfigError(
+                f"No id of {self.own.whose} is at {where} {len(places)} parties: none to use."
+            )
+        if self.any and not self.available:
+            said = "%d of them are used, which %d or more parties have."
+            notice.info(said, len(self.rows), wanted)
+        elif len(places) > 1 and not self.any:
+            notice.info("All parties together have %d of them.", len(self.rows))
+        self.present = present if self.any else None
+
+    def tell(self, places: Mapping[int, NDArray[np.int32]]) -> Questions:
+        """Tell each party its places of the rows; it asks whether the label holder knows them."""
+        orders = {}
+        for node, of_party in places.items():
+            mine = of_party[self.rows]
+            if (mine >= 0).any():  # else there is nothing to tell
+                orders[node] = CommonOrder(config=self.about, arrays={"places": mine})
+            elif not self.available:
+                raise ConfigError(
+                    f"Party {self.sets[node].party} has none of the {len(mine)} rows that are "
+                    "used: lower min-parties, or leave it out."
+                )
+        return gather(self.transport, orders, Introduction, self.timeout, self.lenient)
+
+    # --- step 6: answer the parties' questions --------------------------------------------------
+
+    def confirm(self, questions: Questions, lasting: bool) -> Alignment:
+        """Show each party that the label holder knows the ids; return the alignment."""
+        name, orders, answers = secrets.token_hex(16), {}, {}
+        for node, question in questions.items():
+            party = self.sets[node].party if self.sets else question.party
+            try:
+                answer = self._answer(question, party)
+            except VflError as error:
+                raise ConfigError(
+                    f"Party {party} asked nothing that can be answered: {error}"
+                ) from None
+            arrays = {"answer": answer}
+            orders[node] = ConfirmOrder(alignment=name, config=self.about, arrays=arrays)
+            answers[party] = answer[-1:]
+        done = gather(self.transport, orders, Introduction, self.timeout, self.lenient)
+        none = np.zeros((0, 32), np.uint8)
+        for node, each in self.sets.items():
+            if lasting and (node in done or each.stored):
+                each.keep(answers.get(each.party, none))
+        told = {(self.sets or done)[node].party: node for node in done}
+        shown = np.concatenate([answers[party] for party in sorted(answers)] or [none])
+        return Alignment(name, self.rows, self.present, told, shown)
+
+    def _answer(self, question: Introduction, party: int) -> psi.Points:
+        """Return the answer to a question, or raise `VflError`."""
+        point = checked(question.arrays, "question", "uint8", (1, 32))
+        if not self.sets:
+            return self.blinding.again(point)
+        asked = question.arrays.get("rows", np.zeros(0))
+        if asked.dtype != np.int32 or asked.ndim != 1 or not len(asked):
+            raise VflError("it names no rows.")
+        if asked.min() < 0 or asked.max() >= len(self.rows) or len(np.unique(asked)) < len(asked):
+            raise VflError("it names rows that there are not.")
+        if self.present is not None and not self.present[asked, party].all():
+            raise VflError("it names rows that it does not have.")
+        return psi.answer([self.own.ids[row] for row in self.rows[asked].tolist()], point)
 
 
 def _lasting_blinding() -> Blinding:
@@ -107,154 +286,3 @@ def _lasting_blinding() -> Blinding:
     except VflError as error:
         notice.warning("Parties count the ids of this alignment as new ones: %s", error)
         return Blinding()
-
-
-def _all_rows(
-    transport: Transport, config: RunConfig, own: Source, blinding: Blinding
-) -> tuple[Places, Mapping[int, Introduction]]:
-    """All rows, and what the parties ask to see whether theirs are the same."""
-    arrays = {"ids": blinding.of_ids([of_all(own.ids)])}
-    about = json.dumps(config.values())
-    order = AlignOrder(method="ids", id_kind=own.id_kind, config=about, arrays=arrays)
-    return by_id(own.ids), gather_all(transport, order, Aligned, config.running)
-
-
-def _rows_asked(
-    question: Introduction, rows: int, present: NDArray[np.bool_] | None, party: int
-) -> NDArray[np.int32]:
-    """Which rows a party asks about: some that it was told."""
-    asked = question.arrays.get("rows", np.zeros(0))
-    if asked.dtype != np.int32 or asked.ndim != 1 or not len(asked):
-        raise VflError("it names no rows.")
-    if asked.min() < 0 or asked.max() >= rows or len(np.unique(asked)) < len(asked):
-        raise VflError("it names rows that there are not.")
-    if present is not None and not present[asked, party].all():
-        raise VflError("it names rows that it does not have.")
-    return asked
-
-
-def _sets(
-    transport: Transport,
-    config: RunConfig,
-    own: Source,
-    run: str,
-    there: AvailableParties | None,
-    lasting: bool,
-) -> dict[int, PartySet]:
-    """What is known of each party's ids, by node, in the order of the parties."""
-    kept = blinded_ids.kept_of(own.whose) if lasting else {}
-    order = blinded_ids.naming(kept, run, json.dumps(config.values()))
-    answers = gather_all(transport, order, SetKept, config.running, there)
-    sets = {}
-    for node, answer in answers.items():
-        party = answer.party
-        path, found = kept.get(party, (None, None))
-        if path and found and blinded_ids.has_kept(answer, found, run):
-            sets[node] = PartySet(party, own.ids, path, found)
-        else:
-            sets[node] = PartySet(party, own.ids, blinded_ids.path_of(own.whose, party), None)
-    return sets
-
-
-def _common_rows(
-    transport: Transport,
-    config: RunConfig,
-    own: Source,
-    blinding: Blinding,
-    there: AvailableParties | None,
-    sets: dict[int, PartySet],
-    in_order: Order | None,
-) -> tuple[Places, NDArray[np.bool_] | None, Mapping[int, Introduction]]:
-    """The rows that all have, or so many parties, and who; and what they ask about theirs."""
-    any_party, about = config.data.align == "any", json.dumps(config.values())
-    timeout, lenient = config.running.party_timeout, there is not None
-    of_all = there.parties if there else len(sets)
-    order = shuffled(len(own.ids), secrets.token_bytes(16))
-    new = [each.new for each in sets.values()] or [np.zeros(len(order), bool)]
-    order = order[np.any(new, axis=0)[order]]  # those that are new to any party
-    blinded = blinding.of_ids(own.ids, order)
-    transport.expect({AlignOrder.kind: SMALL + blinded.nbytes + 36 * Rules.max_ids})
-    if len(order) >= MANY:  # no bar shows what parties do
-        notice.info("%d ids are sent blinded; parties now blind them and their own.", len(order))
-    order_of, orders = AlignOrder(method="psi", id_kind=own.id_kind, config=about), {}
-    for node, each in sets.items():
-        arrays = {"ids": blinded[each.new[order]]}
-        anew = each.kept is None
-        orders[node] = replace(order_of, anew=anew, arrays=arrays)
-    answers = gather(transport, orders, Aligned, timeout, lenient)
-    del blinded, orders  # here and below: large
-    places = {}  # by node: where in the party's order each of the label holder's rows is, or -1
-    for node in [node for node in sets if node in answers]:
-        each = sets[node]
-        sent = order[each.new[order]]
-        places[node] = _matched(blinding, own.ids, answers.pop(node), each, sent)
-        found, asked = int((places[node] >= 0).sum()), int(each.new.sum())
-        said = "" if asked == len(own.ids) else f", {asked} of which are new to it"
-        notice.info(
-            "Party %d has %d of the label holder's %d ids%s.",
-            *(each.party, found, len(own.ids), said),
-        )
-        if not found and there is None:
-            raise ConfigError(
-                f"Party {each.party} has none of the {len(own.ids)} ids of {own.whose}: are they "
-                "the same kind of id, written alike?"
-            )
-    rows = by_id(own.ids)
-    present = np.zeros((len(rows), of_all), bool)
-    for node, each_place in places.items():
-        present[:, sets[node].party] = each_place[rows] >= 0
-    wanted = config.data.min_parties if any_party else len(places)
-    wanted = 0 if there else wanted
-    used = present.sum(1) >= wanted
-    common, present = rows[used], present[used]
-    if any_party:  # in the order of ids, the gaps between its own would tell a party of others
-        seed = config.privacy.noise_seed
-        secret = secrets.token_bytes(16) if seed < 0 else f"{seed} order of rows".encode()
-        at = shuffled(len(common), secret)
-        common, present = common[at], present[at]
-    if in_order and len(common):
-        at = in_order(common)
-        common, present = common[at], present[at]
-    if not len(common):
-        where = f"{wanted} or more of the" if any_party else "all"
-        raise ConfigError(f"No id of {own.whose} is at {where} {len(places)} parties: none to use.")
-    if any_party and there is None:
-        notice.info("%d of them are used, which %d or more parties have.", len(common), wanted)
-    elif len(places) > 1 and not any_party:
-        notice.info("All parties together have %d of them.", len(common))
-    told = {}
-    for node, each_place in places.items():
-        has = present[:, sets[node].party]
-        if there is None and not has.any():
-            raise ConfigError(
-                f"Party {sets[node].party} has none of the {len(common)} rows that are used: lower "
-                "min-parties, or leave it out."
-            )
-        if has.any():  # else there is nothing that it could be told
-            told[node] = CommonOrder(config=about, arrays={"places": each_place[common]})
-    asked_about = gather(transport, told, Introduction, timeout, lenient)
-    return common, present if any_party else None, asked_about
-
-
-def _matched(
-    blinding: Blinding, ids: Sequence[bytes], answer: Aligned, known: PartySet, sent: Places
-) -> NDArray[np.int32]:
-    """The place of each of the label holder's rows in the party's order, or -1."""
-    if answer.party != known.party:
-        raise ConfigError(f"Party {known.party} answers as party {answer.party}: start it anew.")
-    again = answer.arrays.get("again", np.zeros(0))
-    if again.shape[:1] != sent.shape:
-        raise ConfigError(
-            f"Party {known.party} did not blind again the {len(sent)} ids that it was sent, and "
-            "only these."
-        )
-    theirs, gone = answer.arrays.get("own", again[:0]), answer.arrays.get("gone")
-    gone = np.zeros(0, np.int32) if gone is None else gone
-    try:
-        blinded_ids.check_answer(theirs, gone, len(known.arrays["points"]))
-        points = blinding.undone(again)
-        psi.check_distinct(points)
-        known.learn(sent, psi.outputs([ids[row] for row in sent.tolist()], points), theirs)
-        return known.places(gone)
-    except VflError as error:
-        raise ConfigError(f"Party {known.party} sent {error}") from None

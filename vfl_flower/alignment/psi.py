@@ -1,39 +1,46 @@
 """Private set intersection: which ids the label holder and a party have in common.
 
-Diffie-Hellman in ristretto255 (RFC 9496), a group of prime order; libsodium computes in it, in
-constant time. An id is hashed to an element H(id) of the group, and blinded by a secret scalar of
-each side; ids that are blinded by the party can be compared by who cannot read them.
+Diffie-Hellman in ristretto255 (RFC 9496), a group of prime order. libsodium computes in it, in
+constant time. An id is hashed to an element H(id) of the group, and each side blinds it by a secret
+scalar. A side can compare ids that the party has blinded, and cannot read them.
 
-1. The label holder sends ids blinded by its secret a, in a secret order: ``a.of_ids``, H(id)^a.
-2. A party sends these blinded again, H(id)^ab in the order in which they came, ``b.again``; and of
-   its own ids F(id) in a secret order of its own: ``outputs``, a hash of the id and of H(id)^b.
-3. The label holder takes its own secret away, ``a.undone``, makes F(id) of each H(id)^b too, and
-   compares these: ``match``.
-4. It sends every party the places in that party's order which are common to all parties, in one
-   order for all; a party maps them back to its rows.
-5. The party asks whether the label holder knows the ids of these rows: ``question``. By step 3
-   alone it could name rows of strangers.
+`at_label_holder` and `at_party` number their steps alike:
 
-The label holder learns how many ids the party has, which of its own are among them, and their
-places in an order that says nothing. The party learns how many ids the label holder has and, by
-step 4, which of its own are common to all. Of an id that it lacks, neither learns anything; who
-reads the messages learns sizes.
+0. The label holder asks whether the party keeps the blinded ids of an earlier alignment
+   (`SetOrder`, `SetKept`). If so, steps 1 to 3 are only about new ids (`blinded_ids`).
+1. The label holder blinds its ids by its secret a, in a secret order: ``a.of_ids``, H(id)^a. It
+   sends them (`AlignOrder`).
+2. The party blinds these again, H(id)^ab, in the order in which they came: ``b.again``. It adds
+   F(id) of the party's ids, in another secret order: ``outputs``, a hash of the id and of H(id)^b.
+   It answers both (`Aligned`).
+3. The label holder takes its own secret away, ``a.undone``, makes F(id) of each H(id)^b, and
+   compares: ``match``.
+4. It tells each party which rows to use, by their places in that party's order (`CommonOrder`).
+   All parties get the rows in one order, and map the places back to their rows.
+5. The party asks whether the label holder knows the ids of these rows: ``question``. Else the
+   label holder could name rows of strangers after step 3.
+6. The label holder answers: ``answer`` (`ConfirmOrder`). The party checks that, ``is_answer``, and
+   uses the rows.
 
-Both may keep what is blinded by b, and later ask and answer about new ids alone
-(`alignment.blinded_ids`). So b lasts, and by step 2 whoever may ask has any element raised to it:
-also sums of points of step 2, and a question. That is why a question is about other elements of the
-same ids, H'(id), which are never raised to b; and why its answer says nothing of ids that the asker
-has not put into it. And that is why a party sends F(id): by its points H(id)^b, one sum of points
-would tell whether it has several ids.
+The label holder learns how many ids the party has, and which of the label holder's ids are among
+them. It learns their places in an order that says nothing. The party learns how many ids the label
+holder has and, by step 4, which ids are common to all. Neither learns anything of an id that it
+lacks. A listener learns sizes.
 
-The label holder keeps a too, so that a party counts an id once (`alignment.asked_ids`). A party
-that is sent a point again learns that it is the same id, and not which.
+Both may keep what b has blinded, and later ask and answer only about new ids. So b lasts. By
+step 2 the label holder has any element raised to it, also sums of points, and a question.
+Therefore a question is about other elements of the same ids, H'(id), which are never raised to b.
+Its answer says nothing of ids that the asker has not put into it. Therefore also a party sends
+F(id): by points H(id)^b, one sum of points would tell whether it has several ids.
 
-That holds if both sides keep to the protocol, SHA-512 is as good as a random function, and, with as
-many answers of b as `max-ids` lets be asked for, an answer more cannot be computed (the one-more
-Diffie-Hellman assumption in ristretto255, as for the oblivious functions of RFC 9497). No such
-protocol can stop a side from making up ids and learning which of them the other has; a party's
-question may be about one more.
+The label holder keeps a too, so that a party counts an id once (`asked_ids`). A party that is sent
+a point again learns that it is the same id, and not which.
+
+All this holds if both sides keep to the protocol, and SHA-512 is as good as a random function. It
+also needs the one-more Diffie-Hellman assumption in ristretto255, as the oblivious functions of
+RFC 9497 do. From the answers of b that `max-ids` allows, nobody can compute one answer more. No
+such protocol stops a side from making up ids and learning which of them the other has. A party's
+question may be about one more id.
 """
 
 from __future__ import annotations
@@ -60,20 +67,33 @@ Points = NDArray[np.uint8]
 Places = NDArray[np.int64]
 
 
-# --- ids, and a secret order of them ------------------------------------------------------------
+# --- orders of ids ------------------------------------------------------------------------------
 
 
 def shuffled(n: int, secret: bytes) -> Places:
-    """A permutation [n] that follows from a secret."""
+    """Return a permutation [n] that follows from a secret."""
     stream = hashlib.shake_256(b"vfl-flower psi order|" + secret).digest(8 * n)
     return np.argsort(np.frombuffer(stream, np.uint64), kind="stable")
+
+
+def by_id(ids: Sequence[bytes]) -> Places:
+    """Return all rows, in the order of their ids."""
+    return np.array(sorted(range(len(ids)), key=ids.__getitem__), np.int64)
+
+
+def digest_of_all(ids: Sequence[bytes]) -> bytes:
+    """Return a digest of all ids, in any order; it is only sent blinded."""
+    digest = hashlib.sha256()
+    for encoded in sorted(ids):  # one by one, since to join millions takes much memory
+        digest.update(encoded + b"\n")
+    return b"all:" + digest.digest()
 
 
 # --- blinding -----------------------------------------------------------------------------------
 
 _CHUNK = 10_000  # rows that a thread blinds at a time
 MANY = 20_000
-"""Ids from which on progress is shown."""
+"""Number of ids from which on progress is shown."""
 _NO_ELEMENT = "blinded ids that cannot be used: one is no element of ristretto255, or the identity."
 
 
@@ -84,7 +104,7 @@ class Blinding:
         self.secret = secrets.token_bytes(32) if secret is None else secret
 
     def of_ids(self, encoded: Sequence[bytes], order: Places | None = None) -> Points:
-        """H(id)^secret of the ids, [n, 32]; in another order, if one is given."""
+        """Return H(id)^secret of the ids, [n, 32]; in another order, if one is given."""
         order = np.arange(len(encoded)) if order is None else order
         hash_to_group, multiply, _ = _libsodium()
 
@@ -98,12 +118,12 @@ class Blinding:
         return _blinded_rows(blind, len(order))
 
     def again(self, points: Points) -> Points:
-        """Each element of the other side blinded by this secret too, [n, 32].
+        """Return each element of the other side blinded by this secret too, [n, 32].
 
         Raises
         ------
         VflError
-            As the end of a sentence that says who sent them, if they are no elements of the group,
+            As the end of a sentence that says who sent them: if they are no elements of the group,
             or one is the identity.
         """
         check_points(points)
@@ -111,7 +131,7 @@ class Blinding:
         first, (_, multiply) = points.ctypes.data, _libsodium()[:2]
 
         def blind(rows: slice, to: int) -> None:
-            refused = int(points[rows, 31].max() > 127)  # which libsodium 1.0.18 passes over
+            refused = int(points[rows, 31].max() > 127)  # libsodium 1.0.18 passes over this bit
             for point in range(first + 32 * rows.start, first + 32 * rows.stop, 32):
                 refused |= multiply(to, self.secret, point)
                 to += 32
@@ -121,7 +141,7 @@ class Blinding:
         return _blinded_rows(blind, len(points))
 
     def undone(self, points: Points) -> Points:
-        """Each element that was blinded by this secret as it would be without, [n, 32].
+        """Return each element without this secret, by which it was blinded, [n, 32].
 
         Raises
         ------
@@ -132,13 +152,13 @@ class Blinding:
         import rbcl
 
         inverse = ctypes.create_string_buffer(32)
-        scalar = self.secret[:31] + bytes([self.secret[31] & 127])  # which multiplying goes by
+        scalar = self.secret[:31] + bytes([self.secret[31] & 127])  # as multiplying takes it
         rbcl._sodium["crypto_core_ristretto255_scalar_invert"](inverse, scalar)
         return Blinding(inverse.raw).again(points)
 
 
 def outputs(ids: Sequence[bytes], points: Points) -> Points:
-    """Return F(id) of each id [n, 32], of which H(id)^b is the point."""
+    """Return F(id) of each id [n, 32], from the points H(id)^b."""
     data, name, hashed = points.tobytes(), b"vfl-flower psi output|", hashlib.blake2b
     each = (data[at : at + 32] for at in range(0, len(data), 32))
     made = [
@@ -149,31 +169,32 @@ def outputs(ids: Sequence[bytes], points: Points) -> Points:
 
 
 def question(ids: Sequence[bytes]) -> tuple[Points, bytes]:
-    """A question whether the other side knows these ids, [1, 32], and the secret it is judged by.
+    """Return a question whether the other side knows these ids, [1, 32], and its secret.
 
-    The question is the sum of H'(id), blinded by a secret that is used once.
+    The question is the sum of H'(id), blinded by that secret, which is used once.
     """
     blinding = Blinding()
-    return blinding.again(_sum(ids)), blinding.secret
+    return blinding.again(_sum(ids, b"question")), blinding.secret
 
 
 def answer(ids: Sequence[bytes], asked: Points) -> Points:
-    """The answer of who knows these ids: their sum, and the question, by one secret, [2, 32].
+    """Return the answer of a side that knows these ids, [2, 32].
 
-    Who does not know all ids would need a power of their sum, and the same of the question. To who
-    has asked about other ids the answer is two elements at random.
+    It is the sum of H'(id), and the question, raised to one secret. A side that does not know all
+    ids would need a power of their sum, and the same power of the question. To a party that asked
+    about other ids, the answer is two elements at random.
 
     Raises
     ------
     VflError
-        As `Blinding.again`, if what is asked is no element.
+        As `Blinding.again`, if the question is no element.
     """
     blinding = Blinding()
-    return np.concatenate([blinding.again(_sum(ids)), blinding.again(asked)])
+    return np.concatenate([blinding.again(_sum(ids, b"question")), blinding.again(asked)])
 
 
 def is_answer(secret: bytes, given: NDArray[Any]) -> bool:
-    """Whether this is the answer of who knows the ids of the question."""
+    """Return whether this answers the question with that secret."""
     try:
         known, asked = given[:1], given[1:]
         return np.array_equal(Blinding(secret).again(known), asked)
@@ -181,44 +202,38 @@ def is_answer(secret: bytes, given: NDArray[Any]) -> bool:
         return False
 
 
-def _sum(ids: Sequence[bytes]) -> Points:
-    """The sum of H'(id), [1, 32]."""
-    hash_to_group, _, add = _libsodium()
-    total = np.zeros((1, 32), np.uint8)  # the identity
-    hashed = ctypes.create_string_buffer(32)
-    for one in ids:
-        hash_to_group(hashed, _digest(one, b"question"))
-        add(total.ctypes.data, total.ctypes.data, hashed)
-    return total
-
-
 def challenge(ids: Sequence[bytes], points: Points) -> tuple[Points, Points]:
-    """A question, and the answer of who knows these ids: one point each, [1, 32].
+    """Return a question, and the answer of a side that knows these ids: one point each, [1, 32].
 
     ``points`` are what the other side has sent for the ids. The question is the sum of H(id),
-    blinded by a secret that is used once, and the answer that of the points; a side that has sent
-    H(id)^a for each makes one of the other by a. One that does not know all ids would have to
-    know the logarithm of one sum by the other.
+    blinded by a secret that is used once. The answer is the sum of the points, blinded alike. A
+    side that has sent H(id)^a for each id makes one of the other by a. A side that does not know
+    all ids would have to know the logarithm of one sum by the other.
 
     Raises
     ------
     VflError
         As the end of a sentence that says who sent the points, if their sum is the identity.
     """
+    blinding, total = Blinding(), np.zeros((1, 32), np.uint8)  # the identity
+    add = _libsodium()[2]
+    for _, point in zip(ids, points, strict=True):
+        add(total.ctypes.data, total.ctypes.data, point.tobytes())
+    return blinding.again(_sum(ids, b"id")), blinding.again(total)
+
+
+def _sum(ids: Sequence[bytes], of: bytes) -> Points:
+    """Return the sum of H(id), or of H'(id) for a question, [1, 32]."""
     hash_to_group, _, add = _libsodium()
-    sums = np.zeros((2, 1, 32), np.uint8)  # the identity, twice
-    of_ids, of_points = (each.ctypes.data for each in sums)
-    hashed = ctypes.create_string_buffer(32)
-    for one, point in zip(ids, points, strict=True):
-        hash_to_group(hashed, _digest(one))
-        add(of_ids, of_ids, hashed)
-        add(of_points, of_points, point.tobytes())
-    blinding = Blinding()
-    return blinding.again(sums[0]), blinding.again(sums[1])
+    total, hashed = np.zeros((1, 32), np.uint8), ctypes.create_string_buffer(32)
+    for one in ids:
+        hash_to_group(hashed, _digest(one, of))
+        add(total.ctypes.data, total.ctypes.data, hashed)
+    return total
 
 
 def check_points(points: NDArray[Any]) -> None:
-    """Refuse what cannot be points by its dtype or shape, as `Blinding.again`."""
+    """Refuse, as `Blinding.again`, an array whose dtype or shape is not that of points."""
     if points.dtype != np.uint8 or points.ndim != 2 or points.shape[1] != 32:
         raise VflError(
             f"blinded ids that cannot be used: they are {points.dtype} of shape {points.shape}, "
@@ -233,14 +248,14 @@ def check_distinct(points: Points) -> None:
 
 
 def _digest(encoded: bytes, of: bytes = b"id") -> bytes:
-    """What H, or H' of a question, takes to the group."""
+    """Return what H, or H' of a question, takes to the group."""
     return hashlib.sha512(b"vfl-flower psi " + of + b"|" + encoded).digest()
 
 
 def _blinded_rows(blind: Callable[[slice, int], None], n: int) -> Points:
-    """Points [n, 32], of which ``blind`` writes a slice of rows to a place in memory.
+    """Return points [n, 32]; ``blind`` writes a slice of rows to an address.
 
-    A thread for each core: libsodium is called without Python's lock.
+    There is a thread for each core, since ctypes calls libsodium without Python's lock.
     """
     from tqdm import tqdm
 
@@ -248,17 +263,9 @@ def _blinded_rows(blind: Callable[[slice, int], None], n: int) -> Points:
     first = blinded.ctypes.data
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     chunks = [slice(start, min(start + _CHUNK, n)) for start in range(0, n, _CHUNK)]
-    with (
-        ThreadPoolExecutor(cores) as pool,
-        tqdm(
-            total=n,
-            unit="id",
-            unit_scale=True,
-            desc="blinding",
-            disable=None if n >= MANY else True,
-            leave=False,
-        ) as bar,
-    ):
+    shown: dict[str, Any] = {"unit": "id", "unit_scale": True, "desc": "blinding", "leave": False}
+    disable = None if n >= MANY else True
+    with ThreadPoolExecutor(cores) as pool, tqdm(total=n, disable=disable, **shown) as bar:
         done = pool.map(lambda rows: blind(rows, first + 32 * rows.start), chunks)
         for rows, _ in zip(chunks, done, strict=True):
             bar.update(rows.stop - rows.start)
@@ -271,12 +278,12 @@ _BLOCK = 100_000  # points that are compared at a time
 
 
 def match(mine: Points, theirs: Points) -> tuple[Places, Places]:
-    """Where in ``mine`` and in ``theirs`` the points are that both have; in the points' order.
+    """Return where in ``mine`` and in ``theirs`` the common points are, in the points' order.
 
     Raises
     ------
     VflError
-        As the end of a sentence that says who sent them, if they are no points or one is there
+        As the end of a sentence that says who sent them: if they are no points, or one is there
         twice.
     """
     check_points(mine)
@@ -298,14 +305,15 @@ def match(mine: Points, theirs: Points) -> tuple[Places, Places]:
 
 @lru_cache(maxsize=1)
 def _libsodium() -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
-    """Hashing 64 bytes to the group, multiplying by a scalar, adding; results come first.
+    """Return functions that hash 64 bytes to the group, multiply by a scalar, and add.
 
-    Multiplying gives -1, if what it is given is no element or the result is the identity.
+    Each writes its result to its first argument. Multiplying returns -1 if it is given no element,
+    or if the result is the identity.
 
     Raises
     ------
     ConfigError
-        If it cannot be loaded.
+        If the library cannot be loaded.
     """
     try:
         import rbcl
@@ -314,7 +322,7 @@ def _libsodium() -> tuple[Callable[..., int], Callable[..., int], Callable[..., 
             "libsodium cannot be loaded from this machine's temporary folder, into which rbcl "
             f"writes it ({error.strerror or 'it may hold no programs'}): name another by TMPDIR."
         ) from None
-    with suppress(OSError):  # what is loaded stays; Windows keeps the file
+    with suppress(OSError):  # the loaded library stays; Windows keeps the file
         os.unlink(sys.modules["rbcl._sodium"].lib_path)
     hash_to_group = rbcl._sodium["crypto_core_ristretto255_from_hash"]  # not rbcl's own object
     multiply = rbcl._sodium["crypto_scalarmult_ristretto255"]

@@ -1,9 +1,11 @@
-"""Alignments on disk: what a side needs to use one again, in a file that only its owner can read.
+"""Alignments on disk: what a side needs to reuse one, in a file that only its owner can read.
 
-An npz: arrays, and a text in JSON; nothing is pickled. A checksum follows, and a file that is
-damaged is not used. A party's is named by the alignment, which may be known to others, and by its
-number; the label holder's by digests of where its own file is and of the ids in it, by the method
-and the number of parties, since by these it is looked for.
+A file is an npz of arrays and a text in JSON; nothing is pickled. A checksum follows, and a damaged
+file is not used. Nor is a folder that another user can write to: a checksum is no signature.
+
+A party's file is named by the alignment, which others may know, and by the party's number. The
+label holder looks its file up by digests of the path and the ids of its data, by the method, and by
+the number of parties. So these name it.
 """
 
 from __future__ import annotations
@@ -25,16 +27,17 @@ import numpy as np
 from flwr.app import Context
 
 from vfl_flower.config.errors import VflError
-from vfl_flower.config.files import alone_in, make_folder, told, unsealed, whole
+from vfl_flower.config.files import alone_in, check_own, make_folder, told, unsealed, whole
+from vfl_flower.config.node_rules import Rules
 from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.messages import Arrays
-from vfl_flower.transport.node import simulated
+from vfl_flower.transport.node import check_folder, simulated
 
 log = logging.getLogger("flwr")
 
 T = TypeVar("T")
 
-_MOST = 30  # alignments that a side keeps, the newest
+_MOST = 30  # files of a kind that a side keeps, the newest
 _NAME = re.compile("[0-9a-f]{32}")
 _ABOUT = "about"
 
@@ -44,9 +47,9 @@ class StoredAlignment:
     """One side's half of an alignment.
 
     parties : how many took part.
-    made : when it was, in seconds since 1970.
+    made : when it was made, in seconds since 1970.
     file : digest of all ids of the side's own file, in their order.
-    arrays : "rows", places in that file, and whatever else the side needs to use them.
+    arrays : "rows", places in that file, and what else the side needs to use them.
     """
 
     name: str
@@ -56,36 +59,57 @@ class StoredAlignment:
     arrays: Arrays
 
 
+# --- names of files -----------------------------------------------------------------------------
+
+
+def home(name: str, context: Context | None = None) -> Path:
+    """Return a folder in which a side keeps files; a real node's is beside its states.
+
+    Raises
+    ------
+    ConfigError
+        If another user can write to it.
+    """
+    if context is None:
+        check_own(folder := lasting_home() / name)
+        return folder
+    named = not simulated(context) and context.node_config.get("states")
+    folder = (Path(str(named)).expanduser() if named else lasting_home()) / name
+    return check_folder(context, folder, "alignments")
+
+
 def check_name(name: str) -> None:
-    """Refuse, by `VflError`, what is no name of an alignment: it becomes part of a file's."""
+    """Raise `VflError` unless this names an alignment: it becomes part of a file's name."""
     if not _NAME.fullmatch(name):
         raise VflError("was told rows by an alignment without a name.")
 
 
 def of_party(folder: Path, name: str, party: int) -> Path:
-    """A party's file of the alignment of this name."""
+    """Return a party's file of this name."""
     check_name(name)
-    return folder / f"{name}-party-{party}.npz"
+    return folder / f"{name}{every_of_party(party)[1:]}"
+
+
+def every_of_party(party: int) -> str:
+    """Return the pattern of all files of a party."""
+    return f"*-party-{party}.npz"
 
 
 def of_label_holder(folder: Path, path: str, file: str, method: str, parties: int | str) -> Path:
-    """The label holder's file; where it asks for any ``*``, a pattern of theirs."""
-    return folder / f"of-{where(path)}-{file[:32]}-{method}-{parties}.npz"
+    """Return the label holder's file; with ``*`` for a part, a pattern of its files."""
+    return folder / f"of-{digest_of_path(path)}-{file[:32]}-{method}-{parties}.npz"
 
 
-def where(path: str) -> str:
-    """What stands in a file's name for where the label holder's own file is; any, for any."""
+def digest_of_path(path: str) -> str:
+    """Return what stands in a file's name for the path of the label holder's file, or ``*``."""
     return path if path == "*" else hashlib.sha256(path.encode()).hexdigest()[:16]
 
 
-def home(name: str, context: Context | None = None) -> Path:
-    """A folder of what a side keeps; of a real node beside its states, if it has named a place."""
-    named = context and not simulated(context) and context.node_config.get("states")
-    return (Path(str(named)).expanduser() if named else lasting_home()) / name
+# --- files --------------------------------------------------------------------------------------
 
 
-def save(path: Path, kept: Any, beside: str) -> None:
-    """Write it, in place of what is there; of all with names of this pattern the newest stay.
+def save(path: Path, stored: Any, beside: str) -> None:
+    """Write a file, in place of the one that is there; keep the newest of a pattern.
 
     Raises
     ------
@@ -95,15 +119,14 @@ def save(path: Path, kept: Any, beside: str) -> None:
     with told(path):
         make_folder(path.parent)
         with alone_in(path.parent):  # another run may write the same
-            write(path, kept, beside)
+            write(path, stored, beside)
 
 
-def write(path: Path, kept: Any, beside: str) -> None:
-    """As `save`, by who is alone in the folder."""
-    about = {name: each for name, each in vars(kept).items() if name != "arrays"}
-    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    arrays: dict[str, Any] = {f"array.{name}": array for name, array in kept.arrays.items()}
-    arrays[_ABOUT] = text
+def write(path: Path, stored: Any, beside: str) -> None:
+    """Do what `save` does, for a caller that holds the folder."""
+    about = {name: each for name, each in vars(stored).items() if name != "arrays"}
+    arrays: dict[str, Any] = {f"array.{name}": array for name, array in stored.arrays.items()}
+    arrays[_ABOUT] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     with whole(path, sealed=True) as file:
         np.savez(file, **arrays)
     for old in newest_first(path.parent, beside)[_MOST:]:
@@ -111,35 +134,35 @@ def write(path: Path, kept: Any, beside: str) -> None:
 
 
 def load(path: Path, needed: Set[str]) -> StoredAlignment | None:
-    """What is in a file; none if it is not there, not as it was written, or lacks such arrays."""
+    """Return the alignment in a file; None if it is missing, damaged, or lacks needed arrays."""
 
-    def is_half(kept: StoredAlignment) -> bool:
-        rows, kinds = kept.arrays["rows"], (("name", str), ("parties", int), ("made", float))
-        if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows) or needed - kept.arrays.keys():
-            return False
-        return all(type(getattr(kept, name)) is kind for name, kind in kinds)
+    def is_half(stored: StoredAlignment) -> bool:
+        rows, kinds = stored.arrays["rows"], (("name", str), ("parties", int), ("made", float))
+        sound = rows.dtype == np.int64 and rows.ndim == 1 and len(rows) > 0
+        typed = all(type(getattr(stored, name)) is kind for name, kind in kinds)
+        return sound and typed and needed <= stored.arrays.keys()
 
     return load_as(StoredAlignment, path, is_half)
 
 
 def load_as(kind: Callable[..., T], path: Path, is_one: Callable[[T], bool]) -> T | None:
-    """What `save` has written; none if it is not there, or not what it should be."""
+    """Return what `save` has written; None if it is missing, or not what it should be."""
     try:
         with np.load(BytesIO(unsealed(path)), allow_pickle=False) as file:
             arrays = {name[6:]: file[name] for name in file.files if name.startswith("array.")}
-            kept = kind(arrays=arrays, **json.loads(file[_ABOUT].tobytes()))
-        if not is_one(kept):
+            stored = kind(arrays=arrays, **json.loads(file[_ABOUT].tobytes()))
+        if not is_one(stored):
             raise ValueError
-        return kept
+        return stored
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError, OSError, EOFError, BadZipFile, VflError):
-        log.warning("The alignment in %s is damaged, or of another version: it is left out.", path)
+        log.warning("The alignment in %s is damaged, or from another version. It is unused.", path)
         return None
 
 
 def newest_first(folder: Path, pattern: str) -> list[Path]:
-    """The files of a folder, the last written first."""
+    """Return the files of a pattern, the last written first."""
     found = []
     for path in folder.glob(pattern):
         with suppress(OSError):  # another run may just remove it
@@ -147,22 +170,30 @@ def newest_first(folder: Path, pattern: str) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def forget(folder: Path, pattern: str, seconds: float) -> None:
-    """Remove files that were written longer ago than that."""
-    for path in newest_first(folder, pattern):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime >= seconds:
-                path.unlink()
+# --- age ----------------------------------------------------------------------------------------
 
 
-def age(kept: Any) -> float:
-    """Seconds since it was made."""
-    made: float = kept.made
+def age(stored: Any) -> float:
+    """Return the seconds since an alignment or a set was made."""
+    made: float = stored.made
     return time.time() - made
 
 
+def is_valid(stored: Any, rules: Rules) -> bool:
+    """Return whether a party's rules still let it use an alignment or a set."""
+    return 0 <= age(stored) < rules.alignment_days * 86400
+
+
+def forget_old(folder: Path, party: int, rules: Rules) -> None:
+    """Remove a party's files that its rules do not let it use any more."""
+    for path in newest_first(folder, every_of_party(party)):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime >= rules.alignment_days * 86400:
+                path.unlink()
+
+
 def in_words(seconds: float) -> str:
-    """How long ago that is: ``3 days``."""
+    """Return a time in words: ``3 days``."""
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
             many = int(seconds / length)

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from flwr.app import Context
 
-from vfl_flower.alignment.at_party import common_rows
+from vfl_flower.alignment.party_rows import common_rows
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.config.provenance import code_digest
 from vfl_flower.data.at_party import FeatureBlock, prepared

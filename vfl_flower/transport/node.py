@@ -45,12 +45,20 @@ def states_folder(context: Context) -> Path:
     """
     named = context.node_config.get("states") or os.environ.get(STATES)
     folder = Path(str(named)).expanduser() if named else flower_home() / "vfl-flower"
+    return check_folder(context, folder, "states")
+
+
+def check_folder(context: Context, folder: Path, what: str) -> Path:
+    """Return a folder of a node; raise `ConfigError` if another user can change it.
+
+    The sentence leaves the node, so it does not name the folder. The node's own log does.
+    """
     try:
         check_own(folder)
     except SharedError as error:
         log.warning("%s", error)
         raise ConfigError(
-            f"Party {context.node_config.get('partition-id')} keeps its states in a folder that "
+            f"Party {context.node_config.get('partition-id')} keeps its {what} in a folder that "
             "other users can change: its own log says how to mend that."
         ) from None
     return folder
