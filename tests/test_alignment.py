@@ -282,7 +282,7 @@ def test_a_party_aligns_by_the_method_of_its_node_configuration_alone(
     node.node_config.update(own)
     node.run_config["align"] = "ids"  # which the label holder writes
     for other in {"psi", "ids", "none"} - {method}:
-        with pytest.raises(VflError, match=f"aligns by '{method}' alone, .* by '{other}': give"):
+        with pytest.raises(VflError, match=f"aligns only by '{method}', .* by '{other}': give"):
             asked(node, by(other), Aligned)
     assert not node.state
     asked(node, by(method), Aligned)

@@ -223,5 +223,5 @@ def test_a_rule_about_rows_holds_for_an_alignment_of_before(node: Node, own: Any
     later = node(own)
     later.state = context.state
     between._parties.clear()
-    with pytest.raises(VflError, match=r"min-rows|aligns by .ids. alone"):
+    with pytest.raises(VflError, match=r"min-rows|aligns only by .ids."):
         asked(later, train(1))
