@@ -303,7 +303,7 @@ def test_stricter_rules_of_a_party_hold_for_what_was_kept(organisations: Organis
         organisations.run("two", SHORT, orders)
     assert orders.of_alignment == [*AGAIN, *ANEW[:2]]
     organisations.words = [{"align": "ids"}, {}]
-    with pytest.raises(PartyError, match="aligns only by .ids."):
+    with pytest.raises(PartyError, match="aligns only by 'ids'"):
         organisations.run("three", SHORT)
     organisations.words = [{"max-epochs": 0}, {}]  # type: ignore[dict-item]
     orders = Orders()
