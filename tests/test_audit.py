@@ -18,10 +18,11 @@ from vfl_flower.config.errors import ConfigError, PartyError
 from vfl_flower.data.at_label_holder import load_labels
 from vfl_flower.label_holder import results
 from vfl_flower.protocol.systems import baselines, resolve
-from vfl_flower.tools import audit as attacks
 from vfl_flower.tools import audit_features as features_of
-from vfl_flower.tools.audit import Finding, audit
+from vfl_flower.tools import audit_labels as attacks
+from vfl_flower.tools.audit import audit
 from vfl_flower.tools.audit_clients import Curious, Wiretap
+from vfl_flower.tools.audit_labels import Finding
 from vfl_flower.tools.cli import main
 
 SHORT = {**ALL_ROWS, "epochs": 2, "window": 8, "noise-seed": 0}
@@ -307,7 +308,7 @@ def test_baselines_are_refused(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--known", "0"], "0 known rows a class cannot be"),
+        (["--known", "0"], "0 known rows per class are impossible"),
         (["--known", "200"], "the smallest class of digits has 1"),
         (["-c", "strategy='cascaded'"], "leave one out"),
         (["-c", "mu=0"], "mu = 0"),

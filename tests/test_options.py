@@ -234,7 +234,7 @@ def test_a_new_name_means_the_same_as_the_old_one(new: str, old: str) -> None:
     assert load_system(new) is load_system(old)
     refusals._check_system(Context(0, 0, {}, RecordDict(), {}), resolve({"strategy": old}), new)
     assert compared(f"a=1: {new}") == {"title": "a=1", "strategy": new}
-    with pytest.raises(ConfigError, match=f"The run '{new}' is there twice"):
+    with pytest.raises(ConfigError, match=f"The run '{new}' is given twice"):
         compare(2, {}, [{"strategy": old}, {"strategy": new}], 0.9)
 
 

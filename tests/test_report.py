@@ -211,7 +211,7 @@ def test_privacy_says_what_is_spent_and_what_it_protects(run: Start) -> None:
             if summary["epsilon"] is not None:
                 assert f"{name}: {summary[f'epsilon_{name}']}" in page.text
     assert "one person's label is changed" in page.text
-    assert "not on all that was learned from" in page.text
+    assert "did not cover all data that was learned from" in page.text
     page = Page(report([run(3, {**keys, "noise-seed": 0}).folder]))
     assert "No epsilon is claimed: the noise can be repeated" in page.text
     with pytest.raises(AssertionError, match="no table"):
@@ -479,14 +479,14 @@ def test_a_folder_of_runs_is_reported_with_all_that_have_begun(
 @pytest.mark.parametrize(
     ("files", "cause"),
     [
-        ({}, "is no results folder"),
-        ({"history.jsonl": ""}, "has not finished"),
+        ({}, "is not a results folder"),
+        ({"history.jsonl": ""}, "no summary.json and no evaluation"),
         ({"summary.json": "{"}, "cannot be read"),
         ({"summary.json": "[]"}, "cannot be read"),
         ({"history.jsonl": "{}\n\xff\n"}, "cannot be read"),
         ({"history.jsonl": "{}", "audit.json": "9" * 5000}, "cannot be read"),
         ({"compare.json": "[" * 100_000}, "cannot be read"),
-        ({"compare.json": '{"../a": {}}'}, "has not finished"),
+        ({"compare.json": '{"../a": {}}'}, "no summary.json and no evaluation"),
     ],
 )
 def test_a_folder_of_no_run_is_one_sentence(

@@ -402,7 +402,7 @@ def test_a_cluster_that_is_not_there_is_said_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.2:1")
-    with pytest.raises(ConfigError, match="is no Ray cluster that this machine is part of"):
+    with pytest.raises(ConfigError, match="is not a Ray cluster that this machine belongs to"):
         ray_cpus()
 
 

@@ -293,6 +293,6 @@ def test_a_superlink_that_ends_at_once_says_so(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(SuperLink, "start", ends)
     monkeypatch.setattr(SuperLink, "_healthy", lambda self: False)
     link = SuperLink(simulation=True)
-    with pytest.raises(VflError, match="did not start; it said: no port"):
+    with pytest.raises(VflError, match=r"did not start\. It said: no port"):
         link.__enter__()
     assert not link.home.exists()

@@ -64,7 +64,7 @@ def test_the_page_is_served_and_follows_the_run(server: Server, tmp_path: Path) 
 
 def test_a_run_that_has_not_begun_is_waited_for(server: Server, tmp_path: Path) -> None:
     with Server([tmp_path / "later"]) as other:
-        assert "is not there: name a results folder" in other.live.page().decode()
+        assert "does not exist: name a results folder" in other.live.page().decode()
         left(tmp_path / "later")
         assert "Finished" in other.live.page().decode()
         (tmp_path / "later" / "summary.json").write_text("{half")  # as a reader may find it

@@ -25,7 +25,7 @@ _ABOUT = ("model", "rows", "unknown_rows", "epsilon")
 
 
 def load(folder: str | Path) -> Model:
-    """Return the model in the results folder of a run that was in process or on this machine.
+    """Return the model in the results folder of a run on this machine.
 
     Raises
     ------
@@ -108,7 +108,7 @@ class Model:
         return _by_id(frame["prediction"], frame, id)
 
     def predict_proba(self, features: Sequence[Any] = (), *, own: Any = None, id: str = "") -> Any:
-        """Return the probability of each class, [N, classes]; with ids, a pandas frame by id."""
+        """Return class probabilities [N, classes]; with ids, a pandas frame by id."""
         frame, _ = self._predicted(features, own, id)
         chances = frame.iloc[:, 1:].filter(like="probability_")
         return _by_id(chances, frame, id)
@@ -116,7 +116,7 @@ class Model:
     def evaluate(
         self, features: Sequence[Any] = (), labels: Any = None, *, id: str = ""
     ) -> dict[str, float]:
-        """Return loss, accuracy and AUC, or RMSE and R2, and own metrics, of rows with labels.
+        """Return the loss and metrics of rows with labels, the user's metrics included.
 
         ``labels`` are as for `train`. The test rows of a divided data set need none.
         """
@@ -137,7 +137,7 @@ class Model:
         values = _checkpoint(self.folder).config.values()
         for option, name in own_code.without_path(values).items():
             raise ConfigError(
-                f"{option} = {name} has no import path, by which load could find it: define {name} "
+                f"{option} = {name} has no import path that load could use: define {name} "
                 "in a module (a .py file) that can be imported, and train again."
             )
         to = Path(folder).expanduser().absolute()

@@ -113,7 +113,7 @@ def _name_of_code(option: str, value: Any) -> str:
 
 
 def name_of(value: Any, registry: Registry) -> str:
-    """Return the name by which a run keeps a class, a function or another object.
+    """Return the name that a run saves for a class, a function or another object.
 
     The name is, in this order: ours, that of an installed package's entry point, the import path,
     or a name that is valid in this process only.
@@ -130,7 +130,7 @@ def name_of(value: Any, registry: Registry) -> str:
 
 
 def without_path(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options whose values have no import path, with the names of classes in code."""
+    """Return options whose values have no import path -> names of their classes."""
     found = {option: IN_PROCESS.fullmatch(str(value)) for option, value in values.items()}
     return {option: name[1] for option, name in found.items() if name}
 
@@ -151,7 +151,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _import_path(value: Any) -> str:
-    """Return ``package.module:NAME`` or ``FILE.py:NAME``, or an empty text if there is none."""
+    """Return ``package.module:NAME`` or ``FILE.py:NAME``; empty if there is none."""
     name = getattr(value, "__qualname__", "")
     if name:
         return _path_in(getattr(value, "__module__", None) or "", name, value)

@@ -212,7 +212,7 @@ def _name_of_held(folder: str, dataset: str) -> str:
 
 
 def _keep(folder: Path, error: BaseException) -> None:
-    """Keep what was trained before an error, and add a note to the error that says where."""
+    """Keep the training before an error, and note its folder on the error."""
     history, model = folder / "history.jsonl", folder / checkpoint.FILE
     if model.exists() or (history.exists() and history.stat().st_size):
         kept = Path(tempfile.mkdtemp(prefix="vfl-flower-"), "run")

@@ -58,7 +58,7 @@ class Finished:
         return [json.loads(line) for line in lines]
 
     def parameters(self, name: str) -> dict[str, Any]:
-        """Return the parameters of a saved model: "top", or "party-0" and so on if in process."""
+        """Return the parameters of a saved model: "top"; in process also "party-0", ..."""
         with np.load(self.folder / f"{name}.npz", allow_pickle=False) as file:
             return dict(file)
 
@@ -75,7 +75,7 @@ def run_local(
     node_configs: Sequence[Mapping[str, Any]] = (),
     observers: Sequence[Callback] = (),
 ) -> Finished:
-    """Run the application in this process, on a `LocalGrid` with so many parties.
+    """Run the application in this process, on a `LocalGrid` of parties.
 
     The results folder also gets the parties' bottom models and states. On real nodes, only the
     party sees them.
@@ -110,12 +110,12 @@ def run_local(
 
 
 def _load_states(grid: LocalGrid, found: Checkpoint) -> None:
-    """Load the parties' states of a run that trained to its end, but did not save its models.
+    """Load the parties' states of a run that has not saved its models yet.
 
     Raises
     ------
     ConfigError
-        If a state is not that of the checkpoint.
+        If a state does not belong to the checkpoint.
     """
     if not found.finished:  # the parties load their states when they are asked to resume
         return
@@ -155,7 +155,7 @@ def run_ray(
     node_configs: Sequence[Mapping[str, Any]] = (),
     actors: int = 0,
 ) -> Finished:
-    """Run the application on Flower's Ray simulation, with `flwr run` and a new SuperLink.
+    """Run the application on Flower's Ray simulation, with a new SuperLink.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def predict_local(
     folder = Path(config.model).expanduser().absolute()
     there = available_parties(config, found)
     left = there.without if there else frozenset()
-    if len(node_configs) == parties - len(left):  # of who is there
+    if len(node_configs) == parties - len(left):  # of the available parties
         given = iter(node_configs)
         node_configs = [{} if party in left else next(given) for party in range(parties)]
     _check_files(found.config, parties, node_configs)
@@ -268,7 +268,7 @@ def of_server(run_config: Mapping[str, Any], run_id: int) -> Context:
 def prepare(
     parties: int, run_config: Mapping[str, Any], node_configs: Sequence[Mapping[str, Any]]
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """Check a run before it starts; return its configuration, and its options with the folder.
+    """Check a run before it starts; return its configuration and options.
 
     Raises
     ------

@@ -1,10 +1,10 @@
 """Flower's own processes on this machine: a SuperLink, SuperNodes, and `flwr run`.
 
-They live on loopback and free ports, in a temporary folder that is their FLWR_HOME and from which
-they start, so that they neither read nor write the user's Flower. They are closed to other users of
-this machine: the folder is its owner's, and who has no secret of those in it starts no run, takes
-no task and is no SuperNode (`transport.nodes.superlink`), nor a client of Ray. All use the
-installed packages as they are, and each ends with its ``with`` block.
+They use loopback, free ports, and a temporary folder as FLWR_HOME and working directory. So they
+neither read nor write the user's Flower. Other users of this machine cannot reach them: only the
+owner reads the folder, and its secrets are needed to start a run, take a task, be a SuperNode
+(`transport.nodes.superlink`) or use Ray. All processes use the installed packages, and each ends
+with its ``with`` block.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SuperLink:
         self.states = states
 
     def __enter__(self) -> SuperLink:
-        with ExitStack() as stack:  # which closes all that was opened, unless this returns
+        with ExitStack() as stack:  # closes what was opened if this fails
             temporary = tempfile.TemporaryDirectory(prefix="vfl-flower-")
             self.home = Path(stack.enter_context(temporary))
             self.port = stack.enter_context(reserved_port())
@@ -90,11 +90,11 @@ class SuperLink:
         while not self._healthy():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 text = (self.home / "superlink.log").read_text(errors="replace")[-500:]
-                raise VflError(f"Flower's SuperLink did not start; it said: {text}")
+                raise VflError(f"Flower's SuperLink did not start. It said: {text}")
             time.sleep(0.1)
 
     def _end_the_rest(self) -> None:
-        for process in psutil.process_iter():  # what lost its parent, and was missed so
+        for process in psutil.process_iter():  # one may have lost its parent
             with suppress(psutil.Error):
                 if process.environ().get("FLWR_HOME") == str(self.home):
                     process.kill()
@@ -103,7 +103,7 @@ class SuperLink:
     def supernode(
         self, party: int, parties: int, node_config: Mapping[str, Any] | None = None
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """A SuperNode of this SuperLink, for one party; started again, it has the same key."""
+        """Run a SuperNode for one party; started again, it has the same key."""
         key = self.home / f"supernode-{party}"
         if not key.exists():
             private, public = supernode_keys()
@@ -112,7 +112,7 @@ class SuperLink:
             register = ["flwr", "supernode", "register", f"{key}.pub", "own"]
             log = self.home / f"register-{party}.log"
             if self.start(register, log).wait():
-                raise VflError(f"Flower did not register a SuperNode; it said: {log.read_text()}")
+                raise VflError(f"Flower did not register a SuperNode. It said: {log.read_text()}")
         command = [*_CLOSED, "supernode", "--superlink", f"127.0.0.1:{self.port}"]
         command += ["--root-certificates", str(self.home / "superlink.crt")]
         command += ["--auth-supernode-private-key", str(key)]
@@ -130,7 +130,7 @@ class SuperLink:
     def submit(
         self, run_config: Mapping[str, Any], nodes: int, log: Path
     ) -> subprocess.Popen[bytes]:
-        """`flwr run` with this configuration; the process ends with the run."""
+        """Start `flwr run` with this configuration; the process ends with the run."""
         _write_toml(self.home / "run.toml", run_config)
         app = self.home / "vfl-app"
         app.mkdir(exist_ok=True)
@@ -138,7 +138,7 @@ class SuperLink:
         command = ["flwr", "run", str(app), "own", "--stream"]
         command += ["--run-config", str(self.home / "run.toml")]
         if self.simulation:
-            # As many actors as nodes: so they can stream. A cluster has as many CPUs as it has.
+            # Nodes can stream if each has an actor. The CPUs of a cluster are given.
             resources = "client-resources-num-cpus=1"
             if not ray_cluster():
                 resources += f" init-args-num-cpus={nodes}"
@@ -146,16 +146,16 @@ class SuperLink:
         return self.start(command, log)
 
     def start(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:
-        """Start a Flower command, for `stop` to end with all that it starts."""
+        """Start a Flower command; `stop` ends it and all that it starts."""
         scripts = str(Path(sys.executable).parent)
         environment = {
             **os.environ,
             "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}",
             "FLWR_HOME": str(self.home),
-            # What outlives these processes stays with the user's own.
+            # Files that outlive these processes stay in the user's own folder.
             "VFL_HOME": str(lasting_home()),
             **self._of_ray(),
-            # Else Flower builds an environment of its own for each run, and downloads torch.
+            # Otherwise Flower builds an environment for each run, and downloads torch.
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -172,9 +172,9 @@ class SuperLink:
             )
 
     def _of_ray(self) -> dict[str, str]:
-        """What closes a Ray of our own to others on this machine; or tells a cluster's our folder.
+        """Return variables that close our Ray to others, or name our folder to a cluster.
 
-        A cluster's actors are started by its own processes, which know nothing of FLWR_HOME.
+        A cluster's processes start its actors, and do not know FLWR_HOME.
         """
         if not ray_cluster():
             return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{self.home}/ray.token"}
@@ -194,9 +194,9 @@ class SuperLink:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started: asked first, made to after some seconds.
+    """End a process and all that it started; kill what is left after some seconds.
 
-    Flower's processes start others in sessions of their own, which would outlive them for a while.
+    Flower's processes start others in new sessions, which would outlive them for a while.
     """
     try:
         root = psutil.Process(process.pid)
@@ -216,9 +216,9 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """A loopback port that nobody else is given while this lasts, for a server to listen on.
+    """Reserve a free loopback port for a server to listen on.
 
-    It stays bound here, and not listened on, which servers that reuse addresses may bind beside.
+    It stays bound here without listening, so that a server that reuses addresses can bind it too.
     """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -227,34 +227,34 @@ def reserved_port() -> Iterator[int]:
 
 
 def ray_cluster() -> str:
-    """The address of the Ray cluster that RAY_ADDRESS names; empty if a run starts its own Ray."""
+    """Return the address of the Ray cluster in RAY_ADDRESS; empty if a run starts Ray."""
     address = os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address
 
 
 def ray_cpus() -> int:
-    """CPUs that Ray's actors may have: of that cluster, or without one of this machine.
+    """Return the number of CPUs for Ray's actors: on the cluster or this machine.
 
     Raises
     ------
     ConfigError
-        If there is no such cluster, or this machine is no part of it.
+        If there is no such cluster, or this machine does not belong to it.
     """
     address = ray_cluster()
     if not address:
         return os.cpu_count() or 1
     import ray
 
-    if ray.is_initialized():  # as in a notebook that uses it, too
+    if ray.is_initialized():  # for example, by a notebook
         return max(1, int(ray.cluster_resources().get("CPU", 0)))
     host, _, port = address.rpartition(":")
     try:
-        if host and port.isdecimal():  # Ray itself would try for minutes
+        if host and port.isdecimal():  # Ray would try for minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises many kinds
         raise ConfigError(
-            f"RAY_ADDRESS = {address!r} is no Ray cluster that this machine is part of "
+            f"RAY_ADDRESS = {address!r} is not a Ray cluster that this machine belongs to "
             f"({type(error).__name__}): start Ray there and here, with the token that "
             "RAY_AUTH_TOKEN_PATH names, or unset it."
         ) from None

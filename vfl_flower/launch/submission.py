@@ -1,4 +1,4 @@
-"""A run that Flower's processes do: what they are given, how it is watched, and what ended it."""
+"""Submit a run to Flower's processes, watch it, and find out why it failed."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from vfl_flower.launch.processes import SuperLink
 
 notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
 
-_STARTS = 2  # times that a run is, where it never began: Ray or Flower may start too slowly
+_STARTS = 2  # of a run that never began: Ray or Flower may start too slowly
 _TELLING = re.compile(
     r"error|exception|timed out|refused|denied|no space|killed|unavailable", re.IGNORECASE
 )
 _BOILERPLATE = re.compile(
-    r"\s|(ERROR *: *)?("  # what is indented is code in a traceback
+    r"\s|(ERROR *: *)?("  # indented lines are code in a traceback
     r"Exit Code|An unhandled exception occurred|For more information|Traceback|The above exception|"
     r"During handling|An exception occurred !!|(Simulation|ServerApp) raised an exception|"
     r"RuntimeError: (Simulation Runtime crashed|An error was encountered)|.*FutureWarning|Error$)"
 )
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _RECORD = re.compile(r"^(DEBUG|INFO|WARNING|ERROR) *: +", re.MULTILINE)
-_ENDED = re.compile(r"Exit Code: (201|700)\b")  # by an exception in ServerApp or simulation
-_NO_RAY = "RuntimeError: Simulation Runtime crashed."  # before any party was sent anything
+_ENDED = re.compile(
+    r"Exit Code: (201|700)\b"
+)  # after an exception in the ServerApp or the simulation
+_NO_RAY = "RuntimeError: Simulation Runtime crashed."  # no party has received anything
 
 
 def from_anywhere(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """A run configuration for Flower's processes, which run in other folders than the caller."""
+    """Return a run configuration with absolute paths, for processes in other folders."""
     values = dict(run_config)
     for name, value in run_config.items():
         key = KEYS.get(name)
@@ -52,9 +54,9 @@ def from_anywhere(run_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_path(name: str, kind: str, path: str) -> bool:
-    """Whether what follows the kind of a model, or of a data set, is a path.
+    """Return whether the text after the kind of a model or data set is a path.
 
-    A data set of kind hf may have a hub's name.
+    A data set of kind hf may have the name of a data set on a hub.
     """
     if name == "bottom-model":
         return kind in BOTTOMS.of
@@ -64,7 +66,7 @@ def _is_path(name: str, kind: str, path: str) -> bool:
 
 
 def of_node_from_anywhere(node_config: Mapping[str, Any]) -> dict[str, Any]:
-    """As `from_anywhere`, for a party's node configuration."""
+    """Return a node configuration with absolute paths, as `from_anywhere`."""
     values = dict(node_config)
     for name in ("file", "images", "states", "tokenizer"):
         if isinstance(values.get(name), str) and values[name]:
@@ -84,12 +86,12 @@ def _absolute(path: str) -> str:
 
 
 def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) -> None:
-    """Submit a run and wait for its end; once more, if its ServerApp never ran.
+    """Submit a run and wait for its end; submit it again if its ServerApp never ran.
 
     Raises
     ------
     VflError
-        If there is no summary of it: by our own sentence, or what Flower's log gives as the cause.
+        If it left no summary. The message is our own error, or the cause in Flower's log.
     """
     folder = Path(run_config["out"])
     make_folder(folder)
@@ -97,7 +99,7 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
     (superlink.home / "vfl-flower").symlink_to(folder)
     log, summary = folder / "flower.log", folder / "summary.json"
     history = folder / "history.jsonl"
-    before = _touched(history), _touched(summary)  # a run that is resumed has both
+    before = _touched(history), _touched(summary)  # a resumed run has both
     with from_elsewhere(folder) as look:
         for _ in range(_STARTS):
             read = log.stat().st_size if log.exists() else 0
@@ -110,7 +112,7 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
                 raise VflError(sentence)
             if _touched(summary) != before[1]:
                 break
-            # The ServerApp touches it before it sends anything, beside a Ray that still starts.
+            # The ServerApp touches the history before it sends anything, perhaps before Ray is up.
             if _touched(history) != before[0]:
                 if _NO_RAY not in said:
                     raise VflError(
@@ -118,7 +120,7 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
                         f"Its log {log} says more."
                     )
                 if before[0] is None:
-                    history.unlink()  # else the next start finds a run here
+                    history.unlink()  # otherwise the next start finds a run here
                 before = _touched(history), before[1]
             notice.warning("Flower ended the run before it began: %s", _cause(said))
         else:
@@ -129,12 +131,14 @@ def run_on(superlink: SuperLink, parties: int, run_config: Mapping[str, Any]) ->
 
 
 def _touched(path: Path) -> int | None:
-    """When a file was last written, if it is there."""
+    """Return when a file was last written; None if it does not exist."""
     return path.stat().st_mtime_ns if path.exists() else None
 
 
 def _sentence(said: str) -> str | None:
-    """The error of ours that ended the ServerApp: logged without a traceback, then an exit code."""
+    """Return our error that ended the ServerApp.
+
+    It has no traceback, and an exit code follows."""
     _, *records = _RECORD.split(said)
     levels, texts = records[::2], records[1::2]
     for level, text, following in zip(levels, texts, texts[1:], strict=False):
@@ -144,7 +148,7 @@ def _sentence(said: str) -> str | None:
 
 
 def _cause(said: str) -> str:
-    """The last line of Flower's own log that says what went wrong, as a sentence."""
+    """Return the last line of Flower's log that says what went wrong, as a sentence."""
     lines = [
         line.rstrip().strip("─│╭╮╰╯ ") if line[:1] in "│╭╰" else line for line in said.splitlines()
     ]

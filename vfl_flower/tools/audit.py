@@ -1,10 +1,9 @@
-"""Privacy audit: published attacks on a system, by what its messages carry.
+"""Privacy audit: run published attacks against a system's messages.
 
-An attack runs the application itself, with a ClientApp in front of the parties' own that reads the
-messages of party 0 (`Wiretap`), or that also answers in its place (`Curious`). An attacker has
-those messages, the run configuration, and what its row of the table says it has; true labels and
-features otherwise serve to count its successes. The memory of a party or of the label holder is
-never looked at.
+An attack runs the whole application. A ClientApp wraps the parties' own: it reads the messages of
+party 0 (`Wiretap`), or answers in its place (`Curious`). The attacker has these messages, the run
+configuration, and what its row of the table names. True labels and features only measure success.
+No attack reads the memory of a party or of the label holder.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,12 @@ from vfl_flower.protocol.aggregation.secure import Secure
 from vfl_flower.protocol.systems import baselines, resolve
 from vfl_flower.tools import audit_features as features
 from vfl_flower.tools.audit_canary import Canary, canary
-from vfl_flower.tools.audit_clients import Curious, Ids, Rows, Wiretap, summed
+from vfl_flower.tools.audit_clients import Curious, Ids, Wiretap, summed
+from vfl_flower.tools.audit_labels import Finding, direct, finding, with_known_rows
 from vfl_flower.transport.local import LocalGrid
 
-_DRAWS = 10  # of the labelled rows that an attacker knows; its success is the mean
 _SUMMING = {"top-model": "sum", "epochs": 1, "batch-size": 64}  # Cascaded, section VI-B
-_OF_OTHER_SERVERS = (  # keys that mean nothing, or something else, where the server sums
+_OF_OTHER_SERVERS = (  # options without meaning, or with another one, if the server sums
     "combine",
     "embedding-size",
     "embedding-activation",
@@ -51,92 +50,19 @@ _OF_OTHER_SERVERS = (  # keys that mean nothing, or something else, where the se
     "parties",
     "out",
 )
-_SMALL = 0.001  # party-lr there: the least that the paper tried, since the user's is for another
-_INVERTED = 100  # rows, since each is searched for
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A row of the table: how often an attacker is right, beside one that only guesses.
-
-    ``measure``: "accuracy", the share of rows whose class is named, where guessing names the most
-    frequent class; with two classes "AUC"; or for features "R2", the share of variance explained.
-    ``rows`` is how many rows it was measured on, over all trials.
-    """
-
-    attack: str
-    attacker: str
-    measure: str
-    success: float
-    guessing: float
-    rows: int
-
-
-# --- attacks: scores [R, C] of the classes, the highest of which is named -------------------------
-
-
-def direct(gradients: Rows) -> Rows:
-    """Label inference by the sign of the gradient of the outputs [R, C] (Fu et al., 2022).
-
-    d loss / d y_c is p_c, less one if c is the label: only the label's component is negative.
-    """
-    return np.hstack([gradients, -gradients]) if gradients.shape[1] == 1 else -gradients
-
-
-def by_norm(gradients: Rows, known: Ids, labels: Ids) -> Rows:
-    """Label inference by the norms of gradient rows [R, E] (Li et al., 2022), on a log scale.
-
-    A row is of the class whose known rows have the nearest mean.
-    """
-    logs = np.log(np.linalg.norm(gradients, axis=1) + 1e-30)
-    means = _class_means(logs[known, None], labels)[:, 0]
-    scores: Rows = -np.square(logs[:, None] - means)
-    return scores
-
-
-def by_direction(gradients: Rows, known: Ids, labels: Ids) -> Rows:
-    """Label inference by the directions of gradient rows [R, E] (Li et al., 2022).
-
-    A row is of the class whose known rows' mean direction makes the largest cosine with its own.
-    """
-    directions = _unit(gradients)
-    scores: Rows = directions @ _unit(_class_means(directions[known], labels)).T
-    return scores
-
-
-def complete(embeddings: Rows, known: Ids, labels: Ids) -> Rows:
-    """Model completion (Fu et al., 2022): a head for embeddings [R, E], fitted to known rows."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.preprocessing import StandardScaler
-
-    scaled = StandardScaler().fit_transform(embeddings)
-    scores: Rows = (
-        LogisticRegression(max_iter=500).fit(scaled[known], labels).predict_log_proba(scaled)
-    )
-    return scores
-
-
-def _class_means(rows: Rows, labels: Ids) -> Rows:
-    return np.stack([rows[labels == each].mean(0) for each in range(labels.max() + 1)])
-
-
-def _unit(rows: Rows) -> Rows:
-    unit: Rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
-    return unit
-
-
-# --- the audit ----------------------------------------------------------------------------------
+_SMALL = 0.001  # party-lr there: the paper's least, since the user's suits another server
+_INVERTED = 100  # rows: each takes a search
 
 
 def audit(
     parties: int, run_config: Mapping[str, Any], known: int = 4, shown: int = 500
 ) -> tuple[list[Finding], Canary | None, Path]:
-    """Attack a system, and write ``audit.json`` into the results folder of the run attacked.
+    """Attack a system, and write ``audit.json`` into the results folder of the run.
 
     Parameters
     ----------
-    known : labelled rows of each class that some attackers have.
-    shown : rows, up to a tenth of all, whose features the label holder has for its decoder.
+    known : labelled rows of each class that some attackers know.
+    shown : rows whose features the label holder knows for its decoder, at most a tenth of all.
 
     Raises
     ------
@@ -147,7 +73,7 @@ def audit(
     if config.strategy in baselines():
         systems = [name for name in SYSTEMS.names if name not in baselines()]
         raise ConfigError(
-            f"strategy = {config.strategy!r} is a baseline, and the audit is for systems: choose "
+            f"strategy = {config.strategy!r} is a baseline, and an audit needs a system: choose "
             f"one of {', '.join(systems)}."
         )
     if estimators.choose(config).broadcasts:
@@ -162,7 +88,7 @@ def audit(
         )
     if aggregation_of(config).any_subset:
         raise ConfigError(
-            "An audit is of rows that all parties have: leave presence and subsets out."
+            "An audit needs rows that all parties have: leave presence and subsets out."
         )
     if config.data.target == "regression":
         raise ConfigError(
@@ -179,20 +105,20 @@ def audit(
     counts = np.bincount(labels)
     if known < 1 or counts.min() <= known:
         raise ConfigError(
-            f"{known} known rows a class cannot be: the smallest class of {config.data.dataset} "
-            f"has {counts.min()} training rows, and some must be left to attack."
+            f"{known} known rows per class are impossible: the smallest class of "
+            f"{config.data.dataset} has {counts.min()} training rows. Choose at least 1, and fewer."
         )
     folder = results_folder(config)
-    trials = min(10, math.ceil(15_000 / len(labels)))  # few rows alone leave much to chance
+    trials = min(10, math.ceil(15_000 / len(labels)))  # a few rows leave much to chance
     with tqdm(total=2 + 2 * trials, unit="run", desc="audit", disable=None, leave=False) as bar:
         taps = [Wiretap(config)]
         for party in range(1, parties):
-            taps.append(Wiretap(config, taps[-1], party=party))  # each reads what the last lets by
+            taps.append(Wiretap(config, taps[-1], party=party))  # each wraps the one before
         run = run_local(parties, {**run_config, "out": str(folder)}, taps[-1])
         tap = taps[0]
         bar.update()
         untrained = Wiretap(config.with_values({"aggregation": "plain"}))
-        # A party has its own embeddings, whatever it masks them by: those of a plain run.
+        # A party knows its embeddings without masks: a plain run computes them.
         plain = {**run_config, "aggregation": "plain"}
         _run({**plain, "party-lr": 0.0, "epochs": 1}, parties, untrained, run.summary)
         own = tap
@@ -201,10 +127,10 @@ def audit(
             _run(plain, parties, own, run.summary)
         bar.update()
         findings = _direct_inference(parties, run_config, labels, trials, bar)
-    findings += _with_known_rows(config, labels, known, taps, own, untrained)
-    first = tap if tap.is_masked else untrained  # of masked embeddings the last say no less
+    findings += with_known_rows(config, labels, known, taps, own, untrained)
+    first = tap if tap.is_masked else untrained  # if masked, the last ones reveal as much
     findings += _of_features(config, parties, shown, taps, first, folder)
-    claim = canary(config.with_values({"aggregation": "plain"}))  # parties are its adversary
+    claim = canary(config.with_values({"aggregation": "plain"}))  # parties are the adversary
     report = {
         "strategy": config.strategy,
         "dataset": config.data.dataset,
@@ -223,9 +149,9 @@ def audit(
 def _run(
     run_config: Mapping[str, Any], parties: int, tap: Wiretap, like: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A run of which only what the wiretap read is kept; its figures.
+    """Run for the wiretap, without a results folder; return the figures.
 
-    Scalar noise is that of the run that ``like`` sums up, since calibrating it anew takes long.
+    Reuse the scalar noise of the run whose summary is ``like``, since calibration takes long.
     """
     calibrated = like.get("noise_multiplier")
     if calibrated is not None:
@@ -240,14 +166,16 @@ def _run(
 def _direct_inference(
     parties: int, run_config: Mapping[str, Any], labels: Ids, trials: int, bar: Any
 ) -> list[Finding]:
-    """Table I of Cascaded: two parties, a server that sums their outputs, one epoch, batch 64.
+    """Attack two parties whose outputs a server sums, as in Table I of Cascaded.
 
-    Trials differ in their seed. Beside its direct inference, the forward embedding leak of Sun et
-    al. (2022): embeddings that are summed to the outputs may show the class without any feedback.
+    Trials differ in their seed. Besides direct inference, measure the forward embedding leak (Sun
+    et al., 2022): embeddings whose sum is the output may show the class without any feedback.
     """
     config = resolve(run_config)
     given = {key: run_config[key] for key in run_config.keys() - set(_OF_OTHER_SERVERS)} | _SUMMING
-    given["aggregation"] = "plain"  # answers are the same, and what is masked is left out below
+    given["aggregation"] = (
+        "plain"  # answers are equal; attacks on masked uploads are left out below
+    )
     if config.models.top != "sum":
         given["party-lr"] = _SMALL
     if config.schedule.quorum:
@@ -271,7 +199,7 @@ def _direct_inference(
     if not estimators.choose(config).answers_by_scalars:  # uploads are not used
         del attackers["direct, uploads guessed*"]
     findings = [
-        _finding(
+        finding(
             name,
             attacker,
             [(direct(tap.gradients[tap.answered]), labels[tap.answered]) for tap in taps],
@@ -280,83 +208,11 @@ def _direct_inference(
     ]
     benign = [taps[1] for taps in heard]
     outputs = [(direct(-tap.embeddings[tap.uploaded]), labels[tap.uploaded]) for tap in benign]
-    findings.append(_finding("embeddings as outputs*", "eavesdropper: uploads of party 0", outputs))
-    if isinstance(aggregation_of(config), Secure):  # of which an eavesdropper reads none
+    findings.append(finding("embeddings as outputs*", "eavesdropper: uploads of party 0", outputs))
+    if isinstance(aggregation_of(config), Secure):  # an eavesdropper reads no upload
         read = ("uploads of", "uploads and") if len(attackers) == 3 else ("uploads of",)
         findings = [each for each in findings if not any(word in each.attacker for word in read)]
     return findings
-
-
-def _with_known_rows(
-    config: RunConfig,
-    labels: Ids,
-    known: int,
-    taps: Sequence[Wiretap],
-    own: Wiretap,
-    untrained: Wiretap,
-) -> list[Finding]:
-    """Attacks that start from a few labelled rows of each class: all draws of those together."""
-    tap, everywhere = taps[0], np.all([each.uploaded for each in taps], axis=0)
-    of_messages = tap.gradients, tap.answered
-    attacks = [
-        ("gradient norms", "eavesdropper: messages of party 0", by_norm, *of_messages),
-        ("gradient directions", "eavesdropper: messages of party 0", by_direction, *of_messages),
-        ("model completion", "party 0: its embeddings", complete, own.embeddings, own.uploaded),
-        (
-            "model completion, control",
-            "party 0, untrained: its embeddings",
-            complete,
-            untrained.embeddings,
-            untrained.uploaded,
-        ),
-    ]
-    if tap.is_masked:
-        views = ("one party", "party 0", tap.embeddings), ("sum", "all parties", summed(taps))
-        attacks += [
-            (
-                f"model completion, {name}",
-                f"label holder: uploads of {whose}",
-                complete,
-                rows,
-                everywhere,
-            )
-            for name, whose, rows in views
-        ]
-    findings = []
-    for name, attacker, attack, rows, reached in attacks:
-        rows, truth = rows[reached], labels[reached]
-        of_class = [np.flatnonzero(truth == each) for each in range(labels.max() + 1)]
-        if min(map(len, of_class)) <= known:
-            raise ConfigError(
-                f"Of some class no more than {known} rows were in a mini-batch, and some must be "
-                "left to attack: give the run more epochs, or attackers fewer known rows."
-            )
-        generator = np.random.default_rng([config.training.seed, 5])
-        draws = []
-        for _ in range(_DRAWS):
-            ids = np.concatenate([generator.choice(each, known, False) for each in of_class])
-            scores = attack(rows, ids, truth[ids])
-            draws.append((np.delete(scores, ids, 0), np.delete(truth, ids)))
-        findings.append(_finding(name, f"{attacker}, {known} labels a class", draws))
-    return findings
-
-
-def _finding(attack: str, attacker: str, trials: Sequence[tuple[Rows, Ids]]) -> Finding:
-    """How often the highest score is that of the true class; with two classes, the AUC.
-
-    Parameters
-    ----------
-    trials : of each, scores [R, C] and labels [R]; the mean over trials is reported.
-    """
-    from sklearn.metrics import roc_auc_score
-
-    rows = sum(len(truth) for _, truth in trials)
-    if trials[0][0].shape[1] == 2:
-        areas = [roc_auc_score(truth, scores[:, 1] - scores[:, 0]) for scores, truth in trials]
-        return Finding(attack, attacker, "AUC", float(np.mean(areas)), 0.5, rows)
-    success = np.mean([(scores.argmax(1) == truth).mean() for scores, truth in trials])
-    guessing = np.mean([np.bincount(truth).max() / len(truth) for _, truth in trials])
-    return Finding(attack, attacker, "accuracy", float(success), float(guessing), rows)
 
 
 def _of_features(
@@ -367,7 +223,7 @@ def _of_features(
     untrained: Wiretap,
     folder: Path,
 ) -> list[Finding]:
-    """Attacks of the label holder on features; draws images, if they are such."""
+    """Attack features as the label holder; draw them if they are images."""
     block = np.asarray(load_features(config, 0, parties).train)
     generator = np.random.default_rng([config.training.seed, 6])
     tap = taps[0]
@@ -389,7 +245,7 @@ def _of_features(
         picture = None
     sent, block = untrained.embeddings[untrained.uploaded], block[untrained.uploaded]
     few = generator.permutation(len(block))[:_INVERTED]
-    # Where a secret has drawn the party's model, an attacker has one that is independent of it.
+    # If a secret has drawn the party's model, the attacker's model is independent of it.
     for whose, secret in (("the seed's", b""), ("a secret's", generator.bytes(16))):
         model = build_bottom(config, 0, samples.first(block), sent.shape[1], secret)
         found = features.invert(model, sent[few], block.shape[1:], generator)

@@ -1,10 +1,10 @@
-"""Privacy audit: whether an epsilon that is claimed can be refuted.
+"""Try to refute the epsilon that a run claims: canaries of the privacy audit.
 
-A game has two worlds, which differ in one label, or in one record's features. An attacker plays
-all parties, sees all that leaves the label holder (or is the label holder, and sees all that leaves
-a party), and gives a score to what it saw. How well scores tell the worlds apart bounds epsilon
-from below (Jagielski et al., 2020): where that bound exceeds the claim, the claim is false. Where
-it does not, nothing is proved, which is why the tests play each game with its noise off as well.
+A game has two worlds, which differ in one label, or in one record's features. The attacker plays
+all parties and sees everything that leaves the label holder; or it plays the label holder and sees
+everything that leaves a party. It gives a score to what it saw. How well the scores tell the worlds
+apart bounds epsilon from below (Jagielski et al., 2020). A bound above the claim refutes the claim.
+A lower bound proves nothing, so the tests also play each game without noise.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from vfl_flower.transport.messages import EmbedOrder, RejoinOrder, TrainOrder
 
 Scores = NDArray[np.float64]
 
-CONFIDENCE = 0.975  # by which a bound is one
+CONFIDENCE = 0.975  # that a bound holds
 
 _PARTIES = 2
-_FAR = 2000.0  # of the embedding by which an attacker marks the record
-_PASSES = 12  # over all rows, with scalars of those without the record to look at
+_FAR = 2000.0  # size of the embedding that marks the record
+_PASSES = 12  # over all rows; the scalars of rows without the record reveal the model
 
 
 @dataclass(frozen=True)
 class Canary:
-    """What a run claims, and what the game shows that it is at least, at this delta."""
+    """The epsilon that a run claims, and the lower bound that a game shows."""
 
     claimed: float
     shown: float
@@ -58,7 +58,7 @@ class Canary:
 
 
 def canary(config: RunConfig) -> Canary | None:
-    """Play the game of the configured mechanism; none where it claims no epsilon."""
+    """Play the game of the configured mechanism; return None if it claims no epsilon."""
     mechanism = mechanism_of(config)
     games: dict[type[Mechanism], Callable[[RunConfig], Canary]] = {
         RandomisedLabels: of_labels,
@@ -72,11 +72,10 @@ def canary(config: RunConfig) -> Canary | None:
 def shown_at_least(
     one: Scores, other: Scores, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """A lower bound of epsilon, from the scores [T] of either world; or several of each, [T, K].
+    """Return a lower bound of epsilon, from the scores [T] or [T, K] of both worlds.
 
-    The event that tells most is chosen by one half of the scores: that one of them is above or
-    below some threshold. How often it comes in either world is bounded by the other half
-    (Clopper-Pearson).
+    One half of the scores chooses the event that tells the worlds apart best: one score is above or
+    below a threshold. The other half bounds the event's frequency in each world (Clopper-Pearson).
     """
     scores = [each.reshape(len(each), -1) for each in (one, other)]
     chosen, rest = zip(*(np.array_split(each, 2) for each in scores), strict=True)
@@ -95,7 +94,7 @@ def shown_at_least(
 def _tells(
     one: Scores, other: Scores, event: tuple[int, float, int], delta: float, confidence: float
 ) -> float:
-    """The bound by how often a score is above a threshold, or is not, in one world or the other."""
+    """Return the bound by how often an event happens in each world."""
     kind, threshold, way = event
     above = [int((each[:, kind] > threshold).sum()) for each in (one, other)]
     below = [len(one) - each for each in above]
@@ -104,10 +103,10 @@ def _tells(
 
 
 def _bound(hits: int, alarms: int, trials: int, delta: float, confidence: float) -> float:
-    """log((p - delta) / q), of the least p and the most q that go with these counts."""
+    """Return log((p - delta) / q), for the least p and greatest q of these counts."""
     from scipy.stats import beta
 
-    level = (1 + confidence) / 2  # for each of the two
+    level = (1 + confidence) / 2  # for each of the two bounds
     least = beta.ppf(1 - level, hits, trials - hits + 1) if hits else 0.0
     most = beta.ppf(level, alarms + 1, trials - alarms) if alarms < trials else 1.0
     return math.log((least - delta) / most) if least > delta else -math.inf
@@ -123,14 +122,14 @@ def of_labels(
     confidence: float = CONFIDENCE,
     anew: bool = False,
 ) -> Canary:
-    """Each row is a game of its own, since noise on labels is drawn for each apart.
+    """Play the game of noise on labels: each row is one game, with independent noise.
 
-    A party uploads embeddings of zero, and the answers' signs say the label that was learned from;
-    in as many runs as it likes.
+    A party uploads embeddings of zero in several runs. The signs of the answers reveal the noisy
+    label.
 
     Parameters
     ----------
-    anew : whether labels are drawn anew for each run, to see whether the game can be won.
+    anew : whether each run draws its noise anew. The tests use it to win the game.
     """
     small = config.with_values(
         {
@@ -178,15 +177,15 @@ def of_scalars(
     noise: ScalarNoise | None = None,
     confidence: float = CONFIDENCE,
 ) -> Canary:
-    """The label of record 0, by scalars of its mini-batches and of later ones without it.
+    """Play the game of noisy scalars: find the label of record 0.
 
-    Both parties mark the record with an embedding like no other, so that its label moves the top
-    model; then they look at scalars of the other mini-batches along that mark, and so at the model.
-    They do so in turn, or where all step together at once.
+    Both parties mark the record with an extreme embedding, so that its label moves the top model.
+    Scalars of other mini-batches along that mark then reveal the model. Parties take turns, or step
+    together if the configuration says so.
 
     Parameters
     ----------
-    noise : in the place of the accountant's, to see whether the game can be won.
+    noise : replaces the accountant's noise. The tests use it to win the game.
     """
     rows, batch = 256, 64
     together = config.estimator.perturbs == "all" or config.schedule.quorum not in (None, 1)
@@ -227,12 +226,11 @@ def of_scalars(
 def _played(
     releases: ReleaseLog, holder: LabelHolder, rows: int, batch: int
 ) -> tuple[float, float, float]:
-    """What an attacker makes of the scalars of record 0, of those of the others, and of all."""
-
+    """Return scores of record 0's scalars, of the other scalars, and of both."""
     together = holder.config.schedule.quorum == _PARTIES
 
     def ask(number: int, window: Window, centre: list[float], away: list[float]) -> float:
-        """The sum of the scalars of these rows, whose pairs are away from a centre, or from 0."""
+        """Return the sum of these rows' scalars; record 0 lies at the centre, others at 0."""
         at = torch.tensor(centre).repeat(len(window.ids), 1)
         at[torch.from_numpy(window.ids > 0)] = 0.0
         pair = at + torch.tensor(away), at - torch.tensor(away)
@@ -246,7 +244,7 @@ def _played(
         )
         return float(sum(answer["difference"].sum() for answer in answers.values()))
 
-    with torch.no_grad():  # a model that tells along the second dimension, to mark along the first
+    with torch.no_grad():  # it predicts along the second dimension; the mark is along the first
         next(holder.top.parameters()).copy_(torch.tensor([[0.0, 1.0] * _PARTIES]))
     ids = np.arange(rows, dtype=np.int32)
     marked = Window(ids[:batch], np.array([batch], np.int32), distinct=True)
@@ -264,16 +262,16 @@ def _played(
 def of_embeddings(
     config: RunConfig, rows: int = 4000, uploads: int = 4, confidence: float = CONFIDENCE
 ) -> Canary:
-    """The features of a record, by training uploads of the configured estimator.
+    """Play the game of noisy embeddings: find a record's features by its uploads.
 
-    Each row is a game of its own. Its embedding lies at the bound R, at -R or within it. The
-    attacker plays the label holder: it orders a window, asks for fresh embeddings of the same rows,
-    and drops both. It looks at the sum of a row's embeddings, and at how many of them are not on
-    the grid of the noise. Fresh embeddings and those of zeroth order come without gradients.
+    Each row is one game. Its embedding lies at the bound R, at -R, or between. The attacker plays
+    the label holder: it orders a window, asks for fresh embeddings of the same rows, and drops
+    both. Its scores are the sum of a row's embeddings, and how many are off the grid of the noise.
+    Fresh and zeroth-order embeddings have no gradients.
 
     Parameters
     ----------
-    uploads : embeddings of a row, of which a zeroth-order upload has two.
+    uploads : embeddings of a row. A zeroth-order upload has two of them.
     """
     config = sized(config, rows)
     small = config.with_values(
@@ -297,7 +295,7 @@ def of_embeddings(
 
 
 def _uploaded(config: RunConfig, feature: float, rows: int, uploads: int) -> Scores:
-    """What an attacker makes of the uploads of rows with this one feature, [T, 2]."""
+    """Return the scores [T, 2] of the uploads of rows with this single feature."""
     features, ids = np.full((rows, 1), feature, np.float32), np.arange(rows)
     block = ArrayBlock(features, features[:2], "", None, "", ids, ids[:2])
     party = Party(config, 0, 1, 1, block)

@@ -1,6 +1,6 @@
-"""ClientApps of the privacy audit's attackers: one that reads messages, and one that makes queries.
+"""ClientApps of the privacy audit's attackers: one reads messages, the other makes queries.
 
-Both stand in front of the parties' own ClientApp, and use the messages alone.
+Both wrap the parties' ClientApp, and use only its messages.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ _ORDERS: dict[str, type[Order]] = {
 
 
 class Wiretap(ClientApp):
-    """Reads the messages of a party, and keeps what they say of each of the N training rows.
+    """Reads the messages of a party, and keeps what they reveal of each training row.
 
     Parameters
     ----------
     client : the ClientApp whose messages are read.
-    guess : draws the directions of zeroth-order pairs, for who does not see the uploads.
-    party : whose messages.
+    guess : draws the directions of zeroth-order pairs, if the attacker does not see the uploads.
+    party : the party whose messages are read.
 
     Attributes
     ----------
-    embeddings : as last uploaded, [N, E]; of a zeroth-order pair, the one that is trained on.
-    pairs : both of a zeroth-order pair, as last uploaded, [N, 2 E].
-    gradients : by the first answer, when the top model has learned least, [N, E]: the gradient of
-        the row's loss with respect to its embedding; under zeroth order the step's difference times
-        the row's direction, which is one embedding of its pair less the other (Cascaded, VI-B).
-    uploaded, answered : which rows have one, [N].
-    masked : where embeddings are masked, those as last uploaded, [N, E]: of `embeddings` and all
-        that follows there is then what their random bits say.
+    embeddings : as last uploaded, [N, E]. From a zeroth-order pair, the one that trains the top.
+    pairs : both embeddings of zeroth-order pairs, as last uploaded, [N, 2 E].
+    gradients : [N, E], by the first answer, when the top model has learned least. Each row has the
+        gradient of its loss by its embedding. Under zeroth order, it is the step's difference times
+        the row's direction: one embedding of the pair less the other (Cascaded, VI-B).
+    uploaded, answered : whether a row was uploaded, or answered, [N].
+    masked : masked embeddings as last uploaded, [N, E]. `embeddings` and all that follows from
+        them then hold random bits.
     """
 
     embeddings: Rows
@@ -102,9 +102,9 @@ class Wiretap(ClientApp):
         self.pending: tuple[Window, Reading] | None = None
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """The party's own answer, which is read on its way."""
+        """Return the reply of the wrapped ClientApp, after reading it."""
         reply: Message = self.client(message, context)
-        with suppress(VflError):  # a failure, which the label holder will report
+        with suppress(VflError):  # the label holder will report the failure
             self._read(message, reply)
         return reply
 
@@ -145,7 +145,7 @@ class Wiretap(ClientApp):
             self._write(window, links.decode(upload.arrays, window)["embedding"])
 
     def _unmasked(self, arrays: Arrays, window: Window) -> Arrays:
-        """Masked blocks as if they were numbers between -2 and 2."""
+        """Return masked blocks, read as numbers between -2 and 2."""
         shape = len(window.ids), self.masked.shape[1]
         rows = {name: each[: shape[0] * shape[1]].reshape(shape) for name, each in arrays.items()}
         self.masked[window.ids] = rows["embedding"]
@@ -180,7 +180,7 @@ class Wiretap(ClientApp):
 
 
 def summed(taps: Sequence[Wiretap]) -> Rows:
-    """The sum of the embeddings of parties, of each row as last uploaded."""
+    """Return the sum of the parties' embeddings, of each row as last uploaded."""
     if not taps[0].is_masked:
         total: Rows = np.sum([each.embeddings for each in taps], 0)
         return total
@@ -188,10 +188,10 @@ def summed(taps: Sequence[Wiretap]) -> Rows:
 
 
 class Curious(ClientApp):
-    """Party 0 as a curious client, which uploads queries in place of embeddings (Cascaded, VI-B).
+    """A curious party 0, which uploads queries as embeddings (Cascaded, VI-B).
 
-    A row's query is c ~ N(0, 1), or under zeroth order the pair c + mu u and c (two-sided: c - mu
-    u) with u ~ N(0, 1); it goes through the codec, as an embedding would.
+    A row's query is c ~ N(0, 1). Under zeroth order, it is the pair c + mu u and c (two-sided:
+    c - mu u) with u ~ N(0, 1). The codec encodes it like an embedding.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -201,7 +201,7 @@ class Curious(ClientApp):
         self.rows = 0
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """What the party would answer, but for its embeddings."""
+        """Return the party's reply with queries in place of its embeddings."""
         kind = message.metadata.message_type
         trains = kind == TrainOrder.kind
         surrogate = load_large(context.state).get("uplink") if trains else None
@@ -213,11 +213,11 @@ class Curious(ClientApp):
             if not trains:
                 return reply
             upload = read_reply(reply, Upload)
-        except VflError:  # a failure
+        except VflError:  # the party has failed
             return reply
         if upload.party != 0:
             return reply
-        if surrogate is not None:  # what the party has sent will not arrive
+        if surrogate is not None:  # the queries replace what the party has sent
             surrogate[:] = before
         arrays = {name: upload.arrays[name] for name in upload.arrays if name in _NAMES_OF_ROWS}
         window = window_of(self.config, read_order(message, TrainOrder), arrays, self.rows)
@@ -242,7 +242,7 @@ class Curious(ClientApp):
 def window_of(
     config: RunConfig, order: TrainOrder, arrays: Arrays, rows: int, party: int = 0
 ) -> Window:
-    """The rows of a party's upload; those that it does not name follow from the configuration."""
+    """Return the rows of a party's upload, as it names them or as the order implies."""
     if "lengths" in arrays:
         return Window(arrays["ids"], arrays["lengths"])
     owner = None if order.coordinated else party

@@ -1,4 +1,4 @@
-"""Attacks of the privacy audit on features: what embeddings say of their rows."""
+"""Attack features in the privacy audit: recover rows from their embeddings."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.tools.audit_clients import Ids, Rows
 
 _IMAGES = 10  # in the picture
-_STARTS = 4  # from which an inversion is searched for
+_STARTS = 4  # starting points of each inversion
 
 
 def explained(rows: Rows, found: Rows, mean: Rows) -> float:
-    """R2 of what was found of rows [R, ...]: the share of their variance about ``mean``."""
+    """Return R2 of reconstructed rows [R, ...]: the explained variance about ``mean``."""
     error = np.square(rows - found).sum(dtype=float)
     return float(1 - error / np.square(rows - mean).sum(dtype=float))
 
@@ -29,9 +29,9 @@ def explained(rows: Rows, found: Rows, mean: Rows) -> float:
 
 
 def reconstruct(embeddings: Rows, known: Ids, features: Rows) -> Rows:
-    """Features [R, F] from embeddings [R, E], by a decoder trained on the features of known rows.
+    """Decode embeddings [R, E] to features [R, F], with a decoder for known rows.
 
-    One hidden layer; the weight decay is strong because few rows are known.
+    The decoder has one hidden layer. Its weight decay is strong because few rows are known.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPRegressor
@@ -54,9 +54,11 @@ def decode(
     generator: np.random.Generator,
     picture: Path | None = None,
 ) -> tuple[float, int, int]:
-    """`reconstruct` on rows that the attacker does not know; draws images, if they are such.
+    """Reconstruct rows that the attacker does not know; draw them if they are images.
 
-    R2, how many rows are known, and how many not.
+    Returns
+    -------
+    R2, the number of known rows, and the number of unknown rows.
     """
     features = block.reshape(len(block), -1)
     known, others = np.split(
@@ -71,7 +73,7 @@ def decode(
 
 
 def draw_images(originals: Rows, decoded: Rows, path: Path) -> None:
-    """Images [n, H, W] or [n, H, W, colours], each beside what was made of it."""
+    """Draw images [n, H, W] or [n, H, W, colours], each above its reconstruction."""
     from matplotlib.figure import Figure
 
     low, high = originals.min(), originals.max()
@@ -93,10 +95,10 @@ def draw_images(originals: Rows, decoded: Rows, path: Path) -> None:
 def invert(
     model: BottomModel, embeddings: Rows, shape: tuple[int, ...], generator: np.random.Generator
 ) -> Rows:
-    """Rows [R, *shape] whose embeddings by this model are these [R, E], as nearly as is found.
+    """Return rows [R, *shape] whose embeddings by a model are close to these [R, E].
 
-    By L-BFGS, from zeros and from some random rows; each row's best end counts. A linear model is
-    solved exactly so.
+    L-BFGS starts from zeros and from some random rows, and each row's best end counts. This solves
+    a linear model exactly.
     """
     model = model.double().requires_grad_(False)
     target = torch.from_numpy(embeddings).double().repeat(_STARTS, 1)
@@ -126,10 +128,10 @@ def invert(
 
 
 def _misses(model: BottomModel, x: Tensor, target: Tensor) -> Tensor:
-    """Squared distance [R] of rows' embeddings from the target.
+    """Return the squared distance [R] of rows' embeddings from the target.
 
-    That of ReLU is taken before it where the target is positive, since an output that is 0 else has
-    no slope.
+    Where the target of a ReLU is positive, the distance is taken before the ReLU: an output of 0
+    has no slope.
     """
     *inner, last = zip(model.layers, model.activations, strict=True)
     for layer, activation in inner:

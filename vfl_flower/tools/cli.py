@@ -93,9 +93,9 @@ def _align(
     node_config: options.NodeConfig = None,
     engine: options.EngineName = "local",
 ) -> None:
-    """Find the rows that all parties have, and keep them for later runs and predictions.
+    """Find the rows that all parties have, and keep them for later use.
 
-    Each run aligns by itself if nobody has aligned the ids that the files have now.
+    A run aligns by itself if the ids in the files have not been aligned before.
     The options are those of `vfl run`.
     """
     from vfl_flower.config.plugins import ENGINES
@@ -190,7 +190,7 @@ def _audit(
     out: options.Out = "",
     known: options.Known = 4,
 ) -> None:
-    """Run published attacks against a system's messages, and print how often they succeed.
+    """Run published attacks against a system's messages, and print their success.
 
     A party or an eavesdropper infers labels, and the label holder infers
     features. All attacks run in this process, on the messages of party 0.

@@ -29,7 +29,7 @@ class Command(TyperCommand):
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            where = error.filename or "The disk"  # perhaps that of temporary files
+            where = error.filename or "The disk"  # perhaps the disk of temporary files
             _fail(f"{where} is out of space: make some, and try again.", 1, error)
         except KeyboardInterrupt as error:
             _fail(str(error) or "stopped.", 130, error)

@@ -1,8 +1,8 @@
-"""Several systems and the baselines on one data set: one table, and one picture.
+"""Compare systems and baselines on one data set, in one table and two pictures.
 
-A result says little alone: `frozen` is what parties are worth that never learn, `alone` what the
-best of them is worth without the others, `joined` what their columns are worth in one place; where
-parties lack rows, `common` what the rows are worth that all have.
+A result needs baselines to be read. `frozen`: parties never learn. `local-only`: the best party
+works without the others. `centralised`: all columns are in one place. `intersection-only`, where
+parties lack rows: training uses the rows that all parties have.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ def compare(
     node_configs: Sequence[Mapping[str, Any]] = (),
     seeds: int = 1,
 ) -> Path:
-    """Run each configuration in this process, and each baseline that is not among them and can.
+    """Run each configuration in this process, and each baseline that fits beside them.
 
     Parameters
     ----------
-    common : keys of all runs; ``out`` is the folder that gets a folder for each of them,
+    common : options of all runs. ``out`` is the results folder: it gets a folder for each run,
         ``compare.json``, ``curves.png`` and ``frontier.png``.
-    runs : what each run adds to them, ``strategy`` at least; and if it has one, its ``title``.
-    target : the test accuracy, or for regression R2, to which bytes are counted.
-    node_configs : of each party, if they have files of their own.
-    seeds : by how many seeds each is run; figures are then means, as `seeds.repeated` leaves them.
+    runs : the options of each run, ``strategy`` at least; and perhaps its ``title``.
+    target : bytes are counted until the test accuracy, or for regression R2, reaches it.
+    node_configs : of each party, if parties have files.
+    seeds : number of seeds of each run. Figures are means over seeds, as in `seeds.repeated`.
 
     Returns
     -------
@@ -71,7 +71,9 @@ def compare(
     for run in runs:
         name, own = label(run, runs), {key: run[key] for key in run if key != "title"}
         if name in configurations:
-            raise ConfigError(f"The run {name!r} is there twice: leave one out, or title them.")
+            raise ConfigError(
+                f"The run {name!r} is given twice: leave one out, or give each a title."
+            )
         shared = _of_baselines(common) if run["strategy"] in baselines() else common
         configurations[name] = {**shared, **own}
         resolve(configurations[name])
@@ -79,7 +81,9 @@ def compare(
         beside = None if baseline in named else _baseline(baseline, common)
         if beside is not None:
             if baseline in configurations:
-                raise ConfigError(f"{baseline!r} is a baseline's name: choose another title.")
+                raise ConfigError(
+                    f"The title {baseline!r} is the name of a baseline: choose another title."
+                )
             configurations[baseline] = beside
     resolved = [resolve(each) for each in configurations.values()]
     running = [each.running for each in resolved]
@@ -90,7 +94,7 @@ def compare(
             "A comparison trains every run anew: leave task, model, resume and grow out."
         )
     if len({each.data.target for each in resolved}) > 1:
-        raise ConfigError("Some of these runs are for classes and some for numbers: compare apart.")
+        raise ConfigError("Some runs predict classes and others numbers: compare them separately.")
     folders = {name: folder_of(name) for name in configurations}
     if "" in folders.values() or len(set(folders.values())) < len(folders):
         raise ConfigError(
@@ -133,7 +137,7 @@ def compared(text: str) -> dict[str, Any]:
 
 
 def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The keys of a baseline beside runs with these keys; none if it cannot stand beside them."""
+    """Return a baseline's options beside these, or None if it does not fit."""
     keys = _of_baselines(common)
     stands = {
         "labels": "epsilon" in keys,
@@ -153,14 +157,14 @@ def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _of_baselines(common: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the keys of noise, codecs and what else no baseline has."""
-    of_labels = {"epsilon"} if common.get("privacy") == "labels" else set()  # all learn from these
+    """Return the options without those of systems, such as noise and codecs."""
+    of_labels = {"epsilon"} if common.get("privacy") == "labels" else set()  # of all
     left_out = {*_OF_SYSTEMS} - of_labels
     return {key: value for key, value in common.items() if key not in left_out}
 
 
 def _write(folder: Path, finished: Mapping[str, Finished], target: float) -> None:
-    """``compare.json`` and the pictures, of the runs that have finished."""
+    """Write ``compare.json`` and the pictures of the runs that have finished."""
     if not finished:
         return
     figures = {name: figures_of(run, target) for name, run in finished.items()}
@@ -181,7 +185,7 @@ def _write(folder: Path, finished: Mapping[str, Finished], target: float) -> Non
 
 
 def label(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
-    """A run's title; else its system, with its other keys if another run is of the same system."""
+    """Return a run's title; by default its system, with options if two runs share it."""
     if "title" in run:
         return str(run["title"])
     name = str(run["strategy"])
@@ -191,7 +195,7 @@ def label(run: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def table(folder: Path) -> str:
-    """Return the figures of a comparison as a terminal shows them, and what its epsilons are of."""
+    """Return a comparison as text: its figures, and what epsilon protects."""
     runs = read([folder])
     spent = privacy([run for run in runs if number(run.summary, "epsilon") is not None])
     notes = [note for _, note in spent.notes] if spent else []
@@ -202,7 +206,7 @@ def table(folder: Path) -> str:
 
 
 def figures_of(run: Finished, target: float) -> dict[str, Any]:
-    """Return a run's summary, the target, and the megabytes to it if every seed reaches it."""
+    """Return a run's summary, the target, and the megabytes to it."""
     summary = run.summary
     seeds = [Finished(run.folder / f"seed-{seed}") for seed in summary.get("seeds", ())]
     found: dict[str, Any] = mean([_reached(each, target) for each in seeds or [run]])
@@ -211,7 +215,7 @@ def figures_of(run: Finished, target: float) -> dict[str, Any]:
 
 
 def _reached(run: Finished, target: float) -> dict[str, float | None]:
-    """Return the megabytes up and down at the first evaluation that reaches the target."""
+    """Return the megabytes at the first evaluation that reaches the target."""
     for entry in run.history:
         if entry[main_metric(entry)] >= target:
             return {"megabytes_to_target": (entry["bytes_up"] + entry["bytes_down"]) / 1e6}

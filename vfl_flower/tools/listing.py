@@ -68,7 +68,7 @@ class Entry(NamedTuple):
 
 
 def show(words: Sequence[str] = (), every: bool = False) -> None:
-    """Print the short list, or with ``every`` the whole list, or what the words name or find.
+    """Print the short list, the whole list (``every``), or what the words find.
 
     Raises
     ------

@@ -67,7 +67,7 @@ Search = Annotated[
     ),
 ]
 Trials = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Trials, with those of an earlier call.")
+    int, typer.Option(min=1, metavar="N", help="Trials, including an earlier call's.")
 ]
 Jobs = Annotated[
     int,
@@ -206,7 +206,7 @@ REPORT_EXAMPLES = _examples("""
 vfl report runs/a
 # all runs below runs/ in the same charts and tables: the page is runs/report.html
 vfl report runs
-# some of them, and those of a comparison
+# two runs, and the runs of a comparison
 vfl report runs/a runs/b runs/comparison --out page.html
 # the page while the run in runs/a goes on
 vfl report --watch runs/a

@@ -1,8 +1,8 @@
-"""One configuration by several seeds: means, and standard deviations beside them.
+"""Run one configuration with several seeds; report means and standard deviations.
 
-``DIR`` gets a folder for each seed, and a summary and a history of its own. Their figures are means
-over the seeds, and ``deviation``, beside the figures that differ, has their standard deviations.
-So whatever reads the folder of a run reads this one. Its epsilon is of all seeds together.
+The results folder gets a folder for each seed, a summary and a history. Both hold means over the
+seeds. Beside figures that differ, ``deviation`` holds their standard deviations. Code that reads
+the folder of a run can read this folder too. Its epsilon covers all seeds together.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from vfl_flower.label_holder.progress import titled
 from vfl_flower.launch.engines import Engine, Finished
 from vfl_flower.protocol.privacy.together import Claim, together
 
-_NAMES = ("party", "best_party")  # numbers that name something
-_OF_ALL = {"epsilon", "delta", "gaussian_mu"}  # figures that are of all runs together
-_OF_ONE_RUN = {"epsilon_of_paper", "epsilon_secret_batches"}  # which nobody has composed
-_MEASURES = ("test_", "validation_", "train_")  # whose deviation is told even if it is 0
+_NAMES = ("party", "best_party")  # numbers that are names
+_OF_ALL = {"epsilon", "delta", "gaussian_mu"}  # figures of all runs together
+_OF_ONE_RUN = {"epsilon_of_paper", "epsilon_secret_batches"}  # no theorem composes them
+_MEASURES = ("test_", "validation_", "train_")  # their deviation is reported even if it is 0
 
 
 def repeated(
@@ -39,18 +39,18 @@ def repeated(
 
     Parameters
     ----------
-    seeds : how many; by one alone, the folder is that of its run.
+    seeds : number of seeds. A single seed uses the folder itself for its run.
 
     Raises
     ------
     ConfigError
-        If the configuration goes on with a run, or does not train.
+        If the configuration resumes a run, or does not train.
     """
     if seeds == 1:
         return start(parties, {**keys, "out": str(folder)}, node_configs=node_configs)
     config = configured(keys)
     if config.task != "train" or config.running.resume:
-        raise ConfigError("Seeds are of runs that train anew: leave task and resume, or --seeds.")
+        raise ConfigError("--seeds needs runs that train anew: leave out task and resume.")
     if folder.exists():
         raise ConfigError(f"out = {str(folder)!r} already exists: name another folder.")
     first, finished = config.training.seed, []
@@ -58,19 +58,19 @@ def repeated(
         own = {**keys, "seed": seed, "out": str(folder / f"seed-{seed}")}
         with titled(f"seed {seed} ({seed - first + 1}/{seeds})"):
             finished.append(start(parties, own, node_configs=node_configs))
-        _write(folder, finished)  # of so many, to be looked at meanwhile
+        _write(folder, finished)  # a user may read them before the last seed ends
     return Finished(folder)
 
 
 def _write(folder: Path, finished: Sequence[Finished]) -> None:
-    """The summary, the history and the curves of runs that differ in their seeds."""
+    """Write the summary, history and curves of runs that differ in their seeds."""
     summaries = [each.summary for each in finished]
     summary = _of_all(summaries) | {
         "seed": summaries[0]["seed"],
         "seeds": [each["seed"] for each in summaries],
         "config": summaries[0]["config"],
     }
-    # As far as all have come, since some may have stopped early.
+    # Some runs may have stopped early: the mean ends with the shortest.
     histories = [[_with_bytes(entry) for entry in each.history] for each in finished]
     history: list[dict[str, Any]] = [mean(entries) for entries in zip(*histories, strict=False)]
     lines = "".join(json.dumps(entry) + "\n" for entry in history)
@@ -81,7 +81,7 @@ def _write(folder: Path, finished: Sequence[Finished]) -> None:
 
 
 def _of_all(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The means; but the epsilon of all runs together, since all learn from the same people."""
+    """Return means, but one epsilon: all runs learn from the same people."""
     means: dict[str, Any] = mean(summaries)
     claims = [claim for each in summaries if (claim := Claim.of(each))]
     if not claims or len(summaries) == 1:
@@ -97,16 +97,15 @@ def _of_all(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _with_bytes(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry and its bytes in both directions, whose deviation no other says."""
+    """Return an entry with its total bytes, so that they have a deviation."""
     return {**entry, "bytes": entry["bytes_up"] + entry["bytes_down"]}
 
 
 def mean(values: Sequence[Any]) -> Any:
-    """The mean of numbers, and of each number in mappings and lists of the same form.
+    """Return the mean of numbers, also inside mappings and lists of one form.
 
-    A mapping gets ``deviation``: key -> standard deviation (n - 1) of each number that differs,
-    and of each that says how the model does.
-    What is no number, and is not everywhere the same, is none.
+    A mapping gets ``deviation``: key -> standard deviation (n - 1) of each number that differs, and
+    of each measure of the model. A value that differs and is not a number becomes None.
     """
     first = values[0]
     if all(each == first for each in values):
@@ -132,7 +131,7 @@ def mean(values: Sequence[Any]) -> Any:
 
 
 def _deviation(values: Sequence[Any]) -> float | None:
-    """The standard deviation of numbers, if that is what they are."""
+    """Return the standard deviation; None if a value is not a number."""
     return stdev(values) if _are_numbers(values) else None
 
 

@@ -1,9 +1,9 @@
 """`vfl report --watch`: the page about runs, served on this machine while they go on.
 
-The server has one page, below a name that nobody can guess, and answers all else with 404: no path
-that it is sent is looked up. So neither other users of this machine nor other sites in the same
-browser read it. It binds the loopback address alone, and refuses requests that name another host,
-as those of a foreign name do that was made to stand for this address (DNS rebinding).
+The server has one page at a random path. It answers other paths with 404, without looking them up.
+So other users of this machine, and other sites in the same browser, cannot read the page. The
+server binds the loopback address only. It refuses requests that name another host, which prevents
+DNS rebinding.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.tools.report import encoded, policy, report, waiting
 
 _ADDRESS = "127.0.0.1"
-_NAMES = (_ADDRESS, "localhost")  # by which a browser of this machine, or a tunnel to it, asks
-_SECONDS = 10.0  # that a request may take
+_NAMES = (_ADDRESS, "localhost")  # hosts that a browser here, or behind a tunnel, names
+_SECONDS = 10.0  # limit of a request
 
 
 class Live:
-    """The page about folders, made anew when something in them has changed."""
+    """The page about folders, rendered again after their files change."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
@@ -36,7 +36,7 @@ class Live:
         self._page = b""
 
     def page(self) -> bytes:
-        """The page as it is now; before there is one, why not."""
+        """Return the current page, or a page that says why there is none yet."""
         with self._lock:
             state = self._files()
             if state != self._state:
@@ -52,7 +52,7 @@ class Live:
             return encoded(waiting(str(error)))
 
     def _files(self) -> list[tuple[Path, int, int]]:
-        """What the page is made of: when each file was written last, and how long it is."""
+        """Return path, time of writing and size of each file that the page shows."""
         found = []
         for folder in self._folders:
             for path in sorted(folder.rglob("*.json*")):
@@ -67,7 +67,7 @@ class Server(ThreadingHTTPServer):
 
     Parameters
     ----------
-    port : 0 for one that is free.
+    port : 0 for any free port.
 
     Raises
     ------
@@ -84,7 +84,7 @@ class Server(ThreadingHTTPServer):
             super().__init__((_ADDRESS, port), _Handler)
         except OSError as error:
             why = "is used by another program" if error.errno == errno.EADDRINUSE else "is refused"
-            raise VflError(f"Port {port} {why}: name another by --port, or none.") from error
+            raise VflError(f"Port {port} {why}: name another with --port, or none.") from error
         self.url = f"http://{_ADDRESS}:{self.server_port}{self.path}"
 
 
@@ -96,9 +96,9 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "vfl", ""
 
     def do_GET(self) -> None:
-        """The page, to who asks for it by its name and this machine's."""
+        """Answer with the page if the request names its path and this machine."""
         if not self._names_this_machine():
-            self._answer(403, b"This page is of 127.0.0.1 alone.\n")
+            self._answer(403, b"This page is only at 127.0.0.1.\n")
         elif not hmac.compare_digest(self.path.encode(), self.server.path.encode()):
             self._answer(404, b"There is no such page.\n")
         else:

@@ -1,8 +1,8 @@
-"""One self-contained HTML page about the runs in results folders: `vfl report`.
+"""Write one self-contained HTML page about runs in results folders: `vfl report`.
 
-Everything on it is what runs, comparisons, sweeps and audits have left in their folders. The page
-loads nothing and runs nothing: its policy allows its own style sheet, by digest, and nothing else.
-A live page, which `vfl report --watch` serves, has a script besides, which asks for it anew.
+The page shows what runs, comparisons, sweeps and audits have written. It loads and runs nothing:
+its policy allows only its own style sheet, by digest. The live page of `vfl report --watch` also
+has a script that reloads it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def report(folders: Sequence[Path], live: bool = False) -> str:
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page, and return its path: by default report.html in the folder, or above several.
+    """Write the page, and return its path.
+
+    By default, it is report.html in the folder, or above several folders.
 
     Raises
     ------

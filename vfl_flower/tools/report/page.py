@@ -74,7 +74,7 @@ def _compared(runs: Sequence[Shown]) -> Section:
 
 
 def _banner_of_all(runs: Sequence[Shown]) -> Banner:
-    """Return one banner: how many runs came to their ends, and what became of the others."""
+    """Return one banner: how many runs finished, and how the others went."""
     found = {run.title: banner(run) for run in runs}
     others = {title: each for title, each in found.items() if each.kind != "finished"}
     if not others:

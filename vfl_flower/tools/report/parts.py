@@ -13,7 +13,7 @@ from vfl_flower.tools.report.read import NOTHING, number
 
 @dataclass(frozen=True)
 class Bar:
-    """Lengths that lie one after the other, beside the greatest sum; and where guessing lies."""
+    """A stacked bar: its lengths, the greatest sum, and a mark (where guessing lies)."""
 
     parts: Sequence[float]
     most: float = 1.0
@@ -22,7 +22,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, perhaps code; a line with these classes of the style sheet before it; or a bar."""
+    """A text, perhaps as code, perhaps after a line with these CSS classes; or a bar."""
 
     text: str = ""
     code: bool = False
@@ -35,7 +35,7 @@ Row = Sequence[str | Cell]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows, in groups, under a head; so many columns are texts, and the others figures."""
+    """Groups of rows under a head; columns after the first ``texts`` are figures."""
 
     head: Sequence[str]
     bodies: Sequence[Sequence[Row]]
@@ -45,7 +45,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """SVG elements without a text of a folder; what they show; what to say at a place."""
+    """SVG elements without texts from a folder, with a description and tool tips."""
 
     title: str
     said: str
@@ -72,7 +72,7 @@ class Section:
     more: Mapping[str, Table] = field(default_factory=dict)
 
     def in_terminal(self) -> str:
-        """Return the tables and the notes as a terminal shows them: without bars and swatches."""
+        """Return tables and notes for a terminal, without bars and swatches."""
         found = []
         for table in self.tables:
             rows = [[_plain(cell) for cell in row] for body in table.bodies for row in body]
@@ -97,7 +97,7 @@ def shown(figure: float | None, form: str = ".4g") -> str:
 
 
 def measured(of: Mapping[str, object], *path: str, form: str = ".4g", unit: float = 1) -> str:
-    """Return the number that is found there, times ``unit``; with its deviation over seeds."""
+    """Return the number at a path, times ``unit``, with its deviation over seeds."""
     *above, key = path
     found = number(of, *path), number(of, *above, "deviation", key)
     mean, deviation = (None if each is None else each * unit for each in found)

@@ -1,6 +1,6 @@
-"""What results folders hold: runs, with the numbers and texts that can be relied on in them.
+"""Read runs from results folders, and check the numbers and texts in them.
 
-The files may say anything: numbers are read by `number` alone, and the texts are only shown.
+The files may contain anything. Only `number` reads numbers, and texts are only shown.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from vfl_flower.config.plugins import SYSTEMS
 from vfl_flower.protocol.systems import System, load_system
 
 MEASURES = {"test_accuracy": "test accuracy", "test_r2": "test R²"}
-"""What a run is measured by, one of them -> what the page calls it."""
+"""Measures of a run -> their names on the page."""
 
 _RESULTS = ("test_", "validation_", "train_", "deviation")
 
 NOTHING = "–"
-"""What the page says where there is no number or text."""
+"""Stands where there is no number or text."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Shown:
 
     @property
     def best(self) -> dict[str, Any]:
-        """The evaluation whose model the run keeps, by validation rows; empty if there is none.
+        """The evaluation whose model the run keeps; empty if there is none.
 
-        Of a run that has not finished, the evaluation with the least validation loss so far.
+        Before a run has finished, it is the one with the least validation loss so far.
         """
         if self.finished:
             kept = number(self.summary, "best_epoch")
@@ -63,7 +63,7 @@ class Shown:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The summary, or the last evaluation; the results are those of the best evaluation."""
+        """The summary, or the last evaluation with the results of the best evaluation."""
         last = self.summary or self.history[-1]
         if self.finished:
             return last
@@ -72,51 +72,51 @@ class Shown:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The run configuration, by key."""
+        """The run configuration: option -> value."""
         return mapping(self.summary.get("config"))
 
     @property
     def versions(self) -> dict[str, Any]:
-        """Of Python and the libraries, by name."""
+        """The versions of Python and the libraries, by name."""
         return mapping(self.summary.get("versions"))
 
     @property
     def attacks(self) -> list[dict[str, Any]]:
-        """What each attack of an audit found."""
+        """The findings of an audit."""
         return mappings(self.audit.get("attacks"))
 
     @property
     def system(self) -> System | None:
-        """The system or baseline, if it is one of ours; a folder's text loads nothing else."""
+        """The system or baseline, if its name is known; otherwise nothing is loaded."""
         name = text(renamed.accepted("strategy", self.summary.get("strategy")))
         return load_system(name) if name in SYSTEMS.known else None
 
     @property
     def dataset(self) -> str:
-        """The data set's name, without what precedes it."""
+        """The last part of the data set's name."""
         return text(self.summary.get("dataset", "")).rsplit("/", 1)[-1]
 
     @property
     def measure(self) -> str:
-        """Which of accuracy and R2 it was measured by."""
+        """The measure of the run: accuracy or R2."""
         every = [self.summary, *self.history]
         has = (key for key in MEASURES if any(number(each, key) is not None for each in every))
         return next(has, "test_accuracy")
 
     @property
     def parties(self) -> list[dict[str, Any]]:
-        """What was counted by party; nothing where no message was sent."""
+        """The counts of each party; empty if no message was sent."""
         return mappings(self.summary.get("by_party")) if number(self.figures, "exchanges") else []
 
 
 def read(folders: Sequence[Path]) -> list[Shown]:
-    """The runs of results folders, in order; that of a comparison, or of runs, has several.
+    """Return the runs in results folders, in order; a folder may hold several runs.
 
     Raises
     ------
     VflError
-        If a folder holds no run, or one that has not finished and was never evaluated, or a file
-        that cannot be read.
+        If a folder holds no run, or a run without a summary and an evaluation; or if a file cannot
+        be read.
     """
     runs = [run for folder in folders for run in _of(folder)]
     for called in (_by_folder, _by_place):
@@ -126,7 +126,7 @@ def read(folders: Sequence[Path]) -> list[Shown]:
 
 
 def _of(folder: Path) -> list[Shown]:
-    """The run in a folder, those of a comparison, or those of a folder of both."""
+    """Return the run in a folder, or the runs of a comparison, or of all subfolders."""
     if (folder / "compare.json").is_file():
         compared = json_of(folder / "compare.json")
         titles = {folder_of(title): title for title in compared}
@@ -139,15 +139,15 @@ def _of(folder: Path) -> list[Shown]:
     if _is_run(folder):
         return [_run(folder)]
     if not folder.exists():
-        raise VflError(f"{folder} is not there: name a results folder, or a folder of some.")
+        raise VflError(f"{folder} does not exist: name a results folder, or a folder of them.")
     found = []
     for each in sorted(folder.iterdir()) if folder.is_dir() else ():
         if (each / "compare.json").is_file() or _has_figures(each):
             found += _of(each)
     if not found:
         raise VflError(
-            f"{folder} is no results folder, nor a folder of some: name one that `vfl run`, `vfl "
-            "compare` or `vfl audit` has left."
+            f"{folder} is not a results folder, and contains none: name a folder that `vfl run`, "
+            "`vfl compare` or `vfl audit` has written."
         )
     return found
 
@@ -158,7 +158,7 @@ def folder_of(title: str) -> str:
 
 
 def _has_figures(folder: Path) -> bool:
-    """Whether there is a run in a folder that has finished, or was evaluated."""
+    """Return whether a folder has a run that has finished or was evaluated."""
     history = folder / "history.jsonl"
     return (folder / "summary.json").is_file() or (history.is_file() and bool(_content(history)))
 
@@ -181,8 +181,7 @@ def _run(folder: Path, title: str = "", more: Mapping[str, Any] | None = None) -
     history = [_parsed(path, line) for line in _content(path).splitlines()]
     if not summary and not history:
         raise VflError(
-            f"The run in {folder} has not finished, as it has no summary.json, and was not "
-            "evaluated yet: wait for it."
+            f"The run in {folder} has no summary.json and no evaluation yet: wait for it."
         )
     title = title or text(renamed.accepted("strategy", summary.get("strategy", folder.name)))
     besides = (json_of(folder / name) for name in ("audit.json", "contribution.json"))
@@ -190,7 +189,7 @@ def _run(folder: Path, title: str = "", more: Mapping[str, Any] | None = None) -
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file, or an empty one if there is no file.
+    """Return the mapping in a JSON file; an empty one if there is no file.
 
     Raises
     ------
@@ -201,14 +200,14 @@ def json_of(path: Path) -> dict[str, Any]:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a file; none if there is no file."""
+    """Return the bytes of a file; none if there is no file."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
     except OSError as error:
         raise VflError(
-            f"{path} cannot be read: {error.strerror}; see to its permissions."
+            f"{path} cannot be read: {error.strerror}. Check its permissions."
         ) from error
 
 
@@ -218,12 +217,12 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         parsed = None
     if not isinstance(parsed, dict):
-        raise VflError(f"{path} cannot be read: it is not as a run leaves it, so move it away.")
+        raise VflError(f"{path} cannot be read: a run did not write it so. Move it away.")
     return parsed
 
 
 def _plain(value: Any) -> Any:
-    """The same without characters that are no text, and could not stand on a page."""
+    """Return a value without characters that a page cannot show."""
     if isinstance(value, str):
         return "".join("\ufffd" if category(c) in ("Cc", "Cs", "Cn") else c for c in value)
     if isinstance(value, list):
@@ -234,22 +233,22 @@ def _plain(value: Any) -> Any:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """The value if it is a mapping, else an empty one."""
+    """Return the value if it is a mapping; otherwise an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def mappings(value: Any) -> list[dict[str, Any]]:
-    """The value if it is a list, each of it as a mapping; else an empty one."""
+    """Return the items of a list as mappings; an empty list for other values."""
     return [mapping(each) for each in value] if isinstance(value, list) else []
 
 
 def text(value: Any) -> str:
-    """The value as a text, if it is a text, a number or the like."""
+    """Return a value as text; `NOTHING` for None, mappings and lists."""
     return NOTHING if value is None or isinstance(value, dict | list) else str(value)
 
 
 def number(of: Mapping[str, Any], *path: str) -> float | None:
-    """The number that is found so, if it is one, and of a size that can be drawn."""
+    """Return the number at a path, if it is a number that can be drawn."""
     value: Any = of
     for key in path:
         value = mapping(value).get(key)
@@ -258,7 +257,7 @@ def number(of: Mapping[str, Any], *path: str) -> float | None:
 
 
 def spent(entry: Mapping[str, Any], what: str) -> float | None:
-    """How much had been spent of something; megabytes are those up and down."""
+    """Return how much was spent; megabytes are the sum of up and down."""
     if what != "megabytes":
         return number(entry, what)
     up, down = number(entry, "bytes_up"), number(entry, "bytes_down")

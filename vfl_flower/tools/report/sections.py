@@ -20,8 +20,8 @@ _OTHERS = {  # epsilons that hold by other assumptions
 }
 _NO_NOISE = "No epsilon: no noise was added to what was sent."
 _NO_CLAIM = (
-    "No epsilon is claimed: the noise can be repeated (noise-seed), was none, was not on all that "
-    "was learned from (calibration), or was not added before the run failed."
+    "No epsilon is claimed: the noise can be repeated (noise-seed), was zero, did not cover all "
+    "data that was learned from (calibration), or was not added before the run failed."
 )
 
 
@@ -33,7 +33,7 @@ def headlines(run: Shown, counts: Sequence[str] = ()) -> dict[str, str]:
 
     Parameters
     ----------
-    counts : results are also on the rows that so many parties have.
+    counts : numbers of parties; results are also on rows that this many parties have.
     """
     of, kind = run.figures, run.measure.removeprefix("test_")
     found = {label: measured(of, key, form=".4f") for key, label in MEASURES.items()}
@@ -80,7 +80,7 @@ def comparison(runs: Sequence[Shown]) -> Section:
     ]
     notes = []
     if counts:
-        notes.append("of 1, of 2, ...: on the rows that so many parties have.")
+        notes.append("of 1, of 2, ...: on the rows that 1, 2, ... parties have.")
     seeds = runs[0].summary.get("seeds")
     if isinstance(seeds, list):
         notes.append(f"Figures are means of {len(seeds)} seeds ± standard deviations.")
@@ -92,7 +92,7 @@ def comparison(runs: Sequence[Shown]) -> Section:
 
 
 def by_party(runs: Sequence[Shown]) -> Section | None:
-    """Show what was sent by party and direction, how long replies took, and how stale they were."""
+    """Show bytes by party and direction, reply times and staleness."""
     parties = [each for run in runs for each in run.parties]
     if not parties:
         return None
@@ -127,7 +127,7 @@ def by_party(runs: Sequence[Shown]) -> Section | None:
     notes = [
         ("up", "up: to the label holder."),
         ("down", "down: to the party. Uploads for evaluations are counted apart."),
-        ("", "A reply takes from sending an order to reading what comes back."),
+        ("", "Reply seconds: from sending an order to reading its reply."),
     ]
     if any(kind == "staleness" for kind, _ in columns):
         notes.append(("", "Staleness: steps of the label holder between an order and its answer."))
@@ -143,7 +143,7 @@ def _party(run: Shown, party: Mapping[str, Any], named: bool) -> str:
 
 
 def privacy(runs: Sequence[Shown]) -> Section | None:
-    """Show what was spent, what it protects and from whom; or why nothing is claimed."""
+    """Show the epsilon spent, what it protects, and against which adversary."""
     runs = [run for run in runs if run.summary]
     if not runs:
         return None
@@ -170,7 +170,7 @@ def privacy(runs: Sequence[Shown]) -> Section | None:
 
 
 def audits(runs: Sequence[Shown]) -> Section | None:
-    """Show what published attacks found; their picture, which shows rows of a party, stays out."""
+    """Show the findings of an audit, without its picture of a party's rows."""
     head = ["attack", "attacker: what it has", "measure", "success", "guessing", "0 to 1"]
     tables, notes = [], []
     for run in (run for run in runs if run.attacks):
@@ -203,7 +203,7 @@ def audits(runs: Sequence[Shown]) -> Section | None:
 
 
 def settings(runs: Sequence[Shown]) -> Section | None:
-    """Show all options: first those that differ among the runs, then others not at a default."""
+    """Show all options: first those that differ, then others not at a default."""
     runs = [run for run in runs if run.config]
     if not runs:
         return None

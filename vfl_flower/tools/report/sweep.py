@@ -122,7 +122,7 @@ class Swept:
         return None if second is None else second * self._unit
 
     def front_lines(self) -> list[Line]:
-        """Return the Pareto front, and the finished trials that others beat in both figures."""
+        """Return the Pareto front, and the finished trials outside it."""
         points: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
         for each in self.trials:
             figure, spent = number(each, "figure"), self._spent(each)

@@ -44,7 +44,7 @@ def sweep(
     seeds: int = 1,
     second: str = "",
 ) -> Path:
-    """Try configurations until there are so many, with those of an earlier call.
+    """Try configurations up to a number of trials, including an earlier call's.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def _check(
     node_configs: Sequence[Mapping[str, Any]],
     second: str,
 ) -> RunConfig:
-    """Check a sweep before anything runs; return the configuration of one of the trials."""
+    """Check a sweep before anything runs; return the configuration of one trial."""
     if second and second not in SECOND:
         raise unknown("--second", second, list(SECOND))
     found: list[RunConfig] = []
@@ -129,14 +129,14 @@ def _check(
 
 
 def _check_ranked(config: RunConfig) -> None:
-    """Raise `ConfigError` if a configuration has no validation rows to rank a trial by."""
+    """Raise `ConfigError` if a configuration has no validation rows to rank by."""
     data = config.data
     if data.validation_fraction != 0 and (data.own_data or load_labels(config).validation):
         return
     if not mechanism_of(config).covers_validation:
         raise ConfigError(
-            f"privacy = {config.privacy.mechanism!r} has no validation rows, by which a sweep "
-            "ranks its trials: use privacy = 'labels', or `vfl run` with fixed values."
+            f"privacy = {config.privacy.mechanism!r} has no validation rows, and a sweep "
+            "ranks its trials by them: use privacy = 'labels', or `vfl run` with fixed values."
         )
     raise ConfigError(NO_VALIDATION)
 
@@ -151,7 +151,7 @@ def _folder(out: str, about: Mapping[str, Any]) -> Path:
 
 
 def _try(study: Study, crew: Workers, folder: Path, about: Mapping[str, Any], most: int) -> None:
-    """Have the crew run trials until there are so many, and tell the study how they end."""
+    """Run trials up to a number, and tell the study how they end."""
     idle = list(range(crew.number))
     running: dict[int, int] = {}  # worker -> number of its trial
     began, before = time.monotonic(), len(study.tried)

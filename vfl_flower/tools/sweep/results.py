@@ -18,7 +18,7 @@ from vfl_flower.tools.sweep.study import Study
 
 
 def write(folder: Path, study: Study, about: Mapping[str, Any]) -> None:
-    """Write ``sweep.json``, ``report.html``, ``importance.png``, and perhaps ``pareto.png``."""
+    """Write ``sweep.json``, ``report.html`` and the pictures."""
     found = {
         **about,
         "metric": study.metric,

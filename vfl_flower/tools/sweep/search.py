@@ -58,7 +58,11 @@ class Choice:
 
 
 def search_of(texts: Sequence[str], given: Mapping[str, Any]) -> list[Range | Choice]:
-    """Return what ``--search`` names, beside the options that are ``given`` to all trials.
+    """Return the ranges and choices of ``--search``.
+
+    Parameters
+    ----------
+    given : options of all trials, which ``--search`` may not name again.
 
     Raises
     ------

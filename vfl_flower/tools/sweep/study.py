@@ -47,7 +47,7 @@ class Tried:
 
 
 class Study:
-    """The trials of a sweep, with those of earlier calls.
+    """The trials of a sweep, including trials of earlier calls.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class Study:
         return bool(trial.should_prune())
 
     def ended(self, number: int, event: Mapping[str, Any]) -> None:
-        """Take how a trial ended; the next trials keep away from one that was stopped or failed."""
+        """Record how a trial ended, so that next trials avoid stopped and failed ones."""
         trial = self._running.pop(number)
         for name in ("metric", "deviation", "seconds", "failure", "claims"):
             if name in event:
@@ -193,7 +193,7 @@ class Study:
         )
 
     def frontier(self) -> list[int]:
-        """Return the numbers of the Pareto front; of one objective, that of the best trial."""
+        """Return the numbers of the Pareto front; for one objective, of the best trial."""
         if not any(each.state == "finished" for each in self.tried):
             return []
         return [trial.number for trial in self._study.best_trials]
@@ -236,7 +236,7 @@ class Study:
 
 
 def _backend(journal: Path) -> Any:
-    """Return Optuna's journal in a file that one process writes, since the folder is locked."""
+    """Return Optuna's journal without its lock: one process writes it."""
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
     class Held(JournalFileOpenLock):  # Optuna's own would outlive a process that was killed

@@ -91,7 +91,7 @@ def run_trial(job: Mapping[str, Any], tell: Callable[[Event], bool]) -> Event:
 
 
 def _judged(finished: Finished, second: str) -> Event:
-    """Return the figure of the validation rows that a configuration is judged by, and its cost."""
+    """Return the validation figure that ranks a configuration, and its cost."""
     summary = finished.summary
     figures = {**finished.history[-1], **{k: v for k, v in summary.items() if v is not None}}
     key = chosen_by(figures)
@@ -112,7 +112,7 @@ def _judged(finished: Finished, second: str) -> Event:
 
 
 def _files(folder: Path, to: str) -> dict[str, str]:
-    """Return path -> text of summaries and histories, as if they had been written to a folder."""
+    """Return path -> text of summaries and histories, as if written to a folder."""
     here, there = json.dumps(str(folder))[1:-1], json.dumps(to)[1:-1]
     paths = [*folder.rglob("summary.json"), *folder.rglob("history.jsonl")]
     return {str(path.relative_to(folder)): path.read_text().replace(here, there) for path in paths}

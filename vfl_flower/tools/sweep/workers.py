@@ -45,7 +45,7 @@ class Workers(Protocol):
         ...
 
     def send(self, worker: int, message: dict[str, Any] | bool) -> None:
-        """Give a job to an idle worker, or an answer to a worker that told of an evaluation."""
+        """Give a job to an idle worker, or an answer to a worker that waits for it."""
         ...
 
     def wait(self) -> Iterator[tuple[int, Event]]:
@@ -144,7 +144,7 @@ class Processes:
 
 
 class Actors:
-    """Workers on Ray: on the cluster that RAY_ADDRESS names, or on a new one of this machine.
+    """Workers on Ray: on the cluster in RAY_ADDRESS, or on a new one here.
 
     Parameters
     ----------
