@@ -285,7 +285,7 @@ def test_what_regression_has_no_use_for(keys: dict[str, Any], cause: str) -> Non
 def test_audit_and_mixed_comparisons_refuse_numbers(diabetes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="no classes"):
         audit(2, diabetes)
-    with pytest.raises(ConfigError, match="compare apart"):
+    with pytest.raises(ConfigError, match="compare them separately"):
         compare(2, {}, [{"strategy": "vafl", **diabetes}], 0.9)
 
 
