@@ -134,7 +134,7 @@ def test_unequal_ids_are_refused(tmp_path: Path, other: str) -> None:
         return pd.concat([frame, new] if other == "one more" else [frame[1:], new])
 
     change(organisations.files[1], differ)
-    sentence = "Party 1 has other ids than the label holder has shown to know: align = 'ids' dem"
+    sentence = "Party 1 has other ids than the label holder has shown to know. align = 'ids' dem"
     with pytest.raises(PartyError, match=sentence):
         organisations.run("run", {**SHORT, "align": "ids"})
 

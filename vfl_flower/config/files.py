@@ -56,8 +56,8 @@ def check_own(folder: Path) -> None:
     while True:
         try:
             found = here.lstat()
-        except FileNotFoundError:
-            return  # this process will make it, in a folder that passed the check
+        except (FileNotFoundError, NotADirectoryError):
+            return  # this process will make it, in a folder that passed the check, or cannot
         if found.st_uid not in (0, os.geteuid()):
             raise SharedError(folder, here, f"belongs to user {found.st_uid}", "")
         if stat.S_ISLNK(found.st_mode):

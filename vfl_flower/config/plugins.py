@@ -129,16 +129,18 @@ def load_place(place: str, said: str = "") -> Any:
 def _of_file(place: str) -> Any:
     """Return the module in a file. Import each content once in a process."""
     path = Path(place).expanduser().absolute()
-    digest = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()[:16]
+    content = path.read_bytes()
+    digest = hashlib.sha256(str(path).encode() + content).hexdigest()[:16]
     name = f"{PLUGIN_MODULES}{path.stem}_{digest}"
     if name not in sys.modules:
         spec = spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
+        if spec is None:
             raise ImportError(f"{path} is not a Python file")
         module = module_from_spec(spec)
         sys.modules[name] = module  # dataclasses in the module look it up
         try:
-            spec.loader.exec_module(module)
+            # Compiled here: Python's cache takes a file of equal size and second for the same.
+            exec(compile(content, path, "exec"), module.__dict__)
         except BaseException:
             del sys.modules[name]
             raise
