@@ -184,7 +184,7 @@ def test_a_model_that_is_saved_and_loaded_says_the_same(tmp_path: Path) -> None:
         loaded = vfl_flower.load(tmp_path / folder)
         np.testing.assert_array_equal(loaded.predict_proba(PARTS), model.predict_proba(PARTS))
         assert loaded.history == model.history
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         model.save(tmp_path / "copy")
     with pytest.raises(ConfigError, match="has no checkpoint"):
         vfl_flower.load(tmp_path)

@@ -49,7 +49,7 @@ class Model:
         self, folder: Path, temporary: tempfile.TemporaryDirectory[str] | None = None
     ) -> None:
         self.folder = folder
-        self._temporary = temporary  # which Python deletes with this object
+        self._temporary = temporary  # Python deletes it with this object
 
     def __repr__(self) -> str:
         summary = self.folder / "summary.json"
@@ -142,7 +142,7 @@ class Model:
             )
         to = Path(folder).expanduser().absolute()
         if to.exists():
-            raise ConfigError(f"{to} is there already: name another folder.")
+            raise ConfigError(f"{to} exists already: name another folder.")
         shutil.copytree(self.folder, to)
 
     def _predicted(

@@ -34,7 +34,7 @@ EXPECTED_FAILED_CHECKS = {
 
 @dataclass(repr=False, eq=False)
 class _Vertical(BaseEstimator):  # type: ignore[misc]
-    """What both estimators have in common."""
+    """The shared part of both estimators."""
 
     strategy: str | System = "split-nn"
     parties: int | Sequence[Sequence[int]] | Array = 2

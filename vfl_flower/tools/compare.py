@@ -110,7 +110,7 @@ def compare(
             place = folder / folders[name]
             with titled(f"{name} ({number}/{len(configurations)})"):
                 finished[name] = repeated(run_local, parties, own, node_configs, seeds, place)
-    finally:  # if one fails, those before it are kept
+    finally:  # if a run fails, keep the runs before it
         _write(folder, finished, target)
     return folder
 
@@ -157,8 +157,8 @@ def _baseline(name: str, common: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _of_baselines(common: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without those of systems, such as noise and codecs."""
-    of_labels = {"epsilon"} if common.get("privacy") == "labels" else set()  # of all
+    """Return the options without noise, codecs and others that only systems have."""
+    of_labels = {"epsilon"} if common.get("privacy") == "labels" else set()
     left_out = {*_OF_SYSTEMS} - of_labels
     return {key: value for key, value in common.items() if key not in left_out}
 

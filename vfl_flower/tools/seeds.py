@@ -71,7 +71,11 @@ def _write(folder: Path, finished: Sequence[Finished]) -> None:
         "config": summaries[0]["config"],
     }
     # Some runs may have stopped early: the mean ends with the shortest.
-    histories = [[_with_bytes(entry) for entry in each.history] for each in finished]
+    histories = [
+        # Total bytes, so that they have a deviation.
+        [{**entry, "bytes": entry["bytes_up"] + entry["bytes_down"]} for entry in each.history]
+        for each in finished
+    ]
     history: list[dict[str, Any]] = [mean(entries) for entries in zip(*histories, strict=False)]
     lines = "".join(json.dumps(entry) + "\n" for entry in history)
     write_whole(folder / "history.jsonl", lines.encode())
@@ -96,11 +100,6 @@ def _of_all(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**means, **of_one, **spent, **({"deviation": deviation} if deviation else {})}
 
 
-def _with_bytes(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry with its total bytes, so that they have a deviation."""
-    return {**entry, "bytes": entry["bytes_up"] + entry["bytes_down"]}
-
-
 def mean(values: Sequence[Any]) -> Any:
     """Return the mean of numbers, also inside mappings and lists of one form.
 
@@ -117,22 +116,13 @@ def mean(values: Sequence[Any]) -> Any:
             if all(key in each for each in values)
         }
         means |= {key: None for key in _NAMES if key in means and means[key] != first[key]}
-        figures = [key for key in means if key not in _NAMES]
-        spreads = {key: _deviation([each[key] for each in values]) for key in figures}
-        deviation = {
-            key: spread
-            for key, spread in spreads.items()
-            if spread or (spread is not None and key.startswith(_MEASURES))
-        }
+        columns = {key: [each[key] for each in values] for key in means if key not in _NAMES}
+        spreads = {key: stdev(each) for key, each in columns.items() if _are_numbers(each)}
+        deviation = {k: each for k, each in spreads.items() if each or k.startswith(_MEASURES)}
         return {**means, **({"deviation": deviation} if deviation else {})}
     if all(isinstance(each, list) and len(each) == len(first) for each in values):
         return [mean(each) for each in zip(*values, strict=True)]
     return fmean(values) if _are_numbers(values) else None
-
-
-def _deviation(values: Sequence[Any]) -> float | None:
-    """Return the standard deviation; None if a value is not a number."""
-    return stdev(values) if _are_numbers(values) else None
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:

@@ -39,17 +39,14 @@ class Live:
         """Return the current page, or a page that says why there is none yet."""
         with self._lock:
             state = self._files()
-            if state != self._state:
-                with suppress(VflError):  # perhaps a line is just being written
+            if state != self._state or not self._page:
+                try:
                     self._page = encoded(report(self._folders, live=True))
+                except VflError as error:  # perhaps a line is just being written
+                    if not self._page:
+                        return encoded(waiting(str(error)))
                 self._state = state
-            return self._page or self._why_not()
-
-    def _why_not(self) -> bytes:
-        try:
-            return encoded(report(self._folders, live=True))
-        except VflError as error:
-            return encoded(waiting(str(error)))
+            return self._page
 
     def _files(self) -> list[tuple[Path, int, int]]:
         """Return path, time of writing and size of each file that the page shows."""

@@ -116,7 +116,7 @@ def drawn(title: str, lines: Sequence[Line], x_label: str) -> Chart | None:
                 tips.append((*at, f"{line.name}: {y:.4g} at {x:.4g}{best}"))
     tips = [tip for tip in tips if math.isfinite(tip[0])]  # 0 has no place on a logarithmic axis
     ends = "; ".join(f"{line.name}: {line.points[-1][1]:.4g} at the end" for line in lines)
-    elements = Markup(drawing.elements)  # by matplotlib, which was given numbers alone
+    elements = Markup(drawing.elements)  # by matplotlib, from numbers only
     return Chart(title, f"{title}. {ends}.", drawing.width, drawing.height, elements, tips)
 
 

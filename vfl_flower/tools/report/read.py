@@ -119,9 +119,12 @@ def read(folders: Sequence[Path]) -> list[Shown]:
         be read.
     """
     runs = [run for folder in folders for run in _of(folder)]
-    for called in (_by_folder, _by_place):
+    for more in (", {0.name}", " in {0.parent.name}"):  # titles of several runs get their folders
         times = Counter(run.title for run in runs)
-        runs = [run if times[run.title] == 1 else called(run) for run in runs]
+        runs = [
+            replace(run, title=run.title + more.format(run.folder)) if times[run.title] > 1 else run
+            for run in runs
+        ]
     return runs
 
 
@@ -161,14 +164,6 @@ def _has_figures(folder: Path) -> bool:
     """Return whether a folder has a run that has finished or was evaluated."""
     history = folder / "history.jsonl"
     return (folder / "summary.json").is_file() or (history.is_file() and bool(_content(history)))
-
-
-def _by_folder(run: Shown) -> Shown:
-    return replace(run, title=f"{run.title}, {run.folder.name}")
-
-
-def _by_place(run: Shown) -> Shown:
-    return replace(run, title=f"{run.title} in {run.folder.parent.name}")
 
 
 def _is_run(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from vfl_flower.tools.report.parts import Bar, Cell, Row, Section, Table, measur
 from vfl_flower.tools.report.read import MEASURES, NOTHING, Shown, mapping, number, text
 
 _DIRECTIONS = ("bytes_up", "bytes_down")
-_OTHERS = {  # epsilons that hold by other assumptions
+_OTHERS = {  # epsilons under other assumptions
     "epsilon_of_paper": "epsilon as the paper counts",
     "epsilon_secret_batches": "epsilon with secret batches",
 }
@@ -25,7 +25,7 @@ _NO_CLAIM = (
 )
 
 
-# --- what was reached and spent -----------------------------------------------------------------
+# --- results and costs --------------------------------------------------------------------------
 
 
 def headlines(run: Shown, counts: Sequence[str] = ()) -> dict[str, str]:
@@ -143,7 +143,7 @@ def _party(run: Shown, party: Mapping[str, Any], named: bool) -> str:
 
 
 def privacy(runs: Sequence[Shown]) -> Section | None:
-    """Show the epsilon spent, what it protects, and against which adversary."""
+    """Show the epsilon spent, what it protects and from whom; or why none is claimed."""
     runs = [run for run in runs if run.summary]
     if not runs:
         return None
@@ -209,7 +209,7 @@ def settings(runs: Sequence[Shown]) -> Section | None:
         return None
     default = {key: None if key in BY_ROWS else spec.default for key, spec in KEYS.items()}
     every = dict.fromkeys(key for run in runs for key in run.config)
-    every.pop("out", None)  # which is the folder
+    every.pop("out", None)  # the folder is in another table
     differ = [key for key in every if len({repr(run.config.get(key)) for run in runs}) > 1]
     changed = [
         key
@@ -227,7 +227,11 @@ def settings(runs: Sequence[Shown]) -> Section | None:
         tables.append(Table(["run", *differ], [rows], len(differ) + 1))
     if changed:
         rows = [
-            (Cell(key, code=True), _setting(runs[0], key), _default(default, key))
+            (
+                Cell(key, code=True),
+                _setting(runs[0], key),
+                _value(default[key]) if key in default else NOTHING,
+            )
             for key in changed
         ]
         tables.append(Table(["option", "value", "default"], [rows], 3))
@@ -242,10 +246,6 @@ def _setting(run: Shown, key: str) -> str:
     value, system = run.config.get(key), run.system
     own = system.default(key, run.config.get("optimizer", "")) if system else None
     return _value(value) + ("°" if own is not None and value == own else "")
-
-
-def _default(default: Mapping[str, Any], key: str) -> str:
-    return _value(default[key]) if key in default else NOTHING
 
 
 def _value(value: Any) -> str:
