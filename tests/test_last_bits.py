@@ -30,9 +30,15 @@ from vfl_flower.party.party import Party
 from vfl_flower.party.stacked import FEWEST
 from vfl_flower.protocol.aggregation.fixed_point import to_fixed
 from vfl_flower.protocol.aggregation.masks import Masks
-from vfl_flower.protocol.directions.differences import noisy_means, step_means
+from vfl_flower.protocol.batches import step_means
 from vfl_flower.protocol.privacy import noise
-from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise, grid_step, on_grid
+from vfl_flower.protocol.privacy.noise import (
+    Perturbation,
+    ScalarNoise,
+    clipped_noisy_means,
+    grid_step,
+    on_grid,
+)
 from vfl_flower.protocol.systems import load_system, resolve, sized
 from vfl_flower.transport.local import LocalGrid
 from vfl_flower.transport.messages import Arrays, EvaluateOrder
@@ -282,7 +288,7 @@ def test_one_label_changes_a_mean_of_many_rows_by_no_more_than_the_noise_is_for(
     def in_32_bits(of_rows: Tensor, *of: Any) -> Tensor:
         return added.added_to(step_means(of_rows.clamp(-1, 1), *of[:2]), of[1])
 
-    assert worst(noisy_means) <= 1 + spare
+    assert worst(clipped_noisy_means) <= 1 + spare
     assert worst(in_32_bits) > 1 + spare  # the control
 
 

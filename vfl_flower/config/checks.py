@@ -39,6 +39,7 @@ Amount = Annotated[float, Field(ge=0)]
 
 class InvalidError(ValueError):
     """A value is not permitted. The text is a predicate about the value.
+
     name : the field, if the value is one of several. It is empty for an unknown field.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -66,6 +67,29 @@ def put(table: Tensor, window: Window, rows: Tensor) -> None:
         rows = rows[torch.from_numpy(len(rows) - 1 - from_end)]
         index = torch.from_numpy(ids).long()
     table.index_copy_(0, index.to(table.device), rows)
+
+
+def padded_steps(rows: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """Return rows [R, ...] by step, [S, longest, ...], and a mask of the real rows.
+
+    The mask is None if all steps have the same number of rows.
+    """
+    steps, longest = len(lengths), max(1, *lengths)
+    if steps * longest == len(rows):
+        return rows.view(steps, longest, *rows.shape[1:]), None
+    counts = torch.tensor(lengths, device=rows.device)
+    held = torch.arange(longest, device=rows.device) < counts[:, None]
+    padded = rows.new_zeros(steps, longest, *rows.shape[1:])
+    padded[held] = rows
+    return padded, held
+
+
+def step_means(values: Tensor, lengths: Sequence[int], divisors: Sequence[int]) -> Tensor:
+    """Divide the sum over the rows of each step by its divisor: [R] to [S]."""
+    steps = len(lengths)
+    whole = steps * max(1, *lengths) == len(values)
+    sums = (values.view(steps, -1) if whole else padded_steps(values, lengths)[0]).sum(1)
+    return sums / torch.tensor(divisors, dtype=sums.dtype, device=sums.device)
 
 
 def steps_per_epoch(config: RunConfig, rows: int) -> int:

@@ -28,8 +28,9 @@ from vfl_flower.models import passes
 from vfl_flower.models.bottom_model import BottomModel
 from vfl_flower.models.top_layers import TopModel
 from vfl_flower.models.training import step_along, subtract, trained
+from vfl_flower.protocol.batches import padded_steps
 from vfl_flower.protocol.directions.window import Directions
-from vfl_flower.protocol.privacy.noise import Perturbation, ScalarNoise
+from vfl_flower.protocol.privacy.noise import Perturbation
 
 
 @torch.no_grad()
@@ -122,58 +123,11 @@ def _at_many(
     return outputs.flatten(0, 1) if held is None else outputs[held]
 
 
-def padded_steps(rows: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-    """Return rows [R, ...] by step, [S, longest, ...], and a mask of the real rows.
-
-    The mask is None if all steps have the same number of rows.
-    """
-    steps, longest = len(lengths), max(1, *lengths)
-    if steps * longest == len(rows):
-        return rows.view(steps, longest, *rows.shape[1:]), None
-    counts = torch.tensor(lengths, device=rows.device)
-    held = torch.arange(longest, device=rows.device) < counts[:, None]
-    padded = rows.new_zeros(steps, longest, *rows.shape[1:])
-    padded[held] = rows
-    return padded, held
-
-
 def differences(config: EstimatorConfig, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return differences of a pair of values over their distance, and values at w."""
+    """Return a pair's difference over mu, or 2 mu if two-sided; and values at w, or their mean."""
     if config.differences == "two-sided":
         return (values[0] - values[1]) / (2 * config.mu), (values[0] + values[1]) / 2
     return (values[0] - values[1]) / config.mu, values[1]
-
-
-def step_means(values: Tensor, lengths: Sequence[int], divisors: Sequence[int]) -> Tensor:
-    """Divide the sum over the rows of each step by its divisor: [R] to [S]."""
-    steps = len(lengths)
-    whole = steps * max(1, *lengths) == len(values)
-    sums = (values.view(steps, -1) if whole else padded_steps(values, lengths)[0]).sum(1)
-    return sums / torch.tensor(divisors, dtype=sums.dtype, device=sums.device)
-
-
-def noisy_means(
-    of_rows: Tensor, lengths: Sequence[int], divisors: Sequence[int], noise: ScalarNoise | None
-) -> Tensor:
-    """Return means of rows' differences [R] over each step, [S].
-
-    With noise, differences are clipped first (DPZV Eq. 8). NaN counts as 0, because NaN would pass
-    the clip.
-    """
-    if noise is None:
-        return step_means(of_rows, lengths, divisors)
-    clipped = of_rows.nan_to_num(nan=0.0).clamp(-noise.clip, noise.clip)
-    means = step_means(clipped.to(precision_of_sums(noise)), lengths, divisors)
-    return noise.added_to(means, divisors).to(of_rows.dtype)
-
-
-def precision_of_sums(noise: ScalarNoise | None) -> torch.dtype:
-    """Return the precision of sums over rows.
-
-    Noise hides the change by one row in an exact sum. In 32 bits one of 50,000 rows can change a
-    mean by more, because it also changes how the sum of the others rounds.
-    """
-    return torch.float64 if noise and noise.multiplier else torch.float32
 
 
 def descend(

@@ -20,18 +20,17 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.models import passes
 from vfl_flower.models.losses import penalty
 from vfl_flower.protocol import server_update
-from vfl_flower.protocol.batches import Joint, Window
+from vfl_flower.protocol.batches import Joint, Window, step_means
 from vfl_flower.protocol.codecs.channel import Blocks, Links, of_steps
 from vfl_flower.protocol.directions.differences import (
     descend,
     differences,
     in_place,
-    noisy_means,
-    step_means,
     values_of_pairs,
 )
 from vfl_flower.protocol.directions.window import Directions, blocks
 from vfl_flower.protocol.estimators.base import Estimator, HolderEnd, PartyEnd
+from vfl_flower.protocol.privacy.noise import clipped_noisy_means
 from vfl_flower.protocol.subsets import row_losses
 from vfl_flower.protocol.uploads import Arrival, Reading
 from vfl_flower.transport.messages import LARGEST, TrainOrder
@@ -231,7 +230,7 @@ class ZerothOrder(Estimator):
     ) -> Tensor:
         if end.noise is None and not (of_rows.abs() <= LARGEST).all():
             raise DivergedError
-        return noisy_means(of_rows, lengths, divided, end.noise)
+        return clipped_noisy_means(of_rows, lengths, divided, end.noise)
 
     def silence(self, arrival: Arrival) -> Blocks:
         """Answer differences of zero."""

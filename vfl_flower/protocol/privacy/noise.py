@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vfl_flower.config.options import PrivacyConfig
 from vfl_flower.config.run_config import RunConfig
-from vfl_flower.protocol.batches import secret_generator
+from vfl_flower.protocol.batches import secret_generator, step_means
 
 _FINE = 2.0**-12
 """Steps of the grid on which noise is added, over the bound of what it hides."""
@@ -133,8 +133,17 @@ class ScalarNoise:
             self._secret = f"{config.privacy.noise_seed} label holder".encode()
         self.drawn = 0  # how often, so far
 
+    @property
+    def sums(self) -> torch.dtype:
+        """The precision of sums over rows.
+
+        Noise hides the change by one row in an exact sum. In 32 bits one of 50,000 rows can change
+        a mean by more, because it also changes how the sum of the others rounds.
+        """
+        return torch.float64 if self.multiplier else torch.float32
+
     def added_to(self, scalars: Tensor, divisors: Sequence[int]) -> Tensor:
-        """Return means of clipped differences, over so many rows each, with noise, [S]."""
+        """Add noise to means [S] of clipped differences, over so many rows each."""
         if not self.multiplier:
             return scalars
         sent = []
@@ -144,7 +153,7 @@ class ScalarNoise:
         return torch.cat(sent).to(scalars)
 
     def added_to_gradients(self, gradients: Sequence[Tensor], divisor: int) -> list[Tensor]:
-        """Return means of clipped gradients over so many rows, with noise, in 32 bits."""
+        """Add noise to a mean of clipped gradients, and return it in 32 bits."""
         if not self.multiplier:
             return list(gradients)
         bound = self.top_clip / divisor
@@ -163,3 +172,17 @@ class ScalarNoise:
         self.drawn += 1
         generator = secret_generator(f"scalar|{self.drawn}|".encode() + self._secret)
         return self.standard(generator, numbers)
+
+
+def clipped_noisy_means(
+    of_rows: Tensor, lengths: Sequence[int], divisors: Sequence[int], noise: ScalarNoise | None
+) -> Tensor:
+    """Clip rows' differences [R], average over each step, and add noise: [S] (DPZV Eq. 7-8).
+
+    Without noise, average only. NaN counts as 0, because NaN would pass the clip.
+    """
+    if noise is None:
+        return step_means(of_rows, lengths, divisors)
+    clipped = of_rows.nan_to_num(nan=0.0).clamp(-noise.clip, noise.clip)
+    means = step_means(clipped.to(noise.sums), lengths, divisors)
+    return noise.added_to(means, divisors).to(of_rows.dtype)

@@ -133,7 +133,7 @@ class NoisyScalars(Mechanism):
             )
 
     def scalar_noise(self, accountant: Accountant) -> ScalarNoise:
-        """Return clipping and noise, once the accountant knows how much."""
+        """Return the noise and the bounds of clipping, once the accountant knows the multiplier."""
         assert isinstance(accountant, ScalarAccountant)
         return ScalarNoise(self.config, accountant.multiplier)
 

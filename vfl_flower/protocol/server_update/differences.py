@@ -9,13 +9,9 @@ import torch
 from torch import Tensor
 
 from vfl_flower.models import passes
-from vfl_flower.protocol.directions.differences import (
-    descend,
-    differences,
-    noisy_means,
-    step_means,
-    values_of_pairs,
-)
+from vfl_flower.protocol.batches import step_means
+from vfl_flower.protocol.directions.differences import descend, differences, values_of_pairs
+from vfl_flower.protocol.privacy.noise import clipped_noisy_means
 from vfl_flower.protocol.server_update.base import ServerUpdate, TopBatches
 from vfl_flower.protocol.server_update.gradient import ByGradient
 from vfl_flower.protocol.subsets import row_losses
@@ -52,6 +48,6 @@ class ByDifferences(ServerUpdate):
             return rows, step_means(by_row(outputs), lengths, divisors)
         pair, u = values_of_pairs(top, x, of_steps, directions)
         of_rows, losses = differences(directions.config, [by_row(outputs) for outputs in pair])
-        means = noisy_means(of_rows, lengths, divisors, batches.noise)
+        means = clipped_noisy_means(of_rows, lengths, divisors, batches.noise)
         descend(optimizer, directions, u, means, batches.first)
         return rows, step_means(losses, lengths, divisors)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vfl_flower.models import passes
 from vfl_flower.models.training import autocast, step_along
-from vfl_flower.protocol.directions.differences import precision_of_sums, step_means
+from vfl_flower.protocol.batches import step_means
 from vfl_flower.protocol.server_update.base import ServerUpdate, TopBatches
 from vfl_flower.protocol.subsets import row_losses
 
@@ -72,7 +72,7 @@ class ByGradient(ServerUpdate):
                     rows=gradients or own is not None,
                     parameters=optimizer is not None,
                     bound=bounds[step],
-                    sums=precision_of_sums(noise),
+                    sums=noise.sums if noise else torch.float32,
                 )
             if own:
                 signal = top.spread_to(slice(top.received, None), rows, h_step)
