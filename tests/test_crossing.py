@@ -86,7 +86,7 @@ REFUSALS = {
     "l": "subsets = 'laser' weighs copies of a row",
     "s": "labels = 'shared' sends embeddings to all parties",
     "w": "class-weights = 'balanced' follows from all labels",
-    "z": "downlink-codec has nothing to compress under zeroth order",
+    "z": "has nothing to compress under zeroth order: feedback",
 }
 LESS = {
     "A": "docs/choosing.md: Adam follows the errors of directly compressed embeddings",

@@ -1,4 +1,4 @@
-"""Estimator axis: how parties learn. `choose` says by which, for a run."""
+"""Estimator axis: how parties learn. `choose` returns the estimator of a run."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from vfl_flower.protocol.estimators.shared_labels import SharedLabels
 
 
 def choose(config: RunConfig) -> type[Estimator]:
-    """The estimator of a configuration."""
+    """Return the estimator of a configuration."""
     found: type[Estimator] = ESTIMATORS.load(config.estimator.kind)
     return SharedLabels if config.estimator.labels == "shared" else found
 
 
 def check(config: RunConfig) -> None:
-    """Raise `ConfigError` if keys of the estimator contradict each other, or others."""
+    """Raise `ConfigError` if the estimator's options contradict any option."""
     if config.estimator.mu < 1e-6:
         raise ConfigError(
-            f"mu = {config.estimator.mu} is lost in 32-bit numbers: give at least 1e-6."
+            f"mu = {config.estimator.mu} is too small for 32-bit numbers. Set mu to 1e-6 or more."
         )
     if config.estimator.labels == "shared" and config.estimator.kind != "first-order":
         raise ConfigError(
-            "labels = 'shared' is for first-order parties, which then differentiate the loss "
-            "themselves: leave it out, or choose estimator = 'first-order'."
+            "labels = 'shared' is for first-order parties: they differentiate the loss "
+            f"themselves, and estimator = {config.estimator.kind!r} does not. Leave `labels` out, "
+            "or set estimator = 'first-order'."
         )
     if config.estimator.perturbs == "all" and not choose(config).answers_by_scalars:
         raise ConfigError(
-            "perturbs = 'all' is for differences: leave it out, or choose estimator = "
-            "'zeroth-order'."
+            "perturbs = 'all' is for differences of losses, and estimator = "
+            f"{config.estimator.kind!r} does not use them. Leave `perturbs` out, or set estimator "
+            "= 'zeroth-order'."
         )
     by_differences = server_update.choose(config).by_differences
     by_differences |= choose(config).answers_by_scalars
     if by_differences:
-        DIRECTIONS.load(config.estimator.directions)  # so that code of one's own fails early
+        DIRECTIONS.load(config.estimator.directions)  # a user's code that does not load fails early
     if by_differences and config.training.precision != "float32":
         raise ConfigError(
             f"precision = {config.training.precision!r} rounds off the differences that zeroth "
-            "order learns from: leave it out, or choose a first-order system."
+            "order learns from. Leave `precision` out, or choose a first-order system."
         )
     choose(config).check(config)

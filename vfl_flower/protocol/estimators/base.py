@@ -1,9 +1,11 @@
-"""What an estimator is: both halves of how parties learn, in the order in which data meets them.
+"""Base of estimators: how a party and the label holder learn together.
 
-A party embeds a window of rows (`Estimator.embed`), the label holder reads the upload (`read`) and
-answers it (`answer`), and the party learns from the answer (`update`). All four give and take
-tensors by name. `Links` encode these tensors before they leave an end, and decode them when they
-have reached the other. An estimator sees of each end what `PartyEnd` and `HolderEnd` say.
+The methods stand in the order in which data meets them. A party embeds a window of rows (`embed`).
+The label holder reads the upload (`read`) and answers it (`answer`). The party learns from the
+answer (`update`). All four take and return tensors by name.
+
+`Links` encode these tensors at one end, and decode them at the other. An estimator uses only the
+attributes of each end that `PartyEnd` and `HolderEnd` list.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from vfl_flower.transport.messages import Arrays, TrainOrder
 
 
 class PartyEnd(Protocol):
-    """What an estimator has of a party."""
+    """The party, as an estimator sees it."""
 
     config: RunConfig
     sampling: Sampling
@@ -42,78 +44,84 @@ class PartyEnd(Protocol):
     parties: int
     outputs: int
     rows: int  # training rows, N
-    size: int  # of an embedding, E
+    size: int  # length of an embedding, E
     device: torch.device
     model: BottomModel
-    frozen: bool  # whether the model stays as it is
+    frozen: bool  # whether the model does not learn
     optimizer: torch.optim.Optimizer
-    arrays: Arrays  # of its own, which are kept with the party's state
-    secret: bytes  # which only this party knows
-    trace: Any  # of the upload, if this process still has it when the answer comes
+    arrays: Arrays  # the estimator's arrays, saved with the party's state
+    secret: bytes  # known to this party only
+    trace: Any  # intermediate results that `embed` leaves for `update`; None if they are lost
 
     def features(self, window: Window) -> Samples:
-        """The window's rows, [R, ...]."""
+        """Return the window's rows, [R, ...]."""
 
     def noise(self, exchange: int, window: Window) -> Perturbation | None:
-        """Return the noise of the upload that answers this message, where uploads are perturbed."""
+        """Return the noise on the upload of an exchange, if uploads are perturbed."""
 
 
 class HolderEnd(Protocol):
-    """What an estimator has of the label holder."""
+    """The label holder, as an estimator sees it."""
 
     config: RunConfig
     sampling: Sampling
     device: torch.device
     top: TopModel
-    optimizer: torch.optim.Optimizer | None  # none for a top model without parameters
-    labels: Tensor  # of the training rows, [N]
+    optimizer: torch.optim.Optimizer | None  # None for a top model without parameters
+    labels: Tensor  # labels of the training rows, [N]
     loss: Loss
     parties: int
-    frozen: Collection[int]  # parties whose models stay as they are, and which are not answered
-    columns: dict[int, slice]  # of each party's embeddings in the table
+    frozen: Collection[int]  # parties whose models do not learn, and which get no answer
+    columns: dict[int, slice]  # by party: columns of its embeddings in the table
     uplinks: dict[int, Links]  # by party
     downlinks: dict[int, Links]  # by party
     noise: ScalarNoise | None
-    steps: int  # of the top model so far
+    steps: int  # steps of the top model so far
 
     @property
     def key(self) -> bytes:
-        """What is random in the top model's next passes follows from it."""
+        """Return the key of all randomness in the top model's next passes."""
 
     def gather(self, window: Window) -> tuple[Tensor, Tensor]:
-        """The window's rows of the table, as `TopModel` reads them, and its labels."""
+        """Return the window's rows as `TopModel` reads them, and their labels [R]."""
 
     def step(
         self, h: Tensor, labels: Tensor, lengths: list[int], divisors: list[int], gradients: bool
     ) -> tuple[Tensor | None, Tensor]:
-        """Step the top model once a mini-batch; gradient rows, if wanted, and losses [S]."""
+        """Step the top model once for each mini-batch.
+
+        Returns
+        -------
+        Gradient rows if ``gradients``, else None; and losses [S].
+        """
 
     def copies(self, h: Tensor, lengths: list[int], step: int) -> Copies | None:
-        """Return rows with subsets of their parties, if the top model learns from such.
+        """Return copies of rows with subsets of their parties, if the run draws any.
 
         Parameters
         ----------
-        step : by whose number subsets are drawn.
+        step : the number of the first step, which decides the draw of the subsets.
         """
 
     def directions(self) -> Directions:
-        """New directions of the top model."""
+        """Return new directions of the top model."""
 
     def count(self, losses: Tensor) -> None:
-        """Count steps of the top model, whose losses are to be finite."""
+        """Count steps of the top model, by their losses, which must be finite."""
 
 
 class Estimator(ABC):
-    """How parties learn. Each end of a run has one of its own.
+    """How parties learn. Each party has an instance, and so has the label holder.
 
-    windows : steps of a window where none is configured, by what an exchange costs: nothing, less
-        than a step or seconds (`transport.base.Cost`).
-    uploads_per_row : embeddings of a row that an upload holds.
-    uploads_reach : whose view of uploads the noise on them is for.
-    gradients : whether bottom models need one.
-    answers_by_scalars : whether the label holder answers one number a step.
-    broadcasts : whether uploads and the top model go on to all parties, which then step together.
-    answer_dtype : type of the numbers in gradient rows where no codec changes it.
+    windows : the default number of steps in a window, by the cost of an exchange: nothing, less
+        than a step, or seconds (`transport.base.Cost`).
+    uploads_per_row : number of embeddings of a row in an upload.
+    uploads_reach : the adversary whose view of uploads the noise on them protects against.
+    gradients : whether bottom models must have gradients.
+    answers_by_scalars : whether the label holder answers one number for each step.
+    broadcasts : whether the label holder passes uploads and the top model on to all parties, which
+        then step together.
+    answer_dtype : dtype of gradient rows in a message, if no codec changes it.
     """
 
     windows: ClassVar[Mapping[str, int]] = {"free": 1, "cheap": 8, "dear": 16}
@@ -131,40 +139,48 @@ class Estimator(ABC):
 
     @property
     def word(self) -> str:
-        """What it is, in few words."""
+        """Return a short description."""
         return self.config.estimator.kind
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """Raise `ConfigError` if it cannot work as configured."""
+        """Raise `ConfigError` if the estimator cannot work as configured."""
         if config.estimator.local_steps > 1:
             raise ConfigError(
                 f"local-steps = {config.estimator.local_steps} needs labels = 'shared': without "
-                "labels and top model, a party has a gradient for one step only."
+                "labels and top model, a party has a gradient for one step only. Leave "
+                "`local-steps` out, or set labels = 'shared'."
             )
 
     # --- links: both ends ---------------------------------------------------------------------
 
     def uplinks(self, table: Tensor) -> Links:
-        """Make either end of the links of uploads, in the order in which surrogates are compared.
+        """Make one end of the links of uploads.
+
+        Both ends compare surrogates in the order of these links.
 
         Parameters
         ----------
-        table : [N, E], where this end keeps surrogates. At the label holder these are the party's
-            columns of the table.
+        table : [N, E], this end's surrogates. At the label holder it is the party's columns of the
+            table.
         """
         return Links(embedding=self.uplink(table))
 
     def fresh_links(self, uplinks: Links, table: Tensor) -> Links:
-        """Return either end of the link of fresh embeddings, for rows that have grown too old.
+        """Return one end of the link of fresh embeddings, for rows that are too old.
 
-        That is the link among ``uplinks`` that carries embeddings, with its surrogates, or one
-        made as by `uplinks`.
+        The link is the one in ``uplinks`` that carries embeddings, with its surrogates. Without
+        one, make it as `uplinks` does.
         """
         return Links(embedding=uplinks.get("embedding") or self.uplink(table))
 
     def downlinks(self, rows: int, size: int) -> Links:
-        """Make the label holder's end of the links of answers to a party with rows [N, E]."""
+        """Make the label holder's end of the links of answers to one party.
+
+        Parameters
+        ----------
+        rows, size : the party's number of training rows N, and the length E of an embedding.
+        """
         return Links()
 
     def downlinks_of(self, end: PartyEnd) -> Links:
@@ -172,32 +188,35 @@ class Estimator(ABC):
         return self.downlinks(end.rows, end.size)
 
     def links_of_all(self, end: HolderEnd) -> Links:
-        """Return links that are not of one party."""
+        """Return the links that carry the same to all parties."""
         return Links()
 
     def compared(self, end: HolderEnd, party: int) -> list[Tensor]:
-        """Return surrogates that a party must have too, in the order in which it compares them."""
+        """Return the surrogates that a party must have too, in comparison order."""
         links = end.uplinks[party], end.downlinks[party]
         return [surrogate for each in links for _, surrogate in each.with_surrogates()]
 
     def party_tables(self, parties: int) -> int:
-        """Count the surrogates [N, E] that a party keeps."""
+        """Return the number of surrogate tables [N, E] that a party keeps."""
         return int(self.config.uplink.surrogates)
 
     def holder_tables(self) -> int:
-        """Count the surrogates [N, E] that the label holder keeps of a party, beside its table."""
+        """Return the label holder's number of surrogate tables [N, E] for one party.
+
+        Its table of embeddings does not count.
+        """
         return 0
 
     def answer_bytes(self, end: PartyEnd, rows: int, steps: int) -> int:
-        """Bound the bytes of what a party is sent for a window of so many rows and steps."""
-        return 2 * 4 * rows * (end.size + 1)  # with ids, and as much again for what a codec adds
+        """Return an upper bound of an answer's bytes, for R rows and S steps."""
+        return 2 * 4 * rows * (end.size + 1)  # with ids; twice that, because a codec may add bytes
 
     def uplink(self, table: Tensor, saved: str = "uplink") -> Channel:
-        """Make an end of a link of embeddings; ``table`` and ``saved`` are as in `Channel`."""
+        """Make one end of a link of embeddings; the parameters are as in `Channel`."""
         return Channel(self.config.uplink, table, self.mechanism.encodes_by_row, saved=saved)
 
     def downlink(self, table: Tensor, saved: str, by_step: bool = False) -> Channel:
-        """Make an end of a link of answers."""
+        """Make one end of a link of answers; the parameters are as in `Channel`."""
         by_row, dtype = self.mechanism.encodes_by_row, "float32" if by_step else self.answer_dtype
         return Channel(
             *(self.config.downlink, table, by_row), saved=saved, by_step=by_step, dtype=dtype
@@ -206,12 +225,17 @@ class Estimator(ABC):
     # --- the protocol ---------------------------------------------------------------------------
 
     def opening(self, end: HolderEnd) -> Arrays:
-        """Return what goes with a party's first order."""
+        """Return the arrays to send with a party's first order."""
         return {}
 
     @abstractmethod
     def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Blocks:
-        """Embed the rows of a window at a party: the blocks of its upload, by `uplinks`."""
+        """Embed the rows of a window at a party.
+
+        Returns
+        -------
+        The blocks of its upload, by the names in `uplinks`.
+        """
 
     def read(self, blocks: Blocks, window: Window) -> Reading:
         """Read the blocks of an upload at the label holder."""
@@ -222,9 +246,12 @@ class Estimator(ABC):
     def answer(
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
     ) -> dict[int, Blocks]:
-        """Step the top model at the label holder, and answer each party: blocks, by `downlinks`.
+        """Step the top model at the label holder, and answer each party.
 
-        A party whose model stays as it is gets no blocks.
+        Returns
+        -------
+        The blocks of each party's answer, by the names in `downlinks`. A party whose model is
+        frozen gets no blocks.
         """
 
     def encode(
@@ -240,17 +267,23 @@ class Estimator(ABC):
         return encoded
 
     def silence(self, arrival: Arrival) -> Blocks:
-        """Return an answer to an upload that says nothing, for scalars that are spent.
+        """Return an answer without information, for use once the budget is spent.
 
-        An estimator that answers by scalars has one, and hands all that labels have a part in to
-        the noise of its `HolderEnd`, if there is any: what it does not is not counted.
+        Every estimator that answers by scalars must have this method. It must also pass every value
+        that depends on labels to the noise of its `HolderEnd`, if there is noise. The accountant
+        does not count any other release of labels.
         """
         raise NotImplementedError
 
     @abstractmethod
     def update(self, end: PartyEnd, blocks: Blocks, order: TrainOrder, window: Window) -> None:
-        """Learn from the answer to an upload at a party, by the parameters that made the upload.
+        """Learn at a party from the answer to its upload.
 
-        The model changes in place, by whole steps: there is no copy of it to go back to.
-        `VflError`, as the end of a sentence, if the answer says nothing.
+        The model still has the parameters that made the upload. It changes in place, by whole
+        steps, because no copy exists to restore.
+
+        Raises
+        ------
+        VflError
+            If the answer lacks its content. The caller puts the text after a colon.
         """

@@ -1,8 +1,9 @@
-"""First-order estimator: embeddings go up, gradient rows with respect to them come down.
+"""First-order estimator: embeddings go up, and their gradient rows come down.
 
-Read from top to bottom as data meets it: the party embeds (VAFL Alg. 1 line 5), the label holder
-evaluates, steps its top model and answers (lines 9, 10 and 12), the party steps (line 7, Eq. 4a).
-Every gradient of a window is taken at the party parameters that made the upload.
+The methods stand in the order in which data meets them. The party embeds (VAFL Alg. 1 line 5). The
+label holder evaluates, steps its top model and answers (lines 9, 10 and 12). The party steps
+(line 7, Eq. 4a). Every gradient of a window is taken at the party's parameters that made the
+upload.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from vfl_flower.transport.messages import TrainOrder
 
 
 class FirstOrder(Estimator):
-    """Gradient rows, with the labels at the label holder alone (EF-VFL Alg. 2)."""
+    """Gradient rows as answers. Only the label holder has the labels (EF-VFL Alg. 2)."""
 
     def downlinks(self, rows: int, size: int) -> Links:
-        """Carry gradient rows."""
+        """Make the label holder's end of the link of gradient rows."""
         return Links(gradient=self.downlink(zeros((rows, size)), "gradient"))
 
     def party_tables(self, parties: int) -> int:
-        """Count one for each direction with error feedback."""
+        """Return one table for each direction with error feedback."""
         return super().party_tables(parties) + self.holder_tables()
 
     def holder_tables(self) -> int:
-        """Count one for the gradient rows, with error feedback."""
+        """Return one table, for the gradient rows, with error feedback; else 0."""
         return int(self.config.downlink.surrogates)
 
     # --- the party ------------------------------------------------------------------------------
@@ -61,7 +62,10 @@ class FirstOrder(Estimator):
     def answer(
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
     ) -> dict[int, Blocks]:
-        """Answer gradient rows of each party's mean loss, each step's at the top model it met."""
+        """Answer with the gradient rows [R, E] of each party's mean losses.
+
+        The rows of each step are gradients at the top model before that step.
+        """
         h, labels = end.gather(joint.window)
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
         rows, losses = end.step(h, labels, lengths, divided, gradients=True)
@@ -94,7 +98,10 @@ class FirstOrder(Estimator):
 def _of_own_batches(
     rows: Tensor, joint: Joint, number: int, arrival: Arrival, sampling: Sampling
 ) -> Tensor:
-    """Return those rows of joint steps that are one window's, in its order, over its divisors."""
+    """Return the rows of one party's window, from the gradient rows of joint steps.
+
+    The rows have the order of the window, and its divisors.
+    """
     own, lengths = sampling.divisors(arrival.batches.lengths), arrival.window.lengths
     scale = np.repeat(joint.divisors[: len(own)] / own, lengths).astype(np.float32)
     mine = rows[torch.from_numpy(joint.places[number]).to(rows.device)]
@@ -113,13 +120,16 @@ def descend(
     key: bytes = b"",
     first: int = 0,
 ) -> None:
-    """Take S optimizer steps from the gradient rows [R, E] that answer the upload of ``x``.
+    """Take S optimizer steps along the gradient rows [R, E] of the upload of ``x``.
 
-    Plain SGD is linear in the gradient, so one backward pass and one step do the work of S.
-    ``hs`` are the embeddings uploaded (`passes.window`), if their graph is still at hand; else the
-    forward pass is repeated, which gives the same, since the parameters have not changed since.
-    Of other optimizers, the steps of a window need a copy of the parameters that made the upload;
-    that of a single step does not. ``first`` is the number of the first step, as in `step_along`.
+    Plain SGD is linear in the gradient, so one backward pass and one step do the work of S. Other
+    optimizers need a copy of the parameters that made the upload, if the window has several steps.
+
+    Parameters
+    ----------
+    hs : the uploaded embeddings (`passes.window`), if this process still has their graph. Else the
+        forward pass runs again. It gives the same, because the parameters have not changed.
+    first : the number of the first step, as in `step_along`.
     """
     weight, group = training.regulariser_weight, optimizer.param_groups[0]
     parameters, plain, rates = group["params"], group["plain"], group["rates"]

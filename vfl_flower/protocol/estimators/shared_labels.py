@@ -1,8 +1,8 @@
 """First-order estimator of parties that know the labels (EF-VFL, Algorithm 1).
 
-A party gets the other parties' embeddings and the top model of each step instead of gradient rows
-(line 4), and finds these itself, with its own embedding exact (Eq. 4), at its parameters as they
-are by then: so it can take several local steps on a mini-batch.
+A party gets the other parties' embeddings and each step's top model instead of gradient rows
+(line 4). It computes its gradient rows itself, with its own embedding exact (Eq. 4), at its current
+parameters. So it can take several local steps on a mini-batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vfl_flower.transport.messages import Arrays, TrainOrder
 
 
 class SharedLabels(FirstOrder):
-    """The others' embeddings and the top model, with the labels at the parties too."""
+    """Other parties' embeddings and the top model as answers; parties have the labels."""
 
     uploads_reach = "the label holder's and the other parties'"
     broadcasts = True
@@ -44,10 +44,10 @@ class SharedLabels(FirstOrder):
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """Raise `ConfigError` if it cannot work as configured."""
+        """Raise `ConfigError` if the estimator cannot work as configured."""
         if config.data.target == "regression":
             raise ConfigError(
-                "labels = 'shared' is for classes, and target = 'regression' has none: leave one "
+                "labels = 'shared' is for classes, and target = 'regression' has none. Leave one "
                 "of them out."
             )
         for key, registry, name in (
@@ -57,17 +57,18 @@ class SharedLabels(FirstOrder):
             if name not in registry.known:
                 raise ConfigError(
                     f"labels = 'shared' has parties use the top model and the loss, and {key} = "
-                    f"{name!r} is code of the label holder's: choose ours, or leave labels out."
+                    f"{name!r} is code that only the label holder has. Choose one of "
+                    f"{', '.join(map(repr, registry.known))}, or leave `labels` out."
                 )
 
     # --- links: both ends -----------------------------------------------------------------------
 
     def downlinks(self, rows: int, size: int) -> Links:
-        """Carry nothing for one party alone."""
+        """Return no links: every party gets the same answer."""
         return Links()
 
     def downlinks_of(self, end: PartyEnd) -> Links:
-        """Carry the embeddings of the others and the top model."""
+        """Make a party's end of the links of other parties' embeddings and the top model."""
         top = self.aggregation.build_top([end.size] * end.parties, end.outputs)
         self._top = top.to(end.device)
         links = Links()
@@ -80,43 +81,43 @@ class SharedLabels(FirstOrder):
         return links
 
     def links_of_all(self, end: HolderEnd) -> Links:
-        """Carry the top model, as one row."""
+        """Return the label holder's end of the link of the top model, as one row."""
         if not self._top_link and count(end.top):
             top = self.downlink(zeros((1, count(end.top))), "top", by_step=True)
             self._top_link = Links(top=top)
         return self._top_link
 
     def compared(self, end: HolderEnd, party: int) -> list[Tensor]:
-        """Return the party's own surrogates, the others' and the top model's."""
+        """Return the party's surrogates, then the other parties', then the top model's."""
         others = [other for other in end.uplinks if other != party]
         links = *(end.uplinks[each] for each in (party, *others)), self.links_of_all(end)
         return [surrogate for each in links for _, surrogate in each.with_surrogates()]
 
     def party_tables(self, parties: int) -> int:
-        """One for each party."""
+        """Return one table for each party with error feedback."""
         return parties * int(self.config.uplink.surrogates)
 
     def answer_bytes(self, end: PartyEnd, rows: int, steps: int) -> int:
-        """The others' uploads, the labels, and a top model a step."""
+        """Return a bound for other parties' uploads, labels, and one top model a step."""
         assert self._top is not None
         of_parties = end.parties * super().answer_bytes(end, rows, steps)
         return of_parties + 2 * 4 * steps * count(self._top) + 8 * end.rows
 
     def holder_tables(self) -> int:
-        """None beside the table."""
+        """Return 0: the table of embeddings is enough."""
         return 0
 
     # --- the label holder -----------------------------------------------------------------------
 
     def opening(self, end: HolderEnd) -> Arrays:
-        """The labels of the training rows."""
+        """Return the labels of the training rows, [N]."""
         labels = end.labels.cpu().numpy()
         return {"labels": labels.astype(np.min_scalar_type(labels.max()))}
 
     def answer(
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
     ) -> dict[int, Blocks]:
-        """Answer the top model that each step met, [S, d_0]."""
+        """Answer with the top model before each step, [S, d_0]."""
         h, labels = end.gather(joint.window)
         tops = self._steps(end, h, labels, joint)
         top = {"top": tops} if end.optimizer else {}
@@ -125,7 +126,10 @@ class SharedLabels(FirstOrder):
     def encode(
         self, end: HolderEnd, arrivals: Sequence[Arrival], answers: Mapping[int, Blocks]
     ) -> dict[int, Arrays]:
-        """Make arrays of the top model, once for all, and add the others' uploads as they came."""
+        """Encode the top model once for all parties, and add the other parties' uploads.
+
+        Uploads are passed on as they arrived.
+        """
         key, party = f"{self.config.training.seed}|down|{end.steps}", arrivals[0].party
         top = self.links_of_all(end).encode(answers[party], arrivals[0].window, key)
         uploads = {each.party: _for_others(each) for each in arrivals}
@@ -137,9 +141,13 @@ class SharedLabels(FirstOrder):
         return encoded
 
     def _steps(self, end: HolderEnd, h: Tensor, labels: Tensor, joint: Joint) -> Tensor:
-        """Q steps of the top model on each mini-batch; its parameters before each [S, d_0].
+        """Take Q steps of the top model on each mini-batch.
 
-        As everywhere a mini-batch counts as one step, whatever Q.
+        A mini-batch counts as one step, whatever Q is.
+
+        Returns
+        -------
+        The parameters of the top model before each mini-batch, [S, d_0].
         """
         lengths, divided = joint.window.lengths.tolist(), joint.divisors.tolist()
         tops = []
@@ -157,14 +165,17 @@ class SharedLabels(FirstOrder):
     # --- the party ------------------------------------------------------------------------------
 
     def embed(self, end: PartyEnd, order: TrainOrder, window: Window) -> Blocks:
-        """Embed the window's rows; the first order brings the labels."""
+        """Embed the window's rows, [R, E]; take the labels from the first order."""
         if "labels" in order.arrays:
             end.arrays["labels"] = self._checked_labels(end, order.arrays["labels"])
         return super().embed(end, order, window)
 
     def _checked_labels(self, end: PartyEnd, labels: NDArray[Any]) -> NDArray[Any]:
         if labels.dtype.kind != "u" or labels.shape != (end.rows,):
-            raise VflError("was sent labels that are not one for each of its training rows.")
+            raise VflError(
+                f"was sent {labels.dtype} labels of shape {labels.shape}: it needs one unsigned "
+                f"integer for each of its {end.rows} training rows."
+            )
         if labels.max(initial=0) >= max(2, end.outputs):
             raise VflError(f"was sent labels of more than {max(2, end.outputs)} classes.")
         return labels
@@ -196,7 +207,7 @@ class SharedLabels(FirstOrder):
             load_flat(top, tops[step])
             for local_step in range(self.config.estimator.local_steps):
                 if hs is not None and len(lengths) == 1 and not local_step:
-                    h = hs[0]  # the upload's own
+                    h = hs[0]
                 else:
                     of_rows = samples.rows(x, rows)
                     h = passes.one(end.model, of_rows, step, of_step, key, learns=False)
@@ -213,12 +224,12 @@ class SharedLabels(FirstOrder):
                 step_along(end.optimizer, whole, first + step)
 
     def _broadcast(self, end: PartyEnd, blocks: Blocks, window: Window) -> tuple[Tensor, Tensor]:
-        """Return all embeddings of the window's rows, [R, M * E], and each step's top model.
+        """Return all embeddings of the window [R, M * E], and the top models [S, d_0].
 
-        Embeddings of the party's own are left for it to fill in.
+        The columns of this party's embeddings are left for the caller to fill.
         """
         if len(end.arrays.get("labels", ())) != end.rows:
-            raise VflError("the labels, which were to be shared, have not come.")
+            raise VflError("the labels are missing, although labels = 'shared'.")
         own, tops = torch.empty(len(window.ids), end.size), torch.zeros(len(window.lengths), 0)
         of_parties = [blocks.get(_block_of(party), own) for party in range(end.parties)]
         tops = blocks.get("top", tops)
@@ -226,10 +237,10 @@ class SharedLabels(FirstOrder):
 
 
 def _block_of(party: int) -> str:
-    """Name a party's block of embeddings in what is sent to the others."""
+    """Return the name of a party's embeddings in messages to the other parties."""
     return f"party-{party}/embedding"
 
 
 def _for_others(arrival: Arrival) -> Arrays:
-    """Name a party's upload so that it can be sent on to the others."""
+    """Return a party's upload with the names that messages to other parties use."""
     return {f"party-{arrival.party}/{name}": array for name, array in arrival.arrays.items()}

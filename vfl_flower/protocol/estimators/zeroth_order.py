@@ -1,9 +1,9 @@
-"""Zeroth-order estimator: pairs of embeddings go up, scalar loss differences come down.
+"""Zeroth-order estimator: embedding pairs go up, and scalar differences come down.
 
-Read from top to bottom as data meets it: the party draws a direction u for each step and embeds at
-perturbed parameters (AsyREVEL Alg. 1 line 4; DPZV Eq. 6), the label holder evaluates both
-embeddings of a pair and answers one scalar a step (line 9; DPZV Eq. 7-8), the party steps along u
-(lines 6-7; Cascaded Eq. 2-3). Of a two-sided pair, the centre goes into the table.
+The methods stand in the order in which data meets them. The party draws a direction u for each
+step, and embeds at perturbed parameters (AsyREVEL Alg. 1 line 4; DPZV Eq. 6). The label holder
+evaluates both embeddings of a pair, and answers with one scalar a step (line 9; DPZV Eq. 7-8). The
+party steps along u (lines 6-7; Cascaded Eq. 2-3). The table keeps the centre of a two-sided pair.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class ZerothOrder(Estimator):
-    """A scalar a step for each party, which may be a black box."""
+    """One scalar a step as an answer; a party's bottom model may be a black box."""
 
     windows: ClassVar = {"free": 16, "cheap": 64, "dear": 64}
     uploads_per_row = 2
@@ -49,55 +49,59 @@ class ZerothOrder(Estimator):
 
     @property
     def word(self) -> str:
-        """What it is, in few words."""
+        """Return a short description."""
         return f"{super().word}, {self.config.estimator.differences}"
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
-        """Raise `ConfigError` if it cannot work as configured."""
+        """Raise `ConfigError` if the estimator cannot work as configured."""
         super().check(config)
         if config.downlink.codec != "identity":
             raise ConfigError(
-                "downlink-codec has nothing to compress under zeroth order, whose feedback is one "
-                "number a step: leave it out."
+                f"downlink-codec = {config.downlink.codec!r} has nothing to compress under zeroth "
+                "order: feedback is one number a step. Leave `downlink-codec` out."
             )
 
     # --- links: both ends -----------------------------------------------------------------------
 
     def uplinks(self, table: Tensor) -> Links:
-        """Carry a pair: embeddings for the table have surrogates, differences are new each time."""
+        """Make one end of the links of a pair.
+
+        Only the embeddings for the table have surrogates. Differences are new each time.
+        """
         return Links(
             (name, self.uplink(table, "uplink" if name == "embedding" else ""))
             for name in self.block_names()
         )
 
     def downlinks(self, rows: int, size: int) -> Links:
-        """Carry one number for each step, as it is."""
+        """Make the label holder's end of the link of differences, which no codec changes."""
         return Links(difference=of_steps())
 
     def answer_bytes(self, end: PartyEnd, rows: int, steps: int) -> int:
-        """A number a step; and what else an order may bring, as under any estimator."""
+        """Return the bound of the base class, plus one number for each step."""
         return super().answer_bytes(end, rows, steps) + 4 * steps
 
     def block_names(self) -> tuple[str, str]:
-        """Names of the two blocks of a pair, in messages: see `blocks`."""
+        """Return the names of the two blocks of a pair in messages, in `blocks` order."""
         if self._apart:
             return "change", "embedding"
         two_sided = self.config.estimator.differences == "two-sided"
         return ("plus", "minus") if two_sided else ("perturbed", "embedding")
 
     def blocks(self, pair: Pair) -> Pair:
-        """What is sent: both embeddings; where bits are lost, their difference and the fresh one.
+        """Return the blocks to send: both embeddings, or a difference and the fresh one.
 
-        Compressed apart, two embeddings that are nearly equal would lose what tells them apart. In
-        fixed point the difference is that over mu, which is of the embeddings' size.
+        A lossy codec would erase the difference of two embeddings that are nearly equal, so the
+        difference is sent by itself. Under fixed point it is divided by mu, so that it is as large
+        as an embedding.
         """
         if not self._apart:
             return pair
         return (pair[0] - pair[1]) / self._unit, self._fresh(pair)
 
     def _pair_of(self, first: Tensor, second: Tensor) -> Pair:
-        """The pair of which these `blocks` were sent."""
+        """Return the pair that `blocks` turned into these two blocks."""
         if not self._apart:
             return first, second
         first = first * self._unit
@@ -107,12 +111,12 @@ class ZerothOrder(Estimator):
 
     @property
     def _apart(self) -> bool:
-        """Whether bits are lost on the way."""
+        """Return whether a codec or fixed point loses bits."""
         return self.config.uplink.codec != "identity" or self.aggregation.rounds
 
     @property
     def _unit(self) -> float:
-        """What a difference is a multiple of, as it is sent."""
+        """Return the divisor of a difference that is sent."""
         return self.config.estimator.mu if self.aggregation.rounds else 1.0
 
     def _fresh(self, pair: Pair) -> Tensor:
@@ -140,14 +144,14 @@ class ZerothOrder(Estimator):
     # --- the label holder -----------------------------------------------------------------------
 
     def read(self, blocks: Blocks, window: Window) -> Reading:
-        """Read the pair, of which the fresh embedding is f(w), or the centre if two-sided."""
+        """Read the pair. The fresh embedding is f(w), or the centre of a two-sided pair."""
         pair = self._pair_of(*blocks.values())
         return Reading(self._fresh(pair), pair)
 
     def answer(
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
     ) -> dict[int, Blocks]:
-        """Answer scalar differences, at the top model that the windows met."""
+        """Answer with scalar differences [S], at the top model before this call."""
         if self.config.estimator.perturbs == "all":
             return self._joint_answer(end, arrivals, joint)
         answers: dict[int, Blocks] = {}
@@ -163,9 +167,9 @@ class ZerothOrder(Estimator):
 
     @torch.no_grad()
     def _scalars(self, end: HolderEnd, arrival: Arrival) -> Tensor:
-        """One difference for each step of a party's window, [S].
+        """Return one difference for each step of a party's window, [S].
 
-        Every row's difference is taken before rows are averaged.
+        Take the difference of each row before the mean over rows.
         """
         first, second = (each.to(end.device) for each in arrival.reading.embeddings)
         window, columns, top = arrival.window, end.columns[arrival.party], end.top
@@ -186,9 +190,10 @@ class ZerothOrder(Estimator):
     def _joint_answer(
         self, end: HolderEnd, arrivals: Sequence[Arrival], joint: Joint
     ) -> dict[int, Blocks]:
-        """One difference for each step along the directions of all (Spall, 1992).
+        """Answer all parties with one difference a step (Spall, 1992), [S].
 
-        The top model is of them, where it learns by differences too: it then steps by this scalar.
+        The difference is along the directions of all parties at once. If the top model learns by
+        differences too, its direction is included, and it steps by the same scalar.
         """
         h, labels = end.gather(joint.window)
         first, second = h.clone(), h.clone()
@@ -233,7 +238,7 @@ class ZerothOrder(Estimator):
         return clipped_noisy_means(of_rows, lengths, divided, end.noise)
 
     def silence(self, arrival: Arrival) -> Blocks:
-        """Answer differences of zero."""
+        """Return differences of zero, [S]."""
         return {"difference": torch.zeros(len(arrival.window.lengths))}
 
     # --- the party again ------------------------------------------------------------------------
@@ -256,7 +261,7 @@ class ZerothOrder(Estimator):
 def penalties(
     training: TrainingConfig, directions: Directions, u: Tensor | None, steps: int
 ) -> Tensor:
-    """Differences [S] of the regulariser g along the directions."""
+    """Return differences [S] of the regulariser g along the directions."""
     config: EstimatorConfig = directions.config
     two_sided = config.differences == "two-sided"
     if u is not None:

@@ -1,4 +1,4 @@
-"""Server-update axis: how the top model learns. `choose` says by which, for a run."""
+"""Server-update axis: how the top model learns. `choose` returns a run's rule."""
 
 from __future__ import annotations
 

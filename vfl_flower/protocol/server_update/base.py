@@ -57,7 +57,7 @@ class TopBatches:
 
 
 class ServerUpdate(ABC):
-    """Base class for a rule by which the top model learns.
+    """Base class of server updates: rules for how the top model learns.
 
     by_differences : whether it learns from differences of losses. It then needs no gradient, not
         even of the label holder's bottom model. If one difference serves all (perturbs = 'all'), it

@@ -1,4 +1,4 @@
-"""The top model learns by the gradient of each step's loss."""
+"""Server update by the gradient of each step's loss (VAFL Eq. 2)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from vfl_flower.protocol.subsets import row_losses
 
 
 class ByGradient(ServerUpdate):
-    """Each step is evaluated with the top model that the last step left (VAFL Eq. 2).
+    """Update the top model by gradients.
 
-    Without an optimizer the top model stays, and one batched pass serves all steps. A bottom model
-    of the label holder's own has its gradient by autograd. With noise the norms of rows' gradients
-    are clipped, and noise is added to their mean (DP-SGD).
+    Each step evaluates the top model that the step before it left (VAFL Eq. 2). Without an
+    optimizer the top model does not learn, and one batched pass serves all steps. The label
+    holder's bottom model gets its gradient by autograd. With noise, the norm of each row's gradient
+    is clipped, and noise is added to the mean (DP-SGD).
     """
 
     @torch.no_grad()
     def step(self, batches: TopBatches, gradients: bool) -> tuple[Tensor | None, Tensor]:
-        """Step along the gradient of each mini-batch's loss."""
+        """Step along the gradient of each mini-batch's loss; return as in the base class."""
         top, optimizer, h, labels = batches.top, batches.optimizer, batches.h, batches.labels
         lengths, divisors = batches.lengths, batches.divisors
         loss, noise, copies = batches.loss, batches.noise, batches.copies
@@ -35,19 +36,20 @@ class ByGradient(ServerUpdate):
             h, labels, steps = copies.h, labels[copies.rows], copies.lengths
         counts = torch.tensor(steps, device=h.device)
         weights = 1 / torch.tensor(divisors, dtype=h.dtype, device=h.device)
-        weights = weights.repeat_interleave(counts, output_size=len(h))  # else a GPU is waited for
+        weights = weights.repeat_interleave(counts, output_size=len(h))  # avoids a wait for the GPU
         if loss.class_weights is not None:
             weights = weights * loss.row_weights(labels)
         if copies is not None:
             weights = weights * copies.weights
         weights = weights[:, None]
-        own = top.own if optimizer else None  # which changes with each step
+        own = top.own if optimizer else None
         x = h if own else top.combined(top.embedded(h), h)
         y = loss.targets(labels, top.outputs)
         gradient = partial(loss.gradient, squared=labels.is_floating_point())
         parts = list(steps) if optimizer or top.by_step else [len(h)]
         all_outputs, all_rows = [], []
-        # Copies of a row weigh alike where there is noise, and add no more than the row would.
+        # With noise, all copies of a row have the same weight. Together they must not add more to
+        # the sum than the row could, so each copy's bound is its share of the row's bound.
         share = float(copies.weights.max()) if copies is not None and len(h) else 1.0
         bounds = [share * noise.top_clip / each if noise else math.inf for each in divisors]
         for step, (h_step, x_step, y_step, weights_step) in enumerate(
