@@ -80,7 +80,7 @@ cnn                         3       4      3       3      4       7        D05  
 REFUSALS = {
     "a": "parties that do not step together upload other rows at other times",
     "b": "precision = 'bfloat16' rounds off the differences that zeroth order learns from",
-    "c": "codec = 'top-k' has nothing to compress in numbers that look random",
+    "c": "codec = 'top-k' has nothing to compress in masked numbers, which look random",
     "d": "each party's difference depends on its own embeddings alone",
     "k": "labels = 'shared' has parties use the top model",
     "l": "subsets = 'laser' weighs copies of a row",

@@ -323,11 +323,14 @@ def test_all_rows_and_no_subsets_are_as_ever(run: Start) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"presence": 1.5}, "must be at most 1"),
-        ({"align": "any"}, "is for parties with files of their own"),
-        ({"min-parties": 2}, "min-parties is for align"),
-        ({"presence": 0.5, "dataset": "files:x.csv"}, "leave it out, and set align"),
-        ({"presence": 0.5, "strategy": "ef-vfl", "labels": "shared"}, "which rows others lack"),
+        ({"presence": 1.5}, "Set it to at most 1"),
+        ({"align": "any"}, "is only for parties with their own files"),
+        ({"min-parties": 2}, "min-parties is only for align"),
+        ({"presence": 0.5, "dataset": "files:x.csv"}, "Leave it out, and set align"),
+        (
+            {"presence": 0.5, "strategy": "ef-vfl", "labels": "shared"},
+            "which rows other parties lack",
+        ),
         ({"strategy": "dpzv", "subsets": "laser"}, "cannot bound them one by one"),
     ],
 )

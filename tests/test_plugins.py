@@ -399,9 +399,9 @@ def test_a_package_declares_an_aggregation(tmp_path: Path) -> None:
     ("keys", "said"),
     [
         ({"combine": "concat"}, "^aggregation = 'clipped' is a mean: set combine = 'mean'."),
-        ({"presence": 0.5}, "needs the embeddings of all parties: leave out align, presence and"),
-        ({"subsets": "sampled"}, "needs the embeddings of all parties: leave out align, presence"),
-        ({"top-model": f"{__name__}:Dropping"}, "Dropping' reads them side by side: choose a top"),
+        ({"presence": 0.5}, "needs the embeddings of all parties. Leave out align, presence and"),
+        ({"subsets": "sampled"}, "needs the embeddings of all parties. Leave out align, presence"),
+        ({"top-model": f"{__name__}:Dropping"}, "Dropping' reads them side by side. Choose a bui"),
     ],
 )
 def test_what_does_not_go_with_an_aggregation_of_ones_own_is_a_sentence(
@@ -418,9 +418,9 @@ def test_an_aggregation_can_need_parties_that_step_together_and_models_that_begi
     own = "    abreast = True\n    may_grow = False\n    defaults = "
     place = write(tmp_path, "abreast.py", AGGREGATION.replace("    defaults = ", own))
     keys = {**SMALL, "aggregation": f"{place}:Clipped"}
-    with pytest.raises(ConfigError, match=r"needs parties that step together: choose a synchro"):
+    with pytest.raises(ConfigError, match=r"needs parties that step together. Choose a synchro"):
         run(2, {**keys, "strategy": "vafl"})
-    with pytest.raises(ConfigError, match=r"cannot begin by the models of an earlier run: leave"):
+    with pytest.raises(ConfigError, match=r"cannot start from an earlier run's models. Leave"):
         resolve({**keys, "grow": "earlier"})
     assert run(2, keys).summary["failure"] is None
 

@@ -166,7 +166,7 @@ def test_keys_of_puppets_unmask_a_party_that_trusts_the_first_keys(
         return
     parties.begin()
     if named == "keys":
-        with pytest.raises(VflError, match="another is what its sum-peers gives"):
+        with pytest.raises(VflError, match="its sum-peers gives another key"):
             parties.agree()
         return
     parties.agree()
@@ -185,16 +185,16 @@ def test_a_party_takes_the_keys_that_its_node_configuration_names(tmp_path: Path
     parties = Parties(tmp_path, own={"sum-peers": named}, run=2)
     parties.begin()
     parties.agree()
-    with pytest.raises(VflError, match="another is what its sum-peers gives"):
+    with pytest.raises(VflError, match="its sum-peers gives another key"):
         asked(parties.nodes[0], AgreeOrder(arrays=in_the_middle(parties, 0)), Agreed)
     assert not list(tmp_path.rglob("sums-peers-of-*"))
     some = Parties(tmp_path, own={"sum-peers": named.split()[0]}, run=3)
     some.begin()
-    with pytest.raises(VflError, match="refuses party 1: its sum-peers has no key of that one"):
+    with pytest.raises(VflError, match="refuses party 1: its sum-peers has no key of that party"):
         asked(some.nodes[0], AgreeOrder(arrays=some.offers()), Agreed)
     other = Parties(tmp_path, own={"sum-peers": "1=abc"}, run=4)
     other.begin()
-    with pytest.raises(VflError, match="name parties with their keys, as in"):
+    with pytest.raises(VflError, match="Name the parties with their keys, as in"):
         asked(other.nodes[0], AgreeOrder(arrays=other.offers()), Agreed)
 
 
@@ -243,7 +243,7 @@ def test_a_key_that_is_none_and_offers_of_other_shapes_are_refused(parties: Part
     private = X25519PrivateKey.generate()
     lasting = Ed25519PrivateKey.generate()
     own = Offer.of(private, lasting, b"")
-    with pytest.raises(VflError, match="a key of another party that is not a key"):
+    with pytest.raises(VflError, match="another party's key, which is not a valid key"):
         masking.agreed(private, 0, [own, Offer(bytes(32), own.identity, b"")], [])
 
 
@@ -447,7 +447,7 @@ def test_a_key_serves_one_agreement(tmp_path: Path) -> None:
     parties.moved()
     before = [state_to_bytes(node.state) for node in parties.nodes]
     parties.agree(offers)
-    with pytest.raises(VflError, match="before it had made its own"):
+    with pytest.raises(VflError, match="before it made its key"):
         asked(parties.nodes[0], AgreeOrder(arrays=offers), Agreed)
     parties.nodes[0].state = state_from_bytes(before[0])
     between._parties.clear()

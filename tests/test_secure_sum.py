@@ -160,7 +160,7 @@ def test_the_largest_embeddings_have_a_sum_and_their_double_is_none(parties: int
 def test_embeddings_beyond_the_range_are_refused_without_a_value(wrong: float) -> None:
     rows = np.zeros((3, 2), np.float32)
     rows[1, 1] = wrong
-    with pytest.raises(VflError, match=r"^has embeddings beyond 1024, where masked numbers end"):
+    with pytest.raises(VflError, match=r"^has embeddings beyond 1024, the bound of masked numbers"):
         to_fixed(rows, 3)
 
 

@@ -1,4 +1,4 @@
-"""Aggregation axis: how the label holder brings the parties' embeddings together."""
+"""Aggregation: how the label holder combines the parties' embeddings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from vfl_flower.protocol.aggregation.partial import Partial, check_rows
 def aggregation_of(config: RunConfig) -> Aggregation:
     """Return the aggregation of a configuration.
 
-    `plain` becomes `Partial` where parties may lack rows, or where the top model learns from
-    subsets of the parties.
+    If parties may lack rows, or the top model learns from subsets of the parties, `plain` becomes
+    `Partial`.
     """
     kind: type[Aggregation] = AGGREGATIONS.load(config.models.aggregation)
     if kind is Aggregation and Partial.is_for(config):
@@ -26,23 +26,23 @@ def check(config: RunConfig, answers_by_scalars: bool, baseline: bool) -> None:
 
     Parameters
     ----------
-    answers_by_scalars : whether the label holder answers one number a step.
+    answers_by_scalars : whether the label holder answers each step with one number.
     baseline : whether the strategy is a baseline.
     """
     check_rows(config)
     aggregation, name = aggregation_of(config), config.models.aggregation
     if config.models.top not in TOPS.known and aggregation.tops[1] is None:
         raise ConfigError(
-            f"aggregation = {name!r} brings the embeddings together itself, and top-model = "
-            f"{config.models.top!r} reads them side by side: choose a top model of ours."
+            f"aggregation = {name!r} combines the embeddings itself, and top-model = "
+            f"{config.models.top!r} reads them side by side. Choose a built-in top model."
         )
     aggregation.check(answers_by_scalars, baseline)
     if config.running.grow and not aggregation.may_grow:
         raise ConfigError(
-            f"aggregation = {name!r} cannot begin by the models of an earlier run: leave grow out."
+            f"aggregation = {name!r} cannot start from an earlier run's models. Leave grow out."
         )
     if Partial.is_for(config) and not aggregation.any_subset:
         raise ConfigError(
-            f"aggregation = {name!r} needs the embeddings of all parties: leave out align, "
+            f"aggregation = {name!r} needs the embeddings of all parties. Leave out align, "
             "presence and subsets."
         )

@@ -1,8 +1,8 @@
 """The base of aggregations, and `plain`: every party's embeddings side by side.
 
-A party seals its blocks (`Seal`), the label holder reads them into its table (`Aggregation.read`),
-and the top model reads the table's rows (`Aggregation.tops`). `secure` and `partial` are the other
-two, and a package can add one (CONTRIBUTING.md).
+A party seals its blocks (`Seal`). The label holder reads them into its table (`Aggregation.read`).
+The top model reads the table's rows (`Aggregation.tops`). `secure` and `partial` are the other two
+aggregations, and a package can add one (CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ Masks = NDArray[np.bool_]
 
 
 class Reader(Protocol):
-    """What an aggregation has of an estimator."""
+    """The part of an estimator that an aggregation uses."""
 
     def read(self, blocks: Blocks, window: Window) -> Reading:
-        """Return what the blocks of an upload say."""
+        """Return the content of an upload's blocks."""
 
 
 class Columns(Protocol):
-    """What an aggregation has of the label holder's table."""
+    """The part of the label holder's table that an aggregation uses."""
 
-    received: int  # columns of parties
+    received: int  # number of columns that hold parties' embeddings
 
     def write(self, party: int, window: Window, rows: Tensor) -> None:
         """Write a party's embeddings of a window, [R, E]."""
 
 
 class HolderEnd(Protocol):
-    """What an aggregation has of the label holder."""
+    """The part of the label holder that an aggregation uses."""
 
     parties: int
-    columns: dict[int, slice]  # of each party's embeddings in the table
-    uplinks: dict[int, Links]  # by party
+    columns: dict[int, slice]  # party -> its columns in the table
+    uplinks: dict[int, Links]  # party -> its links
 
     @property
     def estimator(self) -> Reader:
-        """Return how uploads are read."""
+        """Return the reader of uploads."""
 
     @property
     def table(self) -> Columns:
@@ -73,11 +73,11 @@ class HolderEnd(Protocol):
 
 
 class Seal:
-    """What a party does to its blocks before they leave; as it is, nothing.
+    """A party's work on its blocks before upload. This base class changes nothing.
 
-    A seal that keeps nothing between messages overrides `hide` alone.
+    A seal without state between messages overrides `hide` alone.
 
-    lineage : a hash of how the party's model came about, which parties can compare.
+    lineage : a hash of the history of the party's model. Parties can compare it.
     """
 
     lineage = b""
@@ -87,26 +87,26 @@ class Seal:
         return arrays
 
     def bind(self, order: Order) -> None:
-        """Go on to the next order before the party serves it, or raise `VflError`."""
+        """Advance to an order before the party serves it, or raise `VflError`."""
 
     def refuse_alone(self) -> None:
-        """Raise `VflError` if the party does nothing that the other parties do not."""
+        """Raise `VflError` if the party may not act without the other parties."""
 
     def begin(self, run: str) -> None:
-        """Begin with a new model, in the run of this name."""
+        """Start with a new model, in the run of this name."""
 
     def resume(self, order: Order) -> None:
-        """Go on with the model of a checkpoint, which this order has named."""
+        """Continue with the model of the checkpoint that this order names."""
 
     def agree(self, context: Context, arrays: Arrays, alike: bytes) -> Arrays:
-        """Agree with the other parties; return what the label holder compares.
+        """Agree with the other parties; return arrays that the label holder compares.
 
         Parameters
         ----------
-        arrays : what the label holder passes on from the other parties.
+        arrays : the other parties' arrays, which the label holder passes on.
         alike : a hash of what must be the same at all parties.
         """
-        raise VflError("was asked to agree on keys, and its uploads are not masked.")
+        raise VflError("was asked to agree on keys, and its aggregation masks no uploads.")
 
     def predict(
         self, context: Context, order: PredictOrder, arrays: Arrays, alike: bytes, lineage: bytes
@@ -116,58 +116,59 @@ class Seal:
         Parameters
         ----------
         alike : a hash of what must be the same at all parties.
-        lineage : what the kept model's state has of it.
+        lineage : the lineage in the state of the saved model.
         """
         return self.hide(arrays)
 
     # --- between messages -----------------------------------------------------------------------
 
     def load(self, context: Context, scalars: Mapping[str, Any]) -> None:
-        """Take over what the last message left in the state, and its `scalars`."""
+        """Load what the last message left in the state, and its `scalars`."""
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """Return what the party's state keeps, and a checkpoint of it on disk."""
+        """Return values for the party's state and for its checkpoints on disk."""
         return {}
 
     def keep(self, context: Context) -> None:
-        """Leave in the state what no checkpoint keeps, after a message that was served."""
+        """Save in the state what no checkpoint keeps, after a served message."""
 
     def fail(self, context: Context) -> dict[str, Any]:
-        """Do so after a message that failed; return the `scalars` that change by it."""
+        """Do as `keep` after a failed message; return the `scalars` that change."""
         return {}
 
 
 class Collection:
-    """The parties' blocks of the same rows, as they come; each can be read at once."""
+    """Collect the parties' blocks of the same rows. Each can be read at once."""
 
     def add(self, party: int, arrays: Arrays, shape: tuple[int, int]) -> Tensor | None:
-        """Take a party's block [R, E]; return what goes into its columns, if known.
+        """Take a party's block [R, E]; return the values of its columns, if known.
 
         Raises
         ------
         VflError
-            If the block is not as it should be, as the end of a sentence.
+            If the block is not float32 of this shape. The message continues a sentence.
         """
         block = bounded("embedding", checked(arrays, "embedding", "float32", shape))
         return torch.from_numpy(block)
 
 
 class Aggregation:
-    """How the label holder brings the parties' embeddings together.
+    """Combine the parties' embeddings at the label holder.
 
-    It has no memory of a run; every object of one configuration is alike.
+    An aggregation has no memory of a run. All objects of one configuration are alike.
 
-    tops : classes of the top models that read a row of the table: of ours, and of one's own; none
-        if a top model of one's own cannot read it.
-    defaults : options whose defaults differ with it.
-    abreast : whether all parties serve the same orders, one after the other, and none by itself.
+    tops : classes of the top models that read a row of the table: the built-in class, and the class
+        for a user's top model. The second may be None: a user's top model cannot read the row.
+    defaults : options whose defaults differ under this aggregation.
+    abreast : whether all parties serve the same orders in the same sequence. No party then serves
+        an order alone.
     agrees : whether parties agree on something before they train.
-    waits : whether an upload can be read only once all parties' uploads are in.
+    waits : whether the label holder can read an upload only after all parties' uploads arrive.
     alike : whether all parties get the same answer, to the last bit.
-    rounds : whether blocks lose bits on their way.
-    any_subset : whether the model predicts by any subset of the parties.
-    may_grow : whether a run can begin by the models of an earlier run.
+    rounds : whether blocks lose bits on the way to the label holder.
+    any_subset : whether the model can predict from any subset of the parties.
+    may_grow : whether a run can start from the models of an earlier run.
     """
 
     tops: ClassVar[tuple[type[TopModel], type[OwnTop] | None]] = (TopModel, OwnTop)
@@ -186,27 +187,30 @@ class Aggregation:
     # --- what it refuses ------------------------------------------------------------------------
 
     def check(self, answers_by_scalars: bool, baseline: bool) -> None:
-        """Raise `ConfigError` if it contradicts other options: see `aggregation.check`."""
+        """Raise `ConfigError` if other options contradict the aggregation.
+
+        `aggregation.check` explains the parameters.
+        """
 
     def check_schedule(self, parties: int, coordinated: bool) -> None:
-        """Raise `ConfigError` if the schedule does not go with it.
+        """Raise `ConfigError` if the schedule does not suit the aggregation.
 
         Parameters
         ----------
-        coordinated : whether all parties use one mini-batch.
+        coordinated : whether all parties use the same mini-batch.
         """
         if (self.abreast or self.waits) and not coordinated:
             raise ConfigError(
                 f"aggregation = {self.config.models.aggregation!r} needs parties that step "
-                f"together: choose a synchronous system, or set quorum = {parties}."
+                f"together. Choose a synchronous system, or set quorum = {parties}."
             )
 
     def permissions(self) -> dict[str, Any]:
-        """Return what each party's own node configuration must permit."""
+        """Return the options that each party's node configuration must permit."""
         return {}
 
     def check_rules(self, context: Context, rules: Rules) -> None:
-        """Raise `ConfigError` if a party's own rules do not permit a run so configured."""
+        """Raise `ConfigError` if a party's own rules forbid this configuration."""
 
     # --- the table, and the top model that reads it -----------------------------------------------
 
@@ -223,7 +227,10 @@ class Aggregation:
         }
 
     def row_masks(self, labels: Labels, parties: Sequence[int]) -> tuple[Masks, Masks] | None:
-        """Return the row masks [N, M] of training and test rows; none if all have all."""
+        """Return row masks [N, M] of training and test rows.
+
+        Return None if every party has every row.
+        """
         return None
 
     def rows(self, blocks: Tensor, own: Tensor, present: Tensor) -> Tensor:
@@ -231,60 +238,60 @@ class Aggregation:
 
         Parameters
         ----------
-        blocks : columns of the parties, as `columns` has them.
+        blocks : the parties' columns, in the layout of `columns`.
         own : the label holder's own columns, [R, F].
-        present : which party has which row, [R, M].
+        present : whether a party has a row, [R, M].
         """
         return torch.cat([blocks, own], dim=1)
 
     def build_top(
         self, sizes: Sequence[int], outputs: int, own_columns: int = 0, alone: bool = False
     ) -> TopModel:
-        """Return the label holder's model: see `models.tops.build_top`."""
+        """Return the label holder's model, as `models.tops.build_top`."""
         return build_top(self.config, sizes, outputs, own_columns, alone, self.tops)
 
     # --- the label holder -------------------------------------------------------------------------
 
     def agree(self, transport: Transport) -> None:
-        """Have the parties agree before they train, if it `agrees`."""
+        """Ask the parties to agree before they train, if the aggregation `agrees`."""
 
     def read(self, end: HolderEnd, party: int, window: Window, arrays: Arrays) -> Reading:
-        """Return what a party's upload of a window says.
+        """Return the content of a party's upload of a window.
 
         Raises
         ------
         VflError
-            If there is nothing to read, as the end of a sentence.
+            If the upload cannot be read. The message continues a sentence.
         """
         return end.estimator.read(end.uplinks[party].decode(arrays, window), window)
 
     def complete(self, end: HolderEnd, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """Read uploads that waited for each other, and write them into the table.
+        """Read uploads that waited for each other; write them into the table.
 
         Raises
         ------
         SumError, VflError
-            If some are missing, or do not fit the others.
+            If uploads are missing, or do not fit each other.
         """
         return arrivals
 
     def collection(self, parties: int) -> Collection:
-        """Return what takes so many parties' blocks of test rows, or of rows to predict."""
+        """Return a collection for the parties' blocks of test rows or prediction rows."""
         return Collection()
 
     def question(self, transport: Transport, running: RunningConfig) -> Arrays:
-        """Return what the orders for predictions bring besides."""
+        """Return further arrays for the orders to predict."""
         return {}
 
     def check_agreed(self, answers: Iterable[Introduction]) -> None:
-        """Raise an error if these parties' predictions do not go together."""
+        """Raise an error if these parties' predictions do not fit each other."""
 
     # --- the party --------------------------------------------------------------------------------
 
     def seal(self, party: int, parties: int) -> Seal | None:
-        """Return what a party does to its blocks before they leave; none if nothing."""
+        """Return the seal of a party's blocks; None if they leave as they are."""
         return None
 
     def order_bytes(self, parties: int) -> int:
-        """Return how many bytes more an order to a party can have, at most."""
+        """Return the most bytes that the aggregation adds to an order to a party."""
         return 0

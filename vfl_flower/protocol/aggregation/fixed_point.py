@@ -1,4 +1,4 @@
-"""Numbers in fixed point: integers modulo 2^32, many of which can be added."""
+"""Numbers in fixed point: integers modulo 2^32, for sums over many parties."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from numpy.typing import NDArray
 from vfl_flower.config.errors import SumError, VflError
 
 Ints = NDArray[np.int32]
-"""Numbers modulo 2^32, which NumPy adds and subtracts as such."""
+"""Numbers modulo 2^32. NumPy adds and subtracts them modulo 2^32."""
 
 BOUND = 1024.0
-"""Bound of the numbers in an embedding, up and down. Models that learn hardly reach it."""
+"""Bound of the absolute value of each number in an embedding. Models that learn rarely reach it."""
 
 
 def places(parties: int) -> int:
-    """Return the binary places after the point, f.
+    """Return f, the number of binary places after the point.
 
-    A sum of M numbers is off by at most M / 2^(f + 1). One of 32 bits stays free, so that numbers
-    are noticed that are no sum of embeddings.
+    The error of a sum of M numbers is at most M / 2^(f + 1). One of 32 bits stays free, so that
+    `from_fixed` can detect numbers that are not a sum of embeddings.
     """
     return 20 - (parties - 1).bit_length()
 
 
 def to_fixed(rows: NDArray[np.float32], parties: int) -> Ints:
-    """Round numbers to multiples of 2^-f, and return the multiples.
+    """Round numbers to multiples of 2^-f; return the multiples.
 
     Raises
     ------
     VflError
-        If a number is not within `BOUND`, as the end of a sentence that does not say which.
+        If a number is not within `BOUND`. The message continues a sentence, without the number.
     """
-    if rows.size and not max(rows.max(), -rows.min()) < BOUND:  # also if one is not a number
+    if rows.size and not max(rows.max(), -rows.min()) < BOUND:  # NaN fails too
         raise VflError(
-            f"has embeddings beyond {BOUND:g}, where masked numbers end: lower the learning rates, "
-            "or give embedding-activation."
+            f"has embeddings beyond {BOUND:g}, the bound of masked numbers. Lower the learning "
+            "rates, or set embedding-activation."
         )
     fixed: Ints = np.rint(rows * np.float32(2 ** places(parties))).astype(np.int32)
     return fixed
 
 
 def from_fixed(total: Ints, parties: int) -> NDArray[np.float32]:
-    """Return the numbers of a sum over so many parties.
+    """Return the numbers of a sum over this number of parties.
 
     Raises
     ------
     SumError
-        If it cannot be a sum of so many embeddings.
+        If the total cannot be a sum of this number of embeddings.
     """
     scale = 2 ** places(parties)
     most = int(parties * BOUND * scale)

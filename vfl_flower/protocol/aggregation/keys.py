@@ -1,13 +1,13 @@
 """A party's half of masked sums: its keys, and the keys of the other parties.
 
-The lasting key is in a file of the party's own, and its owner gives the public half to the others.
-Keys of a run, and how far they have been used, are in ``Context.state``, in a record that no file
-of the party's gets. A process that reads this record from bytes first notes on the disk how far the
-keys have been used. So a state that comes twice, since a process or its SuperNode was killed, is
-not used twice.
+The party keeps its lasting key in a file. The party's owner gives the public half to the other
+parties. A record in ``Context.state`` has the keys of a run, and how far the party has used them.
+The party writes this record to no file. A process that reads the record from bytes first notes on
+the disk how far the keys have been used. So nobody uses a state twice, even if it comes twice after
+a process or its SuperNode was killed.
 
 python -m vfl_flower.protocol.aggregation.keys FOLDER: print the public half of the key in a folder
-of states. The key is made if it is not there.
+of states. Make the key if the folder has none.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vfl_flower.transport.node import index_and_parties, refused, simulated, sta
 log = logging.getLogger("flwr")
 
 RECORD = "sums"
-"""Name of the record in ``Context.state`` that no file gets."""
+"""Name of the record in ``Context.state`` that is written to no file."""
 
 _FIRST_SEEN = "first-seen"
 _LASTING = "sums.key"
@@ -53,23 +53,23 @@ _PEER = re.compile(r"(\d+):([0-9a-f]{64})")
 
 
 def lasting_key(folder: Path) -> Ed25519PrivateKey:
-    """Return the key of a folder, and make it if it is not there.
+    """Return the key of a folder; make the key if the folder has none.
 
     Raises
     ------
     VflError
-        If it cannot be read or written.
+        If the key cannot be read or written.
     """
     path = folder / _LASTING
     try:
         return Ed25519PrivateKey.from_private_bytes(lasting_secret(path))
     except (ValueError, VflError) as error:
-        log.warning("The party's key in %s cannot be used: %s", path, error)
+        log.warning("The party cannot use its key in %s: %s", path, error)
         raise VflError("cannot use its key for masked sums: its own log says why.") from None
 
 
 def public_half(lasting: Ed25519PrivateKey) -> str:
-    """Return what other parties need of a lasting key, in 64 hexadecimal digits."""
+    """Return the public half of a lasting key, as 64 hexadecimal digits."""
     return lasting.public_key().public_bytes_raw().hex()
 
 
@@ -79,8 +79,8 @@ def make_key(context: Context, order: KeyOrder) -> KeyMade:
     Raises
     ------
     VflError
-        If the party has agreed on keys: two sums of one model by different keys could be
-        subtracted.
+        If the party has agreed on keys. The label holder could otherwise subtract two sums of one
+        model under different keys.
     """
     party, parties = index_and_parties(context)
     refuse_second(context)
@@ -99,17 +99,17 @@ def make_key(context: Context, order: KeyOrder) -> KeyMade:
 
 
 def refuse_second(context: Context) -> None:
-    """Raise `VflError` if a party has agreed on keys since it began, or went on."""
+    """Raise `VflError` if a party has agreed on keys since it began or resumed."""
     record = context.state.get(RECORD)
     if isinstance(record, ConfigRecord) and "keys" in record:
-        raise VflError("has agreed on keys for masked sums already: resume the run to get others.")
+        raise VflError("has agreed on keys for masked sums already. Resume the run for new keys.")
 
 
 # --- the keys of the other parties --------------------------------------------------------------
 
 
 def agree(context: Context, arrays: Arrays, about: bytes) -> tuple[Masks, Arrays]:
-    """Agree with the parties of these offers; return masks for uploads, and tags.
+    """Agree with the parties of these offers; return masks for uploads and tags.
 
     Parameters
     ----------
@@ -118,20 +118,20 @@ def agree(context: Context, arrays: Arrays, about: bytes) -> tuple[Masks, Arrays
     Raises
     ------
     ConfigError, VflError
-        If a key is not signed, or not by the lasting key that this party knows of the other.
+        If a key is unsigned, or signed by another lasting key than this party knows.
     """
     party, parties = index_and_parties(context)
     if parties < 2:
-        raise VflError("is the only party, so that the sum would be its embedding.")
+        raise VflError("is the only party, so the sum would be its embedding. Add a party.")
     record = _taken(context)
     private = record.get("private")
     if not isinstance(private, bytes):
-        raise VflError("was asked to agree on keys before it had made its own.")
+        raise VflError("was asked to agree on keys before it made its key. Start the run anew.")
     offers = masking.read_offers(arrays, parties)
     for other, offer in enumerate(offers):
         offer.check(place_of(context.run_id, other, parties))
     if offers[party].key != record["offer"]:
-        raise VflError("was sent another key as its own.")
+        raise VflError("was sent another key as its own. Start the run anew.")
     if not simulated(context):
         _check_peers(context, party, offers)
     found = masking.agreed(X25519PrivateKey.from_private_bytes(private), party, offers, [about])
@@ -144,24 +144,33 @@ def agree(context: Context, arrays: Arrays, about: bytes) -> tuple[Masks, Arrays
 
 
 def _check_peers(context: Context, party: int, offers: list[Offer]) -> None:
-    """Raise `ConfigError` if a lasting key is neither named nor the first seen."""
+    """Raise `ConfigError` if a lasting key differs from the known key of its party.
+
+    ``sum-peers`` names the known keys. With ``first-seen``, they are the keys seen first.
+    """
     named = peers_of(context)
     known, path = named, states_folder(context) / f"sums-peers-of-{party}.json"
     if not named and path.exists():
         try:
             known = {int(number): key for number, key in json.loads(path.read_text()).items()}
         except (ValueError, AttributeError, OSError):
-            raise refused(context, f"all keys of others: it cannot read {path.name}") from None
+            raise refused(
+                context,
+                f"the keys of all other parties: it cannot read {path.name}. Repair it",
+            ) from None
     for other, offer in enumerate(offers):
         if other == party:
             continue
         if named and other not in named:
-            raise refused(context, f"party {other}: its sum-peers has no key of that one")
+            raise refused(
+                context, f"party {other}: its sum-peers has no key of that party. Add its key"
+            )
         if known.get(other, offer.identity.hex()) != offer.identity.hex():
-            where = "its sum-peers gives" if named else f"it had, by its {path.name}"
+            where = "its sum-peers gives" if named else f"its {path.name} gives"
             raise refused(
                 context,
-                f"the key of party {other}, {offer.identity.hex()}: another is what {where}",
+                f"the key of party {other}, {offer.identity.hex()}: {where} another key. "
+                "Ask that party for its key",
             )
     if not named:
         found = {other: each.identity.hex() for other, each in enumerate(offers) if other != party}
@@ -172,14 +181,14 @@ def _check_peers(context: Context, party: int, offers: list[Offer]) -> None:
 
 
 def peers_of(context: Context) -> dict[int, str]:
-    """Return the public keys of other parties by the rule ``sum-peers``.
+    """Return the public keys of other parties from the rule ``sum-peers``.
 
-    They are none without that rule, and with ``first-seen``.
+    Return no keys without that rule, or with ``first-seen``.
 
     Raises
     ------
     ConfigError
-        If it cannot be read.
+        If the rule cannot be read.
     """
     text = Rules.of(context.node_config).sum_peers
     if text == _FIRST_SEEN:
@@ -188,8 +197,8 @@ def peers_of(context: Context) -> dict[int, str]:
     if not all(found):
         index, _ = index_and_parties(context)
         raise ConfigError(
-            f"Party {index}'s node configuration gives sum-peers = {text!r}: name parties with "
-            "their keys, as in '1:HEX 2:HEX', or give 'first-seen'."
+            f"Party {index}'s node configuration gives an invalid sum-peers: {text!r}. Name the "
+            "parties with their keys, as in '1:HEX 2:HEX', or give 'first-seen'."
         )
     return {int(each[1]): each[2] for each in found if each}
 
@@ -198,7 +207,7 @@ def peers_of(context: Context) -> dict[int, str]:
 
 
 def load(context: Context, live: Masks | None) -> Masks | None:
-    """Return the masks as the last message left them; none before the parties agree.
+    """Return the masks after the last message; None before the parties agree.
 
     Parameters
     ----------
@@ -207,7 +216,7 @@ def load(context: Context, live: Masks | None) -> Masks | None:
     Raises
     ------
     VflError
-        If the state is one that has been used.
+        If the state has been used already.
     """
     record = context.state.get(RECORD)
     if not isinstance(record, ConfigRecord) or "keys" not in record:
@@ -228,7 +237,7 @@ def forget(context: Context) -> None:
 
 
 def keep(context: Context, masks: Masks) -> None:
-    """Leave in the state how far the masks have been used."""
+    """Save in the state how far the masks have been used."""
     record = context.state[RECORD]
     assert isinstance(record, ConfigRecord)
     if record["transcript"] != masks.transcript:
@@ -240,9 +249,9 @@ def keep(context: Context, masks: Masks) -> None:
 def part(context: Context, masks: Masks) -> None:
     """Do as `keep`, after a message that failed.
 
-    If the masks were bound to the message, they vanish in no sum from now on.
-    The label holder may have sent the message to all parties alike, and others may have learned
-    from it where this party did not.
+    If the masks were bound to the message, they cancel in no sum from now on. The label holder may
+    have sent the same message to all parties. Other parties may have learned from it, and this
+    party did not.
     """
     record = context.state[RECORD]
     assert isinstance(record, ConfigRecord)
@@ -254,22 +263,23 @@ def part(context: Context, masks: Masks) -> None:
 def no_lineage() -> bytes:
     """Return a lineage that no other party has, so that no other party agrees.
 
-    The label holder may have sent this party alone what it learned from a message that failed.
+    The label holder may have sent the failed message to this party alone, and this party may have
+    learned from it.
     """
     return secrets.token_bytes(32)
 
 
 def _taken(context: Context) -> ConfigRecord:
-    """Return the record, and note on the disk that it is in use.
+    """Return the record; note on the disk that it is in use.
 
     Raises
     ------
     VflError
-        If there is none, or it was in use from there, or from further on.
+        If no record exists, or if the disk notes that this record or a later one was in use.
     """
     record = context.state.get(RECORD)
     if not isinstance(record, ConfigRecord):
-        raise VflError("has no keys for masked sums: resume the run from its last checkpoint.")
+        raise VflError("has no keys for masked sums. Resume the run from its last checkpoint.")
     number, offer = record["number"], record["offer"]
     assert isinstance(number, int) and isinstance(offer, bytes)
     _note(context, offer, number)
@@ -279,7 +289,7 @@ def _taken(context: Context) -> ConfigRecord:
 def _note(context: Context, offer: bytes, number: int) -> None:
     """Note on the disk how far the keys of this offer have been used.
 
-    An offer is noted first with number 0. A simulation, whose parties have one owner, notes none.
+    A new offer starts with number 0. A simulation notes nothing: its parties have one owner.
     """
     if simulated(context):
         return
@@ -293,11 +303,11 @@ def _note(context: Context, offer: bytes, number: int) -> None:
             if number == 0 or not is_older:
                 write_sealed(path, offer + number.to_bytes(8))
     except (OSError, VflError) as error:
-        log.warning("The party cannot note how far its keys are used in %s: %s", path, error)
+        log.warning("The party cannot note in %s how far it has used its keys: %s", path, error)
         raise VflError("cannot note how far its keys are used: its own log says why.") from None
     if number and is_older:
         raise VflError(
-            "has an older state of its masked sums, and would use masks twice: resume the run from "
+            "has an older state of its masked sums, and would use masks twice. Resume the run from "
             "its last checkpoint."
         )
 

@@ -1,24 +1,25 @@
 """Masks: parties hide their embeddings, and the label holder learns their sum.
 
-Read from top to bottom as data meets it.
+The file follows the order of the protocol.
 
 1. **Agree.** For a run each party makes a fresh key (X25519). Its lasting key (Ed25519) signs the
    fresh key with the run and the party's number (`Offer`). The label holder passes the offers on.
-   Each two parties derive a key of their own (HKDF) from their fresh keys and the first of the
-   transcripts below. That transcript holds all keys and all that must be the same at all parties:
-   configuration, ids of the rows in their order, how the models came about. By tags of the derived
-   keys the label holder finds parties that do not agree.
-2. **Bind.** A party's transcript is a hash over all orders that it has served since, with all that
-   they brought, except their numbers. Honest parties of a synchronous system get the same orders.
-3. **Mask.** Embeddings in fixed point are 32-bit integers, with four zeros after them. Each pair of
+   Each pair of parties derives a pair key (HKDF) from their fresh keys and the first transcript.
+   The first transcript holds all keys and all that must be the same at all parties. This includes
+   the configuration, the ids of the rows in their order, and the lineage of the models. The label
+   holder compares tags of the pair keys, and so finds parties that do not agree.
+2. **Bind.** A party's transcript is a hash over all orders that it has served since. The hash
+   covers all content of the orders except their numbers. Honest parties of a synchronous system get
+   the same orders.
+3. **Mask.** Embeddings in fixed point are 32-bit integers, followed by four zeros. Each pair of
    parties has a stream (AES-CTR, from the transcript's hash with the block's name). One of the two
-   adds it, and the other subtracts it, modulo 2^32. Without one of a party's pair keys, its upload
-   is random.
-4. **Add.** In the sum over all parties the streams vanish, as the zeros show.
+   adds the stream, and the other subtracts it, modulo 2^32. To anybody who lacks one of a party's
+   pair keys, its upload is random.
+4. **Add.** In the sum over all parties the streams cancel. The four zeros show that they did.
 
 So no stream serves twice: each order makes another transcript. A label holder may tell parties
-different things, so that the difference of two sums would be one party's: other feedback, other
-rows, models of another time. Then the streams do not vanish in its sums.
+different things: other feedback, other rows, or models of another time. The difference of two sums
+could then be one party's embeddings. But the streams do not cancel in such sums.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ log = logging.getLogger("flwr")
 
 _NAME = b"vfl-flower secure sum|"
 _KEY, _TAG, _SIGNATURE = 32, 16, 64  # bytes
-_ZEROS = 4  # numbers at the end of a block, which show masks that have not vanished
+_ZEROS = 4  # numbers at the end of a block; their sum shows whether masks cancelled
 
 
 # --- 1. the parties agree -----------------------------------------------------------------------
@@ -64,46 +65,47 @@ class Offer:
 
     @classmethod
     def of(cls, private: X25519PrivateKey, lasting: Ed25519PrivateKey, place: bytes) -> Offer:
-        """Make a party's own offer, for a ``place`` as `place_of` returns it."""
+        """Return a party's own offer, for a ``place`` from `place_of`."""
         key = private.public_key().public_bytes_raw()
         identity = lasting.public_key().public_bytes_raw()
         return cls(key, identity, lasting.sign(_NAME + place + key))
 
     def check(self, place: bytes) -> None:
-        """Raise `VflError`, a sentence's end, unless the lasting key signed this offer.
+        """Raise `VflError` unless the lasting key signed this offer.
 
-        Which party the lasting key belongs to, the receiver must know.
+        The message continues a sentence. The receiver must know whose lasting key this is.
         """
         try:
             lasting = Ed25519PublicKey.from_public_bytes(self.identity)
             lasting.verify(self.signature, _NAME + place + self.key)
         except (InvalidSignature, ValueError):
             raise VflError(
-                "was sent a key of another party that this party has not signed for this run."
+                "was sent another party's key, which that party has not signed for this run. "
+                "Start the run anew."
             ) from None
 
     def arrays(self) -> Arrays:
-        """Return the offer as a message has it."""
+        """Return the offer as arrays of a message."""
         parts = {"keys": self.key, "identities": self.identity, "signatures": self.signature}
         return {name: np.frombuffer(part, np.uint8)[None] for name, part in parts.items()}
 
 
 OFFERS = ("keys", "identities", "signatures")
-"""Names of arrays of `Offer`s."""
+"""Names of the arrays that hold `Offer`s."""
 
 
 def place_of(run: object, party: int, parties: int) -> bytes:
-    """Return what a key is for: one party of so many, in one Flower run."""
+    """Return the purpose of a key: the Flower run, the party, and the party count."""
     return f"{run}|{party}|{parties}|".encode()
 
 
 def read_offers(arrays: Mapping[str, NDArray[Any]], count: int) -> list[Offer]:
-    """Read so many offers from the arrays of a message.
+    """Return ``count`` offers from the arrays of a message.
 
     Raises
     ------
     VflError
-        If they are not there, as the end of a sentence.
+        If the arrays are missing or malformed. The message continues a sentence.
     """
     widths = _KEY, _KEY, _SIGNATURE
     parts = [
@@ -120,13 +122,13 @@ def agreed(
 
     Parameters
     ----------
-    offers : of all parties, checked.
+    offers : the checked offers of all parties.
     alike : all else that must be the same at all parties.
 
     Raises
     ------
     VflError
-        If a key of another party is no key, as the end of a sentence.
+        If a key of another party is not a valid key. The message continues a sentence.
     """
     transcript = _hash(_NAME, *(o.key + o.identity for o in offers), *alike)
     keys, tags = b"", b""
@@ -137,7 +139,9 @@ def agreed(
         try:
             shared = private.exchange(X25519PublicKey.from_public_bytes(offer.key))
         except ValueError:
-            raise VflError("was sent a key of another party that is not a key.") from None
+            raise VflError(
+                "was sent another party's key, which is not a valid key. Start the run anew."
+            ) from None
         pair = f"{min(party, other)}|{max(party, other)}".encode()
         derived = HKDF(hashes.SHA256(), _KEY + _TAG, transcript, _NAME + pair).derive(shared)
         keys, tags = keys + derived[:_KEY], tags + derived[_KEY:]
@@ -145,21 +149,21 @@ def agreed(
 
 
 def check_tags(tags: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-    """Raise `ConfigError` if two parties do not have the same key, by their tags.
+    """Raise `ConfigError` if tags show that two parties have different keys.
 
     Raises
     ------
     VflError
-        If a party has sent no tags, as the end of a sentence.
+        If a party has sent no tags. The message continues a sentence.
     """
     count = len(tags)
     sent = [checked(each, "tags", "uint8", (count, _TAG)) for each in tags]
     for one, other in combinations(range(count), 2):
         if (sent[one][other] != sent[other][one]).any():
             raise ConfigError(
-                f"Parties {one} and {other} have no key for masked sums in common: their rows' ids "
-                "or the order of these, their configurations or the past of their models differ, "
-                "or keys were exchanged on the way."
+                f"Parties {one} and {other} have no key for masked sums in common. Their row ids, "
+                "the order of the ids, their configurations or their models' histories differ, or "
+                "somebody replaced keys on the way. Make these the same, then start the run anew."
             )
 
 
@@ -167,12 +171,12 @@ def check_tags(tags: Sequence[Mapping[str, NDArray[Any]]]) -> None:
 
 
 class Masks:
-    """The streams by which a party masks its uploads.
+    """The streams that mask a party's uploads.
 
     Parameters
     ----------
-    keys : with each other party, in order, 32 bytes each.
-    transcript : until now.
+    keys : the pair keys with each other party, in order, 32 bytes each.
+    transcript : the transcript until now.
     """
 
     def __init__(self, party: int, keys: bytes, transcript: bytes) -> None:
@@ -180,35 +184,35 @@ class Masks:
         self.keys = [keys[at : at + _KEY] for at in range(0, len(keys), _KEY)]
         self.parties = len(self.keys) + 1
         self.transcript = transcript
-        self._used: set[str] = set()  # names of blocks, since the last order
-        self.record: Any = None  # where its keeper keeps it
+        self._used: set[str] = set()  # names of the blocks masked since the last order
+        self.record: Any = None  # the record of `keys` that holds these masks
 
     def bind(self, order: Order) -> None:
-        """Go on to the next order."""
+        """Hash the next order into the transcript."""
         self.transcript = _hash(self.transcript, told(order))
         self._used = set()
 
     def part(self) -> None:
-        """Take a transcript of its own: from now on, masks vanish in no sum."""
+        """Take a random transcript. From now on, the masks cancel in no sum."""
         self.transcript = secrets.token_bytes(32)
 
     def hide(self, arrays: Arrays) -> Arrays:
         """Return masked blocks, int32 [n + 4]: numbers in fixed point, then zeros.
 
-        Numbers that have no fixed point part this party from the others, now and ever after, and
-        nobody else learns which party it was. By refusals to orders of its choice a label holder
-        could measure a party's embeddings.
+        If a number has no fixed point, this party's masks cancel in no sum from then on. Nobody
+        else learns which party it was. A refusal would tell the label holder about embeddings: it
+        could measure them by orders of its choice.
 
         Raises
         ------
         VflError
-            If this order's stream of that name has served, as the end of a sentence.
+            If this order's stream of that name was used already. The message continues a sentence.
         """
         return {name: self._masked(name, rows) for name, rows in arrays.items()}
 
     def _masked(self, name: str, rows: NDArray[np.float32]) -> Ints:
         if name in self._used:
-            raise VflError(f"was to mask two blocks {name!r} alike.")
+            raise VflError(f"was asked to mask two blocks {name!r} alike. Start the run anew.")
         self._used.add(name)
         masked = np.zeros(rows.size + _ZEROS, np.int32)
         try:
@@ -253,19 +257,19 @@ def _hash(*parts: bytes) -> bytes:
 def read(
     arrays: Mapping[str, NDArray[Any]], names: Sequence[str], shape: tuple[int, int]
 ) -> Arrays:
-    """Read a party's masked blocks of these names, of rows [R, E].
+    """Return a party's masked blocks of these names, each of rows [R, E].
 
     Raises
     ------
     VflError
-        If they are not there, as the end of a sentence.
+        If a block is missing or malformed. The message continues a sentence.
     """
     size = shape[0] * shape[1] + _ZEROS
     return {name: checked(arrays, name, "int32", (size,)) for name in names}
 
 
 class Sum:
-    """Masked blocks of all parties, added as they come."""
+    """The sum of all parties' masked blocks. Each block is added on arrival."""
 
     def __init__(self, parties: int) -> None:
         self.parties = parties
@@ -273,17 +277,17 @@ class Sum:
         self._total: Arrays = {}
 
     def add(self, party: int, blocks: Arrays, shape: tuple[int, int]) -> Arrays | None:
-        """Take a party's blocks of rows [R, E]; with the last, return the sums.
+        """Add a party's blocks of rows [R, E]; with the last party's, return the sums.
 
         Raises
         ------
         SumError
-            As `from_fixed`, or if masks have not vanished.
+            As `from_fixed`, or if the masks did not cancel.
         VflError
-            If a party's blocks come twice, as the end of a sentence.
+            If a party's blocks come twice. The message continues a sentence.
         """
         if party not in self._missing:
-            raise VflError("sent a second block for one sum.")
+            raise VflError("sent a second block for one sum. Start it anew.")
         if len(self._missing) == self.parties:
             self._total = {name: block.copy() for name, block in blocks.items()}
         else:

@@ -1,7 +1,7 @@
 """Partial aggregation: the top model reads any subset of the embeddings.
 
-The last M columns of the label holder's table are row masks: 1 for each party that has the row, and
-0 for one that lacks it. `protocol.subsets` draws the subsets that the top model learns from.
+The last M columns of the label holder's table are the row mask. It is 1 for each party that has the
+row, and 0 for each party that lacks it. `protocol.subsets` draws the subsets for training.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from vfl_flower.protocol.aggregation.base import Aggregation, Masks
 
 
 class PartialTop(TopModel):
-    """A top model of any subset of the embeddings, by a mask in each row.
+    """A top model of any subset of the embeddings, with a mask in each row.
 
-    The last M columns of rows h are the row mask. The embedding of an absent party is left out of a
-    mean or sum. Side by side it is replaced by a placeholder: one learned column of the first layer
-    for each party that is absent.
+    The last M columns of rows h are the row mask. A mean or sum leaves out the embedding of an
+    absent party. Side by side, a placeholder replaces it: the first layer learns one column for
+    each absent party.
     """
 
     @classmethod
     def placeholders(cls, parties: int) -> int:
-        """Return the columns that the first layer reads besides blocks side by side."""
+        """Return the number of columns that the first layer reads besides the blocks."""
         return parties
 
     @classmethod
     def whole(cls, blocks: Tensor, parties: int) -> Tensor:
-        """Return rows h of embeddings [R, ...] that all these parties have."""
+        """Return rows h of embeddings [R, ...] for rows that every party has."""
         return torch.cat([blocks, blocks.new_ones(len(blocks), parties)], dim=1)
 
     def present(self, h: Tensor) -> Tensor:
-        """Return which party has which of rows h, [R, M]; for no parties [R, 0]."""
+        """Return the row mask of rows h, [R, M]; [R, 0] for no parties."""
         return h[:, h.shape[1] - self.parties :]
 
     def embedded(self, h: Tensor) -> Tensor:
-        """Return embeddings of all blocks, [R, B * E], of rows h."""
+        """Return the embeddings of all blocks in rows h, [R, B * E]."""
         return super().embedded(h) if self.own is not None else h[:, : self.received]
 
     def features(self, h: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class PartialTop(TopModel):
         return h[:, self.received : h.shape[1] - self.parties]
 
     def combined(self, blocks: Tensor, h: Tensor) -> Tensor:
-        """Return what the first layer reads of the embeddings [R, B * E] of rows h."""
+        """Return the first layer's inputs from the embeddings [R, B * E] of rows h."""
         if self.combine == "concat":
             return torch.cat([self._masked(blocks, h), 1 - self.present(h)], dim=1)
         blocks = self._masked(blocks, h)
@@ -60,7 +60,7 @@ class PartialTop(TopModel):
         return x / self._count(h) if self.combine == "mean" else x
 
     def first_change(self, columns: slice, change: Tensor, h: Tensor) -> Tensor:
-        """Return how `first` changes when one party's ``columns`` of h change, [R, E]."""
+        """Return the change of `first` when one party's ``columns`` of h change, [R, E]."""
         party = self.starts.index(columns.start)
         change = change * self.present(h)[:, party, None]
         change = change / self._count(h) if self.combine == "mean" else change
@@ -79,7 +79,7 @@ class PartialTop(TopModel):
     def spread_to(self, columns: slice, rows: Tensor, h: Tensor) -> Tensor:
         """Return gradient rows of the label holder's own block, [R, E]."""
         if self.combine == "concat":
-            return rows[:, columns.start : rows.shape[1] - self.parties]  # placeholders last
+            return rows[:, columns.start : rows.shape[1] - self.parties]  # placeholders are last
         return rows / self._count(h) if self.combine == "mean" else rows
 
     def _masked(self, blocks: Tensor, h: Tensor) -> Tensor:
@@ -97,10 +97,10 @@ class PartialTop(TopModel):
 
 
 class PartialOwnTop(OwnTop, PartialTop):
-    """A module of one's own that reads any subset of the embeddings."""
+    """A user's module that reads any subset of the embeddings."""
 
     def given(self, z: Tensor) -> tuple[Tensor, ...]:
-        """Return embeddings, and which of them are there."""
+        """Return the embeddings, and a mask of the blocks that are present."""
         embeddings, absent = z.tensor_split([z.shape[1] - self.parties], dim=1)
         present = 1 - absent
         if self.own is not None:
@@ -109,7 +109,7 @@ class PartialOwnTop(OwnTop, PartialTop):
 
 
 class Partial(Aggregation):
-    """The embeddings that are there, and which they are."""
+    """The embeddings of the present parties, with a row mask."""
 
     tops: ClassVar = (PartialTop, PartialOwnTop)
     any_subset = True
@@ -120,15 +120,15 @@ class Partial(Aggregation):
         return config.data.partial or config.subsets != "off"
 
     def check(self, answers_by_scalars: bool, baseline: bool) -> None:
-        """Raise `ConfigError` if options contradict it."""
+        """Raise `ConfigError` if other options contradict the aggregation."""
         if self.config.estimator.labels == "shared":
             raise ConfigError(
-                "labels = 'shared' has parties use the top model, and they would have to know "
-                "which rows others lack: leave it out, or partial rows and subsets."
+                "labels = 'shared' has parties use the top model, so they would have to know which "
+                "rows other parties lack. Leave it out, or leave out partial rows and subsets."
             )
 
     def row_masks(self, labels: Labels, parties: Sequence[int]) -> tuple[Masks, Masks]:
-        """Return which party has which training and test rows, [N, M]."""
+        """Return row masks of the training and test rows, [N, M]."""
         if labels.present is None:
             train, test = (
                 np.ones((len(part), len(parties)), bool) for part in (labels.train, labels.test)
@@ -146,18 +146,22 @@ def check_rows(config: RunConfig) -> None:
     """Raise `ConfigError` if options about partial rows contradict each other."""
     data = config.data
     if config.without and config.task != "predict":
-        raise ConfigError("without is for task = 'predict', vfl predict --without: leave it out.")
+        raise ConfigError(
+            "without is only for task = 'predict' (vfl predict --without). Leave it out."
+        )
     if data.presence > 1:
-        raise ConfigError(f"presence = {data.presence} must be at most 1.")
+        raise ConfigError(f"presence = {data.presence} is too large. Set it to at most 1.")
     if data.presence < 1 and data.own_data:
         raise ConfigError(
-            "presence is for data sets that are divided, and these parties have files of their "
-            "own: leave it out, and set align = 'any'."
+            "presence is only for partitioned data sets, and these parties have their own files. "
+            "Leave it out, and set align = 'any'."
         )
     if data.align == "any" and not data.own_data:
         raise ConfigError(
-            "align = 'any' is for parties with files of their own: try partial rows of a divided "
-            "data set by presence."
+            "align = 'any' is only for parties with their own files. For partial rows of a "
+            "partitioned data set, set presence."
         )
     if data.min_parties != 1 and data.align != "any":
-        raise ConfigError("min-parties is for align = 'any': add it, or leave min-parties out.")
+        raise ConfigError(
+            "min-parties is only for align = 'any'. Set it, or leave min-parties out."
+        )

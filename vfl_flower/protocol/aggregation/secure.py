@@ -1,7 +1,7 @@
 """Secure aggregation: the label holder learns the sum of the embeddings alone.
 
-Parties mask their blocks (`masks`, `keys`), and the label holder adds what they upload. The masks
-vanish in the sum over all parties.
+Parties mask their blocks (`masks`, `keys`), and the label holder adds the uploads. The masks cancel
+in the sum over all parties.
 """
 
 from __future__ import annotations
@@ -50,129 +50,131 @@ from vfl_flower.transport.node import refused, simulated
 
 
 class SummedTop(TopModel):
-    """A top model of rows h [R, E + F], with the sum of the embeddings."""
+    """A top model of rows h [R, E + F]: the sum of the embeddings, then own features."""
 
     def __init__(self, sizes: Sequence[int], *rest: Any) -> None:
         super().__init__(sizes, *rest)
         self.received = sizes[0]
 
     def combined(self, blocks: Tensor, h: Tensor) -> Tensor:
-        """Return what the first layer reads of the sum and the label holder's block."""
+        """Return the first layer's inputs from the sum and the label holder's block."""
         x = blocks.view(len(blocks), -1, self.received).sum(1)
         return x / self.blocks if self.combine == "mean" else x
 
     def spread(self, rows: Tensor, h: Tensor) -> Tensor:
-        """Return gradient rows of the sum, [R, E], which are every party's."""
+        """Return gradient rows of the sum, [R, E]. Every party gets the same rows."""
         return rows / self.blocks if self.combine == "mean" else rows
 
 
 @dataclass(frozen=True)
 class MaskedReading(Reading):
-    """A party's upload, of which nothing can be read before all are added."""
+    """A party's masked upload. It can be read only in the sum over all parties."""
 
     blocks: Arrays
 
 
 class MaskedCollection(Collection):
-    """The parties' masked blocks of the same rows, of which only the sum can be read."""
+    """Collect the parties' masked blocks of the same rows. Only their sum is readable."""
 
     def __init__(self, parties: int) -> None:
         self.sum = Sum(parties)
 
     def add(self, party: int, arrays: Arrays, shape: tuple[int, int]) -> Tensor | None:
-        """Take a party's block; with the last of them, return the sum, [R, E]."""
+        """Add a party's block; with the last party's, return the sum, [R, E]."""
         total = self.sum.add(party, read(arrays, ("embedding",), shape), shape)
         return torch.from_numpy(bounded("embedding", total["embedding"])) if total else None
 
 
 class MaskedSums(Seal):
-    """The masks of a party's uploads, and how its model came about."""
+    """The masks of a party's uploads, and the lineage of its model."""
 
-    masks: Masks | None = None  # none before the parties have agreed on keys
+    masks: Masks | None = None  # None before the parties have agreed on keys
 
     def hide(self, arrays: Arrays) -> Arrays:
         """Return masked blocks."""
         return self._agreed().hide(arrays)
 
     def bind(self, order: Order) -> None:
-        """Mask by a new stream, which follows from all orders so far."""
+        """Start a new stream, which follows from all orders so far."""
         self._agreed().bind(order)
 
     def _agreed(self) -> Masks:
-        """Return the masks; raise `VflError` if there are none, so that no block leaves bare."""
+        """Return the masks, or raise `VflError`, so that no block leaves unmasked."""
         if self.masks is None:
-            raise VflError("has not agreed with the other parties on keys for masked sums.")
+            raise VflError(
+                "has not agreed with the other parties on keys for masked sums. Start the run anew."
+            )
         return self.masks
 
     def refuse_alone(self) -> None:
-        """Raise `VflError`: what one party does alone changes sums by its embeddings."""
+        """Raise `VflError`: a step of one party alone would reveal its embeddings."""
         raise VflError(
-            "takes part in masked sums, and does nothing that the other parties do not: resume the "
+            "takes part in masked sums, and does nothing that the other parties do not. Resume the "
             "run from its last checkpoint."
         )
 
     def begin(self, run: str) -> None:
-        """Begin with a new model."""
+        """Start the lineage of a new model."""
         self.lineage = alike("begun", run)
 
     def resume(self, order: Order) -> None:
-        """Go on with the model of a checkpoint."""
+        """Continue the lineage with the model of a checkpoint."""
         self.lineage = alike(self.lineage, told(order))
 
     def agree(self, context: Context, arrays: Arrays, about: bytes) -> Arrays:
-        """Agree on keys with the parties whose offers these are; return tags of the keys."""
+        """Agree on keys with the parties of these offers; return tags of the keys."""
         self.masks, tags = keys.agree(context, arrays, alike(about, self.lineage))
         return tags
 
     def predict(
         self, context: Context, order: PredictOrder, arrays: Arrays, about: bytes, lineage: bytes
     ) -> Arrays:
-        """Mask predictions by keys that serve this model and nothing else."""
+        """Return masked predictions and tags. Their keys serve this model alone."""
         keys.refuse_second(context)
         model = alike("predict", about, lineage, order.run, str(order.number))
         try:
             masks, tags = keys.agree(context, order.arrays, model)
             return {**masks.hide(arrays), **tags}
-        finally:  # the state may hold another model, and these keys are not for it
+        finally:  # the state may hold another model, which must not use these keys
             keys.forget(context)
 
     def load(self, context: Context, scalars: Mapping[str, Any]) -> None:
-        """Take over the masks and the lineage."""
+        """Load the masks and the lineage."""
         self.masks = keys.load(context, self.masks)
         self.lineage = scalars.get("lineage", b"")
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """Return the lineage of the model as it is now."""
+        """Return the current lineage of the model."""
         return {"lineage": self.masks.transcript if self.masks else self.lineage}
 
     def keep(self, context: Context) -> None:
-        """Leave in the state how far the masks have been used."""
+        """Save in the state how far the masks have been used."""
         if self.masks:
             keys.keep(context, self.masks)
 
     def fail(self, context: Context) -> dict[str, Any]:
-        """Part from the other parties, in masks and lineage."""
+        """Separate from the other parties, in masks and lineage."""
         if self.masks:
             keys.part(context, self.masks)
         return {"lineage": keys.no_lineage()}
 
 
 class Secure(Aggregation):
-    """Sums of embeddings that the parties mask."""
+    """Sum embeddings that the parties mask."""
 
     tops: ClassVar = (SummedTop, None)
-    # Of a masked sum, a unit that is dead at all parties but one would show that party's.
+    # If a unit is dead at all parties but one, the masked sum shows the last party's value.
     defaults: ClassVar[Mapping[str, Any]] = {"embedding-activation": "none"}
     abreast = agrees = waits = alike = rounds = True
     may_grow = False
 
     def check(self, answers_by_scalars: bool, baseline: bool) -> None:
-        """Raise `ConfigError` if more than sums is needed of the embeddings."""
+        """Raise `ConfigError` if an option needs more than sums of the embeddings."""
         config, models = self.config, self.config.models
         if baseline:
             raise _refusal(
-                f"strategy = {config.strategy!r} is a baseline, and sums nothing", "aggregation"
+                f"strategy = {config.strategy!r} is a baseline, which sums nothing", "aggregation"
             )
         if models.top != "sum" and models.combine == "concat":
             raise _refusal(
@@ -188,8 +190,8 @@ class Secure(Aggregation):
             )
         if config.uplink.codec != "identity":
             raise _refusal(
-                f"codec = {config.uplink.codec!r} has nothing to compress in numbers that look "
-                "random",
+                f"codec = {config.uplink.codec!r} has nothing to compress in masked numbers, which "
+                "look random",
                 "codec",
             )
         if config.data.partial:
@@ -198,12 +200,12 @@ class Secure(Aggregation):
             raise _refusal("the top model would read single parties' embeddings", "subsets")
         if config.running.grow:
             raise _refusal(
-                "two sums, with and without a new party, would tell its embeddings",
+                "the difference of two sums, with and without a new party, is its embeddings",
                 "grow",
             )
 
     def check_schedule(self, parties: int, coordinated: bool) -> None:
-        """Raise `ConfigError` unless so many parties, all of them together, make a sum."""
+        """Raise `ConfigError` unless at least two parties step together."""
         if parties < 2:
             raise _refusal("a sum over one party hides nothing", "aggregation, or add parties")
         if not coordinated:
@@ -213,15 +215,15 @@ class Secure(Aggregation):
             )
 
     def permissions(self) -> dict[str, Any]:
-        """Return the activation, by which units can stop to learn.
+        """Return the activation, if it can make units stop learning.
 
-        Where a unit has stopped at all parties but one, its sum is that party's own embedding.
+        If a unit has stopped at all parties but one, the sum is the last party's own embedding.
         """
         activation = self.config.models.embedding_activation
         return {} if activation in (None, "none") else {"embedding-activation": activation}
 
     def check_rules(self, context: Context, rules: Rules) -> None:
-        """Raise `ConfigError` if a party's own rules do not permit the activation."""
+        """Raise `ConfigError` if a party's own rules forbid the activation."""
         if simulated(context) and not rules.aggregation:
             return
         permitted = rules.embedding_activation
@@ -230,35 +232,36 @@ class Secure(Aggregation):
                 gives = f"{key} = {permitted!r}" if permitted else f"no {key}"
                 raise refused(
                     context,
-                    f"{key} = {value!r} in masked sums, by which a sum can become its own "
-                    f"embedding: its own node configuration gives {gives}",
+                    f"{key} = {value!r} in masked sums, since a sum can then become its own "
+                    f"embedding: its own node configuration gives {gives}. "
+                    "Leave that option out of the run configuration",
                 )
 
     # --- the label holder -----------------------------------------------------------------------
 
     def columns(self, sizes: Mapping[int, int]) -> dict[int, slice]:
-        """Return the columns of the sum, for every party; their embeddings have one size."""
+        """Return the columns of the sum for every party. Embeddings have one size."""
         return dict.fromkeys(sizes, slice(0, next(iter(sizes.values()), 0)))
 
     def agree(self, transport: Transport) -> None:
-        """Have all parties agree on keys; their uploads are masked from then on.
+        """Have all parties agree on keys. From then on, they mask their uploads.
 
         Raises
         ------
         PartyError, ConfigError
-            If a party refuses another's key, or two parties differ in what must be alike.
+            If a party refuses another party's key, or two parties differ in what must be alike.
         """
         running = self.config.running
         order = AgreeOrder(arrays=self.question(transport, running))
         self.check_agreed(gather_all(transport, order, Agreed, running).values())
 
     def question(self, transport: Transport, running: RunningConfig) -> Arrays:
-        """Return the fresh keys of all parties, in order, as orders bring them.
+        """Return the fresh keys of all parties, in order, as arrays for orders.
 
         Raises
         ------
         PartyError, ConfigError
-            If a party makes no key, or not all parties are there.
+            If a party makes no key, or a party is not available.
         """
         order = KeyOrder(config=json.dumps(self.config.values()))
         answers = gather_all(transport, order, KeyMade, running).values()
@@ -271,7 +274,7 @@ class Secure(Aggregation):
         return {name: np.concatenate([each.arrays[name] for each in made]) for name in OFFERS}
 
     def check_agreed(self, answers: Iterable[Introduction]) -> None:
-        """Raise an error, as `check_tags`, if two of these parties have not agreed."""
+        """Raise an error, as `check_tags`, if two parties have not agreed."""
         by_party = sorted(answers, key=lambda each: each.party)
         try:
             check_tags([each.arrays for each in by_party])
@@ -281,18 +284,18 @@ class Secure(Aggregation):
             raise PartyError("A party", f"sent no tags of its keys: {error}") from None
 
     def read(self, end: HolderEnd, party: int, window: Window, arrays: Arrays) -> Reading:
-        """Check the shapes of a masked upload."""
+        """Return a masked upload after a check of its shapes."""
         columns = end.columns[party]
         shape = len(window.ids), columns.stop - columns.start
         return MaskedReading(torch.empty(0), (), read(arrays, tuple(end.uplinks[party]), shape))
 
     def complete(self, end: HolderEnd, arrivals: Sequence[Arrival]) -> Sequence[Arrival]:
-        """Write the sum of all uploads into the table, and read each as that sum.
+        """Write the sum of all uploads into the table; read each upload as the sum.
 
         Raises
         ------
         SumError, VflError
-            If uploads are missing, or of other rows, or if masks do not vanish.
+            If uploads are missing or differ in their rows, or if masks do not cancel.
         """
         party, window = arrivals[0].party, arrivals[0].window
         of_all, total = Sum(end.parties), None
@@ -300,16 +303,22 @@ class Secure(Aggregation):
         for arrival in arrivals:
             assert isinstance(arrival.reading, MaskedReading)
             if not np.array_equal(arrival.window.ids, window.ids):
-                raise VflError(f"Party {arrival.party} has uploaded other rows than other parties.")
+                raise VflError(
+                    f"Party {arrival.party} has uploaded other rows than other parties. Resume the "
+                    "run from its last checkpoint."
+                )
             total = of_all.add(arrival.party, arrival.reading.blocks, (len(window.ids), width))
         if total is None:
-            raise VflError("The sum is not known: uploads of some parties are missing.")
+            raise VflError(
+                "The sum is not known: some parties' uploads are missing. Resume the run from its "
+                "last checkpoint."
+            )
         reading = end.estimator.read(end.uplinks[party].decode(total, window), window)
         end.table.write(party, window, reading.fresh)
         return [replace(arrival, reading=reading) for arrival in arrivals]
 
     def collection(self, parties: int) -> Collection:
-        """Return what adds the masked blocks of so many parties."""
+        """Return a collection that adds the masked blocks of all parties."""
         return MaskedCollection(parties)
 
     # --- the party ------------------------------------------------------------------------------
@@ -319,7 +328,7 @@ class Secure(Aggregation):
         return MaskedSums()
 
     def order_bytes(self, parties: int) -> int:
-        """Return the bytes of all parties' keys in an order."""
+        """Return the size of all parties' keys in an order, in bytes."""
         return 128 * parties
 
 
