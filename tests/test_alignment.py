@@ -103,7 +103,7 @@ def test_more_rows_than_ids_are_refused(node: Context) -> None:
     node.node_config["min-rows"] = 1
     holder = LabelHolder(node, IDS[:1])
     holder.align()
-    with pytest.raises(VflError, match="was told 60 rows, and had been sent 1 ids"):
+    with pytest.raises(VflError, match="was told 60 rows, but was sent only 1 ids"):
         holder.tell(ROWS, np.zeros(60))
     assert_gives_no_rows(node)
     holder.tell(holder.places, holder.sent)  # the one that it knows
@@ -125,7 +125,7 @@ def test_rows_of_strangers_are_refused_however_many_ids_were_made_up(
     with pytest.raises(VflError, match="other ids than the label holder has shown to know"):
         holder.confirm()
     assert_gives_no_rows(node)
-    with pytest.raises(VflError, match="was told to use rows that it was not told"):
+    with pytest.raises(VflError, match="was told to use rows, but was told none"):
         holder.confirm()  # nor may it try again
 
 
@@ -167,7 +167,7 @@ def test_rows_are_told_once_by_alignment(node: Context) -> None:
     holder = LabelHolder(node, IDS)
     with pytest.raises(VflError, match="was not asked about"):
         holder.tell(ROWS, ROWS)
-    with pytest.raises(VflError, match="was told to use rows that it was not told"):
+    with pytest.raises(VflError, match="was told to use rows, but was told none"):
         holder.confirm(np.zeros((1, 32), np.uint8))
     holder.align()
     holder.tell(holder.places, holder.sent)
@@ -209,7 +209,7 @@ def test_an_alignment_has_a_name_of_32_hexadecimal_digits(node: Context, name: s
     holder.tell(holder.places, holder.sent)
     answer = {"answer": psi.answer(holder.about, holder.question)}
     with pytest.raises(
-        VflError, match=r"by an alignment without a name|alignment must have at most 128"
+        VflError, match=r"by an alignment without a valid name|alignment must have at most 128"
     ):
         asked(node, ConfirmOrder(alignment=name, arrays=answer))
     assert_gives_no_rows(node)
@@ -226,8 +226,8 @@ def test_it_is_said_when_parties_have_much_to_do(
         monkeypatch.setattr(at_label_holder, "MANY", many)
         forget_alignments()
         organisations.run(str(many), SHORT)
-    assert [line for line in lines if "sent" in line] == [
-        "60 ids are sent blinded; parties now blind them and their own."
+    assert [line for line in lines if "blind" in line] == [
+        "The parties now blind 60 ids of the label holder, and their own."
     ]
 
 
@@ -239,7 +239,7 @@ def test_fewer_rows_than_the_party_allows_are_refused(
     node: Context, own: dict[str, int], fewest: int
 ) -> None:
     node.node_config.update(own)
-    sentence = rf"was asked to align {fewest - 1} rows, and aligns no fewer than {fewest}: min-rows"
+    sentence = rf"was asked to align {fewest - 1} rows, and aligns no fewer than {fewest}: its rule"
     with pytest.raises(VflError, match=sentence):
         LabelHolder(node, IDS[: fewest - 1]).align()
     assert not node.state
@@ -282,7 +282,7 @@ def test_a_party_aligns_by_the_method_of_its_node_configuration_alone(
     node.node_config.update(own)
     node.run_config["align"] = "ids"  # which the label holder writes
     for other in {"psi", "ids", "none"} - {method}:
-        with pytest.raises(VflError, match=f"aligns only by '{method}', .* by '{other}': give"):
+        with pytest.raises(VflError, match=f"aligns only by '{method}', .* by '{other}'. Set"):
             asked(node, by(other), Aligned)
     assert not node.state
     asked(node, by(method), Aligned)
@@ -292,10 +292,10 @@ def test_in_a_simulation_the_run_decides_unless_a_node_configuration_does(node: 
     node.node_config["simulated"] = True
     for method in ("psi", "ids"):
         asked(node, by(method), Aligned)
-    with pytest.raises(VflError, match="was asked to by 'none'"):
+    with pytest.raises(VflError, match="was asked to align by 'none'"):
         asked(node, by("none"), Aligned)
     node.node_config["align"] = "psi"
-    with pytest.raises(VflError, match="was asked to by 'ids'"):
+    with pytest.raises(VflError, match="was asked to align by 'ids'"):
         asked(node, by("ids"), Aligned)
     LabelHolder(node, IDS[:1]).all()
     node.node_config["min-rows"] = 2
@@ -355,7 +355,7 @@ def test_the_label_holder_takes_no_more_ids_than_it_allows(
     organisations.run("run", SHORT)
     monkeypatch.setattr(Rules, "max_ids", 53)
     forget_alignments()
-    with pytest.raises(ConfigError, match=r"^Party 0 sent 54 blinded ids, and at most 53 may be"):
+    with pytest.raises(ConfigError, match=r"^Party 0 sent 54 blinded ids, more than 53"):
         organisations.run("other", SHORT)
 
 
@@ -365,8 +365,8 @@ def test_the_label_holder_takes_no_more_ids_than_it_allows(
         (blinded()["ids"].astype(np.int64), "they are int64"),
         (blinded()["ids"][:, :31], r"they are uint8 of shape \(60, 31\)"),
         (blinded()["ids"].ravel(), "they are uint8 of shape"),
-        (np.pad(blinded()["ids"], ((1, 0), (0, 0))), "one is no element of ristretto255, or the"),
-        (blinded()["ids"] | 1, "one is no element of ristretto255, or the identity"),
+        (np.pad(blinded()["ids"], ((1, 0), (0, 0))), "one is not an element of ristretto255, or"),
+        (blinded()["ids"] | 1, "one is not an element of ristretto255, or is the identity"),
         (None, "they are float64"),
     ],
 )
@@ -401,7 +401,7 @@ def test_who_has_other_ids_gets_no_rows_where_all_are_to_have_the_same(node: Con
 
 def test_one_digest_is_compared_at_a_time(node: Context) -> None:
     node.node_config["align"] = "ids"
-    with pytest.raises(VflError, match="was sent 60 blinded digests, where one is due"):
+    with pytest.raises(VflError, match="was sent 60 blinded digests instead of one"):
         asked(node, replace(by("psi"), method="ids"), Aligned)
 
 
@@ -423,7 +423,7 @@ def test_a_party_that_asks_nonsense_is_refused(tmp_path: Path, method: str) -> N
     questions = None, np.zeros((1, 32), np.uint8), np.zeros((2, 32), np.uint8)
     for number, question in enumerate(questions):
         client: Any = Asking(question)
-        with pytest.raises(ConfigError, match=r"^Party 0 asked nothing that can be answered: "):
+        with pytest.raises(ConfigError, match=r"^Party 0 asked an invalid question: "):
             organisations.run(f"run-{number}", {**SHORT, "align": method}, client)
 
 
@@ -454,7 +454,7 @@ def test_a_file_that_changes_while_or_after_it_is_aligned_is_refused(
     holder.confirm()
     served(node)
     change(path, how)
-    with pytest.raises(VflError, match="has lost rows of its file, or has others, since they we"):
+    with pytest.raises(VflError, match="has lost or changed rows of its file since they were"):
         served(node)
 
 

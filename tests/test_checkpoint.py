@@ -637,7 +637,7 @@ def other_labels(frame: pd.DataFrame) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        (lambda frame: frame[:-1], "has lost rows|has other rows, classes"),
+        (lambda frame: frame[:-1], "has lost or changed rows|has other rows, classes"),
         (lambda frame: frame[::-1], "has other rows, classes or values"),
         (lambda frame: frame.assign(who=frame["who"] + 1), "has other rows, classes or values"),
         (other_labels, "has other rows, classes or values than"),
@@ -671,7 +671,8 @@ def test_another_file_of_a_party(on_files: Any, how: Any) -> None:
     change(on_files.files[0], how)
     before = untouched(on_files.folder / "run")
     with pytest.raises(
-        PartyError, match=r"does not have the data that this run began with|has lost rows"
+        PartyError,
+        match=r"does not have the data that this run began with|has lost or changed rows",
     ) as raised:
         on_files.resume("run")
     assert str(raised.value).endswith(".")

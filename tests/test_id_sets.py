@@ -487,10 +487,10 @@ def test_who_cannot_prove_it_is_not_told_whether_a_set_is_kept(node: Context) ->
     ]
     assert not any(each.arrays for each in answers)
     assert not load_arrays(later.node.state, "aligned")
-    with pytest.raises(VflError, match="has found no set that they could be new to"):
+    with pytest.raises(VflError, match="has found no set"):
         later.blinded_by_party(Blinding().of_ids(IDS))
     later.align()  # as anybody may
-    with pytest.raises(VflError, match="has found no set that they could be new to"):
+    with pytest.raises(VflError, match="has found no set"):
         later.blinded_by_party(Blinding().of_ids(IDS))
 
 
@@ -506,7 +506,7 @@ def test_a_set_is_of_one_party(node: Context) -> None:
 @pytest.mark.parametrize("many", [0, 29, 31])
 def test_sets_are_asked_for_by_thirty_names(node: Context, many: int) -> None:
     arrays = {"names": np.zeros((many, 16), np.uint8), "proofs": np.zeros((many, 32), np.uint8)}
-    with pytest.raises(VflError, match="was sent no names of sets, and proofs"):
+    with pytest.raises(VflError, match="was sent no names and proofs of sets"):
         asked(node, SetOrder(arrays=arrays), SetKept)
 
 

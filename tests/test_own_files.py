@@ -134,7 +134,7 @@ def test_unequal_ids_are_refused(tmp_path: Path, other: str) -> None:
         return pd.concat([frame, new] if other == "one more" else [frame[1:], new])
 
     change(organisations.files[1], differ)
-    sentence = "Party 1 has other ids than the label holder has shown to know. align = 'ids' dem"
+    sentence = "Party 1 has other ids than the label holder has shown to know. align = 'ids' nee"
     with pytest.raises(PartyError, match=sentence):
         organisations.run("run", {**SHORT, "align": "ids"})
 
@@ -480,7 +480,7 @@ BAD = {
         "does not have the id column that `id` names",
         SENTINEL,
     ),
-    "ids that are texts": (ids(lambda each: "p" + each.astype(str)), "write both alike", ""),
+    "ids that are texts": (ids(lambda each: "p" + each.astype(str)), "Write both the same way", ""),
     "ids that are fractions": (
         ids(lambda each: each + 0.5),
         "are floating, the label holder's whole numbers: write both",
@@ -693,9 +693,9 @@ def gone(*places: int) -> Callable[[Aligned], Aligned]:
 
 
 LIES = {
-    "too few": (arrays(again=lambda a: a[1:]), "^Party 1 did not blind again the 60 ids"),
-    "nothing": (lambda answer: replace(answer, arrays={}), "^Party 1 did not blind again the 60"),
-    "one number": (arrays(again=lambda a: a[0, 0]), "^Party 1 did not blind again the 60 ids"),
+    "too few": (arrays(again=lambda a: a[1:]), "^Party 1 did not blind exactly the 60 ids"),
+    "nothing": (lambda answer: replace(answer, arrays={}), "^Party 1 did not blind exactly the 60"),
+    "one number": (arrays(again=lambda a: a[0, 0]), "^Party 1 did not blind exactly the 60 ids"),
     "wide": (arrays(again=lambda a: a.repeat(2, axis=1)), r"^Party 1 sent .* shape \(60, 64\)"),
     "floats": (arrays(again=lambda a: a.astype(np.float32)), "^Party 1 sent .* are float32"),
     "none of its own": (
@@ -704,8 +704,8 @@ LIES = {
     ),
     "flat": (arrays(own=lambda a: a.ravel()), "^Party 1 sent blinded ids that cannot be used"),
     "signed": (arrays(own=lambda a: a.view(np.int8)), "^Party 1 sent blinded ids that cannot"),
-    "zeros": (arrays(again=lambda a: 0 * a), "^Party 1 sent blinded ids .*, or the identity"),
-    "no elements": (arrays(again=lambda a: a | 1), "^Party 1 sent blinded ids .* no element"),
+    "zeros": (arrays(again=lambda a: 0 * a), "^Party 1 sent blinded ids .*, or is the identity"),
+    "no elements": (arrays(again=lambda a: a | 1), "^Party 1 sent blinded ids .* not an element"),
     "zeros of its own": (arrays(own=lambda a: 0 * a), "^Party 1 sent a blinded id more than once"),
     "others": (arrays(own=lambda a: a ^ 1), "^Party 1 has none of the 60 ids"),
     "twice": (
@@ -717,11 +717,17 @@ LIES = {
         "^Party 1 sent a blinded id more than once",
     ),
     "another party": (lambda answer: replace(answer, party=0), "^Party 1 answers as party 0"),
-    "a place beyond": (gone(54), "^Party 1 sent places without a row that there are not"),
-    "a place before": (gone(-1), "^Party 1 sent places without a row that there are not"),
-    "a place twice": (gone(3, 3), "^Party 1 sent places without a row that are none"),
-    "other places": (arrays(gone=lambda a: a.astype(np.int64)), "^Party 1 sent places without a"),
-    "table of places": (arrays(gone=lambda a: a[:, None]), "^Party 1 sent places without a row"),
+    "a place beyond": (gone(54), "^Party 1 sent places without a row that do not exist"),
+    "a place before": (gone(-1), "^Party 1 sent places without a row that do not exist"),
+    "a place twice": (gone(3, 3), "^Party 1 sent an invalid list of places without a row"),
+    "other places": (
+        arrays(gone=lambda a: a.astype(np.int64)),
+        "^Party 1 sent an invalid list of places",
+    ),
+    "table of places": (
+        arrays(gone=lambda a: a[:, None]),
+        "^Party 1 sent an invalid list of places",
+    ),
 }
 FIRST_LIES = {
     "another party": (lambda answer: replace(answer, party=0), "partition-ids are \\[0, 0\\]"),

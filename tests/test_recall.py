@@ -270,7 +270,7 @@ def test_an_alignment_ends_by_a_partys_rule(
     monkeypatch.setattr(time, "time", lambda: now + (again + 1) * DAY + 1)
     assert aligned(organisations)[0] == AGAIN + ANEW
     who = 0 if days is None else 1
-    said = f"Party {who}'s rules do not let the alignment of {again + 1} days ago be used any more"
+    said = f"Party {who}'s rules no longer permit the alignment of {again + 1} days ago"
     assert said in lines[-4]
     assert not path.exists()
 
@@ -299,7 +299,7 @@ def test_stricter_rules_of_a_party_hold_for_what_was_kept(organisations: Organis
     aligned(organisations)
     organisations.words = [{"min-rows": 49}, {}]  # type: ignore[dict-item]
     orders: Any = Orders()
-    with pytest.raises(PartyError, match="align 48 rows, and aligns no fewer than 49: min-rows"):
+    with pytest.raises(PartyError, match="align 48 rows, and aligns no fewer than 49: its rule"):
         organisations.run("two", SHORT, orders)
     assert orders.of_alignment == [*AGAIN, *ANEW[:2]]
     organisations.words = [{"align": "ids"}, {}]
@@ -542,7 +542,7 @@ def test_a_name_leads_to_no_other_folder(node: Context, tmp_path: Path) -> None:
     rewritten(beside, name=name)
     assert (tmp_path / "alignments" / f"{name}-party-0.npz").exists()  # the control
     holder.node = in_a_later_run(node)
-    with pytest.raises(VflError, match="by an alignment without a name"):
+    with pytest.raises(VflError, match="by an alignment without a valid name"):
         holder.reuse(name)
     assert holder.reuse() == "kept"
 
@@ -565,7 +565,7 @@ def test_a_file_that_changes_after_it_was_recalled_is_refused(node: Context) -> 
     holder.node = in_a_later_run(node)
     assert holder.reuse() == "kept"
     change(Path(str(node.node_config["file"])), lambda frame: frame[::-1])
-    with pytest.raises(VflError, match="has lost rows of its file, or has others"):
+    with pytest.raises(VflError, match="has lost or changed rows of its file"):
         asked(holder.node, DescribeOrder(outputs=1), Description)
 
 

@@ -145,7 +145,7 @@ def test_a_point_tells_of_one_id(
     answer = asked(node, order, Aligned).arrays
     own = answer["own"]
     if not bare:
-        with pytest.raises(VflError, match="no element"):
+        with pytest.raises(VflError, match="not an element"):
             one.again(own)
         return
     places = np.arange(len(own))

@@ -1,1 +1,1 @@
-"""Which rows all participants have: private set intersection, and its reuse."""
+"""Alignment of rows: private set intersection, and reuse of its result."""

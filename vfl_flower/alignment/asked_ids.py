@@ -1,15 +1,16 @@
-"""How many ids a party is asked about: a count on its disk, over all orders and runs.
+"""Count on disk of the ids that a party is asked about, over all orders and runs.
 
 The party sees blinded ids. A label holder keeps its secret (`at_label_holder`), so that it sends
-the same point for the same id each time. The party counts points that it has not been sent before;
-to ask about an id again is free. The party stores no points, but a keyed hash of 8 bytes for each.
+the same point for the same id each time. The party counts points that it was not sent before. A
+second question about an id is free. The party stores no points, but a keyed hash of 8 bytes for
+each.
 
 A label holder can also guess ids by its proof that it knows the ids of rows (`ConfirmOrder`). A
-proof that fails counts as one id.
+failed proof counts as one id.
 
-The count is forced to the disk before the ids are blinded. It never goes down; only an owner who
-deletes the file begins anew. The first line of the file is JSON, and says what is left
-(``head -1 party-0.ids``).
+The party forces the count to the disk before it blinds the ids. The count never goes down. Only the
+owner can reset it, by deleting the file. The first line of the file is JSON, and shows how many ids
+are left (``head -1 party-0.ids``).
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ _KEY = 32  # bytes
 
 @dataclass
 class _Count:
-    """Count of what a party has been asked.
+    """The count of ids that a party has been asked about.
 
-    asked : ids, as different points, and proofs that failed.
-    wrong : proofs that failed.
+    asked : number of distinct points and of failed proofs.
+    wrong : number of failed proofs.
     day : days from 1970 to the day of the count, in UTC.
-    that_day : what was counted on that day.
-    key : of the hash.
-    points : hashes of the points, in order, uint64 [asked - wrong].
+    that_day : the part of ``asked`` that was counted on that day.
+    key : key of the hash.
+    points : hashes of the points, in ascending order, uint64 [asked - wrong].
     """
 
     asked: int
@@ -63,18 +64,18 @@ class _Count:
     points: NDArray[np.uint64]
 
     def add(self, more: int) -> None:
-        """Count so many more."""
+        """Count ``more`` further ids."""
         self.asked += more
         self.that_day += more
 
 
 def count(context: Context, rules: Rules, points: Points) -> None:
-    """Count ids that a party is asked about; it is sent these points, [n, 32].
+    """Count the ids of the points that a party was sent, [n, 32].
 
     Raises
     ------
     ConfigError
-        If its rules allow no more ids, or no more today; then none is counted.
+        If its rules allow no more ids, or no more today. The count then stays as it was.
     VflError
         If the party cannot keep the count.
     """
@@ -89,7 +90,7 @@ def count(context: Context, rules: Rules, points: Points) -> None:
 
 
 def judge(context: Context, rules: Rules, proves: Callable[[], bool]) -> bool:
-    """Return whether a label holder has proved that it knows ids; count a proof that fails.
+    """Return whether a label holder proves that it knows ids; count a failed proof.
 
     Raises
     ------
@@ -108,7 +109,10 @@ def judge(context: Context, rules: Rules, proves: Callable[[], bool]) -> bool:
 
 
 def _counts(context: Context) -> bool:
-    """Return whether ids are counted: with parties of one owner, only where a rule is named."""
+    """Return whether the party counts ids.
+
+    If one owner has all parties, only a party with a named rule counts.
+    """
     named = {"max-ids", "max-ids-per-day"} & context.node_config.keys()
     return bool(named) or not simulated(context)
 
@@ -123,7 +127,10 @@ def _check(context: Context, rules: Rules, kept: _Count, what: str) -> None:
 
 
 def _hashed(points: Points, key: bytes) -> NDArray[np.uint64]:
-    """Return the keyed hash of each point, of 64 bits; nobody else can make two collide."""
+    """Return the keyed hash of each point, 64 bits.
+
+    Nobody without the key can make two points collide.
+    """
     data, hashed = points.tobytes(), hashlib.blake2b
     each = (data[at : at + 32] for at in range(0, len(data), 32))
     return np.frombuffer(
@@ -136,7 +143,7 @@ def _hashed(points: Points, key: bytes) -> NDArray[np.uint64]:
 
 @contextmanager
 def _opened(context: Context, rules: Rules) -> Iterator[_Count]:
-    """Yield the count on the disk, which nobody else changes meanwhile; write it at the end."""
+    """Yield the count on the disk under a lock; write it at the end."""
     party = context.node_config.get("partition-id")
     path = home("", context) / f"party-{party}.ids"
     try:
@@ -151,14 +158,14 @@ def _opened(context: Context, rules: Rules) -> Iterator[_Count]:
     except ConfigError:
         raise  # a rule's refusal
     except (OSError, ValueError, KeyError, TypeError, VflError) as error:
-        log.warning("The party's count of ids in %s cannot be kept: %s", path, error)
+        log.warning("The party cannot keep its count of ids in %s: %s", path, error)
         raise VflError(
             "cannot count the ids that it is asked about: its own log says why."
         ) from None
 
 
 def _read(path: Path) -> _Count:
-    """Return the count in a file; a new one if there is no file."""
+    """Return the count in a file, or a new count if the file is missing."""
     today = int(time.time()) // _DAY
     if not path.exists():
         return _Count(0, 0, today, 0, secrets.token_bytes(_KEY), np.zeros(0, np.uint64))
@@ -169,13 +176,13 @@ def _read(path: Path) -> _Count:
     kept = _Count(said["asked"], said["wrong"], day, said["that day"], rest[:_KEY], points)
     if len(points) != kept.asked - kept.wrong:
         raise ValueError("the count does not fit its points")
-    if today > day:  # a clock that goes back begins no day
+    if today > day:  # a clock that is set back must not start a new day
         kept.day, kept.that_day = today, 0
     return kept
 
 
 def _written(kept: _Count, rules: Rules) -> bytes:
-    """Return the content of a file; its first line is for the owner of the party."""
+    """Return the content of the file. Its first line is for the party's owner."""
     per_day = rules.max_ids_per_day
     said = {
         "asked": kept.asked,

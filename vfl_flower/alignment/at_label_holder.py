@@ -1,6 +1,6 @@
-"""The label holder's half of an alignment: steps 0, 1, 3, 4 and 6 of `alignment.psi`.
+"""The label holder's half of an alignment: steps 0, 1, 3, 4, 6 of `alignment.psi`.
 
-A party's half is `at_party`, whose docstring says what each side learns.
+The party's half is `at_party`. Its docstring says what each side learns.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from vfl_flower.transport.flower_internals import lasting_home
 from vfl_flower.transport.gather import AvailableParties, gather, gather_all
 from vfl_flower.transport.messages import SMALL, Introduction, checked
 
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+notice = logging.getLogger("flwr.notice")  # `vfl run` shows these lines too
 
 RowOrder = Callable[[Places], Places]
-"""From rows in some order to where each is to be taken from."""
+"""Function from rows to a permutation: the position from which to take each row."""
 Questions = Mapping[int, Introduction]
-"""Parties' questions about their rows, by node."""
+"""Node -> the party's question about its rows."""
 
 
 def align(
@@ -52,22 +52,23 @@ def align(
     lasting: bool = True,
     order: RowOrder | None = None,
 ) -> Alignment:
-    """Return the label holder's rows that every party has, and have parties use theirs.
+    """Align all parties; return the label holder's rows that every party has.
 
-    With align = 'any', return the rows that `min-parties` have.
+    The parties then use their rows of the same ids. With align = 'any', return the rows that at
+    least `min-parties` parties have.
 
     Parameters
     ----------
     run : number of this Flower run.
-    available : for predictions with align = 'any'. All rows are used, then, and a party that fails
-        is left out.
-    lasting : whether blinded ids are kept, and used again.
-    order : decides the order of the rows, besides chance or their ids.
+    available : the available parties, for predictions with align = 'any'. The alignment then uses
+        all rows, and leaves out a party that fails.
+    lasting : whether to keep blinded ids and use them again.
+    order : reorders the rows. Without it, their order is random, or the order of their ids.
 
     Raises
     ------
     ConfigError, PartyError
-        If ids cannot be used or compared, if no row is common to all, or if a party refuses.
+        If ids cannot be used or compared, if no row is common, or if a party refuses.
     """
     steps = _Steps(transport, config, own, available)
     if config.data.align == "ids":
@@ -83,12 +84,14 @@ def align(
 
 
 class _Steps:
-    """The steps of one alignment, and what the label holder knows after each.
+    """The steps of one alignment, and the label holder's knowledge after each step.
 
-    blinding : its secret a. By method "ids" it answers questions, so it must be fresh.
-    sets : what it knows of each party's ids, by node, in the order of the parties; none by "ids".
-    rows : the rows to use; all, until step 4.
-    present : which party has which of them, [N, M], with align = 'any'.
+    blinding : the label holder's secret a. With method "ids" it answers questions, so it must be
+        fresh.
+    sets : node -> the label holder's knowledge of the party's ids, in the order of the parties.
+        Empty with method "ids".
+    rows : the rows to use. Until step 4, these are all rows.
+    present : row mask of these rows, [N, M], with align = 'any'.
     """
 
     def __init__(
@@ -110,15 +113,18 @@ class _Steps:
     # --- method "ids" ---------------------------------------------------------------------------
 
     def ask_about_all(self) -> Questions:
-        """Send one blinded digest of all ids; each party asks whether its ids are the same."""
+        """Send one blinded digest of all ids; return the parties' questions.
+
+        Each party asks whether its ids are the same.
+        """
         arrays = {"ids": self.blinding.of_ids([psi.digest_of_all(self.own.ids)])}
         order = AlignOrder(method="ids", id_kind=self.own.id_kind, config=self.about, arrays=arrays)
         return gather_all(self.transport, order, Aligned, self.config.running)
 
-    # --- step 0: which parties keep a set? ------------------------------------------------------
+    # --- step 0: find the sets that parties keep ------------------------------------------------
 
     def find_sets(self, run: str, lasting: bool) -> None:
-        """Ask each party for the set that the label holder keeps of it."""
+        """Ask each party whether it keeps the set that the label holder keeps."""
         stored = party_sets.stored_sets(self.own.whose) if lasting else {}
         order = party_sets.set_order(stored, run, self.about)
         running = self.config.running
@@ -129,19 +135,19 @@ class _Steps:
                 path, found = party_sets.path_of(self.own.whose, answer.party), None
             self.sets[node] = PartySet(answer.party, self.own.ids, path, found)
 
-    # --- steps 1 to 3: blind the ids, and find them in what parties answer ----------------------
+    # --- steps 1 to 3: blind the ids, and find them in the parties' answers ---------------------
 
     def match(self) -> dict[int, NDArray[np.int32]]:
-        """Return, by node, the place of each row in the party's order, or -1, [N]."""
+        """Return node -> the place of each row in the party's order, or -1, [N]."""
         ids = self.own.ids
         order = shuffled(len(ids), secrets.token_bytes(16))
         new = [each.new for each in self.sets.values()] or [np.zeros(len(order), bool)]
         order = order[np.any(new, axis=0)[order]]  # ids that are new to any party
         blinded = self.blinding.of_ids(ids, order)
         self.transport.expect({AlignOrder.kind: SMALL + blinded.nbytes + 36 * Rules.max_ids})
-        if len(order) >= MANY:  # no bar shows what parties do
+        if len(order) >= MANY:  # the bar shows only the label holder's own work
             notice.info(
-                "%d ids are sent blinded; parties now blind them and their own.", len(order)
+                "The parties now blind %d ids of the label holder, and their own.", len(order)
             )
         common = AlignOrder(method="psi", id_kind=self.own.id_kind, config=self.about)
         orders = {}
@@ -149,7 +155,7 @@ class _Steps:
             arrays = {"ids": blinded[each.new[order]]}
             orders[node] = replace(common, anew=each.stored is None, arrays=arrays)
         answers = gather(self.transport, orders, Aligned, self.timeout, self.lenient)
-        del blinded, orders  # large, as each answer is
+        del blinded, orders  # free memory: these are as large as the answers
         places = {}
         for node in [node for node in self.sets if node in answers]:
             each = self.sets[node]
@@ -162,22 +168,25 @@ class _Steps:
             )
             if not found and not self.available:
                 raise ConfigError(
-                    f"Party {each.party} has none of the {len(ids)} ids of {self.own.whose}: are "
-                    "they the same kind of id, written alike?"
+                    f"Party {each.party} has none of the {len(ids)} ids of {self.own.whose}. Use "
+                    "the same kind of id at both, written the same way."
                 )
         return places
 
     def _matched(self, answer: Aligned, known: PartySet, sent: Places) -> NDArray[np.int32]:
-        """Return the place of each row in the party's order, or -1; ``sent`` are its new rows."""
+        """Return the place of each row in the party's order, or -1, [N].
+
+        ``sent`` are the rows whose ids were sent to the party, in the order sent.
+        """
         if answer.party != known.party:
             raise ConfigError(
-                f"Party {known.party} answers as party {answer.party}: start it anew."
+                f"Party {known.party} answers as party {answer.party}. Start it anew."
             )
         again = answer.arrays.get("again", np.zeros(0))
         if again.shape[:1] != sent.shape:
             raise ConfigError(
-                f"Party {known.party} did not blind again the {len(sent)} ids that it was sent, "
-                "and only these."
+                f"Party {known.party} did not blind exactly the {len(sent)} ids that it was sent. "
+                "Start it anew."
             )
         theirs = answer.arrays.get("own", again[:0])
         gone = answer.arrays.get("gone", np.zeros(0, np.int32))
@@ -194,7 +203,7 @@ class _Steps:
     # --- step 4: choose the rows, and tell the parties ------------------------------------------
 
     def choose_rows(self, places: Mapping[int, NDArray[np.int32]], order: RowOrder | None) -> None:
-        """Keep the rows that all parties have, or with align = 'any' that enough have."""
+        """Keep the rows that all parties have, or enough parties with align = 'any'."""
         parties = self.available.parties if self.available else len(self.sets)
         present = np.zeros((len(self.rows), parties), bool)
         for node, of_party in places.items():
@@ -202,7 +211,7 @@ class _Steps:
         wanted = self.config.data.min_parties if self.any else len(places)
         used = present.sum(1) >= (0 if self.available else wanted)
         self.rows, present = self.rows[used], present[used]
-        if self.any:  # in the order of ids, the gaps between its own would tell a party of others
+        if self.any:  # in id order, the gaps between a party's own rows would tell it about others
             seed = self.config.privacy.noise_seed
             secret = secrets.token_bytes(16) if seed < 0 else f"{seed} order of rows".encode()
             at = shuffled(len(self.rows), secret)
@@ -213,26 +222,27 @@ class _Steps:
         if not len(self.rows):
             where = f"{wanted} or more of the" if self.any else "all"
             raise ConfigError(
-                f"No id of {self.own.whose} is at {where} {len(places)} parties: none to use."
+                f"No id of {self.own.whose} is at {where} {len(places)} parties. Check that all "
+                "use the same ids."
             )
         if self.any and not self.available:
-            said = "%d of them are used, which %d or more parties have."
+            said = "The run uses %d of them, which %d or more parties have."
             notice.info(said, len(self.rows), wanted)
         elif len(places) > 1 and not self.any:
             notice.info("All parties together have %d of them.", len(self.rows))
         self.present = present if self.any else None
 
     def tell(self, places: Mapping[int, NDArray[np.int32]]) -> Questions:
-        """Tell each party its places of the rows; it asks whether the label holder knows them."""
+        """Tell each party the places of the rows; return its question about their ids."""
         orders = {}
         for node, of_party in places.items():
             mine = of_party[self.rows]
-            if (mine >= 0).any():  # else there is nothing to tell
+            if (mine >= 0).any():
                 orders[node] = CommonOrder(config=self.about, arrays={"places": mine})
             elif not self.available:
                 raise ConfigError(
-                    f"Party {self.sets[node].party} has none of the {len(mine)} rows that are "
-                    "used: lower min-parties, or leave it out."
+                    f"Party {self.sets[node].party} has none of the {len(mine)} rows in use. Lower "
+                    "min-parties."
                 )
         return gather(self.transport, orders, Introduction, self.timeout, self.lenient)
 
@@ -247,7 +257,7 @@ class _Steps:
                 answer = self._answer(question, party)
             except VflError as error:
                 raise ConfigError(
-                    f"Party {party} asked nothing that can be answered: {error}"
+                    f"Party {party} asked an invalid question: {error} Start it anew."
                 ) from None
             arrays = {"answer": answer}
             orders[node] = ConfirmOrder(alignment=name, config=self.about, arrays=arrays)
@@ -270,19 +280,19 @@ class _Steps:
         if asked.dtype != np.int32 or asked.ndim != 1 or not len(asked):
             raise VflError("it names no rows.")
         if asked.min() < 0 or asked.max() >= len(self.rows) or len(np.unique(asked)) < len(asked):
-            raise VflError("it names rows that there are not.")
+            raise VflError("it names rows that do not exist, or a row twice.")
         if self.present is not None and not self.present[asked, party].all():
-            raise VflError("it names rows that it does not have.")
+            raise VflError("it names rows that the party lacks.")
         return psi.answer([self.own.ids[row] for row in self.rows[asked].tolist()], point)
 
 
 def _lasting_blinding() -> Blinding:
     """Return the blinding that all alignments by "psi" share.
 
-    So an id is the same point each time, and a party counts it once (`alignment.asked_ids`).
+    So an id is the same point each time, and a party counts the id once (`alignment.asked_ids`).
     """
     try:
         return Blinding(lasting_secret(lasting_home() / "blinding.key"))
     except VflError as error:
-        notice.warning("Parties count the ids of this alignment as new ones: %s", error)
+        notice.warning("Parties count all ids of this alignment as new: %s", error)
         return Blinding()

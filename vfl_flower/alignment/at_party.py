@@ -4,23 +4,24 @@ The label holder's half, `at_label_holder`, has the other steps. ``align`` decid
 learns:
 
 psi : The label holder learns its intersection with each party, and how many rows the party has. A
-    party learns which of its ids all have, and how many ids the label holder has. Where step 0
-    finds a set, the party learns how many ids the label holder had not asked about. The label
-    holder then learns how many ids have come to the party's file and gone from it, and whether an
-    id that it asks about now is one of them.
+    party learns which of its ids all have, and how many ids the label holder has. If step 0 finds a
+    set, the party also learns how many ids the label holder had not asked about. The label holder
+    then learns how many ids have come to the party's file, and how many have gone from it. It also
+    learns whether an id that it asks about now is one of these.
 any : As psi, but a row is used if enough parties have it, and a party is told which rows it lacks.
-    So a party learns which of its ids the label holder has, and how many rows there are. It does
-    not learn who else has them. The label holder draws the order of rows, which would tell it.
+    So a party learns which of its ids the label holder has, and the number of all rows. It does
+    not learn which other parties have them. The label holder draws a random order of rows, since
+    the order of ids would tell it.
 ids : All must have the same ids, in any order. In step 1 the label holder sends one blinded digest
-    of all its ids, and the party asks at once (step 5). Each learns whether the other has the same
-    ids, and nothing else.
+    of all its ids, and the party asks at once (step 5). Each side learns whether the other has the
+    same ids, and nothing else.
 
-With psi and ids, rows are in the order of their encoded ids at every party and the label holder. No
-digest of ids leaves a party, since it would confirm a guess of the ids. Parties name the alignment
-instead (`Description`), and each sees to it that its ids stay as they were.
+With psi and ids, every party and the label holder have the rows in the order of their encoded ids.
+No digest of ids leaves a party, since it would confirm a guess of the ids. Parties name the
+alignment instead (`Description`), and each party checks that its ids have not changed.
 
 `alignment.reuse` stores the result. A party's node configuration fixes the method, the fewest rows
-to align, and the most ids that it is asked about in all (`asked_ids`).
+to align, and the most ids that it may be asked about in total (`asked_ids`).
 """
 
 from __future__ import annotations
@@ -63,19 +64,21 @@ from vfl_flower.transport.early_messages import (
 from vfl_flower.transport.messages import Arrays, Introduction
 
 _OF_SET = "set", "key", "points", "at", "asked"
-_SAMPLE = 10_000  # rows of a question; if there are more, it finds one stranger in a thousand
+_SAMPLE = 10_000  # most rows of a question; enough to find one stranger in a thousand rows
 
 
-# --- step 0: is a set kept? -----------------------------------------------------------------------
+# --- step 0: find a set ---------------------------------------------------------------------------
 
 
 def find_set(context: Context, own: Source, parties: int, order: SetOrder) -> SetKept:
-    """Say whether the party keeps the blinded ids of an earlier alignment with this label holder.
+    """Say whether the party keeps a set from an earlier alignment.
+
+    The party says so only to the label holder of that alignment, who proves it.
 
     Raises
     ------
     ConfigError, VflError
-        If its ids cannot be used, or the order has no names and proofs.
+        If the party's ids cannot be used, or the order has no names and proofs.
     """
     assert own.party is not None
     save_state(context)
@@ -92,21 +95,21 @@ def find_set(context: Context, own: Source, parties: int, order: SetOrder) -> Se
 
 
 def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Aligned:
-    """Answer with blinded ids, or by method "ids" with a question.
+    """Answer with blinded ids, or with a question under method "ids".
 
     Raises
     ------
     ConfigError, VflError
-        If the party's rules forbid it; if its ids cannot be used, or are of another kind than the
-        label holder's.
+        If the party's rules forbid it, or its ids cannot be used. Also if its ids are of another
+        kind than the label holder's.
     """
     assert own.party is not None
     rules, theirs = rules_of(context, order.method), order.arrays.get("ids", np.zeros(0))
     check_method(rules, order.method)
     if own.id_kind != order.id_kind:
         raise ConfigError(
-            f"Party {own.party}'s ids are {own.id_kind}, the label holder's {order.id_kind}: "
-            "write both alike."
+            f"Party {own.party}'s ids are {own.id_kind}, and the label holder's ids are "
+            f"{order.id_kind}. Write both the same way."
         )
     with _subject("was sent"):
         psi.check_points(theirs)
@@ -122,7 +125,7 @@ def blind(context: Context, own: Source, parties: int, order: AlignOrder) -> Ali
 def _ask_about_all(context: Context, own: Source, theirs: Points) -> Arrays:
     """Return a question about all ids of the party at once."""
     if len(theirs) != 1:
-        raise VflError(f"{len(theirs)} blinded digests, where one is due.")
+        raise VflError(f"{len(theirs)} blinded digests instead of one. Start the run anew.")
     question, answer = psi.challenge([psi.digest_of_all(own.ids)], theirs)
     rows = psi.by_id(own.ids)
     about = {"digest": digest_of(own, rows), "method": IDS, "file": digest_of(own)}
@@ -131,7 +134,7 @@ def _ask_about_all(context: Context, own: Source, theirs: Points) -> Arrays:
 
 
 def _blind(context: Context, own: Source, rules: Rules, theirs: Points, anew: bool) -> Arrays:
-    """Return the label holder's ids blinded again, and the party's own as far as they are new."""
+    """Return the label holder's ids blinded again, and the party's new outputs."""
     assert own.party is not None
     kept, file = saved_state(context), digest_of(own)
     with _subject("was sent"):
@@ -146,7 +149,9 @@ def _blind(context: Context, own: Source, rules: Rules, theirs: Points, anew: bo
         if not blinded_ids.lets(context, rules):
             made = {name: made[name] for name in ("at", "shown")}
     elif "known" not in kept:
-        raise VflError("was asked about new ids, and has found no set that they could be new to.")
+        raise VflError(
+            "was asked about new ids of a set, and has found no set. Start the run anew."
+        )
     else:
         _check_file(kept, file)
         asked_ids.count(context, rules, theirs)
@@ -167,29 +172,32 @@ def _blind(context: Context, own: Source, rules: Rules, theirs: Points, anew: bo
 
 
 def take_common(context: Context, own: Source, parties: int, order: CommonOrder) -> Introduction:
-    """Answer with a question about the rows that the party is told.
+    """Answer with a question about the rows that the label holder names.
 
     Raises
     ------
     VflError
-        If its rules forbid it; or if all cannot have these rows in common, by what it knows.
+        If the party's rules forbid it, or if the party knows that these rows cannot be common.
     """
     assert own.party is not None
     kept, places = saved_state(context), order.arrays.get("places", np.zeros(0))
     if "shown" not in kept or places.dtype != np.int32 or places.ndim != 1:
-        raise VflError("was told rows that it was not asked about.")
+        raise VflError("was told rows that it was not asked about. Start the run anew.")
     _check_file(kept, digest_of(own))
     at, asked, has = kept["at"], int(kept["asked"][0]), np.flatnonzero(places != -1)
     named = places[has]
     if not len(named) or named.min() < 0 or named.max() >= len(at) or at[named].min() < 0:
-        raise VflError("was told rows that it does not have.")
+        raise VflError("was told rows that it does not have. Start the run anew.")
     if len(np.unique(named)) < len(named):
-        raise VflError("was told a row more than once.")
+        raise VflError("was told a row more than once. Start the run anew.")
     if len(places) > asked:
-        raise VflError(f"was told {len(places)} rows, and had been sent {asked} ids.")
+        raise VflError(
+            f"was told {len(places)} rows, but was sent only {asked} ids. Start the run anew."
+        )
     mine = at[named]
     check_fewest(rules_of(context, "psi"), len(mine))
-    # All rows, or many, whose ids the label holder has not yet shown to know; at least one.
+    # The question is about rows whose ids the label holder has not yet shown to know: all of them,
+    # or a sample. If it has shown all, the question is about one row.
     first = psi.shuffled(len(mine), secrets.token_bytes(16))
     first = first[np.argsort(kept["shown"][named[first]], kind="stable")]
     new = len(mine) - int(kept["shown"][named].sum())
@@ -212,16 +220,16 @@ def take_common(context: Context, own: Source, parties: int, order: CommonOrder)
 
 
 def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> Introduction:
-    """Keep which rows are common, if the label holder has shown that it knows their ids.
+    """Save the common rows, if the label holder has shown that it knows their ids.
 
     Raises
     ------
     ConfigError, VflError
-        If it has not; the label holder must then begin anew.
+        If the label holder has not shown it. It must then begin anew.
     """
     kept = saved_state(context)
     if "told" not in kept:
-        raise VflError("was told to use rows that it was not told.")
+        raise VflError("was told to use rows, but was told none. Start the run anew.")
     save_state(context)
     answer, by_psi = order.arrays.get("answer", np.zeros(0)), "secret" in kept
 
@@ -235,7 +243,7 @@ def confirm(context: Context, party: int, parties: int, order: ConfirmOrder) -> 
             blinded_ids.forget(context, party, text_of(kept["set"]))
         raise ConfigError(
             f"Party {party} has other ids than the label holder has shown to know. align = 'ids' "
-            "demands the same ids; align = 'psi' finds the common ones."
+            "needs the same ids on both sides. Set align = 'psi' to find the common ids."
         )
     check_name(order.alignment)
     name = np.frombuffer(order.alignment.encode(), np.uint8)
@@ -264,12 +272,12 @@ def _keep_set(context: Context, party: int, kept: Arrays, proof: Points) -> None
 
 def _check_file(kept: Arrays, file: NDArray[np.uint8]) -> None:
     if not np.array_equal(kept["file"], file):
-        raise VflError("has other ids than a moment ago: its file has changed.")
+        raise VflError("has other ids than a moment ago: its file has changed. Start the run anew.")
 
 
 @contextmanager
 def _subject(words: str) -> Iterator[None]:
-    """Put these words before the sentence of a `VflError`."""
+    """Put these words before the message of a `VflError`."""
     try:
         yield
     except ConfigError:

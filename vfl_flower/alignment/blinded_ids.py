@@ -1,24 +1,24 @@
-"""Blinded ids that both sides keep, so that a later alignment asks only about new ids.
+"""Blinded ids on both sides, so that later alignments ask only about new ids.
 
 An alignment leaves a set (`IdSet`). The party has its secret b and its outputs F(id) in their
 secret order: each output has a place. The label holder has these outputs too, and F(id) of each id
-that it has asked about (`party_sets`). A set only grows. An id that comes to the
-party's file gets a place at the end. The place of an id that goes from the file stays, without a
-row.
+that it has asked about (`party_sets`). A set only grows. A new id in the party's file gets a place
+at the end. An id that goes from the file leaves its place, which then has no row.
 
 Step 0 of `alignment.psi` finds a set again:
 
 1. The label holder names the sets that it keeps (`SetOrder`), each with a proof. A proof is a keyed
-   hash of the points that it has and of this run. The key is the answer by which the label holder
-   showed at first that it knows the party's ids. There are always as many names. Most are random.
-2. A party that finds a set and its proof blinds the ids that are new in its file, and answers with
-   its own proof (`SetKept`). To anybody else, and about any other set, it says that it has none.
+   hash of the label holder's points and of this run. Its key is the answer that first showed the
+   party that the label holder knows its ids. The number of names is always the same, and most names
+   are random.
+2. A party that finds a set and its proof blinds the new ids of its file. It answers with its own
+   proof (`SetKept`). To anybody else, and about any other set, it says that it keeps no set.
 3. `AlignOrder` then has only the ids that the label holder has not asked about with this set. The
    answer has only the points that the label holder lacks.
 
-A party keeps a set for at most `alignment-days`. It begins a new one if more than half of the
-places have no row. It forgets a set by which the label holder named rows without knowing their ids.
-`asked_ids` counts what a party is asked with all sets together.
+A party keeps a set for at most `alignment-days`. It begins a new set if more than half of the
+places have no row. It forgets a set if the label holder named rows of it without knowing their ids.
+`asked_ids` counts the ids that a party is asked about, over all sets together.
 """
 
 from __future__ import annotations
@@ -50,26 +50,27 @@ from vfl_flower.transport.messages import Arrays
 log = logging.getLogger("flwr")
 
 NAMES = 30
-"""Names of sets in an order; most are random."""
+"""Number of set names in an order. Most names are random."""
 OF_HOLDER = "of-"
-"""Beginning of the names of the label holder's files."""
+"""Prefix of the names of the label holder's files."""
 
 
 @dataclass(frozen=True)
 class IdSet:
     """One side's half of a set.
 
-    made : when it was made, in seconds since 1970.
-    asked : about how many ids the party has been asked.
-    arrays : by name, of n places and m ids:
-        "points" : outputs of the party's places, [n, 32].
-        "proof" : what the label holder showed when the set was made, [1, 32].
-        "key" : key of this side's keyed hashes, [1, 32]; at a party also the secret b.
-        "marks" : keyed hashes of ids, [m, 32]: a party's of its places, so that m = n; the label
-            holder's of the ids that it has asked about.
-        "blinded" : at the label holder, the outputs of these ids, [m, 32].
-        "lengths" : at a party, how many places there have been, after each growth.
-        "shown" : at a party, whether the label holder has named the row of a place, bool [n].
+    made : time when the set was made, in seconds since 1970.
+    asked : number of ids that the party has been asked about.
+    arrays : arrays of n places and m ids, by name:
+
+        - "points" : outputs of the party's places, [n, 32].
+        - "proof" : the label holder's answer when the set was made, [1, 32].
+        - "key" : key of this side's keyed hashes, [1, 32]. At a party it is also the secret b.
+        - "marks" : keyed hashes of ids, [m, 32]. A party hashes the ids of its places, so that
+          m = n. The label holder hashes the ids that it has asked about.
+        - "blinded" : at the label holder, the outputs of these ids, [m, 32].
+        - "lengths" : at a party, the number of places after each growth.
+        - "shown" : at a party, whether the label holder has named the row of a place, bool [n].
     """
 
     made: float
@@ -78,12 +79,12 @@ class IdSet:
 
     @property
     def name(self) -> str:
-        """Return the name that both sides derive; to anybody else it looks random."""
+        """Return the name that both sides derive. To anybody else it looks random."""
         proof = self.arrays["proof"].tobytes()
         return hmac.digest(proof, b"vfl-flower set of outputs", "sha256").hex()[:32]
 
     def proofs(self, party: int, run: str) -> Iterator[tuple[int, bytes, bytes]]:
-        """Yield, for each length of the set: places, the label holder's proof, the party's."""
+        """Yield (places, the label holder's proof, the party's proof) for each length."""
         points, digest = self.arrays["points"], hashlib.sha256()
         lengths = self.arrays.get("lengths", np.array([len(points)])).tolist()
         for start, end in pairwise([0, *lengths]):
@@ -105,7 +106,7 @@ def keyed_hashes(ids: Sequence[bytes], key: NDArray[np.uint8]) -> Points:
 
 
 def where(mine: Points, theirs: Points) -> Places:
-    """Return where in ``theirs`` each of ``mine`` is, [n]; -1 if it is missing."""
+    """Return the position in ``theirs`` of each of ``mine``, [n]; -1 if missing."""
     found = np.full(len(mine), -1, np.int64)
     in_mine, in_theirs = match(mine, theirs)
     found[in_mine] = in_theirs
@@ -137,9 +138,9 @@ def load(path: Path) -> IdSet | None:
 class FoundSet:
     """A set that an order has named and proved.
 
-    known : how many places the label holder knows.
-    at : row of the id of each place, [n]; -1 where the id has gone from the file.
-    proof : shows to the label holder that the party keeps the set, [1, 32].
+    known : number of places that the label holder knows.
+    at : the row of each place's id, [n]; -1 if the id has gone from the file.
+    proof : the proof to the label holder that the party keeps the set, [1, 32].
     """
 
     stored: IdSet
@@ -149,20 +150,20 @@ class FoundSet:
 
 
 def fresh(own: Source) -> Arrays:
-    """Return what a party needs of a new set: "key", "points", and "at", the row of each place."""
+    """Return arrays of a new set: "key", "points", and "at", the row of each place."""
     key = np.frombuffer(secrets.token_bytes(32), np.uint8)[None]
     at = shuffled(len(own.ids), secrets.token_bytes(16))
     return {"key": key, "points": _outputs(own, key, at), "at": at}
 
 
 def _outputs(own: Source, key: NDArray[np.uint8], rows: Places) -> Points:
-    """Return F(id) of these rows, by the secret b of a set."""
+    """Return F(id) of these rows, with the secret b of a set."""
     points = Blinding(key.tobytes()).of_ids(own.ids, rows)
     return outputs([own.ids[row] for row in rows.tolist()], points)
 
 
 def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundSet | None:
-    """Return the set that an order names and proves, with the ids that are new in the file.
+    """Return the set that an order names and proves, with the file's new ids added.
 
     Raises
     ------
@@ -172,9 +173,9 @@ def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundS
     names, proofs = (order.arrays.get(name, np.zeros(0)) for name in ("names", "proofs"))
     shapes = names.shape, proofs.shape
     if shapes != ((NAMES, 16), (NAMES, 32)) or not names.dtype == proofs.dtype == np.uint8:
-        raise VflError("was sent no names of sets, and proofs.")
+        raise VflError("was sent no names and proofs of sets. Start the run anew.")
     assert own.party is not None
-    if context.node_config.get("source") == "memory":  # no set is kept of it
+    if context.node_config.get("source") == "memory":  # data in memory leave no set on disk
         return None
     files.forget_old(files.home("sets", context), own.party, rules)
     for name, proof in zip(names, proofs, strict=True):
@@ -190,9 +191,9 @@ def find(context: Context, own: Source, order: SetOrder, rules: Rules) -> FoundS
 
 
 def _grown(path: Path, own: Source, rules: Rules) -> tuple[IdSet, Places] | None:
-    """Return a set with the ids that have come to the file, and the row of each place, or -1.
+    """Return a set with the file's new ids, and the row of each place, or -1.
 
-    Return None if the set has gone, or if most of its ids have gone from the file.
+    Return None if the set has gone, or if more than half of its ids have gone from the file.
     """
     stored = _usable(path, rules)
     if not stored:
@@ -218,7 +219,7 @@ def _grown(path: Path, own: Source, rules: Rules) -> tuple[IdSet, Places] | None
 
 
 def asked(context: Context, party: int, name: str, ids: int, rules: Rules) -> IdSet:
-    """Return the set of this name, and count so many more ids as asked about.
+    """Return the set of this name; add ``ids`` to its count of asked ids.
 
     Raises
     ------
@@ -229,7 +230,7 @@ def asked(context: Context, party: int, name: str, ids: int, rules: Rules) -> Id
     with _alone(path):
         stored = _usable(path, rules)
         if not stored:
-            raise VflError("has just forgotten the blinded ids that it kept: begin the run anew.")
+            raise VflError("has just forgotten its set of blinded ids. Start the run anew.")
         stored = replace(stored, asked=stored.asked + ids)
         if ids:
             _write(path, stored)
@@ -247,7 +248,7 @@ def shown(context: Context, party: int, name: str, places: Places, rules: Rules)
 
 
 def lets(context: Context, rules: Rules) -> bool:
-    """Return whether a party's rules let it keep sets."""
+    """Return whether a party's rules permit it to keep sets."""
     return rules.alignment_days > 0 and context.node_config.get("source") != "memory"
 
 
@@ -267,26 +268,29 @@ def forget(context: Context, party: int, name: str) -> None:
 
 
 def _usable(path: Path, rules: Rules) -> IdSet | None:
-    """Return the set in a file, unless the party's rules have ended it."""
+    """Return the set in a file, if the party's rules still permit its use."""
     stored = load(path)
     return stored if stored and files.is_valid(stored, rules) else None
 
 
 def _write(path: Path, stored: IdSet) -> bool:
-    """Write a set, or else forget it; return whether it was written. The caller is `_alone`."""
+    """Write a set; return whether it was written. Forget a set that cannot be written.
+
+    The caller holds `_alone`.
+    """
     try:
         files.write(path, stored, files.every_of_party(int(path.stem.rpartition("-")[2])))
-        utime(path, (stored.made, stored.made))  # its days are counted from then
+        utime(path, (stored.made, stored.made))  # `alignment-days` count from then
         return True
     except (OSError, VflError) as error:
-        log.warning("The party forgets blinded ids that it kept: %s", error)
+        log.warning("The party forgets a set of blinded ids: %s", error)
         path.unlink(missing_ok=True)
         return False
 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Keep other runs from changing sets meanwhile."""
+    """Keep other runs from changing sets during the block."""
     with told(path):
         make_folder(path.parent)
         with alone_in(path.parent):

@@ -1,11 +1,12 @@
-"""The rows that a party was told to use, in its state; its rules decide whether it uses them.
+"""The rows that a party was told to use, in its state.
 
-Between messages the record "aligned" of the party's state has arrays:
+The party's rules decide whether it uses the rows. Between messages the record "aligned" of the
+party's state has arrays:
 
 from step 0 : "set" (its name), "key", "points", "at", "known", "asked" and "shown" of a set
     (`blinded_ids`), and "file", a digest of all ids.
-from step 5 : "told", the rows; "places"; and "secret" (psi) or "answer" (ids), by which the label
-    holder's answer is checked.
+from step 5 : "told", the rows; "places"; and "secret" (psi) or "answer" (ids), to check the label
+    holder's answer.
 from step 6 : "rows", "name", "digest" of the rows' ids, "method".
 """
 
@@ -29,7 +30,7 @@ from vfl_flower.transport.wire import pack, record_of, unpack
 
 _RECORD = "aligned"
 IDS, PSI = np.zeros(1, np.uint8), np.ones(1, np.uint8)
-"""Methods, as the record has them."""
+"""Methods, as the record encodes them."""
 _OF_LATER_RUNS = "file", "answer"  # arrays that only `reuse` reads
 
 
@@ -37,9 +38,9 @@ _OF_LATER_RUNS = "file", "answer"  # arrays that only `reuse` reads
 
 
 def confirmed(context: Context) -> Arrays:
-    """Return what `use` needs in another run: the rows that were just confirmed, and their proof.
+    """Return arrays for `use` in another run: the confirmed rows and their proof.
 
-    Arrays for later runs do not stay in the party's state.
+    The arrays that only later runs need leave the party's state.
     """
     kept = saved_state(context)
     use(context, kept)
@@ -47,33 +48,36 @@ def confirmed(context: Context) -> Arrays:
 
 
 def use(context: Context, arrays: Arrays) -> None:
-    """Have a party use rows as if they had just been confirmed.
+    """Make a party use rows as if the label holder had just confirmed them.
 
     Raises
     ------
     VflError
-        If its rules forbid it.
+        If the party's rules forbid it.
     """
     _check_rules(context, arrays)
     save_state(context, **{name: arrays[name] for name in arrays if name not in _OF_LATER_RUNS})
 
 
 def common_rows(context: Context, own: Source) -> Alignment:
-    """Return the rows of a party's own data that a run uses; -1 for a row that it lacks.
+    """Return the party's rows for a run, in its own data; -1 for a row that it lacks.
 
     Raises
     ------
     VflError
-        If the party has not been told, or its ids have changed since.
+        If the party was told no rows, or its ids have changed since.
     """
     if not is_aligned(context):
-        raise VflError("was not told which of its rows are common to all.")
+        raise VflError("was not told which of its rows are common to all. Start the run anew.")
     kept = saved_state(context)
     rows: Places = kept["rows"]
-    _check_rules(context, kept)  # they may be stricter by now
+    _check_rules(context, kept)  # the owner may have made the rules stricter
     mine = rows[rows >= 0]
     if mine.max() >= len(own.ids) or not np.array_equal(kept["digest"], digest_of(own, mine)):
-        raise VflError("has lost rows of its file, or has others, since they were aligned.")
+        raise VflError(
+            "has lost or changed rows of its file since they were aligned. Restore the file, or "
+            "align anew."
+        )
     return Alignment(text_of(kept["name"]), rows)
 
 
@@ -86,7 +90,10 @@ def is_aligned(context: Context) -> bool:
 
 
 def rules_of(context: Context, method: str) -> Rules:
-    """Return the party's rules; in a simulation by one owner, only those that it names."""
+    """Return the party's rules.
+
+    In a simulation by one owner, `align` and `min-rows` restrict nothing unless they are named.
+    """
     rules, named = Rules.of(context.node_config), context.node_config
     if simulated(context) and "align" not in named:
         rules = replace(rules, align=method)
@@ -106,8 +113,8 @@ def check_method(rules: Rules, method: str) -> None:
     """Raise `VflError` unless the rules allow this method."""
     if method != rules.align or method not in ("psi", "ids"):
         raise VflError(
-            f"aligns only by {rules.align!r}, as its node configuration has it, and was asked to "
-            f"by {method!r}: give align = {rules.align!r}, or have it changed there."
+            f"aligns only by {rules.align!r}, by its node configuration, and was asked to align by "
+            f"{method!r}. Set align = {rules.align!r}, or have its owner change its rule."
         )
 
 
@@ -115,8 +122,8 @@ def check_fewest(rules: Rules, rows: int) -> None:
     """Raise `VflError` if the rules demand more rows."""
     if rows < rules.min_rows:
         raise VflError(
-            f"was asked to align {rows} rows, and aligns no fewer than {rules.min_rows}: min-rows "
-            "in its node configuration."
+            f"was asked to align {rows} rows, and aligns no fewer than {rules.min_rows}: its rule "
+            "min-rows. Use more rows, or have its owner change its rule."
         )
 
 
@@ -124,7 +131,7 @@ def check_fewest(rules: Rules, rows: int) -> None:
 
 
 def digest_of(own: Source, rows: Places | None = None) -> NDArray[np.uint8]:
-    """Return the digest of these rows' ids, or of all; it never leaves the party."""
+    """Return the digest of these rows' ids, or of all ids. It never leaves the party."""
     rows = np.arange(len(own.ids)) if rows is None else rows
     return np.frombuffer(bytes.fromhex(own.digest(rows)), np.uint8)
 
@@ -135,7 +142,7 @@ def text_of(array: NDArray[Any]) -> str:
 
 
 def save_state(context: Context, **arrays: NDArray[Any]) -> None:
-    """Replace the record by these arrays."""
+    """Replace the arrays of the record."""
     context.state[_RECORD] = pack(arrays)
 
 

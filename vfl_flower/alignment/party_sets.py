@@ -1,4 +1,4 @@
-"""The label holder's knowledge of each party's blinded ids, from this and earlier alignments.
+"""The label holder's sets: each party's blinded ids, from all alignments so far.
 
 The party's half is `blinded_ids`.
 """
@@ -24,13 +24,13 @@ from vfl_flower.config.errors import VflError
 from vfl_flower.config.node_rules import Rules
 from vfl_flower.transport.early_messages import SetKept, SetOrder
 
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+notice = logging.getLogger("flwr.notice")  # `vfl run` shows these lines too
 
 
 class PartySet:
-    """The label holder's knowledge of one party's set, which may be a fresh one.
+    """The label holder's knowledge of one party's set, either stored or fresh.
 
-    new : which of its ids it has not asked about with this set, bool [N].
+    new : mask of the label holder's ids that it has not asked about with this set, bool [N].
     """
 
     def __init__(self, party: int, ids: Sequence[bytes], path: Path, stored: IdSet | None) -> None:
@@ -45,7 +45,7 @@ class PartySet:
         self.new = self._at < 0
 
     def learn(self, rows: Places, blinded: Points, points: Points) -> None:
-        """Add the outputs of the ids in these rows, [k, 32], and of new places, [l, 32]."""
+        """Add outputs of the ids in these rows, [k, 32], and of new places, [l, 32]."""
         known = self.arrays
         self._at[rows] = len(known["marks"]) + np.arange(len(rows))
         known["marks"] = np.concatenate([known["marks"], self._hashes[rows]])
@@ -53,14 +53,14 @@ class PartySet:
         known["points"] = np.concatenate([known["points"], points])
 
     def places(self, gone: Places) -> NDArray[np.int32]:
-        """Return the place of each of its ids in the party's order, [N], or -1.
+        """Return the place of each own id in the party's order, [N], or -1.
 
         ``gone`` : places without a row.
 
         Raises
         ------
         VflError
-            As the end of a sentence that says who sent them, if a point is there twice.
+            If a point is there twice. The message continues a sentence that names the sender.
         """
         there = np.ones(len(self.arrays["points"]), bool)
         there[gone] = False
@@ -69,7 +69,7 @@ class PartySet:
         return np.where(found < 0, -1, theirs[found] if len(theirs) else -1).astype(np.int32)
 
     def keep(self, proof: Points) -> None:
-        """Store it for later; a fresh one with the answer that was just shown."""
+        """Store the set; a fresh set keeps ``proof``, the answer just shown."""
         stored = self.stored or IdSet(time.time(), 0, {"proof": proof})
         stored = replace(stored, arrays={**self.arrays, "proof": stored.arrays["proof"]})
         try:
@@ -79,7 +79,10 @@ class PartySet:
 
 
 def stored_sets(whose: str) -> dict[int, tuple[Path, IdSet]]:
-    """Return the sets that the label holder keeps, one for each party; this file's come first."""
+    """Return the label holder's sets: party -> (path, set).
+
+    For each party, a set of this file comes before sets of other files.
+    """
     found: dict[int, tuple[Path, IdSet]] = {}
     folder = files.home("sets")
     of_file = files.newest_first(folder, f"{OF_HOLDER}{files.digest_of_path(whose)}-*.npz")
@@ -98,7 +101,10 @@ def path_of(whose: str, party: int) -> Path:
 
 
 def set_order(stored: Mapping[int, tuple[Path, IdSet]], run: str, about: str = "") -> SetOrder:
-    """Return the order that asks parties for these sets; ``about`` is the run's configuration."""
+    """Return the order that asks parties for these sets.
+
+    ``about`` is the run's configuration.
+    """
     names = np.frombuffer(secrets.token_bytes(NAMES * 16), np.uint8).reshape(NAMES, 16).copy()
     proofs = np.frombuffer(secrets.token_bytes(NAMES * 32), np.uint8).reshape(NAMES, 32).copy()
     rows = secrets.SystemRandom().sample(range(NAMES), len(stored))
@@ -110,19 +116,22 @@ def set_order(stored: Mapping[int, tuple[Path, IdSet]], run: str, about: str = "
 
 
 def is_proved(answer: SetKept, stored: IdSet, run: str) -> bool:
-    """Return whether the party has shown that it keeps this set too."""
+    """Return whether the party's proof shows that it keeps this set too."""
     proof = answer.arrays.get("proof", np.zeros(0)).tobytes()
     due = stored.proofs(answer.party, run)
     return any(hmac.compare_digest(proof, keeps) for _, _, keeps in due)
 
 
 def check_answer(points: NDArray[Any], gone: NDArray[Any], known: int) -> None:
-    """Raise `VflError`, as the end of a sentence, unless these extend a set of `known` places."""
+    """Raise `VflError` unless points and ``gone`` extend a set of ``known`` places.
+
+    The message continues a sentence that names the sender.
+    """
     check_points(points)
     places = known + len(points)
     if places > Rules.max_ids:
-        raise VflError(f"{places} blinded ids, and at most {Rules.max_ids} may be.")
+        raise VflError(f"{places} blinded ids, more than {Rules.max_ids}. Split the data.")
     if gone.dtype != np.int32 or gone.ndim != 1 or len(np.unique(gone)) < len(gone):
-        raise VflError("places without a row that are none.")
+        raise VflError("an invalid list of places without a row. Start it anew.")
     if len(gone) and not 0 <= gone.min() <= gone.max() < places:
-        raise VflError("places without a row that there are not.")
+        raise VflError("places without a row that do not exist. Start it anew.")

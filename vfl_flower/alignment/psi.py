@@ -1,46 +1,50 @@
-"""Private set intersection: which ids the label holder and a party have in common.
+"""Private set intersection: the ids that the label holder and a party share.
 
-Diffie-Hellman in ristretto255 (RFC 9496), a group of prime order. libsodium computes in it, in
-constant time. An id is hashed to an element H(id) of the group, and each side blinds it by a secret
-scalar. A side can compare ids that the party has blinded, and cannot read them.
+The protocol is Diffie-Hellman in ristretto255 (RFC 9496), a group of prime order. libsodium does
+the arithmetic in constant time. An id is hashed to an element H(id) of the group, and each side
+blinds it with a secret scalar. A side can compare ids that the party has blinded, and cannot read
+them.
 
 `at_label_holder` and `at_party` number their steps alike:
 
 0. The label holder asks whether the party keeps the blinded ids of an earlier alignment
    (`SetOrder`, `SetKept`). If so, steps 1 to 3 are only about new ids (`blinded_ids`).
-1. The label holder blinds its ids by its secret a, in a secret order: ``a.of_ids``, H(id)^a. It
-   sends them (`AlignOrder`).
-2. The party blinds these again, H(id)^ab, in the order in which they came: ``b.again``. It adds
-   F(id) of the party's ids, in another secret order: ``outputs``, a hash of the id and of H(id)^b.
-   It answers both (`Aligned`).
-3. The label holder takes its own secret away, ``a.undone``, makes F(id) of each H(id)^b, and
+1. The label holder blinds its ids with its secret a, in a secret order: ``a.of_ids``, H(id)^a. It
+   sends the points (`AlignOrder`).
+2. The party blinds these points again, H(id)^ab, in the order in which they came: ``b.again``. It
+   adds F(id) of each own id, in another secret order: ``outputs``, a hash of the id and of H(id)^b.
+   Its answer has both (`Aligned`).
+3. The label holder removes its own secret, ``a.undone``. It makes F(id) from each H(id)^b, and
    compares: ``match``.
-4. It tells each party which rows to use, by their places in that party's order (`CommonOrder`).
-   All parties get the rows in one order, and map the places back to their rows.
-5. The party asks whether the label holder knows the ids of these rows: ``question``. Else the
-   label holder could name rows of strangers after step 3.
-6. The label holder answers: ``answer`` (`ConfirmOrder`). The party checks that, ``is_answer``, and
-   uses the rows.
+4. The label holder tells each party which rows to use, as places in that party's order
+   (`CommonOrder`). All parties get the rows in the same order. They map the places to their rows.
+5. The party asks whether the label holder knows the ids of these rows: ``question``. Without the
+   question, the label holder could name rows of strangers after step 3.
+6. The label holder answers: ``answer`` (`ConfirmOrder`). The party checks the answer,
+   ``is_answer``, and uses the rows.
 
 The label holder learns how many ids the party has, and which of the label holder's ids are among
-them. It learns their places in an order that says nothing. The party learns how many ids the label
-holder has and, by step 4, which ids are common to all. Neither learns anything of an id that it
-lacks. A listener learns sizes.
+them. It also learns the places of these ids, in an order that reveals nothing. The party learns how
+many ids the label holder has. By step 4 it learns which ids are common to all. Neither side learns
+anything about an id that it lacks. A listener learns sizes.
 
-Both may keep what b has blinded, and later ask and answer only about new ids. So b lasts. By
-step 2 the label holder has any element raised to it, also sums of points, and a question.
-Therefore a question is about other elements of the same ids, H'(id), which are never raised to b.
-Its answer says nothing of ids that the asker has not put into it. Therefore also a party sends
-F(id): by points H(id)^b, one sum of points would tell whether it has several ids.
+Both sides may keep the ids that b has blinded, and later ask and answer only about new ids. So b
+lasts. In step 2 the label holder can get any element raised to b, including sums of points, and a
+question. Two measures follow from this:
 
-The label holder keeps a too, so that a party counts an id once (`asked_ids`). A party that is sent
-a point again learns that it is the same id, and not which.
+- A question is about other elements of the same ids, H'(id), which are never raised to b. Its
+  answer reveals nothing about ids that the asker has not put into it.
+- A party sends F(id), not the points H(id)^b. With the points, one sum of points would tell whether
+  the party has several ids.
 
-All this holds if both sides keep to the protocol, and SHA-512 is as good as a random function. It
+The label holder keeps a too, so that a party counts an id once (`asked_ids`). A party that gets a
+point again learns that it stands for the same id, but not which id.
+
+All this holds if both sides follow the protocol, and if SHA-512 behaves as a random function. It
 also needs the one-more Diffie-Hellman assumption in ristretto255, as the oblivious functions of
-RFC 9497 do. From the answers of b that `max-ids` allows, nobody can compute one answer more. No
-such protocol stops a side from making up ids and learning which of them the other has. A party's
-question may be about one more id.
+RFC 9497 do. From the answers of b that `max-ids` allows, nobody can compute one more answer. No
+such protocol stops a side from making up ids and learning which of them the other side has. A
+party's question may be about one more id.
 """
 
 from __future__ import annotations
@@ -71,40 +75,42 @@ Places = NDArray[np.int64]
 
 
 def shuffled(n: int, secret: bytes) -> Places:
-    """Return a permutation [n] that follows from a secret."""
+    """Return the permutation [n] that follows from a secret."""
     stream = hashlib.shake_256(b"vfl-flower psi order|" + secret).digest(8 * n)
     return np.argsort(np.frombuffer(stream, np.uint64), kind="stable")
 
 
 def by_id(ids: Sequence[bytes]) -> Places:
-    """Return all rows, in the order of their ids."""
+    """Return all rows in the order of their ids, [n]."""
     return np.array(sorted(range(len(ids)), key=ids.__getitem__), np.int64)
 
 
 def digest_of_all(ids: Sequence[bytes]) -> bytes:
-    """Return a digest of all ids, in any order; it is only sent blinded."""
+    """Return a digest of all ids, whatever their order. It is only sent blinded."""
     digest = hashlib.sha256()
-    for encoded in sorted(ids):  # one by one, since to join millions takes much memory
+    for encoded in sorted(ids):  # one by one, since joining millions of ids takes much memory
         digest.update(encoded + b"\n")
     return b"all:" + digest.digest()
 
 
 # --- blinding -----------------------------------------------------------------------------------
 
-_CHUNK = 10_000  # rows that a thread blinds at a time
+_CHUNK = 10_000  # number of rows that a thread blinds at a time
 MANY = 20_000
-"""Number of ids from which on progress is shown."""
-_NO_ELEMENT = "blinded ids that cannot be used: one is no element of ristretto255, or the identity."
+"""Smallest number of ids for which to show progress."""
+_NO_ELEMENT = (
+    "blinded ids that cannot be used: one is not an element of ristretto255, or is the identity."
+)
 
 
 class Blinding:
-    """One side's secret scalar, which is fresh unless it is given as 32 bytes."""
+    """One side's secret scalar of 32 bytes. Without ``secret``, it is fresh."""
 
     def __init__(self, secret: bytes | None = None) -> None:
         self.secret = secrets.token_bytes(32) if secret is None else secret
 
     def of_ids(self, encoded: Sequence[bytes], order: Places | None = None) -> Points:
-        """Return H(id)^secret of the ids, [n, 32]; in another order, if one is given."""
+        """Return H(id)^secret of the ids, [n, 32], in ``order`` if it is given."""
         order = np.arange(len(encoded)) if order is None else order
         hash_to_group, multiply, _ = _libsodium()
 
@@ -118,20 +124,20 @@ class Blinding:
         return _blinded_rows(blind, len(order))
 
     def again(self, points: Points) -> Points:
-        """Return each element of the other side blinded by this secret too, [n, 32].
+        """Return the other side's elements, blinded with this secret too, [n, 32].
 
         Raises
         ------
         VflError
-            As the end of a sentence that says who sent them: if they are no elements of the group,
-            or one is the identity.
+            If a point is not an element of the group, or is the identity. The message continues a
+            sentence that names the sender.
         """
         check_points(points)
         points = np.ascontiguousarray(points)
         first, (_, multiply) = points.ctypes.data, _libsodium()[:2]
 
         def blind(rows: slice, to: int) -> None:
-            refused = int(points[rows, 31].max() > 127)  # libsodium 1.0.18 passes over this bit
+            refused = int(points[rows, 31].max() > 127)  # libsodium 1.0.18 ignores this bit
             for point in range(first + 32 * rows.start, first + 32 * rows.stop, 32):
                 refused |= multiply(to, self.secret, point)
                 to += 32
@@ -141,7 +147,7 @@ class Blinding:
         return _blinded_rows(blind, len(points))
 
     def undone(self, points: Points) -> Points:
-        """Return each element without this secret, by which it was blinded, [n, 32].
+        """Return the elements without this secret, which blinded them, [n, 32].
 
         Raises
         ------
@@ -152,7 +158,9 @@ class Blinding:
         import rbcl
 
         inverse = ctypes.create_string_buffer(32)
-        scalar = self.secret[:31] + bytes([self.secret[31] & 127])  # as multiplying takes it
+        scalar = self.secret[:31] + bytes(
+            [self.secret[31] & 127]
+        )  # multiplication ignores the highest bit
         rbcl._sodium["crypto_core_ristretto255_scalar_invert"](inverse, scalar)
         return Blinding(inverse.raw).again(points)
 
@@ -169,9 +177,10 @@ def outputs(ids: Sequence[bytes], points: Points) -> Points:
 
 
 def question(ids: Sequence[bytes]) -> tuple[Points, bytes]:
-    """Return a question whether the other side knows these ids, [1, 32], and its secret.
+    """Return a question about these ids, [1, 32], and its secret.
 
-    The question is the sum of H'(id), blinded by that secret, which is used once.
+    The question asks whether the other side knows the ids. It is the sum of H'(id), blinded with
+    the secret. The secret is used once.
     """
     blinding = Blinding()
     return blinding.again(_sum(ids, b"question")), blinding.secret
@@ -180,21 +189,21 @@ def question(ids: Sequence[bytes]) -> tuple[Points, bytes]:
 def answer(ids: Sequence[bytes], asked: Points) -> Points:
     """Return the answer of a side that knows these ids, [2, 32].
 
-    It is the sum of H'(id), and the question, raised to one secret. A side that does not know all
-    ids would need a power of their sum, and the same power of the question. To a party that asked
-    about other ids, the answer is two elements at random.
+    The answer is the sum of H'(id), and the question, both raised to one secret. A side that does
+    not know all ids would need a power of their sum, and the same power of the question. To a party
+    that asked about other ids, the answer is two random elements.
 
     Raises
     ------
     VflError
-        As `Blinding.again`, if the question is no element.
+        As `Blinding.again`, if the question is not an element.
     """
     blinding = Blinding()
     return np.concatenate([blinding.again(_sum(ids, b"question")), blinding.again(asked)])
 
 
 def is_answer(secret: bytes, given: NDArray[Any]) -> bool:
-    """Return whether this answers the question with that secret."""
+    """Return whether ``given`` answers the question with this secret."""
     try:
         known, asked = given[:1], given[1:]
         return np.array_equal(Blinding(secret).again(known), asked)
@@ -203,17 +212,19 @@ def is_answer(secret: bytes, given: NDArray[Any]) -> bool:
 
 
 def challenge(ids: Sequence[bytes], points: Points) -> tuple[Points, Points]:
-    """Return a question, and the answer of a side that knows these ids: one point each, [1, 32].
+    """Return a question about ids, and its answer: one point each, [1, 32].
 
-    ``points`` are what the other side has sent for the ids. The question is the sum of H(id),
-    blinded by a secret that is used once. The answer is the sum of the points, blinded alike. A
-    side that has sent H(id)^a for each id makes one of the other by a. A side that does not know
-    all ids would have to know the logarithm of one sum by the other.
+    ``points`` are the points that the other side has sent for the ids. The question is the sum of
+    H(id), blinded with a secret that is used once. The answer is the sum of the points, blinded
+    with the same secret. A side that has sent H(id)^a for each id computes the answer from the
+    question with a. A side that does not know all ids would need the logarithm of one sum to the
+    base of the other.
 
     Raises
     ------
     VflError
-        As the end of a sentence that says who sent the points, if their sum is the identity.
+        If the sum of the points is the identity. The message continues a sentence that names the
+        sender.
     """
     blinding, total = Blinding(), np.zeros((1, 32), np.uint8)  # the identity
     add = _libsodium()[2]
@@ -233,7 +244,7 @@ def _sum(ids: Sequence[bytes], of: bytes) -> Points:
 
 
 def check_points(points: NDArray[Any]) -> None:
-    """Refuse, as `Blinding.again`, an array whose dtype or shape is not that of points."""
+    """Refuse, as `Blinding.again`, an array that is not uint8 [n, 32]."""
     if points.dtype != np.uint8 or points.ndim != 2 or points.shape[1] != 32:
         raise VflError(
             f"blinded ids that cannot be used: they are {points.dtype} of shape {points.shape}, "
@@ -242,20 +253,20 @@ def check_points(points: NDArray[Any]) -> None:
 
 
 def check_distinct(points: Points) -> None:
-    """Refuse, as `Blinding.again`, a point that is there twice."""
+    """Refuse, as `Blinding.again`, points that contain a point twice."""
     if len(np.unique(np.ascontiguousarray(points).view("S32"))) < len(points):
-        raise VflError("a blinded id more than once.")
+        raise VflError("a blinded id more than once. Remove repeated ids.")
 
 
 def _digest(encoded: bytes, of: bytes = b"id") -> bytes:
-    """Return what H, or H' of a question, takes to the group."""
+    """Return the 64 bytes that H, or H' of a question, maps to the group."""
     return hashlib.sha512(b"vfl-flower psi " + of + b"|" + encoded).digest()
 
 
 def _blinded_rows(blind: Callable[[slice, int], None], n: int) -> Points:
-    """Return points [n, 32]; ``blind`` writes a slice of rows to an address.
+    """Return points [n, 32]. ``blind`` writes a slice of rows to an address.
 
-    There is a thread for each core, since ctypes calls libsodium without Python's lock.
+    Each core runs a thread, since ctypes calls libsodium without Python's lock.
     """
     from tqdm import tqdm
 
@@ -274,17 +285,17 @@ def _blinded_rows(blind: Callable[[slice, int], None], n: int) -> Points:
 
 # --- matching -----------------------------------------------------------------------------------
 
-_BLOCK = 100_000  # points that are compared at a time
+_BLOCK = 100_000  # number of points to compare at a time
 
 
 def match(mine: Points, theirs: Points) -> tuple[Places, Places]:
-    """Return where in ``mine`` and in ``theirs`` the common points are, in the points' order.
+    """Return positions of common points in ``mine`` and ``theirs``, sorted by point.
 
     Raises
     ------
     VflError
-        As the end of a sentence that says who sent them: if they are no points, or one is there
-        twice.
+        If these are not points, or if one side has a point twice. The message continues a sentence
+        that names the sender.
     """
     check_points(mine)
     check_points(theirs)
@@ -296,7 +307,7 @@ def match(mine: Points, theirs: Points) -> tuple[Places, Places]:
         same[start : start + _BLOCK] = near[1:] == near[:-1]
     in_mine, in_theirs = order[:-1][same], order[1:][same] - len(mine)
     if (in_mine >= len(mine)).any() or (in_theirs < 0).any():
-        raise VflError("a blinded id more than once.")
+        raise VflError("a blinded id more than once. Remove repeated ids.")
     return in_mine, in_theirs
 
 
@@ -307,8 +318,8 @@ def match(mine: Points, theirs: Points) -> tuple[Places, Places]:
 def _libsodium() -> tuple[Callable[..., int], Callable[..., int], Callable[..., int]]:
     """Return functions that hash 64 bytes to the group, multiply by a scalar, and add.
 
-    Each writes its result to its first argument. Multiplying returns -1 if it is given no element,
-    or if the result is the identity.
+    Each function writes its result to its first argument. The multiplication returns -1 if its
+    input is not an element, or if the result is the identity.
 
     Raises
     ------
@@ -319,10 +330,10 @@ def _libsodium() -> tuple[Callable[..., int], Callable[..., int], Callable[..., 
         import rbcl
     except OSError as error:
         raise ConfigError(
-            "libsodium cannot be loaded from this machine's temporary folder, into which rbcl "
-            f"writes it ({error.strerror or 'it may hold no programs'}): name another by TMPDIR."
+            "libsodium cannot be loaded: rbcl writes it to this machine's temporary folder "
+            f"({error.strerror or 'it may hold no programs'}). Name another folder in TMPDIR."
         ) from None
-    with suppress(OSError):  # the loaded library stays; Windows keeps the file
+    with suppress(OSError):  # the loaded library needs no file; Windows refuses to remove it
         os.unlink(sys.modules["rbcl._sodium"].lib_path)
     hash_to_group = rbcl._sodium["crypto_core_ristretto255_from_hash"]  # not rbcl's own object
     multiply = rbcl._sodium["crypto_scalarmult_ristretto255"]

@@ -1,16 +1,18 @@
-"""Align once, train often: an alignment is reused while ids and rules stay as they were.
+"""Reuse of alignments: align once, and train often while ids and rules stay.
 
 1. After an alignment each side stores its half in a file (`alignment.store`). The half has the
    side's rows, a digest of all ids of its file, and the label holder's answer to the party's
    question (`ConfirmOrder`). This answer is secret.
 2. In a later run the label holder finds its half by its ids. It names the alignment to the parties
-   (`ReuseOrder`), with a proof for each: a hash of the name and of this run, keyed by that answer.
-   So a stranger who knows the name, or saw the order of another run, gets nothing.
-3. A party says what became of the alignment (`Reused`). If all still have it, training begins. Else
-   all is aligned anew, and a notice says why.
+   (`ReuseOrder`), with a proof for each party. The proof is a hash of the name and of this run,
+   keyed with that answer. So a stranger who knows the name, or saw the order of another run, gets
+   nothing.
+3. A party says what became of the alignment (`Reused`). If all parties still have it, training
+   begins. Otherwise the rows are aligned anew, and a notice says why.
 
-So the label holder learns whether a party's ids have changed, and a party that the label holder's
-have not. Neither learns more. Without a proof, a party says that it has no such alignment.
+So the label holder learns whether a party's ids have changed. A party learns that the label
+holder's ids have not changed. Neither learns more. Without a proof, a party says that it has no
+such alignment.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ from vfl_flower.transport.gather import AvailableParties, gather_all
 from vfl_flower.transport.messages import Arrays
 
 log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+notice = logging.getLogger("flwr.notice")  # `vfl run` shows these lines too
 
 _KEPT, _GONE, _CHANGED, _ENDED = "kept", "gone", "changed", "ended"  # values of `Reused.became`
 _OF_PARTY = {"answer", "digest", "method", "name"}  # arrays of a party's half, besides rows
 _SAID = {
     _GONE: "Party {} does not have the alignment of {} ago any more",
     _CHANGED: "Party {}'s ids have changed since the alignment of {} ago",
-    _ENDED: "Party {}'s rules do not let the alignment of {} ago be used any more",
+    _ENDED: "Party {}'s rules no longer permit the alignment of {} ago",
 }
 
 
@@ -62,20 +64,20 @@ def aligned(
     available: AvailableParties | None = None,
     order: RowOrder | None = None,
 ) -> Alignment:
-    """Return the label holder's rows that every party has, by a stored alignment or a new one.
+    """Return the label holder's rows that every party has; reuse a valid alignment.
 
     Parameters
     ----------
     run : number of this Flower run.
-    available : as in `align`. If it is given, all is aligned anew, since parties come and go.
-    order : as in `align`. Stored rows that are not in such an order are not reused.
+    available : as in `align`. With it, the rows are aligned anew, since parties come and go.
+    order : as in `align`. Stored rows in another order are not reused.
 
     Raises
     ------
     ConfigError, PartyError
         As `align`; or if another user can write to the folder of alignments.
     """
-    in_memory = config.data.dataset.startswith("memory:")  # parties are gone with this process
+    in_memory = config.data.dataset.startswith("memory:")  # parties end with this process
     if in_memory or available:
         return align(transport, config, own, run, available, not in_memory, order)
     folder, file = files.home("alignments"), own.digest(np.arange(len(own.ids)))
@@ -103,7 +105,10 @@ def _reused(
     run: str,
     order: RowOrder | None,
 ) -> Alignment | None:
-    """Return the rows of a stored alignment, if they are in order and the parties have it too."""
+    """Return a stored alignment, if the parties have it too.
+
+    Return None also if its rows are not in ``order``.
+    """
     rows: Places = stored.arrays["rows"]
     if order and (np.diff(order(rows)) != 1).any():
         return None
@@ -134,7 +139,7 @@ def _reused(
 def _last(
     folder: Path, transport: Transport, config: RunConfig, own: Source, file: str
 ) -> StoredAlignment | None:
-    """Return the label holder's half of the last alignment of these ids."""
+    """Return the label holder's half of the last alignment of these ids, or None."""
 
     def newest(path: str, ids: str, parties: int | str) -> StoredAlignment | None:
         pattern = files.of_label_holder(Path(), path, ids, _method(config), parties).name
@@ -142,7 +147,7 @@ def _last(
         return files.load(found[0], {"answers"}) if found else None
 
     nodes = config.running.parties or len(list(transport.get_node_ids()))
-    stored = newest("*", file, nodes) or newest("*", file, "*")  # some nodes may still come
+    stored = newest("*", file, nodes) or newest("*", file, "*")  # more nodes may still connect
     if stored and stored.file == file and _is_half(stored, config, own):
         return stored
     other = newest(own.whose, "*", "*")
@@ -155,7 +160,7 @@ def _last(
 
 
 def _is_half(stored: StoredAlignment, config: RunConfig, own: Source) -> bool:
-    """Return whether this can be the label holder's half of an alignment by this method."""
+    """Return whether this is a valid label holder's half for the configured method."""
     rows, answers = stored.arrays["rows"], stored.arrays["answers"]
     present = stored.arrays.get("present")
     shape = len(rows), stored.parties
@@ -166,7 +171,7 @@ def _is_half(stored: StoredAlignment, config: RunConfig, own: Source) -> bool:
 
 
 def _method(config: RunConfig) -> str:
-    """Return, as part of a file's name, what decides which rows are used."""
+    """Return the method that chooses the rows, as a part of a file's name."""
     data = config.data
     return f"any{data.min_parties}" if data.align == "any" else data.align
 
@@ -175,7 +180,7 @@ def _method(config: RunConfig) -> str:
 
 
 def store_rows(context: Context, party: int, parties: int) -> None:
-    """Have a party store the rows that were just confirmed, for later runs."""
+    """Store a party's confirmed rows for later runs."""
     arrays, rules = party_rows.confirmed(context), Rules.of(context.node_config)
     if context.node_config.get("source") == "memory":
         return
@@ -186,7 +191,7 @@ def store_rows(context: Context, party: int, parties: int) -> None:
     name, file = party_rows.text_of(arrays["name"]), arrays["file"].tobytes().hex()
     path = files.of_party(folder, name, party)
     try:
-        if not path.exists():  # else a label holder who knows a name could replace its alignment
+        if not path.exists():  # a label holder who knows a name must not replace its alignment
             stored = StoredAlignment(name, parties, time.time(), file, arrays)
             files.save(path, stored, files.every_of_party(party))
     except (OSError, VflError) as error:
@@ -194,19 +199,19 @@ def store_rows(context: Context, party: int, parties: int) -> None:
 
 
 def reuse_rows(context: Context, own: Source, parties: int, order: ReuseOrder) -> Reused:
-    """Say what became of an alignment; if it still holds, use its rows from now on.
+    """Say what became of an alignment; if it is still valid, use its rows.
 
     Raises
     ------
     ConfigError, VflError
-        If the party's ids cannot be used, another user can write to its folder of alignments,
-        or the order has no name and proofs.
+        If the party's ids cannot be used, or another user can write to its folder of alignments.
+        Also if the order has no name and proofs.
     """
     assert own.party is not None
     files.check_name(order.alignment)
     proofs = order.arrays.get("proofs", np.zeros(0))
     if proofs.dtype != np.uint8 or proofs.ndim != 2 or proofs.shape[1] != 32:
-        raise VflError("was sent no proofs of an alignment.")
+        raise VflError("was sent no proofs of an alignment. Start the run anew.")
     rules, folder = Rules.of(context.node_config), files.home("alignments", context)
     stored = files.load(files.of_party(folder, order.alignment, own.party), _OF_PARTY)
     files.forget_old(folder, own.party, rules)
@@ -219,12 +224,12 @@ def reuse_rows(context: Context, own: Source, parties: int, order: ReuseOrder) -
 
 
 def _used(context: Context, own: Source, rules: Rules, stored: StoredAlignment) -> str:
-    """Have the party use its half, if it still can; return what became of it."""
+    """Use the party's half, if it is still valid; return what became of it."""
     if not files.is_valid(stored, rules):
         return _ENDED
     if stored.file != own.digest(np.arange(len(own.ids))):
         return _CHANGED
-    if not _are_places(stored.arrays["rows"], own, least=-1):  # -1 where it lacks a row
+    if not _are_places(stored.arrays["rows"], own, least=-1):  # -1 for a row that it lacks
         return _GONE
     try:
         party_rows.use(context, stored.arrays)
@@ -238,10 +243,13 @@ def _used(context: Context, own: Source, rules: Rules, stored: StoredAlignment) 
 
 
 def _are_places(rows: Places, own: Source, least: int = 0) -> bool:
-    """Return whether these can be rows of the file."""
+    """Return whether all rows are from ``least`` to the last row of the file."""
     return bool(rows.min() >= least and 0 <= rows.max() < len(own.ids))
 
 
 def proof_of(answer: Points, name: str, run: str) -> bytes:
-    """Return what only a side that knows a party's answer can say of an alignment, in one run."""
+    """Return the proof of an alignment for one run, 32 bytes.
+
+    Only a side that knows the party's answer can compute it.
+    """
     return hmac.digest(answer.tobytes(), f"vfl-flower recall|{name}|{run}".encode(), "sha256")

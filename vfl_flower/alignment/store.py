@@ -1,11 +1,12 @@
-"""Alignments on disk: what a side needs to reuse one, in a file that only its owner can read.
+"""Alignments on disk: one side's half in a file that only its owner can read.
 
-A file is an npz of arrays and a text in JSON; nothing is pickled. A checksum follows, and a damaged
-file is not used. Nor is a folder that another user can write to: a checksum is no signature.
+A file is an npz of arrays and a text in JSON. Nothing is pickled. A checksum follows, and a damaged
+file is not used. A folder that another user can write to is not used either: a checksum is no
+signature.
 
-A party's file is named by the alignment, which others may know, and by the party's number. The
-label holder looks its file up by digests of the path and the ids of its data, by the method, and by
-the number of parties. So these name it.
+The name of a party's file is the alignment, which others may know, and the party's number. The name
+of the label holder's file has digests of the path and the ids of its data, the method, and the
+number of parties. The label holder looks the file up by these.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ log = logging.getLogger("flwr")
 
 T = TypeVar("T")
 
-_MOST = 30  # files of a kind that a side keeps, the newest
+_MOST = 30  # number of newest files of a kind that a side keeps
 _NAME = re.compile("[0-9a-f]{32}")
 _ABOUT = "about"
 
@@ -46,10 +47,10 @@ _ABOUT = "about"
 class StoredAlignment:
     """One side's half of an alignment.
 
-    parties : how many took part.
-    made : when it was made, in seconds since 1970.
+    parties : number of parties.
+    made : time when it was made, in seconds since 1970.
     file : digest of all ids of the side's own file, in their order.
-    arrays : "rows", places in that file, and what else the side needs to use them.
+    arrays : "rows", places in that file, and further arrays that the side needs to use them.
     """
 
     name: str
@@ -63,12 +64,12 @@ class StoredAlignment:
 
 
 def home(name: str, context: Context | None = None) -> Path:
-    """Return a folder in which a side keeps files; a real node's is beside its states.
+    """Return a side's folder for files. A real node's folder is beside its states.
 
     Raises
     ------
     ConfigError
-        If another user can write to it.
+        If another user can write to the folder.
     """
     if context is None:
         check_own(folder := lasting_home() / name)
@@ -79,9 +80,9 @@ def home(name: str, context: Context | None = None) -> Path:
 
 
 def check_name(name: str) -> None:
-    """Raise `VflError` unless this names an alignment: it becomes part of a file's name."""
+    """Raise `VflError` unless this names an alignment. File names contain the name."""
     if not _NAME.fullmatch(name):
-        raise VflError("was told rows by an alignment without a name.")
+        raise VflError("was told rows by an alignment without a valid name. Start the run anew.")
 
 
 def of_party(folder: Path, name: str, party: int) -> Path:
@@ -101,7 +102,7 @@ def of_label_holder(folder: Path, path: str, file: str, method: str, parties: in
 
 
 def digest_of_path(path: str) -> str:
-    """Return what stands in a file's name for the path of the label holder's file, or ``*``."""
+    """Return the digest of the label holder's path, for a file's name; or ``*``."""
     return path if path == "*" else hashlib.sha256(path.encode()).hexdigest()[:16]
 
 
@@ -109,21 +110,21 @@ def digest_of_path(path: str) -> str:
 
 
 def save(path: Path, stored: Any, beside: str) -> None:
-    """Write a file, in place of the one that is there; keep the newest of a pattern.
+    """Write or replace a file; keep the newest files of a pattern.
 
     Raises
     ------
     VflError
-        If the disk refuses.
+        If the file cannot be written.
     """
     with told(path):
         make_folder(path.parent)
-        with alone_in(path.parent):  # another run may write the same
+        with alone_in(path.parent):  # another run may write the same file
             write(path, stored, beside)
 
 
 def write(path: Path, stored: Any, beside: str) -> None:
-    """Do what `save` does, for a caller that holds the folder."""
+    """Do as `save`, for a caller that holds the lock of the folder."""
     about = {name: each for name, each in vars(stored).items() if name != "arrays"}
     arrays: dict[str, Any] = {f"array.{name}": array for name, array in stored.arrays.items()}
     arrays[_ABOUT] = np.frombuffer(json.dumps(about).encode(), np.uint8)
@@ -134,7 +135,10 @@ def write(path: Path, stored: Any, beside: str) -> None:
 
 
 def load(path: Path, needed: Set[str]) -> StoredAlignment | None:
-    """Return the alignment in a file; None if it is missing, damaged, or lacks needed arrays."""
+    """Return the alignment in a file.
+
+    Return None if it is missing, damaged, or lacks needed arrays.
+    """
 
     def is_half(stored: StoredAlignment) -> bool:
         rows, kinds = stored.arrays["rows"], (("name", str), ("parties", int), ("made", float))
@@ -146,7 +150,7 @@ def load(path: Path, needed: Set[str]) -> StoredAlignment | None:
 
 
 def load_as(kind: Callable[..., T], path: Path, is_one: Callable[[T], bool]) -> T | None:
-    """Return what `save` has written; None if it is missing, or not what it should be."""
+    """Return the object that `save` wrote; None if it is missing or invalid."""
     try:
         with np.load(BytesIO(unsealed(path)), allow_pickle=False) as file:
             arrays = {name[6:]: file[name] for name in file.files if name.startswith("array.")}
@@ -157,15 +161,17 @@ def load_as(kind: Callable[..., T], path: Path, is_one: Callable[[T], bool]) -> 
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError, OSError, EOFError, BadZipFile, VflError):
-        log.warning("The alignment in %s is damaged, or from another version. It is unused.", path)
+        log.warning(
+            "The alignment in %s is damaged, or from another version. It is not used.", path
+        )
         return None
 
 
 def newest_first(folder: Path, pattern: str) -> list[Path]:
-    """Return the files of a pattern, the last written first."""
+    """Return the files of a pattern, newest first."""
     found = []
     for path in folder.glob(pattern):
-        with suppress(OSError):  # another run may just remove it
+        with suppress(OSError):  # another run may remove it at the same time
             found.append((path.stat().st_mtime_ns, path))
     return [path for _, path in sorted(found, reverse=True)]
 
@@ -180,12 +186,12 @@ def age(stored: Any) -> float:
 
 
 def is_valid(stored: Any, rules: Rules) -> bool:
-    """Return whether a party's rules still let it use an alignment or a set."""
+    """Return whether a party's rules still permit an alignment or a set."""
     return 0 <= age(stored) < rules.alignment_days * 86400
 
 
 def forget_old(folder: Path, party: int, rules: Rules) -> None:
-    """Remove a party's files that its rules do not let it use any more."""
+    """Remove a party's files that its rules no longer permit."""
     for path in newest_first(folder, every_of_party(party)):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime >= rules.alignment_days * 86400:
@@ -193,7 +199,7 @@ def forget_old(folder: Path, party: int, rules: Rules) -> None:
 
 
 def in_words(seconds: float) -> str:
-    """Return a time in words: ``3 days``."""
+    """Return a duration in words, such as ``3 days``."""
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
             many = int(seconds / length)
