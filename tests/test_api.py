@@ -221,20 +221,20 @@ def test_a_figure_of_held_out_rows_is_of_rows_that_were_not_trained_on() -> None
         (PARTS, None, {}, "Labels are missing"),
         ([PARTS[0], PARTS[1][:9]], Y, {}, "Party 1 has 9 rows, and there are 569 labels"),
         ([PARTS[0][:, 0]], Y, {}, "at least two dimensions"),
-        ([PARTS[0].astype(str)], Y, {}, "give numbers"),
+        ([PARTS[0].astype(str)], Y, {}, "Give numbers"),
         (PARTS, Y, {"engine": "ray"}, "cannot reach data of this process"),
-        (PARTS, Y, {"id": "customer"}, "party 0 are no frame with a column 'customer'"),
+        (PARTS, Y, {"id": "customer"}, "party 0 are not a frame with a column 'customer'"),
         ([FRAMES[0].assign(k=1)], Y, {"id": "k"}, "that repeat the id"),
         ([np.where(PARTS[0] > 1e3, np.nan, PARTS[0])], Y, {}, "missing or infinite"),
         (PARTS, np.ones(len(X)), {}, "at least two classes"),
-        (PARTS, np.eye(2)[Y], {}, "labels have shape (569, 2): give one label for each row"),
+        (PARTS, np.eye(2)[Y], {}, "labels have shape (569, 2). Give one label for each row"),
         (PARTS, 3, {}, "labels have shape ()"),
         ([FRAMES[0].assign(ill=Y)], Y.rename("ill"), {}, "column of the labels' name, 'ill'"),
         ([], Y, {}, "Labels are given and no features"),
-        ((part for part in PARTS), Y, {}, "features is of type generator: give a list"),
-        (X, Y, {}, "features is of type ndarray: give a list"),
-        (CANCER, Y, {}, "features is of type DataFrame: give a list"),
-        (None, Y, {}, "features is of type NoneType: give a list"),
+        ((part for part in PARTS), Y, {}, "features is of type generator. Give a list"),
+        (X, Y, {}, "features is of type ndarray. Give a list"),
+        (CANCER, Y, {}, "features is of type DataFrame. Give a list"),
+        (None, Y, {}, "features is of type NoneType. Give a list"),
         ([Stream(), PARTS[1]], Y, {}, "party 0 are of type Stream, whose items cannot be counted"),
         ([[[1, 2], [3]]], [0, 1], {}, "party 0 are lists of different lengths"),
         ([FRAMES[0].set_axis(["a"] * 10, axis=1)], Y, {}, "party 0 have two columns 'a'"),
@@ -363,9 +363,9 @@ def test_an_error_before_anything_was_trained_leaves_nothing(
         (lambda m: m.predict(PARTS[:2]), "is of 3 parties, and features of 2 are given"),
         (lambda m: m.predict([*PARTS, X]), "is of 3 parties, and features of 4 are given"),
         (lambda m: m.predict(), "is of 3 parties, and features of 0 are given"),
-        (lambda m: m.predict(PARTS, id="x"), "party 0 are no frame with a column 'x' of ids"),
+        (lambda m: m.predict(PARTS, id="x"), "party 0 are not a frame with a column 'x' of ids"),
         (lambda m: m.predict([part[:0] for part in PARTS]), "features have no rows"),
-        (lambda m: m.predict([PARTS[0], PARTS[1][:9], PARTS[2]]), "9 rows, and party 0 569: give"),
+        (lambda m: m.predict([PARTS[0], PARTS[1][:9], PARTS[2]]), "9 rows, and party 0 569. Give"),
         (lambda m: m.predict(PARTS, own=Y), "own is of type Series: give a frame"),
         (lambda m: m.evaluate(iter(PARTS), Y), "features is of type list_iterator"),
         (lambda m: m.evaluate(PARTS), "Labels are missing"),
@@ -507,7 +507,7 @@ def test_option_labels_is_label_access_because_labels_are_data() -> None:
 
 def test_numbers_with_many_values_are_not_taken_for_classes() -> None:
     numbers = np.arange(len(X)) % 30 * 1.0
-    with pytest.raises(ConfigError, match=r"numbers with 30 values.*set target='regression'"):
+    with pytest.raises(ConfigError, match=r"numbers with 30 values.*Set target='regression'"):
         vfl_flower.train(PARTS, numbers, epochs=1)
     model = vfl_flower.train(PARTS, numbers, epochs=1, target="regression")
     assert model.classes == [] and repr(model).startswith("Model(split-nn, test RMSE ")

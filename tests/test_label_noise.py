@@ -331,8 +331,8 @@ def test_direct_inference_reads_no_more_labels_than_were_kept(tmp_path: Path) ->
         ({**NOISY, "noise-multiplier": 1.0}, "leave delta and noise-multiplier out"),
         ({**NOISY, "target": "regression"}, "give label-range, such as '0,120'"),
         ({"label-range": "0,1"}, "label-range is for target = 'regression'"),
-        ({**NUMBERS, "label-range": "1,1"}, "must be two numbers, the lower one first"),
-        ({**NUMBERS, "label-range": "1"}, "must be two numbers, the lower one first"),
+        ({**NUMBERS, "label-range": "1,1"}, "Give two numbers, the lower one first"),
+        ({**NUMBERS, "label-range": "1"}, "Give two numbers, the lower one first"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(keys: dict[str, Any], sentence: str) -> None:

@@ -324,7 +324,7 @@ def test_a_text_column_of_many_values_is_refused(tmp_path: Path, own_log: list[s
     write(pd.DataFrame({ID: range(102), "name": [f"name {n}" for n in range(102)]}), path)
     own = own_file(path, text="one-hot")
     assert prepared(own, np.arange(100), np.array([100, 101]))[0].shape == (100, 100)
-    with pytest.raises(ConfigError, match="has a text column with more than 100 values: leave"):
+    with pytest.raises(ConfigError, match=r"has a text column with more than 100 values\. Leave"):
         prepared(own, np.arange(101), np.array([101]))
     assert any("column 'name' has 101 values" in line for line in own_log)
 
@@ -463,7 +463,7 @@ BAD = {
     "not there": (lambda o: o.files[1].unlink(), "file is not there", "no such file"),
     "of another kind": (renamed(".xlsx"), "is neither .csv nor .parquet", ".xlsx"),
     "no parquet": (renamed(".parquet"), "cannot be read as a table with a header", "Arrow"),
-    "empty": (unreadable(b""), "is empty: it needs a line of column names", "0 bytes"),
+    "empty": (unreadable(b""), "is empty. Give it a line of column names", "0 bytes"),
     "semicolons": (
         unreadable(b"who;f1\n1;2,5\n"),
         "has semicolons between its columns",
@@ -483,7 +483,7 @@ BAD = {
     "ids that are texts": (ids(lambda each: "p" + each.astype(str)), "Write both the same way", ""),
     "ids that are fractions": (
         ids(lambda each: each + 0.5),
-        "are floating, the label holder's whole numbers: write both",
+        "are floating, and the label holder's ids are whole numbers. Write both",
         "",
     ),
     "an id twice": (
@@ -503,7 +503,7 @@ BAD = {
         edit(
             lambda frame: frame.assign(**{f"{SENTINEL}-3": [f"{n},5" for n in range(len(frame))]})
         ),
-        "is not numeric, since its numbers have decimal commas: write points",
+        "is not numeric, since its numbers have decimal commas. Write points",
         f"{SENTINEL}-3",
     ),
     "dates": (
@@ -515,11 +515,11 @@ BAD = {
             ),
             said(columns=f"{SENTINEL}-3"),
         ),
-        "is not numeric, since it holds dates: make numbers of them",
+        "is not numeric, since it holds dates. Make numbers of them",
         f"{SENTINEL}-3",
     ),
     "missing": (edit(cell(None)), "has missing values in its features", f"{SENTINEL}-3"),
-    "infinite": (edit(cell(np.inf)), "has infinite values: replace", f"{SENTINEL}-3"),
+    "infinite": (edit(cell(np.inf)), "has infinite values", f"{SENTINEL}-3"),
     "too large": (edit(cell(1e300, slice(0, 2))), "has numbers that are too large", "infinite"),
     "empty column": (
         both(edit(cell(None, slice(None))), said(missing="median")),
@@ -536,12 +536,12 @@ BAD = {
         "has a column of the label's name, so the label would predict itself",
         "",
     ),
-    "no rows": (edit(lambda frame: frame[:0]), "has no rows: name one that has some", ""),
-    "a column twice": (said(columns="f2,f2"), "or has one of them twice", "f2,f2"),
-    "only ids": (edit(lambda frame: frame[[ID]]), "has no feature columns", "besides ids"),
-    "no file named": (said(file=""), "has named no file: start its SuperNode with", ""),
-    "a wrong word": (said(missing="drop"), "choose one of refuse, median", ""),
-    "another wrong word": (said(text="embed"), "choose one of refuse, one-hot", ""),
+    "no rows": (edit(lambda frame: frame[:0]), "has no rows. Name a file with rows", ""),
+    "a column twice": (said(columns="f2,f2"), "or has one twice", "f2,f2"),
+    "only ids": (edit(lambda frame: frame[[ID]]), "has no feature columns", "only ids"),
+    "no file named": (said(file=""), "has named no file. Start its SuperNode with", ""),
+    "a wrong word": (said(missing="drop"), "Choose one of refuse, median", ""),
+    "another wrong word": (said(text="embed"), "Choose one of refuse, one-hot", ""),
     "a number for a word": (said(id=3), "as texts in quotes", ""),  # type: ignore[arg-type]
 }
 
@@ -587,17 +587,17 @@ LABEL_HOLDERS = {
     "no id column": (
         lambda o: None,
         {"id": "nobody"},
-        "the id column that `id` names: correct `id` .id = 'nobody'",
+        "the id column that `id` names: id = 'nobody', and its columns are .* Correct `id`",
     ),
     "no id column, of many columns": (
         lambda o: change(o.labels, lambda f: f.assign(**{f"c{n}": 0.0 for n in range(9)})),
         {"id": "nobody"},
-        r"its columns are .*c\d, \.\.\.\)\.$",
+        r"its columns are .*c\d, \.\.\.\. Correct `id`\.$",
     ),
     "missing labels": (
         lambda o: change(o.labels, lambda f: f.assign(label=f.label.where(f.index > 3))),
         {},
-        "Column 'label' of .*labels.csv has missing labels: drop those rows",
+        "Column 'label' of .*labels.csv has missing labels. Drop those rows",
     ),
     "an id twice": (
         lambda o: change(o.labels, lambda f: pd.concat([f, f[:2]])),

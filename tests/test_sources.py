@@ -360,7 +360,7 @@ def test_a_missing_tokenizer_is_a_sentence(
     assert f"{node} names a tokenizer that cannot be read (" in unreadable
     assert str(tmp_path) not in there_is_none + unreadable
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "needs transformers: install vfl-flower[hf]" in refusal(tokenizer=f"{tokenizer}/.")
+    assert "needs transformers. Install vfl-flower[hf]" in refusal(tokenizer=f"{tokenizer}/.")
 
 
 # --- sequences -----------------------------------------------------------------------------------

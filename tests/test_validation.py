@@ -619,7 +619,7 @@ def test_some_rows_are_left_to_train_on(overfitted: dict[str, Any]) -> None:
     keys = {**overfitted, "validation-fraction": 0.999}
     with pytest.raises(ConfigError, match=r"336 training rows and validation-fraction = 0\.999 le"):
         load_labels(resolve(keys))
-    with pytest.raises(ConfigError, match="leaves none to train on: use a smaller fraction"):
+    with pytest.raises(ConfigError, match=r"leaves none to train on\. Use a smaller fraction"):
         load_features(resolve(keys), 0, 2)
 
 

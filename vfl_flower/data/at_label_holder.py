@@ -63,7 +63,7 @@ def _load_labels(data: DataConfig, version: Any) -> Labels:
     parts = opened(data, version).labels()
     if any(part.ndim != 1 for part in parts):
         raise ConfigError(
-            f"The labels of {data.called} have shape {parts[0].shape}: one a row is needed."
+            f"The labels of {data.called} have shape {parts[0].shape}. Give one label for each row."
         )
     train, test, (*rows, validation) = split(data, parts)
     digest = digest_of_rows(*rows)

@@ -179,7 +179,7 @@ def _with_presence(
     known = RowMask.of(has[numbers[0]]), RowMask.of(has[numbers[1]])
     if not len(known[0].ids):
         raise ConfigError(
-            f"presence = {config.data.presence} leaves party {party} no training row: raise it."
+            f"presence = {config.data.presence} leaves party {party} no training row. Raise it."
         )
     rows = [numbers[part][known[part].ids] for part in (0, 1)]
     of = block.train, block.test
@@ -217,7 +217,7 @@ def _load_part(
     train, test = scaled(train, mean, deviation), scaled(test, mean, deviation)
     if not (np.isfinite(train).all() and np.isfinite(test).all()):
         raise ConfigError(
-            f"The columns of party {party} in {data.called} have missing or infinite values: "
-            "fill them in, or drop those rows, at every party."
+            f"The columns of party {party} in {data.called} have missing or infinite values. "
+            "Fill them in, or drop those rows at every party."
         )
     return ArrayBlock(train, test, **about)

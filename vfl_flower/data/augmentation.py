@@ -46,7 +46,9 @@ def augmented(augment: Augment, x: Samples, secret: bytes, exchange: int) -> Sam
         torch.manual_seed(generator.initial_seed() >> 1)
         made = augment(samples.each(x, torch.clone), generator)
     if _kind(made) != _kind(x):
-        raise VflError("has an augmentation that changes the shape or the type of samples.")
+        raise VflError(
+            "has an augmentation that changes the shape or the type of samples. Correct it."
+        )
     return made
 
 
@@ -68,8 +70,8 @@ def crop_flip(x: Samples, generator: Generator) -> Samples:
     """
     if not isinstance(x, Tensor) or x.dim() not in (3, 4):
         raise ConfigError(
-            "augment = 'crop-flip' is for images: give augment='none' in the node configuration of "
-            "a party that has none."
+            "augment = 'crop-flip' is for images. Set augment='none' in the node configuration of "
+            "a party without images."
         )
     rows, height, width = x.shape[:3]
     beside = (0, 0) * (x.dim() - 3)

@@ -45,8 +45,8 @@ def npz(data: DataConfig, place: str) -> PartitionedData:
                 return [file[name] for name in names]
         except (KeyError, TypeError, ValueError, OSError, EOFError, BadZipFile) as error:
             raise ConfigError(
-                f"{data.dataset} cannot be read: it needs numeric arrays X_train, y_train, "
-                "X_test and y_test, or X and y."
+                f"{data.dataset} cannot be read. Give it numeric arrays X_train, y_train, X_test "
+                "and y_test, or X and y."
             ) from error
 
     def features(columns: Columns) -> list[Array]:
@@ -54,7 +54,8 @@ def npz(data: DataConfig, place: str) -> PartitionedData:
         shapes = {rows.shape[1:] for rows in parts}
         if any(rows.dtype.kind not in "biuf" or rows.ndim < 2 for rows in parts) or len(shapes) > 1:
             raise ConfigError(
-                f"X of {data.dataset} must be numeric arrays, whose rows all have one shape."
+                f"X of {data.dataset} is not numeric, or its rows differ in shape. Give numeric "
+                "arrays of equal rows."
             )
         return [rows[columns(rows.shape[1:])] for rows in parts]
 
@@ -70,7 +71,9 @@ def table(data: DataConfig, place: str) -> PartitionedData:
     try:
         names = list(pd.read_csv(place, nrows=0)) if csv else pq.read_schema(place).names
     except (ValueError, OSError) as error:
-        raise ConfigError(f"{data.dataset} cannot be read as a table with a header.") from error
+        raise ConfigError(
+            f"{data.dataset} cannot be read as a table. Give it a line of column names, then rows."
+        ) from error
     if csv and data.label not in names and (wrong := of_separator(list(map(str, names)))):
         raise ConfigError(f"{data.dataset} {wrong}")
 
@@ -90,7 +93,7 @@ def table(data: DataConfig, place: str) -> PartitionedData:
         column = read([data.label])[data.label]
         if column.isna().any():
             raise ConfigError(
-                f"Column {data.label!r} of {data.dataset} has missing labels: drop those rows."
+                f"Column {data.label!r} of {data.dataset} has missing labels. Drop those rows."
             )
         return [column.to_numpy()]
 
@@ -131,12 +134,12 @@ def svmlight(data: DataConfig, place: str) -> PartitionedData:
             found = load_svmlight_files(paths, dtype=np.float32)
         except (ValueError, OSError) as error:
             raise ConfigError(
-                f"{data.dataset} cannot be read: its lines must be a label and index:value pairs, "
-                "in order of their indices, as svmlight has them."
+                f"{data.dataset} cannot be read. Write each line as svmlight does: a label, then "
+                "index:value pairs in order of their indices."
             ) from error
         rows, labels = found[::2], found[1::2]
         if not all(np.isfinite(each.data).all() for each in rows):
-            raise ConfigError(f"{data.dataset} has infinite values: replace them.")
+            raise ConfigError(f"{data.dataset} has infinite values. Replace them.")
         whole = all((each == np.rint(each)).all() for each in labels)
         if whole and data.target == "classification":
             labels = [each.astype(np.int64) for each in labels]
@@ -174,7 +177,7 @@ def all_numeric(data: DataConfig, kinds: dict[str, str], frame: Any = None) -> N
     """Raise `ConfigError` if a column is not numeric, by NumPy's letter of its kind."""
     text = [name for name, kind in kinds.items() if kind not in "biuf"]
     if text:
-        advice = ": encode it as numbers first."
+        advice = ". Encode it as numbers first."
         advice = advice if frame is None else of_texts(frame[text[0]], advice)
         raise of_column(data, text[0], f"is not numeric{advice}")
 

@@ -35,12 +35,12 @@ def hugging_face(data: DataConfig, place: str) -> PartitionedData:
     except Exception as error:  # the library raises many kinds of errors, with long texts
         raise ConfigError(
             f"{data.dataset} cannot be loaded by the datasets library "
-            f"({type(error).__name__}): check the name, or the folder."
+            f"({type(error).__name__}). Check the name, or the folder."
         ) from error
     if isinstance(loaded, hugging_face.Dataset):
         parts = [loaded]
     elif "train" not in loaded:
-        raise ConfigError(f"{data.dataset} has no part named 'train': rename its training part.")
+        raise ConfigError(f"{data.dataset} has no part named 'train'. Rename its training part.")
     else:
         parts = [loaded[name] for name in ("train", "test") if name in loaded]
     names = parts[0].column_names
@@ -49,7 +49,7 @@ def hugging_face(data: DataConfig, place: str) -> PartitionedData:
         try:
             return np.asarray(part.select_columns([name]).with_format("numpy")[:][name])
         except (ValueError, TypeError, IndexError) as error:
-            raise of_column(data, name, "has rows of unequal shape: make them equal.") from error
+            raise of_column(data, name, "has rows of unequal shape. Make them equal.") from error
 
     others = [name for name in names if name != data.label]
     text = len(others) == 1 and _is_text(parts[0].features[others[0]])
@@ -72,7 +72,9 @@ def hugging_face(data: DataConfig, place: str) -> PartitionedData:
             all_numeric(data, {others[0]: rows[0].dtype.kind})
             if rows[0].ndim > 1:  # images or sequences
                 if len({each.shape[1:] for each in rows}) > 1:
-                    raise ConfigError(f"The parts of {data.dataset} have rows of unequal shape.")
+                    raise ConfigError(
+                        f"The parts of {data.dataset} have rows of unequal shape. Make them equal."
+                    )
                 return [each[columns(each.shape[1:])] for each in rows]
         mine = own_columns(data, names, columns)
         table = [{name: column(part, name) for name in mine} for part in parts]
@@ -82,7 +84,7 @@ def hugging_face(data: DataConfig, place: str) -> PartitionedData:
             raise of_column(
                 data,
                 wide[0],
-                "holds arrays beside other columns: keep either one column of arrays, or columns "
+                "holds arrays beside other columns. Keep either one column of arrays, or columns "
                 "of numbers.",
             )
         return [np.stack(list(each.values()), axis=1) for each in table]
@@ -100,7 +102,7 @@ def hugging_face(data: DataConfig, place: str) -> PartitionedData:
             return values
         if values.min(initial=0) < 0:
             raise ConfigError(
-                f"Column {data.label!r} of {data.dataset} has missing labels: drop those rows."
+                f"Column {data.label!r} of {data.dataset} has missing labels. Drop those rows."
             )
         return np.array(feature.names)[values]
 
@@ -121,10 +123,11 @@ def _pixels(data: DataConfig, cells: Iterable[Mapping[str, Any]]) -> Array:
         except ValueError as error:
             log.warning("Image %d of %s cannot be read: %s", number, data.dataset, error)
             raise ConfigError(
-                f"{data.dataset} has an image that cannot be read; its reader's log says which."
+                f"{data.dataset} has an image that cannot be read. Its reader's log says which. "
+                "Replace that image."
             ) from None
     if len({each.shape for each in pixels}) > 1:
-        raise ConfigError(f"{data.dataset} has images of unequal shape: make them equal.")
+        raise ConfigError(f"{data.dataset} has images of unequal shape. Make them equal.")
     return np.stack(pixels)
 
 

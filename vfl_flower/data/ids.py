@@ -37,11 +37,11 @@ def encode_ids(column: Any, whose: str) -> list[bytes]:
 
     values, kind = np.asarray(column), id_kind(column)
     if len(values) == 0:
-        raise ConfigError(f"{whose} has no rows: name one that has some.")
+        raise ConfigError(f"{whose} has no rows. Name a file with rows.")
     missing = int(isna(values).sum())
     if missing:
         raise ConfigError(
-            f"{whose} has {missing} missing ids in {len(values)} rows: drop those rows."
+            f"{whose} has {missing} missing ids in {len(values)} rows. Drop those rows."
         )
     if kind == "whole numbers":
         pieces = (values[at : at + 65536].tolist() for at in range(0, len(values), 65536))
@@ -50,8 +50,8 @@ def encode_ids(column: Any, whose: str) -> list[bytes]:
         encoded = [b"t:" + text.encode("utf-8", "surrogatepass") for text in values.tolist()]
     else:
         raise ConfigError(
-            f"{whose} has ids that are neither whole numbers nor texts but {kind}: "
-            "store them as one of the two, the same in every file."
+            f"{whose} has ids that are neither whole numbers nor texts but {kind}. "
+            "Store them as one of the two, the same in every file."
         )
     repeated = len(encoded) - len(set(encoded))
     if repeated:

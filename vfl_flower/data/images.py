@@ -52,7 +52,7 @@ def decoded(content: Path | bytes, size: int = 0, grey: bool = False) -> Array:
             if image.mode.startswith("I"):  # 16 bits, as in X-rays, which convert would clip
                 levels = np.asarray(image)
                 if levels.min(initial=0) < 0 or levels.max(initial=0) >= 2**16:
-                    raise ValueError("its pixels are none of 16 bits")
+                    raise ValueError("its pixels do not fit 16 bits")
                 image = Image.fromarray((levels >> 8).astype(np.uint8))
             elif image.mode == "F":
                 raise ValueError("its pixels are floating-point numbers")
@@ -98,7 +98,7 @@ class Images(KeptSource):
             if pixels.shape != shape:
                 raise self._wrong_image(
                     name,
-                    "is of another size than the first: give image-size",
+                    "is of another size than the first, and image-size is not set",
                     f"{pixels.shape[1]} x {pixels.shape[0]}, instead of {shape[1]} x {shape[0]}",
                 )
             made.append(pixels)
@@ -106,7 +106,9 @@ class Images(KeptSource):
 
     def _wrong_image(self, name: str, what: str, detail: str) -> ConfigError:
         log.warning("The image %s of this party %s (%s).", name, what, detail)
-        return ConfigError(f"Party {self.party} has an image that {what}. Its own log says which.")
+        return ConfigError(
+            f"Party {self.party} has an image that {what}. Its own log says which image."
+        )
 
 
 class ImageFolder(Images):
@@ -125,8 +127,10 @@ class ImageFolder(Images):
     @cached_property
     def _paths(self) -> list[Path]:
         if not self.folder.is_dir():
-            log.warning("The folder of images %s of this party is not there.", self.folder)
-            raise ConfigError(f"{self.whose} is not there. Its own log says more.")
+            log.warning("The folder of images %s of this party does not exist.", self.folder)
+            raise ConfigError(
+                f"{self.whose} does not exist. Correct `images`. Its own log says more."
+            )
         return sorted(
             path
             for path in self.folder.iterdir()

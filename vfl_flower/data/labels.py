@@ -21,7 +21,7 @@ _MOST_NUMBERS = 20  # values with a decimal point that may still be classes
 
 @dataclass(frozen=True)
 class LabelNoise:
-    """Noise on labels, by which figures are corrected.
+    """Parameters of the noise on labels, to correct figures for it.
 
     Parameters
     ----------
@@ -131,8 +131,8 @@ def check(data: DataConfig) -> None:
     """Raise `ConfigError` if options of the labels contradict each other."""
     if data.target == "regression" and data.class_weights:
         raise ConfigError(
-            "class-weights is for classes, and target = 'regression' has none: leave one of them "
-            "out."
+            "class-weights is for classes, and target = 'regression' has no classes. Leave one of "
+            "them out."
         )
     bounds(data)
 
@@ -142,15 +142,17 @@ def bounds(data: DataConfig) -> tuple[float, float] | None:
     if not data.label_range:
         return None
     if data.target != "regression":
-        raise ConfigError("label-range is for target = 'regression': add it, or leave both out.")
+        raise ConfigError(
+            "label-range is for target = 'regression'. Set that target, or leave label-range out."
+        )
     try:
         low, high = (float(each) for each in data.label_range.split(","))
     except ValueError:
         low = high = math.nan
     if not -1e38 < low < high < 1e38:
         raise ConfigError(
-            f"label-range = {data.label_range!r} must be two numbers, the lower one first, with a "
-            "comma between them, such as '0,120'."
+            f"label-range = {data.label_range!r} is not a range. Give two numbers, the lower one "
+            "first, with a comma between them, such as '0,120'."
         )
     return low, high
 
@@ -188,21 +190,21 @@ def encode_labels(data: DataConfig, train: Array, test: Array, ids_digest: str) 
     everything = np.concatenate([train, test])
     absent = everything.dtype.kind == "f" and not np.isfinite(everything).all()
     if absent or (everything.dtype.kind == "O" and any(label is None for label in everything)):
-        raise ConfigError(f"The labels of {data.called} have missing values: drop those rows.")
+        raise ConfigError(f"The labels of {data.called} have missing values. Drop those rows.")
     if data.target == "regression":
         return _standardised(data, train, test, ids_digest)
     classes, indices = np.unique(everything, return_inverse=True)
     rows = len(everything) if data.test_fraction else len(train)  # else test repeats train
     if not 2 <= len(classes) <= max(2, rows // 2):
         raise ConfigError(
-            f"The labels of {data.called} take {len(classes)} values in {rows} rows: "
-            "classification needs at least two classes with several rows each; for numbers, set "
+            f"The labels of {data.called} take {len(classes)} values in {rows} rows. "
+            "Classification needs at least two classes with several rows each. For numbers, set "
             "target = 'regression'."
         )
     if everything.dtype.kind == "f" and len(classes) > _MOST_NUMBERS:
         raise ConfigError(
             f"The labels of {data.called} are numbers with {len(classes)} values, and each value "
-            "would be a class: set target='regression', or give classes as whole numbers or texts."
+            "would be a class. Set target='regression', or give classes as whole numbers or texts."
         )
     indices = indices.astype(np.int64)
     names = [
@@ -241,8 +243,8 @@ def as_known(data: DataConfig, labels: Labels, about: Mapping[str, Any]) -> Labe
 def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) -> Labels:
     if not {train.dtype.kind, test.dtype.kind} <= set("biuf"):
         raise ConfigError(
-            f"The labels of {data.called} are not numbers, which target = 'regression' needs: "
-            "name another label column, or leave target out."
+            f"The labels of {data.called} are not numbers, which target = 'regression' needs. "
+            "Name another label column, or leave target out."
         )
     train, test = train.astype(np.float64), test.astype(np.float64)
     named = bounds(data)
@@ -256,7 +258,7 @@ def _standardised(data: DataConfig, train: Array, test: Array, ids_digest: str) 
     if train.min() == train.max() or test.min() == test.max():
         raise ConfigError(
             f"The labels of {data.called} are all the same in the training rows or in the test "
-            "rows: regression needs labels that differ in both."
+            "rows. Give labels that differ in both."
         )
     return Labels(train, test, (), ids_digest, mean, deviation, bounds=named)
 
@@ -288,12 +290,12 @@ def class_weights(data: DataConfig, labels: Array, classes: int, kept: float = 1
         weights = np.zeros(1, np.float32)
     if not (np.isfinite(weights) & (weights > 0)).all():
         raise ConfigError(
-            f"class-weights = {data.class_weights!r} must be 'balanced', or positive numbers "
-            "with commas between them, such as '1,5'."
+            f"class-weights = {data.class_weights!r} is not valid. Give 'balanced', or positive "
+            "numbers with commas between them, such as '1,5'."
         )
     if len(weights) != classes:
         raise ConfigError(
             f"class-weights = {data.class_weights!r} gives {len(weights)} weights for {classes} "
-            "classes: give one for each class, in the order of their names."
+            "classes. Give one for each class, in the order of their names."
         )
     return weights

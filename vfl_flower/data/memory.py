@@ -59,13 +59,13 @@ class ArraySource(Source):
         super().__init__({}, party)
         if array.dtype.kind not in "biuf" or array.ndim < 2:
             raise ConfigError(
-                f"The features of party {party} are {array.dtype} of shape {array.shape}: give "
+                f"The features of party {party} are {array.dtype} of shape {array.shape}. Give "
                 "numbers, and at least two dimensions, rows first."
             )
         if 0 in array.shape[1:]:
             raise ConfigError(
-                f"The features of party {party} have no columns (shape {array.shape}): give it "
-                "some, or leave it out."
+                f"The features of party {party} have no columns (shape {array.shape}). Give the "
+                "party columns, or leave it out."
             )
         self._array = array
 
@@ -84,14 +84,14 @@ class ArraySource(Source):
         if self._array.ndim == 2 and self._array.shape[1] != len(preparation.mean):
             raise ConfigError(
                 f"Party {self.party}'s array has {self._array.shape[1]} columns, and its model was "
-                f"trained with {len(preparation.mean)}."
+                f"trained with {len(preparation.mean)}. Give the same columns."
             )
         mean, deviation = np.array(preparation.mean), np.array(preparation.deviation)
         rows = scaled(self._array[places], mean, deviation)
         if not np.isfinite(rows).all():
             raise ConfigError(
-                f"The features of party {self.party} have missing or infinite values: fill them "
-                "in, or drop those rows, at every party."
+                f"The features of party {self.party} have missing or infinite values. Fill them "
+                "in, or drop those rows at every party."
             )
         return rows
 
@@ -119,7 +119,7 @@ class DataSetSource(Source):
         if not finite.all():
             raise ConfigError(
                 f"Item {places[finite.argmin()]} of party {self.party}'s data set has missing or "
-                "infinite values: fill them in, or drop that row, at every party."
+                "infinite values. Fill them in, or drop that row at every party."
             )
         return rows
 
@@ -138,7 +138,7 @@ def listed(features: Any) -> list[Any]:
     stacked = getattr(features, "ndim", 0) > 2  # one array with the parties' arrays
     if isinstance(features, str) or not (stacked or isinstance(features, Sequence)):
         raise ConfigError(
-            f"features is of type {type(features).__name__}: give a list with the features of "
+            f"features is of type {type(features).__name__}. Give a list with the features of "
             "each party."
         )
     return list(features)
@@ -169,7 +169,7 @@ def handed_over(
     if id:
         labels, *features = _common(features, labels, data, id)
     elif data.align == "any":
-        raise ConfigError("align = 'any' is for frames with ids: name their column by id.")
+        raise ConfigError("align = 'any' is for frames with ids. Name the column of ids by id.")
     sources = [_source(part, party, data, id) for party, part in enumerate(features)]
     rows = len(sources[0].id_column)
     if labels is None:
@@ -180,20 +180,20 @@ def handed_over(
         values = as_array(labels, "The labels")
         if values.ndim != 1:
             raise ConfigError(
-                f"The labels have shape {values.shape}: give one label for each row; of one-hot "
-                "rows that is labels.argmax(1)."
+                f"The labels have shape {values.shape}. Give one label for each row. For one-hot "
+                "rows, give labels.argmax(1)."
             )
         table = pd.DataFrame({data.label: values})
     _check_columns(table, "The labels", id)
     if not rows:
-        raise ConfigError("The features have no rows: give at least one.")
+        raise ConfigError("The features have no rows. Give at least one.")
     if not id:
         theirs = f"there are {len(table)} labels" if labels is not None else f"party 0 {rows}"
         for party, source in enumerate(sources):
             if len(source.id_column) != len(table):
                 raise ConfigError(
-                    f"Party {party} has {len(source.id_column)} rows, and {theirs}: give all the "
-                    "same rows, or name the ids by id."
+                    f"Party {party} has {len(source.id_column)} rows, and {theirs}. Give all the "
+                    "same rows, or name the column of ids by id."
                 )
         _check_order(features, labels)
     own = Frame(
@@ -230,7 +230,7 @@ def as_array(values: Any, whose: str) -> Array:
         return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     except ValueError:
         raise ConfigError(
-            f"{whose} are lists of different lengths: give each row as many values."
+            f"{whose} are lists of different lengths. Give all rows the same number of values."
         ) from None
 
 
@@ -244,14 +244,17 @@ def _common(features: Sequence[Any], labels: Any, data: DataConfig, id: str) -> 
     if isinstance(labels, pd.Series):
         labels = labels.rename(data.label).rename_axis(id).reset_index()
     if id not in getattr(labels, "columns", ()):
-        raise ConfigError(f"With id = {id!r}, labels must be a frame with ids, or a Series by id.")
+        raise ConfigError(
+            f"labels has no ids, and id = {id!r}. Give a frame with a column of ids, or a Series "
+            "indexed by id."
+        )
     _check_columns(labels, "The labels", id)
     if data.align == "any":
         return [labels, *features]
     common = set(labels[id]).intersection(*(frame[id] for frame in features))
     if not common:
         raise ConfigError(
-            f"No {id!r} is in all frames: are they the same kind of id, written alike?"
+            f"No {id!r} is in all frames. Use the same kind of id in all, written the same way."
         )
     return [frame[frame[id].isin(common)] for frame in (labels, *features)]
 
@@ -273,7 +276,7 @@ def _source(features: Any, party: int, data: DataConfig, id: str) -> Source:
     if not hasattr(features, "__len__"):
         raise ConfigError(
             f"The features of party {party} are of type {type(features).__name__}, whose items "
-            "cannot be counted: give a data set with __len__ and __getitem__."
+            "cannot be counted. Give a data set with __len__ and __getitem__."
         )
     return DataSetSource(features, party)
 
@@ -281,11 +284,13 @@ def _source(features: Any, party: int, data: DataConfig, id: str) -> Source:
 def _check_columns(value: Any, whose: str, id: str) -> None:
     """Raise `ConfigError` if a frame has no id column, or a column twice."""
     if id and id not in getattr(value, "columns", ()):
-        raise ConfigError(f"{whose} are no frame with a column {id!r} of ids.")
+        raise ConfigError(
+            f"{whose} are not a frame with a column {id!r} of ids. Give such a frame."
+        )
     names = [str(name) for name in getattr(value, "columns", ())]
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
-        raise ConfigError(f"{whose} have two columns {twice[0]!r}: rename one, or drop it.")
+        raise ConfigError(f"{whose} have two columns {twice[0]!r}. Rename one, or drop it.")
 
 
 def _check_order(features: Sequence[Any], labels: Any) -> None:
@@ -300,8 +305,8 @@ def _check_order(features: Sequence[Any], labels: Any) -> None:
         numbered = isinstance(index, pd.RangeIndex) and isinstance(other, pd.RangeIndex)
         if not (index.equals(other) or (numbered and index.step * other.step > 0)):
             raise ConfigError(
-                f"The indexes of {first} and {whose} differ: put rows in one order and "
-                "reset_index(drop=True), or name a column of ids by id."
+                f"The indexes of {first} and {whose} differ. Put the rows in the same order "
+                "and reset_index(drop=True), or name a column of ids by id."
             )
 
 
@@ -334,7 +339,7 @@ def of_label_holder(data: DataConfig) -> Table:
 def _get(name: str) -> tuple[Table, Sequence[Source]]:
     if name not in _held:
         raise ConfigError(
-            "The data of that run came from Python code, and are gone. Pass them again, to "
-            "vfl_flower.train or a model's predict."
+            "The data of that run came from Python code, and are gone. Pass them again to "
+            "vfl_flower.train or to the model's predict."
         )
     return _held[name]

@@ -32,13 +32,13 @@ class OwnFile(Table):
         given = {name: node_config.get(name, "") for name in ("file", *_WORDS)}
         if not all(isinstance(value, str) for value in given.values()):
             raise ConfigError(
-                f"Party {party}'s node configuration must give file, id, columns, missing and "
-                "text as texts in quotes."
+                f"Party {party}'s node configuration has an option that is not a text. Give file, "
+                "id, columns, missing and text as texts in quotes."
             )
         path = given.pop("file")
         if not path:
             raise ConfigError(
-                f"Party {party} has named no file: start its SuperNode with --node-config "
+                f"Party {party} has named no file. Start its SuperNode with --node-config "
                 "\"partition-id=... num-partitions=... file='/path/features.parquet' id='id'\"."
             )
         own = cls(path, **{name: value for name, value in given.items() if value}, party=party)
@@ -48,8 +48,8 @@ class OwnFile(Table):
         ):
             if getattr(own, name) not in known:
                 raise ConfigError(
-                    f"Party {party}'s node configuration has another {name} than those known: "
-                    f"choose one of {', '.join(known)}."
+                    f"Party {party}'s node configuration has an unknown value of {name}. "
+                    f"Choose one of {', '.join(known)}."
                 )
         return own
 
@@ -67,12 +67,12 @@ class OwnFile(Table):
 
         if not Path(self.path).expanduser().is_file():
             raise self._wrong(
-                "is not there: correct its path.",
+                "is not there. Correct its path.",
                 f"there is no such file as {Path(self.path).expanduser().absolute()}.",
             )
         if not Path(self.path).expanduser().stat().st_size:
             raise self._wrong(
-                "is empty: it needs a line of column names, and rows.", "it has 0 bytes."
+                "is empty. Give it a line of column names, and rows.", "it has 0 bytes."
             )
         try:
             if self._is_csv:
@@ -122,7 +122,7 @@ class OwnFile(Table):
         suffix = Path(self.path).suffix.lower()
         if suffix not in (".csv", ".parquet"):
             raise self._wrong(
-                "is neither .csv nor .parquet: write it as one of them.", f"it ends in {suffix!r}."
+                "is neither .csv nor .parquet. Write it as one of them.", f"it ends in {suffix!r}."
             )
         return suffix == ".csv"
 

@@ -57,7 +57,9 @@ def open_dataset(data: DataConfig) -> PartitionedData:
     ours = kind in DATASETS.known
     if (ours and bool(place) != (kind in _SHIPPED)) or (not ours and kind in DATASETS.names):
         if place and kind in _OF_A_FILE and not Path(place).is_file():
-            raise ConfigError(f"dataset = {data.dataset!r}: there is no such file.")
+            raise ConfigError(
+                f"dataset = {data.dataset!r}: there is no such file. Correct its path."
+            )
         return _opener(kind)(data, place)
     packages = (f", {name}" for name in DATASETS.names if name not in DATASETS.known)
     suffix = Path(data.dataset).suffix.removeprefix(".")
@@ -144,6 +146,6 @@ def columns_of(
 def _cut(size: int, part: int, parts: int, what: str, dataset: str) -> slice:
     if parts > size:
         raise ConfigError(
-            f"{dataset} has {size} {what}, too few to divide among {parts}: use fewer parties."
+            f"{dataset} has {size} {what}, too few to divide among {parts}. Use fewer parties."
         )
     return slice(part * size // parts, (part + 1) * size // parts)

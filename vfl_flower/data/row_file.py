@@ -72,6 +72,6 @@ def _told() -> Iterator[None]:
         yield
     except OSError as error:
         raise VflError(
-            f"cannot keep its rows on its disk ({error.strerror}): make room in the folder "
+            f"cannot keep its rows on its disk ({error.strerror}). Make room in the folder "
             "vfl-flower of FLWR_HOME."
         ) from None

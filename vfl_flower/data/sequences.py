@@ -38,7 +38,9 @@ class SequenceColumn(KeptFile):
                 longest = max(longest, len(values))
                 moments.add(values)
         if not signals:
-            raise self._wrong("has no sequence in the training rows.", "all are empty.")
+            raise self._wrong(
+                "has no sequence in the training rows. Fill some in.", "all are empty."
+            )
         shape = [self.length or longest, signals]
         return Preparation({}, {}, *moments.found(), shape=shape)
 
@@ -50,7 +52,9 @@ class SequenceColumn(KeptFile):
             last = scaled(values, mean, deviation)[-length:]
             row[length - len(last) :] = last
         if not np.isfinite(rows).all():
-            raise self._wrong("has numbers that are too large.", "some are infinite in 32 bits.")
+            raise self._wrong(
+                "has numbers that are too large. Scale them.", "some are infinite in 32 bits."
+            )
         return rows
 
     def _values(self, piece: Any, signals: int) -> list[Array]:
@@ -69,7 +73,7 @@ class SequenceColumn(KeptFile):
             if values.ndim > 2 or values.shape[1] != signals or not np.isfinite(values).all():
                 raise self._wrong(
                     "has a sequence with missing or infinite values, or of other signals than the "
-                    "others.",
+                    "others. Correct it.",
                     f"row {place}.",
                 )
             found.append(values)

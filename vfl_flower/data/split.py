@@ -32,7 +32,7 @@ def divide(data: DataConfig, rows: int) -> tuple[Array, Array, int]:
     if held_out == rows:
         raise ConfigError(
             f"{data.called} has {rows} rows and test-fraction = {data.test_fraction} "
-            "leaves none to train on: use more rows or a smaller fraction."
+            "leaves none to train on. Use more rows or a smaller fraction."
         )
     test, rest = order[:held_out], order[held_out:]
     validation = _for_validation(data, len(rest))
@@ -49,7 +49,7 @@ def _for_validation(data: DataConfig, rows: int) -> int:
     if chosen == rows:
         raise ConfigError(
             f"{data.called} has {rows} training rows and validation-fraction = "
-            f"{data.validation_fraction} leaves none to train on: use a smaller fraction."
+            f"{data.validation_fraction} leaves none to train on. Use a smaller fraction."
         )
     return chosen
 
@@ -61,7 +61,7 @@ def split(data: DataConfig, parts: list[Array]) -> tuple[Array, Array, tuple[Arr
     are the data set's own split.
     """
     if min(part.size for part in parts) == 0:
-        raise ConfigError(f"{data.called} has no rows.")
+        raise ConfigError(f"{data.called} has no rows. Give it rows, or name other data.")
     if len(parts) == 2:
         rows, validation = len(parts[0]), _for_validation(data, len(parts[0]))
         chosen = np.zeros(rows, bool)

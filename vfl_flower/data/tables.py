@@ -60,7 +60,7 @@ class Table(Source):
         """Return the id column."""
         if self.id not in self._names:
             raise self._wrong(
-                "does not have the id column that `id` names: correct `id`.",
+                "does not have the id column that `id` names. Correct `id`.",
                 f"id = {self.id!r}, and its columns are {', '.join(self._names[:8])}"
                 f"{', ...' * (len(self._names) > 8)}.",
             )
@@ -86,7 +86,7 @@ class Table(Source):
         absent = [name for name in named if name not in known]
         if absent or len(set(named)) < len(named):
             raise self._wrong(
-                "does not have the columns that `columns` names, or has one of them twice.",
+                "does not have the columns that `columns` names, or has one twice. Correct it.",
                 f"columns = {self.columns!r}, the {self.kind} has {', '.join(self._names)}.",
             )
         return named
@@ -97,7 +97,7 @@ class Table(Source):
         values = self.labels_with_gaps(rows)
         if is_missing(values).any():
             raise ConfigError(
-                f"Column {self.label!r} of {self.path} has missing labels: drop those rows."
+                f"Column {self.label!r} of {self.path} has missing labels. Drop those rows."
             )
         return values
 
@@ -133,7 +133,7 @@ class Table(Source):
     def check_features(self) -> None:
         """Raise `ConfigError` if there is no feature column."""
         if not self.feature_names:
-            raise self._wrong("has no feature columns.", "besides ids and labels, there are none.")
+            raise self._wrong("has no feature columns. Add one.", "it has only ids and labels.")
 
     def _learn(self, learnt: Any) -> Preparation:
         """Learn the preparation of some or all columns from these training rows."""
@@ -151,14 +151,14 @@ class Table(Source):
         if many:
             raise self._wrong(
                 f"has a text column with more than {_MOST_VALUES} values"
-                f"{of_texts(learnt[many[0]], ': leave it out by `columns`, or group them.')}",
+                f"{of_texts(learnt[many[0]], '. Leave it out by `columns`, or group its values.')}",
                 f"column {many[0]!r} has {len(values[many[0]])} values.",
             )
         known = _floats(learnt[numbers])
         empty = [numbers[at] for at in np.flatnonzero(np.isnan(known).all(0))]
         if empty:
             raise self._wrong(
-                "has a column without any value in the training rows: leave it out by `columns`.",
+                "has a column without any value in the training rows. Leave it out by `columns`.",
                 f"column {empty[0]!r} is empty.",
             )
         medians = dict(zip(numbers, _medians(known), strict=True))
@@ -197,21 +197,23 @@ class Table(Source):
             np.array(preparation.deviation),
         )
         if not (np.isfinite(rows).all() and np.isfinite(preparation.deviation).all()):
-            raise self._wrong("has numbers that are too large.", "some are infinite in 32 bits.")
+            raise self._wrong(
+                "has numbers that are too large. Scale them.", "some are infinite in 32 bits."
+            )
         return rows
 
     def _check_missing(self, frame: Any, numbers: Sequence[str]) -> None:
         infinite = np.flatnonzero(np.isinf(_floats(frame[list(numbers)])).any(0))
         if len(infinite):
             raise self._wrong(
-                "has infinite values: replace them.", f"column {numbers[infinite[0]]!r} has some."
+                "has infinite values. Replace them.", f"column {numbers[infinite[0]]!r} has some."
             )
         if self.missing == "refuse":
             gaps = frame.isna().sum()
             gaps = gaps[gaps > 0]
             if len(gaps):
                 raise self._wrong(
-                    "has missing values in its features: fill them in, drop those rows, or set "
+                    "has missing values in its features. Fill them in, drop those rows, or set "
                     "missing='median'.",
                     f"column {gaps.index[0]!r} has {self._missing_of(gaps.index[0])}"
                     + (f", and {len(gaps) - 1} more columns have some." if len(gaps) > 1 else "."),
@@ -243,10 +245,12 @@ class Table(Source):
         return self._wrong("has other columns than its model was trained with.", detail)
 
     def _wrong(self, what: str, detail: str) -> ConfigError:
-        """Return an error. Log the detail only here, if this is a party."""
-        what_and_where = f"{what.rstrip('.')}: {detail}"
-        if ":" in what:
-            what_and_where = f"{what.rstrip('.')} ({detail.removesuffix('.')})."
+        """Return an error, with the detail after its first sentence.
+
+        If this is a party, log the detail and leave it out of the error.
+        """
+        wrong, _, advice = what.removesuffix(".").partition(". ")
+        what_and_where = f"{wrong}: {detail}" + (f" {advice}." if advice else "")
         if self.party is None:
             return ConfigError(f"{self.path} {what_and_where}")
         log.warning("The %s %s of this party %s", self.kind, self.path, what_and_where)
@@ -263,13 +267,13 @@ def is_missing(values: Array) -> Array:
 
 _DECIMAL_COMMA = r"\s*[-+]?(?:\d+|\d{1,3}(?:[. ]\d{3})+),\d+\s*"
 _DATE = r"\s*(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})(?:[ T].*)?\s*"
-_ADVICE = ": encode it, leave it out by `columns`, or set text='one-hot'."
+_ADVICE = ". Encode it, leave it out by `columns`, or set text='one-hot'."
 
 
 def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
     """Return what a text column seems to hold, and what to do, without quoting values.
 
-    The text ends a sentence about the column. It is ``otherwise`` if the values are texts.
+    The text ends a sentence about the column, and adds one. For texts it is ``otherwise``.
     """
     import pandas as pd
 
@@ -279,19 +283,19 @@ def of_texts(column: Any, otherwise: str = _ADVICE) -> str:
         return otherwise
     if known.dtype.kind == "M" or texts.str.fullmatch(_DATE).all():
         return (
-            ", since it holds dates: make numbers of them, such as days since a fixed day, or "
+            ", since it holds dates. Make numbers of them, such as days since a fixed day, or "
             "leave it out by `columns`."
         )
     numbers = pd.to_numeric(texts, errors="coerce").notna()
     commas = texts.str.fullmatch(_DECIMAL_COMMA)
     if commas.any() and (commas | numbers).all():
         return (
-            ", since its numbers have decimal commas: write points instead, as "
+            ", since its numbers have decimal commas. Write points instead, as "
             "pandas.read_csv(..., decimal=',') and to_csv do."
         )
     if numbers.mean() > 0.5:
         return (
-            ", since it has texts among its numbers: correct those, or leave them empty and set "
+            ", since it has texts among its numbers. Correct those, or leave them empty and set "
             "missing='median'."
         )
     return otherwise

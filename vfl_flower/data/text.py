@@ -85,13 +85,14 @@ class TextColumn(KeptFile):
     def _encode(self, piece: Any, preparation: Preparation) -> Array:
         if preparation.tokenizer != self._tokens.digest:
             raise ConfigError(
-                f"Party {self.party} has another tokenizer than its model was trained with."
+                f"Party {self.party} has another tokenizer than its model was trained with. Name "
+                "the earlier tokenizer."
             )
         (column,) = (piece[name] for name in piece)
         if self.missing == "refuse" and column.isna().any():
             raise self._wrong(
-                "has missing texts: fill them in, drop those rows, or set missing='median', by "
-                "which they are empty.",
+                "has missing texts. Fill them in, drop those rows, or set missing='median' to read "
+                "them as empty texts.",
                 f"column {column.name!r} has {int(column.isna().sum())} in some rows.",
             )
         texts = column.astype(object).where(column.notna(), "").map(str).tolist()
@@ -122,7 +123,7 @@ def _opened(folder: str, whose: str) -> Any:
         from transformers import AutoTokenizer
     except ImportError:
         raise ConfigError(
-            f"{whose} names a tokenizer, which needs transformers: install vfl-flower[hf]."
+            f"{whose} names a tokenizer, which needs transformers. Install vfl-flower[hf]."
         ) from None
     try:
         return AutoTokenizer.from_pretrained(
@@ -130,6 +131,6 @@ def _opened(folder: str, whose: str) -> Any:
         )
     except Exception as error:  # the library raises many kinds of errors
         raise ConfigError(
-            f"{whose} names a tokenizer that cannot be read ({type(error).__name__}): save one by "
+            f"{whose} names a tokenizer that cannot be read ({type(error).__name__}). Save one by "
             "save_pretrained of transformers."
         ) from None
