@@ -432,11 +432,11 @@ def test_weight_draws_a_model_towards_its_class(strategy: str) -> None:
     [
         ("1,2,3", "gives 3 weights for 2 classes"),
         ("5", "gives 1 weights for 2 classes"),
-        ("1,0", "must be 'balanced', or positive numbers"),
-        ("1,-2", "must be 'balanced', or positive numbers"),
-        ("1,nan", "must be 'balanced', or positive numbers"),
-        ("1;2", "must be 'balanced', or positive numbers"),
-        ("balance", "must be 'balanced', or positive numbers"),
+        ("1,0", "Give 'balanced', or positive numbers"),
+        ("1,-2", "Give 'balanced', or positive numbers"),
+        ("1,nan", "Give 'balanced', or positive numbers"),
+        ("1;2", "Give 'balanced', or positive numbers"),
+        ("balance", "Give 'balanced', or positive numbers"),
     ],
 )
 def test_wrong_weights_are_one_sentence_before_training(
