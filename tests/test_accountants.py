@@ -199,7 +199,7 @@ def test_an_accountant_refuses_the_state_of_another(kind: str, other: str) -> No
 def test_a_release_is_of_the_population_and_counted_at_least_once(kind: str) -> None:
     accountant = fresh(kind)
     for release, count in ((GaussianPrivacyEvent(1.0, 1, 2), 1), (SOME[0][0], 0), (SOME[0][0], -1)):
-        with pytest.raises(ValueError, match="of one population, and at least one at a time"):
+        with pytest.raises(ValueError, match=r"count = .* not valid"):
             accountant.compose(release, count)
     assert accountant.num_releases == 0
 

@@ -74,7 +74,7 @@ def tables(tmp_path: Path) -> Path:
         (
             "strategy='dpzv' epsilon=0.01 delta=1e-3 noise-multiplier=2 epochs=1",
             2,
-            "The budget epsilon = 0.01 is already spent: noise-multiplier = 2 spends more",
+            "The budget epsilon = 0.01 is already spent in one pass over the rows: noise",
         ),
         ("bottom-model='scorecard'", 2, "bottom-model = 'scorecard' has no gradient"),
     ],

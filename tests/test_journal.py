@@ -209,7 +209,7 @@ def test_what_the_disk_refuses_is_not_released_and_leaves_it_as_it_was(
         kept = Journal(path, "4711")
         assert list(kept.read()) == []
         released = 0
-        with full_after(limit), pytest.raises(VflError, match=r"and so is not made \(File too"):
+        with full_after(limit), pytest.raises(VflError, match=r"so it is not made \(File too"):
             for event in RELEASED:
                 kept.write(event)
                 released += 1

@@ -587,7 +587,7 @@ def test_alone_is_one_party_or_the_label_holder_by_itself(
         ({"strategy": "cascaded", "bottom-model": "scorecard"}, "has no gradient"),
         (
             {"strategy": "dpzv"},
-            "^privacy = 'scalar' clips gradients of the top model's layers only: set server-up",
+            "^privacy = 'scalar' clips gradients of the top model's layers only, and",
         ),
     ],
 )

@@ -214,7 +214,7 @@ def test_a_resumed_run_has_the_noise_of_then_or_is_refused(tmp_path: Path, home:
     folder = interrupted(tmp_path / "cut", keys, 2, 2)
     kept = home.read_bytes()
     home.unlink()
-    with pytest.raises(ConfigError, match="noise on these labels is not that of the run"):
+    with pytest.raises(ConfigError, match="noise on these labels differs from the noise of"):
         resumed(folder, 2)
     home.write_bytes(kept)
     assert_equal_runs(resumed(folder, 2), whole, 2)
@@ -325,11 +325,11 @@ def test_direct_inference_reads_no_more_labels_than_were_kept(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"privacy": "labels"}, "give epsilon, such as 1.0"),
+        ({"privacy": "labels"}, "Set epsilon, such as 1.0"),
         ({**NOISY, "epsilon": 37.0}, "hides no label"),
-        ({**NOISY, "delta": 1e-5}, "leave delta and noise-multiplier out"),
-        ({**NOISY, "noise-multiplier": 1.0}, "leave delta and noise-multiplier out"),
-        ({**NOISY, "target": "regression"}, "give label-range, such as '0,120'"),
+        ({**NOISY, "delta": 1e-5}, "Leave `delta` and `noise-multiplier` out"),
+        ({**NOISY, "noise-multiplier": 1.0}, "Leave `delta` and `noise-multiplier` out"),
+        ({**NOISY, "target": "regression"}, "Set label-range, for example to '0,120'"),
         ({"label-range": "0,1"}, "label-range is for target = 'regression'"),
         ({**NUMBERS, "label-range": "1,1"}, "Give two numbers, the lower one first"),
         ({**NUMBERS, "label-range": "1"}, "Give two numbers, the lower one first"),

@@ -219,5 +219,5 @@ def test_a_mechanism_of_ones_own_randomises_the_labels_that_all_learn_from(tmp_p
     assert model.summary["test_r2"] > 0.7
     with pytest.raises(ConfigError, match=r"is for numbers. Set target = 'regression'\.$"):
         vfl_flower.train({"privacy": rounding, "epsilon": 2.0}, [x[:, :2], x[:, 2:]], y > 5)
-    with pytest.raises(ConfigError, match="needs the lowest and the highest label that can be"):
+    with pytest.raises(ConfigError, match="needs the lowest and the highest possible"):
         vfl_flower.train({**keys, "label-range": ""}, [x[:, :2], x[:, 2:]], y)

@@ -331,7 +331,7 @@ def test_all_rows_and_no_subsets_are_as_ever(run: Start) -> None:
             {"presence": 0.5, "strategy": "ef-vfl", "labels": "shared"},
             "which rows other parties lack",
         ),
-        ({"strategy": "dpzv", "subsets": "laser"}, "cannot bound them one by one"),
+        ({"strategy": "dpzv", "subsets": "laser"}, "cannot bound each copy by itself"),
     ],
 )
 def test_contradictions_are_found_before_anything_starts(keys: dict[str, Any], said: str) -> None:

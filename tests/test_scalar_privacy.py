@@ -492,7 +492,7 @@ def test_a_headline_says_what_its_epsilon_is_of(run: Start) -> None:
 def test_a_baseline_that_learns_without_scalars_refuses_noise_on_them(run: Start) -> None:
     keys = {**DPZV, "privacy": "scalar", "estimator": "zeroth-order", "epsilon": 1.0, "epochs": 1}
     for strategy in ("frozen", "local-only", "centralised"):
-        with pytest.raises(ConfigError, match=f"strategy = '{strategy}' .*leave `privacy` out"):
+        with pytest.raises(ConfigError, match=f"strategy = '{strategy}' .*Leave `privacy` out"):
             run(2, {**keys, "strategy": strategy})
 
 

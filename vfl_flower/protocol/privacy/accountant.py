@@ -16,13 +16,13 @@ EVERYONE = "all parties together, the network, and whoever gets the model"
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The meaning of an epsilon. The words stand beside every epsilon that is shown.
+    """The meaning of an epsilon: three texts beside every epsilon that is shown.
 
     Attributes
     ----------
     protects : the protected data.
-    relation : the difference that nobody can tell.
-    adversary : who cannot tell it, whatever they do.
+    relation : the difference between two data sets that the adversary cannot tell apart.
+    adversary : the people who cannot tell them apart, whatever they do.
     """
 
     protects: str
@@ -30,7 +30,7 @@ class Guarantee:
     adversary: str
 
     def figures(self) -> dict[str, str]:
-        """Return the words as figures of ``summary.json``."""
+        """Return the texts as figures of ``summary.json``."""
         return {f"epsilon_{name}": value for name, value in asdict(self).items()}
 
 
@@ -40,7 +40,7 @@ def delta_of(config: RunConfig, rows: int) -> float:
 
 
 class Released(Protocol):
-    """An estimator, as privacy sees it: what an upload shows of a row, and to whom."""
+    """An estimator, as privacy sees it: the content and the viewers of its uploads."""
 
     uploads_per_row: ClassVar[int]
     uploads_reach: ClassVar[str]
@@ -48,12 +48,14 @@ class Released(Protocol):
 
 
 class Accountant:
-    """Count the releases of a run, and tell what they cost. This one claims nothing.
+    """Count the releases of a run, and compute their cost.
+
+    The base class claims nothing.
 
     Attributes
     ----------
-    counts : the kinds of events that it counts, of `journal`.
-    released : steps answered so far, which count towards `steps_allowed`.
+    counts : the kinds of events that it counts, as in `journal`.
+    released : number of steps answered so far; they count towards `steps_allowed`.
     """
 
     counts: ClassVar[tuple[int, ...]] = ()
@@ -66,7 +68,7 @@ class Accountant:
 
     @property
     def delta(self) -> float:
-        """The delta at which epsilons are meant."""
+        """Return the delta of all epsilons of this run."""
         return delta_of(self.config, self.rows)
 
     def steps_allowed(self, planned: int, parties: int, quorum: int, top_learns: bool) -> int:
@@ -76,18 +78,18 @@ class Accountant:
     def answers(self, group: Sequence[tuple[int, Window]]) -> list[Event] | None:
         """Return the events of the answers to a quorum's windows.
 
-        Each has the number of steps, and how often each row has a part in a release. Return None if
-        the answers exceed the budget.
+        Each event has the number of steps, and how often each of its rows has a part in a release.
+        Return None if the answers exceed the budget.
         """
         return [
             Event(ANSWERED, party, len(window.lengths), 1, 0, window.ids) for party, window in group
         ]
 
     def count(self, event: Event) -> None:
-        """Count a release. The log of a resumed run gives the same events again."""
+        """Count a release. A resumed run counts the events of its log again."""
 
     def so_far(self) -> Iterator[Event]:
-        """Yield events by which another accountant counts as much, few as they are."""
+        """Yield few events that bring a new accountant to the same counts."""
         return iter(())
 
     def uploads(self) -> int:

@@ -1,16 +1,17 @@
 """The record of all draws of label noise: ``labels.draws``, and a second count.
 
-Noise on labels follows from a secret, so a label that was drawn gets the same noise again. This
-file holds the secret and one entry for each draw. The epsilon of a run is a sum over entries.
+Noise on labels follows from a secret, so a label that was drawn gets the same noise again. The file
+``labels.draws`` holds the secret and one entry for each draw. The epsilon of a run is a sum over
+entries.
 
 - Rows with ids are people. An entry names a person and a draw by keyed hashes. A person's sum is
   over all draws of that person.
 - Rows without ids could be anybody. An entry is a draw of all labels of a data set, in their order.
   It counts for every row with or without an id, except for rows of scikit-learn's data sets.
 
-A file that was deleted, or put back from a backup, knows less than was spent. The second count
-tells. It lies in another folder, and has the number of the last entry and the largest sum. That sum
-then counts for everybody.
+A file that was deleted, or restored from a backup, holds less than was spent. The second count
+detects this. It lies in another folder, and holds the number of the last entry and the largest sum.
+That sum then counts for everybody.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 from vfl_flower.config.files import alone_in, make_own_folder, told, unsealed, write_sealed
 from vfl_flower.transport.flower_internals import lasting_home
 
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
 
 Tags = NDArray[np.uint64]
 
@@ -54,7 +55,7 @@ class Spent(NamedTuple):
 
     @property
     def epsilon(self) -> float:
-        """The sum."""
+        """Return the sum."""
         return self.own + self.unknown + self.lost
 
 
@@ -63,14 +64,14 @@ class Draws:
 
     Attributes
     ----------
-    secret : 32 bytes, from which all noise follows.
+    secret : 32 bytes; all noise follows from them.
     added : whether a new draw was added.
     """
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
         self.added = False
-        self._number = 0  # how often the file was written
+        self._number = 0  # number of writes of the file
         self._lost = 0.0
         # (digest of labels in their order, data set of `SHIPPED`, mechanism) -> epsilon
         self._wholes: dict[tuple[str, str, str], float] = {}
@@ -90,7 +91,7 @@ class Draws:
 
         Returns
         -------
-        The sum that these rows have spent.
+        The sum of epsilons that these rows have spent.
         """
         if (whole, named, mechanism) not in self._wholes:
             self._wholes[whole, named, mechanism] = epsilon
@@ -108,7 +109,7 @@ class Draws:
 
         Returns
         -------
-        The largest sum of one of these people.
+        The largest sum of epsilons of one of these people.
         """
         draws, first = np.unique(draws, return_index=True)
         people = people[first]
@@ -150,7 +151,7 @@ class Draws:
     @classmethod
     def _read(cls, path: Path) -> Draws:
         content = unsealed(path)
-        if content.startswith(b"{"):  # of a version that had no entries by person
+        if content.startswith(b"{"):  # an older version had no entries by person
             text = json.loads(content)
             text = {**text, "number": 0, "lost": 0.0, "wholes": text["draws"]}
             found = cls(bytes.fromhex(text["secret"]))
@@ -190,11 +191,11 @@ class Draws:
 
     @property
     def _name(self) -> str:
-        """The name of these draws in the second count. It tells nothing of the secret."""
+        """Return the name of these draws in the second count. It does not show the secret."""
         return hashlib.blake2b(self.secret, digest_size=16, person=b"labels.draws").hexdigest()
 
     def _heed(self, second: Path, path: Path) -> None:
-        """Take over the sum of a second count that knows of draws that are not here."""
+        """Take over the sum of a second count, if it has draws that are missing here."""
         if not second.exists():
             return
         counted: dict[str, Any] = json.loads(unsealed(second))
@@ -210,14 +211,14 @@ class Draws:
             self._lost += counted["spent"]
         self._lost_some = True
         notice.warning(
-            "%s does not have all draws that %s counted: it was deleted, replaced or put back from "
-            "a backup. The largest sum in that count, epsilon = %g, now counts for every label.",
+            "%s lacks draws that %s has counted: it was deleted, replaced or restored from a "
+            "backup. The largest sum in that count, epsilon = %g, now counts for every label.",
             *(path, second, counted["spent"]),
         )
 
 
 def _among(tags: Tags, known: Tags) -> NDArray[np.bool_]:
-    """Return which tags are among sorted ones. `np.isin` takes ten times as long."""
+    """Return which tags are among sorted tags. `np.isin` takes ten times as long."""
     if not len(known):
         return np.zeros(len(tags), bool)
     found: NDArray[np.bool_] = known[np.searchsorted(known[:-1], tags)] == tags
@@ -246,7 +247,7 @@ def opened() -> Iterator[Draws]:
             if changed:
                 draws._write(path)
             if changed or not draws._counted:
-                draws._write_second(second)  # after the file, which so never knows less
+                draws._write_second(second)  # last: it never has more than the file
 
 
 def path_of_draws() -> Path:

@@ -1,10 +1,11 @@
 """Perturbed embeddings (VAFL section 4): how often each record was uploaded.
 
 The noise protects the features of a record at one party, over all uploads of that record. It
-protects them from the label holder and whoever reads its messages. With shared labels these are the
-other parties. A codec adds nothing to the noise, and takes nothing from it. The noise does not
-bound what the party's parameters learn from a record, and other rows' uploads then show of it. Nor
-does it protect labels from the parties.
+protects them from the label holder, and from everybody who reads the label holder's messages. With
+shared labels the other parties read them too. A codec neither adds to the noise nor takes from it.
+
+The noise does not bound what the party's parameters learn from a record. Uploads of other rows can
+show some of that. Nor does the noise protect labels from the parties.
 """
 
 from __future__ import annotations
@@ -28,39 +29,39 @@ from vfl_flower.protocol.privacy.mechanism import Mechanism
 from vfl_flower.protocol.privacy.noise import Perturbation
 from vfl_flower.protocol.privacy.paper import epsilon_of_theorem_6
 
-_LATEST = 2**31 - 1  # a step that no epoch has
+_LATEST = 2**31 - 1  # later than every step of an epoch
 
 
 class PerturbedEmbeddings(Mechanism):
-    """Noise of the parties' own on everything that they upload."""
+    """Noise that each party adds to everything that it uploads."""
 
     perturbs_uploads = True
     covers_validation = True
 
     @property
     def relative_noise(self) -> float:
-        """The deviation of the noise over the bound, from which epsilon follows."""
+        """Return the noise's deviation over the bound. Epsilon follows from this ratio."""
         return self.config.privacy.embedding_noise / self.config.privacy.embedding_bound
 
     def check_baseline(self, uploads: bool = True) -> None:
         """Refuse a baseline without uploads."""
         if not uploads:
             raise ConfigError(
-                f"strategy = {self.config.strategy!r} sends nothing that noise could protect: "
-                "leave `privacy` out."
+                f"strategy = {self.config.strategy!r} sends nothing that noise could protect. "
+                "Leave `privacy` out."
             )
 
     def check_bottom(self, party: int, name: str, model: BottomModel, augment: Any) -> None:
-        """Refuse a model or an augmentation that makes an embedding of several rows."""
+        """Refuse a model or an augmentation that mixes several rows into one embedding."""
         if not model.apart():
             raise ConfigError(
-                f"Party {party}'s model {name!r} lets a row have a part in another's embedding, "
-                "and noise would not hide it: leave BatchNorm or privacy out."
+                f"Party {party}'s model {name!r} lets a row have a part in another row's "
+                "embedding, and noise would not hide it. Leave BatchNorm or `privacy` out."
             )
         if augment not in (augmentation.none, augmentation.crop_flip):
             raise ConfigError(
-                f"Party {party}'s own augmentation lets a row have a part in another's embedding, "
-                "and noise would not hide it: leave the augmentation out, or privacy."
+                f"Party {party}'s own augmentation lets a row have a part in another row's "
+                "embedding, and noise would not hide it. Leave the augmentation or `privacy` out."
             )
 
     def perturbation(
@@ -70,23 +71,24 @@ class PerturbedEmbeddings(Mechanism):
         return Perturbation(self.config.privacy, secret, exchange, lengths, last)
 
     def accountant(self, rows: int, estimator: Released) -> EmbeddingAccountant:
-        """Return what counts uploads."""
+        """Return an accountant that counts uploads of each row."""
         return EmbeddingAccountant(self.config, rows, estimator)
 
     def epsilon_of_uploads(self, rows: int, uploads: int) -> float:
-        """Return epsilon of a record, among N, that one party has uploaded so often.
+        """Return epsilon of one of N records after this many uploads by one party.
 
         Each upload is a Gaussian mechanism of deviation c and sensitivity 2 R, the distance of two
-        embeddings of norm R. Sub-sampling gives nothing: the label holder sees which rows are sent.
+        embeddings of norm R. Sub-sampling amplifies nothing, because the label holder sees which
+        rows are sent.
         """
         return _spent(self.config, rows, uploads).get_epsilon(delta_of(self.config, rows))
 
 
 class EmbeddingAccountant(Accountant):
-    """Count how often each row of each party is asked for.
+    """Count how often the label holder asks each party for each row.
 
-    An upload counts when it is asked for, so one that is lost or refused counts too. Noise protects
-    test rows as it does training rows. A zeroth-order pair counts as two.
+    An upload counts when it is asked for, so a lost or refused upload counts too. Noise protects
+    test rows as it protects training rows. A zeroth-order pair counts as two uploads.
     """
 
     counts = (TRAIN, EMBED, EVALUATE, RECEIVED)
@@ -94,17 +96,17 @@ class EmbeddingAccountant(Accountant):
     def __init__(self, config: RunConfig, rows: int, estimator: Released) -> None:
         super().__init__(config, rows, estimator)
         self.steps: dict[int, int] = {}  # by party: mini-batches asked for
-        # Passes over the rows that have begun. Each uploads a row once. An order that is given
-        # anew, or comes before the last, begins another.
+        # Passes over the rows that have begun. Each pass uploads a row once. An order that is
+        # repeated, or that is earlier than the last, begins another pass.
         self.passes: dict[int, int] = {}
         self.last: dict[int, tuple[int, int]] = {}  # epoch and first step of the last order
-        self.queries: dict[int, NDArray[np.int32]] = {}  # of each training row, apart from those
+        self.queries: dict[int, NDArray[np.int32]] = {}  # each training row's uploads by EMBED
         self.evaluations: dict[int, int] = {}  # uploads of every test row
         self.sampled: dict[int, NDArray[np.int32]] = {}  # Poisson: uploads of each training row
         self.unseen: dict[int, int] = {}  # Poisson: steps whose rows are not known, or not yet
 
     def count(self, event: Event) -> None:
-        """Count an order, or the rows of a Poisson sample in place of one a step."""
+        """Count an order. The rows of a Poisson sample replace one upload a step."""
         kind, party, epoch, first, steps, rows = event
         if kind == TRAIN:
             self.steps[party] = self.steps.get(party, 0) + steps
@@ -115,7 +117,7 @@ class EmbeddingAccountant(Accountant):
             self.last[party] = place
         elif kind == EMBED:
             queries = self.queries.setdefault(party, np.zeros(self.rows, np.int32))
-            queries[rows] += 1  # they do not repeat
+            queries[rows] += 1  # right because rows do not repeat
         elif kind == EVALUATE:
             self.evaluations[party] = self.evaluations.get(party, 0) + 1
         elif self.config.schedule.sampling == "poisson":
@@ -124,11 +126,11 @@ class EmbeddingAccountant(Accountant):
             self.unseen[party] -= event.first
 
     def so_far(self) -> Iterator[Event]:
-        """Yield events of each party that lead to the present counts."""
+        """Yield events of each party that bring a new accountant to the same counts."""
         for party, last in self.last.items():
             passes, steps = self.passes[party], self.steps[party]
-            # The first order of an epoch begins a pass for each epoch before; an order that is not
-            # later than the last begins one more.
+            # `count` begins a pass for each epoch since the last order. It begins one more for an
+            # order that is not later than the last.
             if passes > last[0] + 1:
                 yield Event(TRAIN, party, passes - 2, _LATEST, steps)
                 yield Event(TRAIN, party, *last, 0)
@@ -153,7 +155,7 @@ class EmbeddingAccountant(Accountant):
         each = self.estimator.uploads_per_row
         most = int((each * trained + self.queries.get(party, 0)).max())
         evaluated = self.evaluations.get(party, 0)
-        # Without rows held out, those that are evaluated are those that are trained on.
+        # Without a test fraction, the rows that are evaluated are the training rows.
         return max(most, evaluated) if self.config.data.test_fraction else most + evaluated
 
     def uploads(self) -> int:
@@ -162,7 +164,7 @@ class EmbeddingAccountant(Accountant):
         return max((self.most_uploads(party) for party in parties), default=0)
 
     def figures(self) -> dict[str, Any]:
-        """Return epsilon of the most uploaded record, and what the paper would claim."""
+        """Return epsilon of the most uploaded record, and the epsilon of VAFL's Theorem 6."""
         if self.config.privacy.noise_seed >= 0:
             return super().figures()
         spent, delta = _spent(self.config, self.rows, self.uploads()), self.delta
@@ -171,7 +173,7 @@ class EmbeddingAccountant(Accountant):
             "features of one record at one party, in all uploads of that record; not what the "
             "party's model learns from it",
             "these features are changed; which records there are is public",
-            f"who has {self.estimator.uploads_reach} view of those uploads",
+            f"anybody with {self.estimator.uploads_reach} view of those uploads",
         )
         return {
             "epsilon": spent.get_epsilon(delta),
@@ -183,7 +185,7 @@ class EmbeddingAccountant(Accountant):
 
 
 def _spent(config: RunConfig, rows: int, uploads: int) -> GdpAccountant:
-    """Return an accountant of so many uploads of a record."""
+    """Return an accountant that has counted this many uploads of one record."""
     accountant = GdpAccountant.over(delta_of(config, rows), rows=1)
     if uploads:
         multiplier = config.privacy.embedding_noise / (2 * config.privacy.embedding_bound)

@@ -1,17 +1,19 @@
 """The cost of Gaussian releases: Flower's accountants, over dp-accounting.
 
-`PldAccountant` is for Poisson-sampled releases, by privacy loss distributions. `GdpAccountant` is
-for releases whose rows are known, which compose exactly to one Gaussian mechanism.
+`PldAccountant` is for Poisson-sampled releases, and uses privacy loss distributions.
+`GdpAccountant` is for releases whose rows are known. They compose exactly to one Gaussian
+mechanism.
 
-Sampled releases are counted for a record that is changed, not for one that is added or removed. A
-sample has the record by chance q in both worlds. It then adds a in one world and b in the other,
-each of norm C at most. So the worlds differ as (1 - q) N(0) + q N(a) and (1 - q) N(0) + q N(b) do.
-The worst case is a = -b. Two distances decide the divergence: of N(a) to N(0), at most C, and of
-N(a) to N(b), at most 2 C. That is advanced joint convexity (Balle et al., 2018, Theorem 2). One
-half-space tells both best where 0 lies between a and b. This pair dominates all others at every
-epsilon, so its losses compose, also of releases that depend on earlier ones.
+Sampled releases are counted for a record that is changed, not added or removed. In both worlds a
+sample has the record with probability q. The record then adds a in one world, and b in the other,
+each of norm at most C. So the two worlds are (1 - q) N(0) + q N(a) and (1 - q) N(0) + q N(b).
 
-Functions import dp-accounting, not the module: parties start often, and need none of it.
+The worst case is a = -b. Two distances decide the divergence: N(a) to N(0), at most C, and N(a) to
+N(b), at most 2 C. This is advanced joint convexity (Balle et al., 2018, Theorem 2). One half-space
+is the best test for both where 0 lies between a and b. This pair dominates all others at every
+epsilon. So its losses compose, even if releases depend on earlier releases.
+
+Functions import dp-accounting, and the module does not. Parties start often, and do not need it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from flwr.serverapp import (
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """Return epsilon of a Gaussian mechanism of mu: its sensitivity over its noise."""
+    """Return epsilon of a Gaussian mechanism; mu is its sensitivity over its noise."""
     from dp_accounting import get_epsilon_gaussian
 
     return float(get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
@@ -46,14 +48,20 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 
 class _Accountant:
-    """The composed releases: Flower's `PrivacyAccountant`, without epsilon and delta."""
+    """The composed releases: Flower's `PrivacyAccountant`, without epsilon and delta.
+
+    sampling : the sampling method for which the accountant is right.
+    """
 
     method: ClassVar[str]
-    sampling: ClassVar[SamplingMethod]  # which it is right for
+    sampling: ClassVar[SamplingMethod]
 
     def __init__(self, config: PrivacyConfig) -> None:
         if config.sampling_method is not self.sampling:
-            raise ValueError(f"{self.method} is for sampling_method = {self.sampling.value!r}")
+            raise ValueError(
+                f"sampling_method = {config.sampling_method.value!r} does not suit the accountant "
+                f"{self.method!r}. Use {self.sampling.value!r}."
+            )
         self._config = config
         self._releases: dict[GaussianPrivacyEvent, int] = {}
 
@@ -61,63 +69,75 @@ class _Accountant:
     def over(cls, delta: float, rows: int, budget: float | None = None) -> Self:
         """Return an accountant of releases over N rows.
 
-        Flower has each kind of sampling by one neighbouring relation only.
+        Flower allows one neighbouring relation for each kind of sampling.
         """
         relation = NeighboringRelation.ADD_OR_REMOVE_ONE
         return cls(PrivacyConfig(delta, rows, relation, cls.sampling, budget))
 
     @property
     def config(self) -> PrivacyConfig:
-        """Delta, population, and what is assumed of sampling and neighbours."""
+        """Return delta, population, and the assumed sampling and neighbours."""
         return self._config
 
     @property
     def num_releases(self) -> int:
-        """Releases so far."""
+        """Return the number of releases so far."""
         return sum(self._releases.values())
 
     def compose(self, event: GaussianPrivacyEvent, count: int = 1) -> None:
-        """Count so many releases of one kind."""
+        """Count ``count`` releases of one kind."""
         if event.population_size != self._config.population_size or count < 1:
-            raise ValueError("releases are of one population, and at least one at a time")
+            raise ValueError(
+                f"population_size = {event.population_size} and count = {count} are not valid. Use "
+                f"population_size = {self._config.population_size}, and a count of at least 1."
+            )
         self._releases[event] = self._releases.get(event, 0) + count
 
     def get_epsilon(self, delta: float) -> float:
-        """Return epsilon of all releases at a delta; 0 where there are none."""
+        """Return epsilon of all releases at a delta; 0 without releases."""
         raise NotImplementedError
 
     def get_delta(self, epsilon: float) -> float:
-        """Return delta of all releases at an epsilon; 0 where there are none."""
+        """Return delta of all releases at an epsilon; 0 without releases."""
         raise NotImplementedError
 
     def get_privacy_spent(self, delta: float | None = None) -> PrivacySpent:
-        """Return what has been spent."""
+        """Return the epsilon and the delta that are spent."""
         delta = self._config.target_delta if delta is None else delta
         return PrivacySpent(self.get_epsilon(delta), delta, self.num_releases, self.method)
 
     def would_exceed(
         self, event: GaussianPrivacyEvent, max_epsilon: float | None = None, count: int = 1
     ) -> bool:
-        """Return whether so many more releases would spend more than a budget."""
+        """Return whether ``count`` more releases would spend more than a budget."""
         budget = self._config.max_epsilon if max_epsilon is None else max_epsilon
         if budget is None:
-            raise ValueError("there is no budget: name one")
+            raise ValueError("max_epsilon = None is not a budget. Give max_epsilon.")
         after = type(self)(self._config)
         after._releases = dict(self._releases)
         after.compose(event, count)
         return after.get_epsilon(self._config.target_delta) > budget
 
     def state_dict(self) -> dict[str, object]:
-        """Return the releases and their population, in JSON."""
+        """Return the releases and their population, as values for JSON."""
         releases = [[asdict(event), count] for event, count in self._releases.items()]
         return {"method": self.method, "config": asdict(self._config), "releases": releases}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Take over a `state_dict`; `ValueError` if it is that of another accountant."""
+        """Take over a `state_dict`.
+
+        Raises
+        ------
+        ValueError
+            If another accountant made it.
+        """
         releases = state.get("releases")
         same = state.get("config") == asdict(self._config)
         if state.get("method") != self.method or not same or not isinstance(releases, list):
-            raise ValueError("this is the state of another accountant")
+            raise ValueError(
+                f"This is the state of another accountant: {state.get('method')!r}. Give a state "
+                f"of {self.method!r}, with the same delta, population and budget."
+            )
         restored = type(self)(self._config)
         for event, count in releases:
             restored.compose(GaussianPrivacyEvent(**event), count)
@@ -127,7 +147,7 @@ class _Accountant:
 class PldAccountant(_Accountant):
     """Gaussian releases over secret Poisson samples, for one row that is changed.
 
-    A release's noise multiplier is its deviation over C, what a row adds to it at most.
+    A release's noise multiplier is its deviation over C, the most that a row adds to it.
     """
 
     method = "pld"
@@ -142,7 +162,7 @@ class PldAccountant(_Accountant):
         return float(self._composed().get_delta_for_epsilon(epsilon)) if self._releases else 0.0
 
     def _composed(self) -> Any:
-        # Privacy losses grow as 1 / multiplier^2; steps that grow with them keep the work the same.
+        # Privacy losses grow as 1 / multiplier^2. Steps grow with them, so the work stays the same.
         least = min(event.noise_multiplier for event in self._releases)
         steps = 1e-4 * max(1, 2 * least**-2)
         composed: Any = None
@@ -154,10 +174,10 @@ class PldAccountant(_Accountant):
 
 
 class GdpAccountant(_Accountant):
-    """Gaussian releases that a record is known to be in: exactly one of mu-GDP.
+    """Gaussian releases that are known to include a record: together exactly mu-GDP.
 
-    A release's noise multiplier is its deviation over what the change of the record changes in it.
-    For a row that is changed, this is half of the deviation over what the row adds.
+    A release's noise multiplier is its deviation over its sensitivity to a change of the record.
+    For a changed row, that is half of the deviation over the most that the row adds.
     """
 
     method = "gdp"
@@ -179,14 +199,14 @@ class GdpAccountant(_Accountant):
 
     @property
     def mu(self) -> float:
-        """Of the one Gaussian mechanism that all releases are; 0 where there are none."""
+        """Return mu of the Gaussian mechanism that all releases are; 0 without releases."""
         squares = [count / event.noise_multiplier**2 for event, count in self._releases.items()]
         return math.sqrt(sum(squares))
 
 
-@lru_cache(maxsize=4)  # a run asks at each evaluation, and this takes most of the time
+@lru_cache(maxsize=4)  # a run asks at each evaluation, and most of that time is spent here
 def _losses(multiplier: float, rate: float, steps: float) -> Any:
-    """Return the losses of a release over a Poisson sample, in multiples of ``steps``."""
+    """Return the privacy losses of a sampled release, in multiples of ``steps``."""
     from dp_accounting import NeighboringRelation as Relation
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -199,11 +219,17 @@ def _losses(multiplier: float, rate: float, steps: float) -> Any:
 
 
 def calibrated(epsilon: float, delta: float, sample: int, rows: int, steps: int) -> float:
-    """Return the least multiplier, to 0.1 %, at which sampled releases spend epsilon."""
+    """Return the least noise multiplier, to 0.1 %, with which releases spend epsilon.
+
+    Parameters
+    ----------
+    sample, rows : expected rows of a Poisson sample, and all rows N.
+    steps : number of releases.
+    """
     import dp_accounting as dp
 
     class Fresh:
-        """An accountant that dp-accounting calibrates, of so many releases of each kind."""
+        """An accountant that counts each event ``steps`` times, for dp-accounting."""
 
         ledger = dp.NoOpDpEvent()
 
@@ -215,7 +241,7 @@ def calibrated(epsilon: float, delta: float, sample: int, rows: int, steps: int)
     def event(multiplier: float) -> GaussianPrivacyEvent:
         return GaussianPrivacyEvent(multiplier, sample, rows)
 
-    least = 0.5  # little noise takes long to account for: approach it slowly
+    least = 0.5  # accounting is slow at small multipliers, so approach them in small steps
     while Fresh().compose(event(least)).get_epsilon(delta) <= epsilon:
         least /= 1.5
     bracket = dp.LowerEndpointAndGuess(least, 2 * least)
@@ -226,7 +252,7 @@ def calibrated(epsilon: float, delta: float, sample: int, rows: int, steps: int)
 def most_steps(
     epsilon: float, delta: float, multiplier: float, sample: int, rows: int, planned: int
 ) -> int:
-    """Return the most sampled releases, up to ``planned``, that epsilon allows."""
+    """Return how many sampled releases, up to ``planned``, epsilon allows."""
     if multiplier == 0:
         return 0
     event = GaussianPrivacyEvent(multiplier, sample, rows)

@@ -1,9 +1,10 @@
-"""The file of a `ReleaseLog`: releases, event by event, so that any damage shows.
+"""The file of a `ReleaseLog`: one event for each release, with checksums.
 
-A line names the format and the run. Then comes the checksum of the last event that may have been
-released. Then come the events. An event has six numbers, the last being its number of rows, the
-rows, and a checksum over both and the checksum before. So no event can be changed, moved or left
-out. Only an event that was not released yet can be cut off: an event is written first.
+The first line names the format and the run. The checksum of the last event that may have been
+released follows. Then come the events. An event has six numbers, its rows, and a checksum. The last
+of the numbers counts the rows. The checksum is over the numbers, the rows, and the checksum before.
+So no event can be changed, moved or left out. Only an event that was not released yet can be cut
+off, because an event is written before its release.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ TRAIN, EMBED, EVALUATE, RECEIVED, ANSWERED = range(5)
 class Event(NamedTuple):
     """One release: five numbers, and the training rows that have a part in it.
 
-    The numbers of TRAIN are epoch, first step and steps. RECEIVED has the steps. ANSWERED has the
-    steps, and how often each row has a part in them. Other kinds have no numbers.
+    TRAIN has three numbers: epoch, first step, and number of steps. RECEIVED has the number of
+    steps. ANSWERED has the number of steps, and how often each row has a part in them. Other kinds
+    have no numbers.
     """
 
     kind: int
@@ -40,12 +42,12 @@ class Event(NamedTuple):
 
 
 _FORMAT = b"vfl-flower releases 1, run "
-_HEADER = len(_FORMAT) + 21  # with the number of a Flower run, below 2**64, and a line's end
+_HEADER = len(_FORMAT) + 21  # 20 digits for a run's number, below 2**64, and a newline
 _NUMBERS = 4 * 6
 _CHECKSUM = 16
 
 Mark = Sequence[int | str]
-"""How far a file was at a checkpoint: its number of events, and the last's checksum in hex."""
+"""Position in a file at a checkpoint: number of events, and the last event's checksum in hex."""
 
 
 class Journal:
@@ -53,7 +55,7 @@ class Journal:
 
     Parameters
     ----------
-    run : the Flower run that begins the file, if it is not there.
+    run : the Flower run that creates the file, if the file is missing.
     """
 
     def __init__(self, path: Path, run: str = "") -> None:
@@ -63,26 +65,26 @@ class Journal:
             write_whole(path, header + _next(b"", header))
         self._file: BinaryIO = path.open("r+b", buffering=0)
         self._events = 0
-        self._last = b""  # checksum
+        self._last = b""  # checksum of the last event
 
     @property
     def mark(self) -> Mark:
-        """How far the file is, once it has been read."""
+        """Return the current position, once the file has been read."""
         return self._events, self._last.hex()
 
     def read(self, mark: Mark | None = None) -> Iterator[Event]:
         """Yield all events. Then events can be written.
 
-        Cut off an event that was written in part: it was not released.
+        Cut off an event that was written in part, because it was not released.
 
         Parameters
         ----------
-        mark : how far the file was at least.
+        mark : a position that the file must have reached.
 
         Raises
         ------
         ConfigError
-            If the file is not as it was written, or was not so far.
+            If the file is damaged, or did not reach the mark.
         """
         size = os.fstat(self._file.fileno()).st_size
         with self.path.open("rb") as file:
@@ -108,16 +110,22 @@ class Journal:
                     known[self._events] = self._last.hex()
                 kind, party, first, second, third = event
                 yield Event(kind, party, first, second, third, np.frombuffer(ids, "<i4"))
-        # An event may be on the disk while the header does not yet say that it was released.
+        # A crash may leave the last event on the disk before its checksum is in the header.
         if not header.startswith(_FORMAT) or released not in (before, self._last):
             raise refused(self.path, "damaged")
         if mark and known.get(int(mark[0])) != mark[1]:
-            raise refused(self.path, "not that of the run's last checkpoint")
+            raise refused(self.path, "not the file of the run's last checkpoint")
         self._file.seek(at)
         self._file.truncate()
 
     def write(self, event: Event) -> None:
-        """Append an event. It is on the disk at the end, or `VflError` says why not."""
+        """Append an event, and wait until it is on the disk.
+
+        Raises
+        ------
+        VflError
+            If it cannot be written.
+        """
         *numbers, rows = event
         written = np.array([*numbers, len(rows)], "<i4").tobytes() + rows.astype("<i4").tobytes()
         checksum = _next(self._last, written)
@@ -126,24 +134,24 @@ class Journal:
             try:
                 write_all(opened, written + checksum)
                 os.fsync(opened)
-                os.pwrite(opened, checksum, _HEADER)  # on the disk with the next
+                os.pwrite(opened, checksum, _HEADER)  # the next event's fsync covers this
             except BaseException:
                 self._file.seek(at)
                 self._file.truncate()
                 raise
         except OSError as error:
             raise VflError(
-                f"A release cannot be written to {self.path}, and so is not made "
-                f"({error.strerror}): mend that, and resume."
+                f"A release cannot be written to {self.path}, so it is not made "
+                f"({error.strerror}). Fix that, and resume the run."
             ) from error
         self._events += 1
         self._last = checksum
 
 
 def refused(path: Path, what: str) -> ConfigError:
-    """Return the error about a file that cannot be counted by."""
+    """Return the error about a file without which releases cannot be counted."""
     return ConfigError(
-        f"{path} is {what}, and without it nobody knows what this run has released: put back the "
+        f"{path} is {what}, and without it nobody knows what this run has released. Restore the "
         "file of that run, or begin a new run."
     )
 

@@ -1,11 +1,12 @@
-"""Noise on labels: the label holder randomises them once, and learns from these.
+"""Noise on labels: the label holder randomises each label once.
 
-`randomise` draws the noise, which is (eps, 0)-differentially private. All that follows from noisy
-labels is post-processing: any system, codec, schedule and number of epochs, and the model itself.
-`models.losses.Loss` learns through the noise.
+The label holder learns from the randomised labels. `randomise` draws the noise, which makes labels
+(eps, 0)-differentially private. Everything computed from noisy labels is post-processing: any
+system, codec, schedule and number of epochs, and the model itself. `models.losses.Loss` corrects
+the loss for the noise.
 
-A label has one draw, in all runs, and `draws` keeps account of them. A label that has changed, or
-another mechanism, is another draw.
+A label has one draw in all runs, and `draws` records it. A changed label, or another mechanism, is
+a new draw.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from vfl_flower.protocol.privacy.randomise import Randomised, kept_share
 from vfl_flower.protocol.privacy.release_log import ReleaseLog
 
 log = logging.getLogger("flwr")
-notice = logging.getLogger("flwr.notice")  # which `vfl run` shows too
+notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
 
 LEAST = 50.0
-"""Clean rows that noisy rows must be worth, at least. `docs/privacy.md` has the runs behind it."""
+"""Least number of clean rows that noisy rows must be worth (runs: `docs/privacy.md`)."""
 
-_MOST = 30.0  # epsilon, at which chances of 2**-53 still tell
+_MOST = 30.0  # largest epsilon whose noise probabilities 53-bit random numbers resolve
 
 GUARANTEE = Guarantee(
     "labels of the training rows",
@@ -44,7 +45,7 @@ GUARANTEE = Guarantee(
 
 
 class RandomisedLabels(Mechanism):
-    """Noise on each label, drawn once."""
+    """Noise on each label, drawn once in all runs."""
 
     hides_labels = True
     learns_from_noise = True
@@ -55,38 +56,38 @@ class RandomisedLabels(Mechanism):
         """Refuse a missing budget, an unused option, and a loss that is not corrected."""
         privacy, loss = self.config.privacy, self.config.models.loss
         if privacy.epsilon is None:
-            raise ConfigError("privacy = 'labels' needs a budget: give epsilon, such as 1.0.")
+            raise ConfigError("privacy = 'labels' needs a budget. Set epsilon, such as 1.0.")
         if privacy.delta is not None or privacy.noise_multiplier is not None:
             raise ConfigError(
-                "privacy = 'labels' follows from epsilon, with a delta of 0: leave delta and "
-                "noise-multiplier out."
+                "privacy = 'labels' follows from epsilon, with a delta of 0. Leave `delta` and "
+                "`noise-multiplier` out."
             )
         if privacy.epsilon > _MOST:
             raise ConfigError(
-                f"epsilon = {privacy.epsilon:g} hides no label: with privacy = 'labels' give at "
-                f"most {_MOST:g}."
+                f"epsilon = {privacy.epsilon:g} hides no label. With privacy = 'labels', set "
+                f"epsilon to {_MOST:g} or less."
             )
         self.check_range()
         if loss not in LOSSES.known and self.config.data.target == "classification":
             raise ConfigError(
-                f"loss = {loss!r} is not corrected for the noise of privacy = 'labels': leave one "
+                f"loss = {loss!r} is not corrected for the noise of privacy = 'labels'. Leave one "
                 "of them out."
             )
 
     def kept(self, classes: int) -> float:
-        """Return p, `randomise.kept_share`."""
+        """Return p of `randomise.kept_share`; 1 for numbers."""
         return kept_share(self._epsilon, classes) if classes else 1.0
 
     def label_noise(self, labels: Labels) -> LabelNoise:
-        """Return the chance of a class, or the variance of a number."""
+        """Return the probability to keep a class, or the variance of noise on a number."""
         if labels.classes:
             return super().label_noise(labels)
-        assert labels.bounds is not None  # `check_range` has seen to it
+        assert labels.bounds is not None  # `check_range` guarantees it
         scale = (labels.bounds[1] - labels.bounds[0]) / self._epsilon / labels.deviation
         return LabelNoise(variance=2 * scale**2)
 
     def labels(self, labels: Labels, accountant: Accountant) -> Labels:
-        """Return the labels with noise. Their draws are on the disk before."""
+        """Return the labels with noise, once their draws are on the disk."""
         assert isinstance(accountant, DrawAccountant)
         if self.config.privacy.noise_seed >= 0:
             secret = str(self.config.privacy.noise_seed).encode()
@@ -97,7 +98,7 @@ class RandomisedLabels(Mechanism):
                 noisy = Randomised(self.config, labels, draws.secret + whole)
                 spent = noisy.counted(draws)
                 if self.config.running.resume and draws.added:
-                    raise _other_noise()  # before it is on the disk
+                    raise _other_noise()  # inside `opened`, so that the new draws are not written
             accountant.spent = spent.epsilon
             _tell(spent, self.config, labels)
         found = noisy.labels()
@@ -105,7 +106,7 @@ class RandomisedLabels(Mechanism):
         return found
 
     def warn(self, labels: Labels) -> None:
-        """Warn if noise on the labels of classes leaves too little to learn from."""
+        """Warn if noise on classes leaves too little to learn from."""
         rows, classes = len(labels.train), len(labels.classes)
         if not classes:
             return
@@ -118,26 +119,26 @@ class RandomisedLabels(Mechanism):
             )
 
     def accountant(self, rows: int, estimator: Released) -> DrawAccountant:
-        """Return what has the sum of the draws."""
+        """Return an accountant with the sum of the draws."""
         return DrawAccountant(self.config, rows, estimator)
 
     def release_log(self, accountant: Accountant) -> ReleaseLog:
-        """Return what compares the noise with that of a checkpoint."""
+        """Return a log that compares the noise with the noise of a checkpoint."""
         return DrawnOnce(accountant)
 
     @property
     def _epsilon(self) -> float:
-        assert self.config.privacy.epsilon is not None  # `check` has seen to it
+        assert self.config.privacy.epsilon is not None  # `check` guarantees it
         return self.config.privacy.epsilon
 
 
 class DrawAccountant(Accountant):
-    """The largest sum over all draws of one person's label.
+    """Hold the largest sum of epsilons over all draws of one person's label.
 
     Attributes
     ----------
-    spent : that sum; None where noise can be repeated.
-    digest : of the labels with noise.
+    spent : the sum; None if a seed makes the noise repeatable.
+    digest : digest of the labels with noise.
     """
 
     spent: float | None = None
@@ -156,22 +157,22 @@ class DrawnOnce(ReleaseLog):
     accountant: DrawAccountant
 
     def keep(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
-        """Raise `ConfigError` if the noise differs. No file is kept: `draws` has one."""
+        """Raise `ConfigError` if the noise differs. Write no file: `draws` has one."""
         if mark is not None and list(mark) != list(self.mark):
             raise _other_noise()
 
     @property
     def mark(self) -> Mark:
-        """The digest of the labels with noise."""
+        """Return the digest of the labels with noise."""
         return 0, self.accountant.digest
 
 
 def rows_left(rows: int, classes: int, epsilon: float) -> float:
     """Return how many clean rows carry as much signal as all noisy rows.
 
-    A label is kept by chance p, and is each other class by chance q. The share of a label among
-    rows alike is q + (p - q) s, where s is its true share. So noise multiplies the signal by p - q,
-    and N rows are worth (p - q)^2 N.
+    A label is kept with probability p, and becomes each other class with probability q. Among rows
+    with equal features, the share of a label is q + (p - q) s, where s is its true share. So noise
+    multiplies the signal by p - q, and N rows are worth (p - q)^2 N.
 
     Parameters
     ----------
@@ -189,13 +190,13 @@ def epsilon_for(rows: int, classes: int, left: float = LEAST) -> float | None:
 
 def _other_noise() -> ConfigError:
     return ConfigError(
-        "The noise on these labels differs from the run to resume: put back the file of that run "
-        f"at {path_of_draws()}, or begin a new run."
+        "The noise on these labels differs from the noise of the run to resume. Restore the file "
+        f"of that run at {path_of_draws()}, or begin a new run."
     )
 
 
 def _tell(spent: Spent, config: RunConfig, labels: Labels) -> None:
-    """Say where draws are kept, and which draws epsilon sums if it sums several."""
+    """Log where draws are kept, and the parts of epsilon if it sums several draws."""
     path = path_of_draws()
     log.info("Noise on labels is drawn once; the draw is kept in %s", path)
     if spent.epsilon <= (config.privacy.epsilon or 0.0):
@@ -205,7 +206,7 @@ def _tell(spent: Spent, config: RunConfig, labels: Labels) -> None:
     own, unknown = (without, with_ids) if labels.people is None else (with_ids, without)
     if labels.people is None and config.data.dataset in SHIPPED:
         own = "draws of these labels"
-    parts = {own: spent.own, unknown: spent.unknown, "draws that are lost": spent.lost}
+    parts = {own: spent.own, unknown: spent.unknown, "lost draws": spent.lost}
     notice.warning(
         "epsilon is %g in all: %s (%s).",
         spent.epsilon,

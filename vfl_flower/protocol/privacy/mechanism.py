@@ -1,7 +1,7 @@
-"""The noise of a run: where it is added, and what does not go with it.
+"""The noise of a run: where it is added, and which options contradict it.
 
-Privacy has three parts. A `Mechanism` adds noise. An `Accountant` says what the noise costs. A
-`ReleaseLog` records what was released. All others ask the mechanism of a run, and none by its name.
+Privacy has three parts. A `Mechanism` adds noise. An `Accountant` computes the cost. A `ReleaseLog`
+records what was released. Other modules ask the mechanism of a run, and never compare its name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Mechanism:
     encodes_by_row : whether a codec must encode each row by itself.
     costs_by_step : whether every further step costs more privacy, or needs more noise.
     covers_validation : whether epsilon covers the labels of validation rows.
-    may_grow : whether a run may begin with the models of another; epsilon covers one run.
+    may_grow : whether a run may begin with the models of another run. Epsilon covers one run.
     """
 
     hides_labels: ClassVar[bool] = False
@@ -51,17 +51,17 @@ class Mechanism:
 
     @property
     def claims(self) -> bool:
-        """Whether a run claims an epsilon. Repeatable noise hides nothing."""
+        """Return whether a run claims an epsilon. Repeatable noise hides nothing."""
         return self.config.privacy.noise_seed < 0
 
     @property
     def secret_batches(self) -> bool:
-        """Whether mini-batches must be secret. A synchronous system has public ones."""
+        """Return whether mini-batches must be secret. Synchronous systems publish theirs."""
         return False
 
     @property
     def relative_noise(self) -> float:
-        """The deviation of the noise on an embedding, over its bound; 0 without noise."""
+        """Return the noise's deviation on an embedding over its bound; 0 without noise."""
         return 0.0
 
     # --- what it refuses ------------------------------------------------------------------------
@@ -72,17 +72,17 @@ class Mechanism:
         if privacy.epsilon is not None or privacy.noise_multiplier is not None:
             raise ConfigError(
                 "epsilon is the budget of privacy = 'labels' or 'scalar', and noise-multiplier is "
-                "for the latter: add it, or leave them out. The epsilon of a perturbed embedding "
-                "follows from embedding-noise."
+                f"for 'scalar', but here privacy = {privacy.mechanism!r}. Change `privacy`, or "
+                "leave both out. The epsilon of perturbed embeddings follows from embedding-noise."
             )
 
     def check_range(self) -> None:
-        """Raise `ConfigError` if the labels themselves would say how large noise must be."""
+        """Raise `ConfigError` if the scale of noise would depend on the labels."""
         if self.config.data.target == "regression" and not self.config.data.label_range:
             raise ConfigError(
                 f"privacy = {self.config.privacy.mechanism!r} with target = 'regression' needs the "
-                "lowest and the highest label that can be, which is public: give label-range, such "
-                "as '0,120'."
+                "lowest and the highest possible label, which must be public. Set label-range, for "
+                "example to '0,120'."
             )
 
     def validated(self) -> RunConfig:
@@ -91,7 +91,7 @@ class Mechanism:
         Raises
         ------
         ConfigError
-            If the configuration asks for validation rows nevertheless.
+            If the configuration asks for validation rows that epsilon does not cover.
         """
         fraction = self.config.data.validation_fraction
         if self.covers_validation or fraction == 0:
@@ -100,36 +100,37 @@ class Mechanism:
             return self.config.with_values({"validation-fraction": 0.0})
         raise ConfigError(
             f"privacy = {self.config.privacy.mechanism!r} does not cover the labels of validation "
-            "rows, which decide when training stops: leave validation-fraction out."
+            f"rows, which decide when training stops: validation-fraction = {fraction:g}. Leave it "
+            "out."
         )
 
     def check_baseline(self, uploads: bool = True) -> None:
-        """Raise `ConfigError` if a baseline, with uploads or not, cannot have the noise."""
+        """Raise `ConfigError` if a baseline, with or without uploads, cannot have noise."""
 
     def check_bottom(self, party: int, name: str, model: BottomModel, augment: Any) -> None:
         """Raise `ConfigError` if noise on a party's embeddings would not hide a row.
 
         Parameters
         ----------
-        name : of the bottom model, in the configuration.
+        name : name of the bottom model in the configuration.
         augment : the party's augmentation of its samples.
         """
 
     def check_own_columns(self) -> None:
-        """Raise `ConfigError` if the label holder may not have its own columns."""
+        """Raise `ConfigError` if the label holder may not have columns of features."""
 
     # --- the noise ------------------------------------------------------------------------------
 
     def labels(self, labels: Labels, accountant: Accountant) -> Labels:
-        """Return the labels that the label holder learns from; the accountant counts them."""
+        """Return the labels to learn from. The accountant counts their draws, if any."""
         return labels
 
     def kept(self, classes: int) -> float:
-        """Return the chance that a label is the true one of so many classes."""
+        """Return the probability that noise keeps a label of ``classes`` classes."""
         return 1.0
 
     def label_noise(self, labels: Labels) -> LabelNoise:
-        """Return the noise by which losses and figures of these labels are corrected."""
+        """Return the noise on these labels, which corrects losses and metrics."""
         return LabelNoise(self.kept(len(labels.classes)))
 
     def warn(self, labels: Labels) -> None:
@@ -138,12 +139,12 @@ class Mechanism:
     def perturbation(
         self, secret: bytes, exchange: int, lengths: tuple[int, ...], last: int
     ) -> Perturbation:
-        """Return the noise on one upload, of a mechanism that `perturbs_uploads`.
+        """Return the noise on one upload, if the mechanism `perturbs_uploads`.
 
         Parameters
         ----------
         secret, exchange : the noise follows from them, so that a second pass repeats it.
-        lengths : rows of each step.
+        lengths : number of rows in each step.
         last : number of the last layer.
         """
         raise NotImplementedError
@@ -155,15 +156,15 @@ class Mechanism:
     # --- its cost -------------------------------------------------------------------------------
 
     def accountant(self, rows: int, estimator: Released) -> Accountant:
-        """Return an accountant of a run on so many training rows."""
+        """Return the accountant of a run on ``rows`` training rows."""
         return Accountant(self.config, rows, estimator)
 
     def release_log(self, accountant: Accountant) -> ReleaseLog | None:
-        """Return what records releases, unless no release is counted."""
+        """Return a log of releases; None if the accountant counts no releases."""
         return ReleaseLog(accountant) if accountant.counts else None
 
     def epsilon_of_uploads(self, rows: int, uploads: int) -> float | None:
-        """Return epsilon of a record, among so many, that a party has uploaded so often."""
+        """Return epsilon of one of N records after this many uploads; None without one."""
         return None
 
 
@@ -176,5 +177,5 @@ class NoNoise(Mechanism):
 
     @property
     def claims(self) -> bool:
-        """Claim nothing."""
+        """Return False: without noise nothing is claimed."""
         return False

@@ -18,51 +18,51 @@ from vfl_flower.config.run_config import RunConfig
 from vfl_flower.protocol.batches import secret_generator, step_means
 
 _FINE = 2.0**-12
-"""Steps of the grid on which noise is added, over the bound of what it hides."""
+"""Largest step of the grid on which noise is added, over the bound of the hidden value."""
 
 
 def grid_step(bound: float, width: int = 1) -> float:
-    """Return the step of the grid for vectors of a width, whose norm has a bound."""
+    """Return the grid's step for vectors of ``width`` numbers and a bounded norm."""
     return 2.0 ** math.floor(math.log2(_FINE * bound / math.sqrt(width)))
 
 
 def on_grid(value: Tensor, noise: NDArray[np.float64], bound: float) -> Tensor:
-    """Add noise to a value on a grid, so that the sum's last bits tell nothing of it.
+    """Add noise to a value on a grid, so that the last bits do not show the value.
 
-    Floating-point addition rounds a sum by the size of its parts. Some sums then occur for some
+    Floating-point addition rounds a sum by the size of its parts. So some sums occur for some
     values only (Mironov, 2012). On multiples of a power of two, shifting and rounding commute. So
     the result is Gaussian noise about the value, rounded. Rounding adds at most `_FINE` of the
-    bound to what a row can change, and the noise is larger by as much.
+    bound to the change that a row can make, and the noise is larger by the same share.
 
-    The result is a function of the sum of two integers, and of nothing else. Neither its last bits
-    nor the sign of a zero depend on the value. Gradients pass through it unchanged.
+    The result depends on the sum of two integers, and on nothing else. So the value decides neither
+    the last bits nor the sign of a zero. Gradients pass through the function unchanged.
 
     Parameters
     ----------
     value : [S], or [R, E] with a bound for each row.
     noise : as large as the value, in the value's units.
-    bound : of what the noise hides: of one number, or of the norm over the last dimension.
+    bound : bound of the hidden value: of one number, or of the norm over the last dimension.
 
     Returns
     -------
     The noisy value, in the value's dtype and on its device.
     """
     step = grid_step(bound, value.shape[-1] if value.ndim > 1 else 1)
-    # Adding 0 turns -0 into 0. Else a sum of -0 would say that the value is negative.
+    # Adding 0 turns -0 into 0. Else a sum of -0 would show that the value is negative.
     drawn = torch.from_numpy(np.rint((1 + _FINE) * noise / step) + 0.0).to(value.device)
     with torch.no_grad():
         total = (((value.double() / step).round() + drawn) * step).to(value.dtype)
-    # Exactly zero is added, which has the gradient. Any other order of these sums rounds.
+    # The parenthesis is exactly zero, and has the gradient. Any other order of these sums rounds.
     return total + (value - value.detach()) if value.requires_grad else total
 
 
 @dataclass(frozen=True)
 class Perturbation:
-    """Noise in a bottom model, Eq. (10)-(11): uniform, Gaussian in the last layer.
+    """Noise in a bottom model, Eq. (10)-(11): uniform, and Gaussian in the last layer.
 
-    The noise of a step depends on (secret, exchange, step, layer) only, so the pass that answers
-    the feedback repeats that of the upload. The last layer's output is first clipped to norm R,
-    which bounds what one record can change; what the activation does after it is post-processing.
+    The noise of a step depends on (secret, exchange, step, layer) only. So the pass that uses the
+    feedback repeats the noise of the upload. The last layer's output is first clipped to norm R,
+    which bounds the change by one record. The activation after it is post-processing.
     """
 
     config: PrivacyConfig
@@ -71,14 +71,14 @@ class Perturbation:
     lengths: tuple[int, ...]
     last: int
     first_step: int = 0
-    other_of_pair: bool = False  # zeroth order: the noise of a pair differs
+    other_of_pair: bool = False  # the two embeddings of a zeroth-order pair differ in noise
 
     def __call__(self, layer: int, z: Tensor) -> Tensor:
         """Return a layer's output for a window, before its activation, with noise."""
         if layer == self.last:
             norms = z.norm(dim=1, keepdim=True).clamp_min(1e-12)
             z = z * (self.config.embedding_bound / norms).clamp_max(1.0)
-            # NaN would stay NaN under any noise, and tell of its row.
+            # NaN stays NaN under any noise, and so would show its row.
             z = z.nan_to_num(nan=0.0)
             return on_grid(z, self._drawn(layer, z), self.config.embedding_bound)
         if self.config.inner_noise == 0:
@@ -86,7 +86,7 @@ class Perturbation:
         return z + torch.from_numpy(self._drawn(layer, z)).to(z)
 
     def _drawn(self, layer: int, z: Tensor) -> NDArray[np.float64]:
-        """Return the noise of a layer, as large as its output."""
+        """Return the noise of a layer, in the shape of its output."""
         steps = enumerate(self.lengths, start=self.first_step)
         return np.concatenate(
             [self._draw(step, layer, (length, *z.shape[1:])) for step, length in steps]
@@ -101,7 +101,7 @@ class Perturbation:
         return replace(self, other_of_pair=True)
 
     def _draw(self, step: int, layer: int, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        # Torch's generator would use 32 bits of the seed, which the label holder could try out.
+        # Torch's generator uses 32 bits of a seed, and the label holder could try out all of them.
         place = f"|{self.exchange}|{step}|{layer}" + "|other" * self.other_of_pair
         seed = hashlib.sha256(self.secret + place.encode()).digest()
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
@@ -114,12 +114,12 @@ class Perturbation:
 class ScalarNoise:
     """Noise on each scalar (DPZV Eq. 8), and on each step of the top model.
 
-    A step has noise on its gradient (DP-SGD, Abadi et al., 2016), or on a scalar. As in DPZV, it
-    has none with ``calibration='paper'``.
+    A step of the top model has noise on its gradient (DP-SGD, Abadi et al., 2016), or on a scalar.
+    As in DPZV, it has no noise with ``calibration='paper'``.
 
     Parameters
     ----------
-    multiplier : deviation of the noise on a mean over U rows, over C / U. C bounds a row's
+    multiplier : deviation of the noise on a mean over U rows, in units of C / U. C bounds a row's
         difference, or its gradient's norm.
     """
 
@@ -131,19 +131,19 @@ class ScalarNoise:
         self._secret = secrets.token_bytes(16)
         if config.privacy.noise_seed >= 0:
             self._secret = f"{config.privacy.noise_seed} label holder".encode()
-        self.drawn = 0  # how often, so far
+        self.drawn = 0  # number of draws so far
 
     @property
     def sums(self) -> torch.dtype:
-        """The precision of sums over rows.
+        """Return the precision of sums over rows.
 
-        Noise hides the change by one row in an exact sum. In 32 bits one of 50,000 rows can change
-        a mean by more, because it also changes how the sum of the others rounds.
+        Noise hides the change by one row in an exact sum. In 32 bits, one of 50,000 rows can change
+        a mean by more, because it also changes how the sum of the other rows rounds.
         """
         return torch.float64 if self.multiplier else torch.float32
 
     def added_to(self, scalars: Tensor, divisors: Sequence[int]) -> Tensor:
-        """Add noise to means [S] of clipped differences, over so many rows each."""
+        """Add noise to means [S] of clipped differences, over ``divisors`` rows each."""
         if not self.multiplier:
             return scalars
         sent = []
@@ -168,7 +168,7 @@ class ScalarNoise:
         return generator.standard_normal(numbers)
 
     def _drawn(self, numbers: int) -> NDArray[np.float64]:
-        """Draw numbers from which those drawn before and after do not follow."""
+        """Draw numbers. Earlier and later draws do not follow from them."""
         self.drawn += 1
         generator = secret_generator(f"scalar|{self.drawn}|".encode() + self._secret)
         return self.standard(generator, numbers)
@@ -177,9 +177,13 @@ class ScalarNoise:
 def clipped_noisy_means(
     of_rows: Tensor, lengths: Sequence[int], divisors: Sequence[int], noise: ScalarNoise | None
 ) -> Tensor:
-    """Clip rows' differences [R], average over each step, and add noise: [S] (DPZV Eq. 7-8).
+    """Clip rows' differences [R], average over steps, and add noise (DPZV Eq. 7-8).
 
-    Without noise, average only. NaN counts as 0, because NaN would pass the clip.
+    Without noise, only average. With noise, NaN counts as 0, because NaN would pass the clip.
+
+    Returns
+    -------
+    One mean for each step, [S].
     """
     if noise is None:
         return step_means(of_rows, lengths, divisors)

@@ -1,4 +1,4 @@
-"""Epsilons by the papers' own formulas, to stand beside the epsilon that holds."""
+"""Epsilons by the papers' formulas, for comparison with the epsilon that holds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vfl_flower.protocol.privacy.gaussian import epsilon_of, mu_of
 
 
 def epsilon_of_theorem_6(config: RunConfig, rows: int, samples: int) -> float:
-    """Return what VAFL's Theorem 6 would claim, with its unstated constant taken as 1.
+    """Return epsilon by VAFL's Theorem 6, with its unstated constant taken as 1.
 
     Eq. (15): mu = N_m sqrt(K) / (c N) for batch size N_m, N rows and K samples processed. It is for
-    embeddings of norm 1. Here their bound is R, so c stands for c / R. A mu-GDP mechanism is as
-    private as a Gaussian one of deviation 1 / mu.
+    embeddings of norm 1. Here their bound is R, so c / R replaces c. A mu-GDP mechanism is as
+    private as a Gaussian mechanism of deviation 1 / mu.
     """
     noise = config.privacy.embedding_noise / config.privacy.embedding_bound
     mu = expected_rows(config, rows) * math.sqrt(samples) / (noise * rows)
@@ -23,7 +23,7 @@ def epsilon_of_theorem_6(config: RunConfig, rows: int, samples: int) -> float:
 
 
 def epsilon_of_theorem_vi5(config: RunConfig, rows: int, multiplier: float, steps: int) -> float:
-    """Return what DPZV's Theorem VI.5 would claim for so many scalars.
+    """Return epsilon by DPZV's Theorem VI.5, for T = ``steps`` scalars.
 
     Its sigma = 2 C sqrt(T) / (D mu) treats sub-sampling as if it scaled the mechanism's mu.
     """
@@ -32,7 +32,7 @@ def epsilon_of_theorem_vi5(config: RunConfig, rows: int, multiplier: float, step
 
 
 def calibrated_by_theorem_vi5(config: RunConfig, rows: int, steps: int) -> float:
-    """Return the multiplier of Theorem VI.5 for epsilon. It can be far too small."""
+    """Return the noise multiplier by Theorem VI.5. It can be much too small."""
     assert config.privacy.epsilon is not None
     mu = mu_of(config.privacy.epsilon, delta_of(config, rows))
     return 2 * expected_rows(config, rows) * math.sqrt(steps) / (rows * mu)

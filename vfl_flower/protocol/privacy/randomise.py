@@ -1,15 +1,15 @@
-"""Labels with noise by a secret: randomised response, or Laplace noise.
+"""Noise on labels, drawn from a secret: randomised response, or Laplace noise.
 
-A label of K classes is kept by chance p = e^eps / (e^eps + K - 1). Else it becomes one of the
-others, all with the same chance (Warner, 1965; Ghazi et al., 2021). A number is clipped to
-``label-range`` [a, b], and gets noise of two-sided geometric distribution on a grid. That is
-Laplace noise of scale (b - a) / eps.
+A label of K classes is kept with probability p = e^eps / (e^eps + K - 1). Else it becomes one of
+the other classes, uniformly (Warner, 1965; Ghazi et al., 2021). A number is clipped to
+``label-range`` [a, b], and gets noise of two-sided geometric distribution on a grid. This is
+Laplace noise of scale (b - a) / eps, on the grid.
 
 The noise of a person's label follows from a secret, the person's id, the label and the mechanism.
 The mechanism is epsilon, the names of the classes or the range of the numbers, and the name of the
-label column. So no other row, no order of rows or classes and no file name has a part in it.
+label column. So the noise depends on no other row, no order of rows or classes, and no file name.
 
-Rows without ids have nothing to be known by. Their noise follows from all labels in their order.
+Rows without ids cannot be identified. Their noise follows from all labels in their order.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ from vfl_flower.protocol.privacy.draws import SHIPPED, Draws, Spent, Tags
 Words = NDArray[np.uint64]
 """Two random words for each row, [N, 2]."""
 
-_GRID = 1024  # steps of a number's range
+_GRID = 1024  # number of grid steps in the range of a number
 
 
 def kept_share(epsilon: float, classes: int) -> float:
-    """Return the chance that a label of K classes is kept, e^eps / (e^eps + K - 1)."""
+    """Return the probability to keep a label of K classes, e^eps / (e^eps + K - 1)."""
     return 1 / (1 + (classes - 1) * math.exp(-epsilon))
 
 
 class Randomised:
-    """One draw of the labels of training rows, and of validation rows, as they choose.
+    """One draw of the labels of training rows and validation rows.
+
+    Validation rows are included because their labels decide which model is kept.
 
     Parameters
     ----------
-    secret : all noise follows from it; without ids also from all labels, which it then has.
+    secret : all noise follows from it. For rows without ids it contains a digest of all labels.
     """
 
     def __init__(self, config: RunConfig, labels: Labels, secret: bytes) -> None:
@@ -67,7 +69,7 @@ class Randomised:
         return replace(labels, train=train, test=test)
 
     def counted(self, draws: Draws) -> Spent:
-        """Count these draws, if they are new; return what the labels have spent."""
+        """Count these draws, if they are new; return the sum that the labels have spent."""
         if self._people is None:
             dataset = self.config.data.dataset
             named = dataset if dataset in SHIPPED else ""
@@ -78,10 +80,10 @@ class Randomised:
     # --- the noise ------------------------------------------------------------------------------
 
     def _of_classes(self) -> NDArray[Any]:
-        """Randomise classes: the first word keeps a label, and the second chooses another."""
+        """Randomise classes: the first word keeps a label, the second chooses another."""
         names = self._labels.classes
         order = np.arange(len(names))
-        if self._people is not None:  # the order of names, which is the same in all data sets
+        if self._people is not None:  # the order of names is the same in all data sets
             texts = [_text(name) for name in names]
             order = np.array(sorted(order, key=texts.__getitem__))
         chance = (self._words[:, 0] >> np.uint64(11)) * 2.0**-53
@@ -90,7 +92,7 @@ class Randomised:
         return np.where(chance < kept_share(self.epsilon, len(names)), self._true, other)
 
     def _of_numbers(self) -> NDArray[Any]:
-        """Add discrete Laplace noise to clipped numbers, which public numbers standardise."""
+        """Add discrete Laplace noise to clipped numbers; standardise by public numbers."""
         labels = self._labels
         assert labels.bounds is not None
         low, high = labels.bounds
@@ -110,11 +112,11 @@ class Randomised:
         steps: NDArray[Any] = np.rint((np.clip(true, low, high) - low) / ((high - low) / _GRID))
         return steps
 
-    # --- the words that decide it ---------------------------------------------------------------
+    # --- the random words -----------------------------------------------------------------------
 
     @property
     def _mechanism(self) -> str:
-        """All that says how a label is drawn."""
+        """Return a description of everything that decides how a label is drawn."""
         labels, data = self._labels, self.config.data
         if self._people is None:
             return f"{self.epsilon!r}|{data.label_range}|{len(labels.classes)}"
@@ -122,7 +124,7 @@ class Randomised:
         return json.dumps([self.epsilon, data.label, values])
 
     def _of_all(self, secret: bytes) -> Words:
-        """Return words by the numbers of the rows in the data set."""
+        """Return words by the row numbers in the data set."""
         labels, until = self._labels, self._labels.validation
         places = np.arange(len(labels.train)) if labels.places is None else labels.places
         if until:
@@ -134,7 +136,7 @@ class Randomised:
         return np.frombuffer(stream, "<u8").reshape(rows, 2)[places]
 
     def _of_each(self, secret: bytes) -> Words:
-        """Return words by each person's id and label, and keep a keyed hash of each draw."""
+        """Return words by each person's id and label; keep a keyed hash of each draw."""
         people, labels = self._people, self._labels
         assert people is not None
         if labels.classes:
@@ -154,20 +156,20 @@ class Randomised:
 
 
 def _text(name: bool | int | float | str) -> str:
-    """Return the name of a class, the same whether a file holds 1, 1.0 or a text."""
+    """Return the name of a class as text; 1, 1.0 and "1" give the same."""
     whole = isinstance(name, float) and name.is_integer()
     return str(int(name) if whole else name)
 
 
 def _key(secret: bytes, what: str) -> bytes:
-    """Return a key of AES-256 for one use of the secret."""
+    """Return an AES-256 key for one use of the secret."""
     return hashlib.blake2b(what.encode(), key=secret, digest_size=32).digest()
 
 
 def _ciphered(key: bytes, people: Tags, number: int) -> Words:
     """Return two random words for each person, by a key and a number.
 
-    A block of a cipher is as good as a random function where no block comes twice.
+    A block cipher is as good as a random function as long as no input block repeats.
     """
     blocks = np.stack([people, np.full_like(people, number)], axis=1).astype("<u8").tobytes()
     encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()

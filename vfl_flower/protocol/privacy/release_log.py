@@ -1,4 +1,4 @@
-"""The record of a run's releases: on the disk before they leave, and counted.
+"""The record of a run's releases: written to disk and counted before they leave.
 
 The label holder keeps the log, and is trusted to keep it honestly.
 """
@@ -31,7 +31,7 @@ class ReleaseLog:
         self._journal: Journal | None = None
 
     def ordered(self, party: int, order: Order) -> None:
-        """Record what an order asks a party to upload, before it is sent."""
+        """Record the uploads that an order asks a party for, before it is sent."""
         if isinstance(order, TrainOrder):
             self._record(Event(TRAIN, party, order.epoch, order.first, order.steps))
         elif isinstance(order, EmbedOrder):
@@ -48,7 +48,7 @@ class ReleaseLog:
 
         Returns
         -------
-        Whether the budget allows them. Else parties must get answers that say nothing.
+        Whether the budget allows the answers. Else parties must get answers without information.
         """
         events = self.accountant.answers(group)
         for event in events or ():
@@ -56,25 +56,25 @@ class ReleaseLog:
         return events is not None
 
     def keep(self, path: Path, run: str = "", mark: Mark | None = None) -> None:
-        """From now on write releases to a file, before they are counted.
+        """Write all further releases to a file, before they are counted.
 
-        Count first what the file has: all that a run has released before it was cut short. Releases
-        after its last checkpoint are among them, and will be made again. A new file begins with
-        what the accountant has counted until now.
+        First count the events in the file: every release of the run before it was interrupted. Some
+        of them came after the last checkpoint, and the resumed run makes them again. A new file
+        begins with the events that the accountant has counted until now.
 
         Parameters
         ----------
-        run : the Flower run that begins the file.
+        run : the Flower run that creates the file.
         mark : `mark` at the checkpoint that the run resumes from.
 
         Raises
         ------
         ConfigError
-            If the file is not what the run has written, at least until that checkpoint.
+            If the file is damaged, or lacks events that the run wrote before that checkpoint.
         """
         is_new = not path.exists()
         if mark is not None and is_new:
-            raise refused(path, "not there")
+            raise refused(path, "missing")
         self._journal = Journal(path, run)
         for event in self._journal.read(mark):
             self.accountant.count(event)
@@ -83,7 +83,7 @@ class ReleaseLog:
 
     @property
     def mark(self) -> Mark | None:
-        """How far the file is, for a checkpoint; None before there is a file."""
+        """Return the position in the file, for a checkpoint; None before `keep`."""
         return self._journal.mark if self._journal else None
 
     def _record(self, event: Event) -> None:

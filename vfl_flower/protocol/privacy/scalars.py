@@ -1,15 +1,17 @@
 """Noise on scalars (DPZV, section IV): how often a label had a part in a release.
 
-Parties see the rows of a mini-batch, and so know when a label has a part in a release. It has one
-in each scalar of its rows, and in each step of the top model: later scalars and the model follow
-from that. A release is the mean of clipped numbers or gradients over U rows, with Gaussian noise. A
-changed label changes it by 2 C / U at most. A label's n releases, of noise multiplier s each, are
-one Gaussian mechanism of mu = 2 sqrt(n) / s (Dong et al., 2022). An answer that the budget does not
-allow to a label says nothing.
+Parties see the rows of a mini-batch, and so know when a label has a part in a release. A label has
+a part in each scalar of its mini-batches, and in each step of the top model on them. Later scalars
+and the model follow from these steps.
 
-DPZV itself takes mini-batches for secret Poisson samples, though the device that draws them knows
-them, and its top model learns without noise. Option ``calibration`` has both, and the figures that
-they lead to are named so.
+A release is the mean of clipped numbers or gradients over U rows, with Gaussian noise. A changed
+label changes it by at most 2 C / U. A label's n releases, each of noise multiplier s, are one
+Gaussian mechanism of mu = 2 sqrt(n) / s (Dong et al., 2022). If the budget allows no more releases
+of a label, answers carry no information.
+
+DPZV assumes that mini-batches are secret Poisson samples, though the device that draws them knows
+them. Its top model learns without noise. Option ``calibration`` offers both, and the names of the
+resulting figures say so.
 """
 
 from __future__ import annotations
@@ -49,39 +51,43 @@ GUARANTEE = Guarantee(
 
 
 class NoisyScalars(Mechanism):
-    """Noise of the label holder's on scalars, and on the steps of the top model."""
+    """Noise that the label holder adds to scalars, and to steps of the top model."""
 
     hides_labels = True
     encodes_by_row = True
 
     @property
     def claims(self) -> bool:
-        """Claim nothing without noise, and where the top model learns without noise."""
+        """Return whether scalars and the top model have noise that does not repeat."""
         privacy = self.config.privacy
         noisy = privacy.epsilon is not None or bool(privacy.noise_multiplier)
         return super().claims and noisy and privacy.calibration != "paper"
 
     @property
     def secret_batches(self) -> bool:
-        """Whether parties draw mini-batches in secret, as DPZV has it."""
+        """Return whether parties draw mini-batches in secret, as DPZV assumes."""
         return self.config.privacy.calibration != "known"
 
     def check(self, estimator: Released) -> None:
-        """Refuse what the noise cannot hide, or what its cost is not counted for."""
+        """Refuse options whose releases the noise cannot hide or whose cost is unknown."""
         privacy, sampling = self.config.privacy, self.config.schedule.sampling
         if not estimator.answers_by_scalars:
             raise ConfigError(
-                "privacy = 'scalar' adds noise to scalars, but first-order feedback is gradient "
-                "rows: choose estimator = 'zeroth-order', strategy = 'dpzv', or privacy = 'labels'."
+                "privacy = 'scalar' adds noise to scalars, but estimator = "
+                f"{self.config.estimator.kind!r} does not answer by scalars. Choose estimator = "
+                "'zeroth-order', strategy = 'dpzv', or privacy = 'labels'."
             )
         due = "poisson" if self.secret_batches else "shuffle"
         if sampling != due:
             raise ConfigError(
-                f"calibration = {privacy.calibration!r} is for sampling = {due!r}, and here it is "
-                f"{sampling!r}: set one of them so."
+                f"calibration = {privacy.calibration!r} is for sampling = {due!r}, but here "
+                f"sampling = {sampling!r}. Change one of them."
             )
         if privacy.epsilon is None and privacy.noise_multiplier is None:
-            raise ConfigError("privacy = 'scalar' needs a budget, epsilon, or a noise-multiplier.")
+            raise ConfigError(
+                "privacy = 'scalar' needs a budget or a noise multiplier. Set epsilon or "
+                "noise-multiplier."
+            )
         update = self.config.estimator.server_update
         if update not in SERVER_UPDATES.known:
             raise ConfigError(
@@ -97,48 +103,50 @@ class NoisyScalars(Mechanism):
         if self.config.training.precision != "float32":
             raise ConfigError(
                 f"precision = {self.config.training.precision!r} rounds the top model's gradients "
-                "off, and a row could add more than privacy = 'scalar' allows: leave it out."
+                "off, so a row could add more than privacy = 'scalar' allows. Leave `precision` "
+                "out."
             )
         if self.config.data.class_weights == "balanced":
             raise ConfigError(
-                "class-weights = 'balanced' follows from all labels, which no noise of privacy = "
-                "'scalar' hides: give the weights, or choose privacy = 'labels'."
+                "class-weights = 'balanced' follows from all labels, and the noise of privacy = "
+                "'scalar' does not cover such weights. Give the weights, or set privacy = 'labels'."
             )
         if sampling == "poisson" and self.config.schedule.max_delay:
             raise ConfigError(
-                "max-delay asks parties for the rows of each other's mini-batches, which with "
-                "sampling = 'poisson' are to be secret: leave it out."
+                f"max-delay = {self.config.schedule.max_delay} asks parties for the rows of each "
+                "other's mini-batches, but sampling = 'poisson' keeps them secret. Leave "
+                "`max-delay` out."
             )
         if self.config.subsets == "laser":
             raise ConfigError(
                 "subsets = 'laser' weighs copies of a row, and privacy = 'scalar' cannot bound "
-                "them one by one: set subsets = 'sampled'."
+                "each copy by itself. Set subsets = 'sampled'."
             )
         self.check_range()
 
     def check_baseline(self, uploads: bool = True) -> None:
         """Refuse every baseline: none learns from scalars."""
         raise ConfigError(
-            f"strategy = {self.config.strategy!r} is a baseline without scalar noise: leave "
-            "`privacy` out."
+            f"strategy = {self.config.strategy!r} is a baseline without scalars, so privacy = "
+            "'scalar' has nothing to add noise to. Leave `privacy` out."
         )
 
     def check_own_columns(self) -> None:
-        """Refuse gradients of the label holder's bottom model, which are not clipped."""
+        """Refuse gradients of the label holder's bottom model: they are not clipped."""
         if self.config.estimator.server_update == "first-order":
             raise ConfigError(
-                "privacy = 'scalar' clips gradients of the top model's layers only: set "
-                "server-update = 'zeroth-order' for the label holder's own columns, or columns = "
+                "privacy = 'scalar' clips gradients of the top model's layers only, and the label "
+                "holder has its own columns. Set server-update = 'zeroth-order', or columns = "
                 "'none'."
             )
 
     def scalar_noise(self, accountant: Accountant) -> ScalarNoise:
-        """Return the noise and the bounds of clipping, once the accountant knows the multiplier."""
+        """Return the noise and the clipping bounds, with the accountant's multiplier."""
         assert isinstance(accountant, ScalarAccountant)
         return ScalarNoise(self.config, accountant.multiplier)
 
     def accountant(self, rows: int, estimator: Released) -> ScalarAccountant:
-        """Return what counts releases of each row's label."""
+        """Return an accountant that counts releases of each row's label."""
         return ScalarAccountant(self.config, rows, estimator)
 
 
@@ -147,9 +155,9 @@ class ScalarAccountant(Accountant):
 
     Attributes
     ----------
-    multiplier : of the noise, once `steps_allowed` has found it.
-    most : releases of a row, by the budget; None without one.
-    taken : releases that each row had a part in, [N].
+    multiplier : noise multiplier, once `steps_allowed` has found it.
+    most : number of releases of a row that the budget allows; None without a budget.
+    taken : number of releases that each row had a part in, [N].
     """
 
     counts = (ANSWERED,)
@@ -157,7 +165,7 @@ class ScalarAccountant(Accountant):
     def __init__(self, config: RunConfig, rows: int, estimator: Released) -> None:
         super().__init__(config, rows, estimator)
         self.joint = config.estimator.perturbs == "all"
-        self.top = 1  # releases of a step of the top model, beside the scalars
+        self.top = 1  # number of releases in a step of the top model, beside the scalars
         self.multiplier = 0.0
         self.most: int | None = None
         self.taken = np.zeros(rows, np.int32)
@@ -165,17 +173,17 @@ class ScalarAccountant(Accountant):
 
     @property
     def _sample(self) -> int:
-        """Rows of a mini-batch."""
+        """Return the expected number of rows in a mini-batch."""
         return expected_rows(self.config, self.rows)
 
     def steps_allowed(self, planned: int, parties: int, quorum: int, top_learns: bool) -> int:
-        """Return all planned steps if noise is calibrated to them, else the allowed ones.
+        """Return the planned steps if noise is calibrated to them, else the allowed steps.
 
         Raises
         ------
         ConfigError
-            If the budget allows no pass over the rows, or a row may be in a step of the top model
-            twice.
+            If the budget allows no pass over the rows, or if a row may be in one step of the top
+            model twice.
         """
         privacy = self.config.privacy
         if 1 < quorum < parties:
@@ -187,7 +195,8 @@ class ScalarAccountant(Accountant):
         self.top = int(top_learns and not of_top)
         if privacy.epsilon and self.delta >= 1 / self.rows:
             log.warning(
-                "delta = %g is not below one over the %d training rows, where epsilon says little.",
+                "delta = %g is too large for %d training rows, so epsilon guarantees little. Set "
+                "delta below one over the number of rows.",
                 *(self.delta, self.rows),
             )
         if privacy.noise_multiplier is not None:
@@ -197,7 +206,7 @@ class ScalarAccountant(Accountant):
         if privacy.epsilon is None:
             return planned
         together = parties > 1 and quorum == parties
-        # In so many steps of all parties a row is in so many releases.
+        # A row has a part in `each` releases in every `steps` steps, counted over all parties.
         steps = steps_per_epoch(self.config, self.rows) * (parties if together else 1)
         each = self.top + (parties if together and not self.joint else 1)
         mu = mu_of(privacy.epsilon, self.delta)
@@ -209,12 +218,12 @@ class ScalarAccountant(Accountant):
         return self._allowed(self.most // each * steps, planned, "one pass over the rows")
 
     def _allowed_by_secrecy(self, planned: int) -> int:
-        """Account as DPZV does, by what would hold if nobody knew the mini-batches."""
+        """Return the steps that DPZV allows, as if nobody knew the mini-batches."""
         privacy, rows = self.config.privacy, self.rows
         log.warning(
-            "calibration = %r takes mini-batches for secret, but parties know what they draw. %s",
+            "calibration = %r assumes secret mini-batches, but parties know what they draw. %s",
             privacy.calibration,
-            "The top model learns without noise, so that no epsilon holds."
+            "The top model learns without noise, so no epsilon holds."
             if privacy.calibration == "paper"
             else "The epsilon that holds is in the summary.",
         )
@@ -224,7 +233,7 @@ class ScalarAccountant(Accountant):
             return planned
         if privacy.epsilon is None:
             return planned
-        together = (1 + self.top) ** 0.5  # releases on one sample are as one of less noise
+        together = (1 + self.top) ** 0.5  # releases on one sample equal one release of less noise
         budget = privacy.epsilon, self.delta
         if privacy.noise_multiplier is None:
             self.multiplier = calibrated(*budget, self._sample, rows, planned) * together
@@ -234,12 +243,12 @@ class ScalarAccountant(Accountant):
         return self._allowed(allowed, planned, "one step")
 
     def _allowed(self, allowed: int, planned: int, least: str) -> int:
-        """Return how many steps remain, and say so if not all do."""
+        """Return how many planned steps the budget allows; log it if it cuts them."""
         epsilon = self.config.privacy.epsilon
         if allowed == 0:
             raise ConfigError(
-                f"The budget epsilon = {epsilon:g} is already spent: noise-multiplier = "
-                f"{self.multiplier:g} spends more in {least}; raise one of them."
+                f"The budget epsilon = {epsilon:g} is already spent in {least}: noise-multiplier = "
+                f"{self.multiplier:g} is too small. Raise one of them."
             )
         if allowed < planned:
             log.warning(
@@ -249,7 +258,7 @@ class ScalarAccountant(Accountant):
         return min(allowed, planned)
 
     def answers(self, group: Sequence[tuple[int, Window]]) -> list[Event] | None:
-        """Return the releases of a group's answers: each scalar, and the step of all."""
+        """Return the releases of a group's answers: its scalars, and the top model's step."""
         events: list[Event] = []
         for party, window in group:
             first = not events
@@ -259,15 +268,15 @@ class ScalarAccountant(Accountant):
             return events
         if not self._refused:
             log.info(
-                "A label has had its part in as many releases as epsilon = %g allows: what would "
-                "be one more is answered with nothing.",
+                "A label has had a part in as many releases as epsilon = %g allows. Answers that "
+                "would be one more carry no information.",
                 self.config.privacy.epsilon,
             )
         self._refused = True
         return None
 
     def _most_after(self, events: Sequence[Event]) -> int:
-        """Return the most releases that the label of a row would then have a part in."""
+        """Return the largest count of releases of one label, including these events."""
         rows = np.concatenate([event.rows for event in events])
         more = np.repeat([event.second for event in events], [len(event.rows) for event in events])
         np.add.at(self.taken, rows, more.astype(np.int32))
@@ -281,14 +290,14 @@ class ScalarAccountant(Accountant):
         np.add.at(self.taken, event.rows, event.second)
 
     def so_far(self) -> Iterator[Event]:
-        """Yield an event for all scalars, and one for each binary digit of rows' counts."""
+        """Yield an event for all scalars, and one for each binary digit of row counts."""
         yield Event(ANSWERED, 0, self.released)
         for digit in range(int(self.taken.max(initial=0)).bit_length()):
             rows = np.flatnonzero(self.taken >> digit & 1).astype(np.int32)
             yield Event(ANSWERED, 0, 0, 1 << digit, 0, rows)
 
     def figures(self) -> dict[str, Any]:
-        """Return epsilon as spent, if it holds, and what the paper's assumptions give."""
+        """Return the spent epsilon, if one holds, and epsilon by the paper's assumptions."""
         figures = {**super().figures(), "noise_multiplier": self.multiplier}
         if self.config.privacy.noise_seed >= 0 or self.multiplier == 0:
             return figures
@@ -304,10 +313,10 @@ class ScalarAccountant(Accountant):
                 secret.compose(event, self.released)
             figures["epsilon_secret_batches"] = secret.get_epsilon(self.delta)
         if calibration == "paper" and self.top:
-            return figures  # none holds
+            return figures  # no epsilon holds: the top model learned without noise
         seen = GdpAccountant.over(self.delta, self.rows)
         if self.taken.any():
-            # A changed label is twice what the multiplier is of.
+            # The multiplier is over C / U, and a changed label changes a mean by 2 C / U.
             event = GaussianPrivacyEvent(self.multiplier / 2, self._sample, self.rows)
             seen.compose(event, int(self.taken.max()))
         return {

@@ -1,9 +1,10 @@
 """The epsilon that several runs on the same people have spent together.
 
 Noise on scalars or embeddings is Gaussian. All releases of a run are one Gaussian mechanism of mu,
-which its summary has as ``gaussian_mu``. Runs of mu_1, mu_2, ... are one Gaussian mechanism of
-sqrt(mu_1^2 + mu_2^2 + ...) (Dong et al., 2022). Noise on labels is drawn once. The epsilon of such
-a run is the sum over all draws so far, so the largest one counts. It adds to that of the Gaussian.
+which the run's summary holds as ``gaussian_mu``. Runs of mu_1, mu_2, ... are one Gaussian mechanism
+of sqrt(mu_1^2 + mu_2^2 + ...) (Dong et al., 2022). Noise on labels is drawn once. The epsilon of
+such a run is the sum over all draws so far, so the largest epsilon counts. It adds to the epsilon
+of the Gaussian mechanism.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Claim:
     Attributes
     ----------
     protects : the protected data, in words.
-    mu : of the one Gaussian mechanism that all releases are, if they are.
-    drawn : whether epsilon sums draws of labels, with the draws of earlier runs.
+    mu : mu of the Gaussian mechanism that all releases are; None if they are not one.
+    drawn : whether epsilon sums draws of labels, including the draws of earlier runs.
     runs : number of runs.
     """
 
@@ -39,7 +40,7 @@ class Claim:
 
     @classmethod
     def of(cls, summary: Mapping[str, Any]) -> Claim | None:
-        """Return the claim of a ``summary.json``, if it has one. It may hold anything."""
+        """Return the claim of a ``summary.json``, or None. The file may hold anything."""
         epsilon, delta = (_number(summary.get(key)) for key in ("epsilon", "delta"))
         if epsilon is None or delta is None:
             return None
@@ -55,7 +56,7 @@ class Claim:
         return {"epsilon": self.epsilon, "delta": self.delta, **mu}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields, from which `Claim(**fields)` makes the claim again."""
+        """Return the fields for JSON; `Claim(**fields)` restores the claim."""
         return asdict(self)
 
 
@@ -68,7 +69,7 @@ def in_words(claim: Claim) -> str:
 
 
 def of_several(summaries: Iterable[Mapping[str, Any]]) -> list[Claim]:
-    """Compose the claims of summaries; only claims of two runs or more are composed."""
+    """Compose the claims of summaries; return the claims of two runs or more."""
     found = together(claim for each in summaries if (claim := Claim.of(each)))
     return [claim for claim in found if claim.runs > 1]
 
@@ -112,6 +113,6 @@ def _composed(claims: list[Claim]) -> Claim:
 
 
 def _number(value: Any) -> float | None:
-    """Return the value if it is a number from 0 on that is small enough to compose."""
+    """Return the value if it is a number of at least 0, small enough to compose."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number and 0 <= value < 1e100 and math.isfinite(value) else None
