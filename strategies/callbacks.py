@@ -134,7 +134,7 @@ class PeriodicCheckpoints(Callback):
         self._saved_at = self.run.state.exchanges
 
     def progressed(self, done: int, planned: int) -> None:
-        """Save a checkpoint, if one is due."""
+        """Save a checkpoint, once enough messages were answered since the last."""
         if self.run.state.exchanges >= self._saved_at + self._every:
             self.run.save()
 

@@ -107,8 +107,9 @@ def _check_table(sizes: Sequence[int], labels: Labels) -> None:
     needed = 4 * sum(sizes) * (len(labels.train) + len(labels.test))
     if needed > free_memory():
         raise ConfigError(
-            f"Party {int(np.argmax(sizes))} has embeddings of size {max(sizes)}, and those of all "
-            f"need {needed / 1e9:.1f} GB, which are not free: give it a smaller embedding-size."
+            f"All embeddings need {needed / 1e9:.1f} GB of memory, which are not free. Party "
+            f"{int(np.argmax(sizes))} has the largest, of size {max(sizes)}: give it a smaller "
+            "embedding-size."
         )
 
 
@@ -180,8 +181,8 @@ def check(
     alike = config.models.top == "sum" or config.models.combine != "concat"
     if given != size and (alike or estimators.choose(config).broadcasts):
         raise ConfigError(
-            f"{who} has embeddings of size {given}, where the run configuration gives {size}, and "
-            "a top model that adds them up, or labels = 'shared', needs all alike: leave its "
+            f"{who} has embeddings of size {given}, and the run configuration gives {size}. A sum "
+            "or a mean of embeddings, or labels = 'shared', needs equal sizes: leave the party's "
             "embedding-size out, or set combine = 'concat'."
         )
     if description.code_digest != code_digest():

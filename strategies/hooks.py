@@ -53,7 +53,7 @@ class CentralEvaluation(Callback):
         self.evaluate(len(self.run.state.history))
 
     def evaluate(self, number: int) -> None:
-        """Evaluate the top model so far, as that of this round."""
+        """Evaluate the current top model as the one of a round."""
         metrics = self._evaluate(number, self._arrays())
         if metrics is not None:
             self._found[number] = metrics
@@ -70,8 +70,8 @@ def check_sent(run: Run) -> None:
     due = sorted(record.node_id for record in run.records if record.in_flight)
     if out != due:
         raise ConfigError(
-            f"configure_train or configure_evaluate sends messages to the nodes {out}, where "
-            f"those to {due} are due: send every message that super() yields, and no other. To "
+            f"configure_train or configure_evaluate sends messages to the nodes {out}, and super() "
+            f"yields messages to {due}. Send every message that super() yields, and no other. To "
             "have fewer parties in a step, set `quorum`."
         )
 

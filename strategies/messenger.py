@@ -278,7 +278,7 @@ class Messenger(Outbox):
         """Send a party with an old state its surrogates, so that it can go on."""
         record.out_of_step += 1
         if self._holder.aggregation.abreast:  # no party may train alone
-            cause = f"{error} Resume the run, by which all go back to its last checkpoint."
+            cause = f"{error} Resume the run: all parties then go back to its last checkpoint."
             self.fail(record, PartyError(f"Party {record.party}", cause))
             return
         if self._holder.estimator.broadcasts or record.out_of_step > _TRIES:

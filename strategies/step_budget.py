@@ -65,7 +65,7 @@ class StepBudget:
 
     @property
     def evaluation(self) -> int:
-        """Number of the last evaluation that is due by the steps answered."""
+        """Number of the last evaluation that the answered steps call for."""
         epochs = self.answered / self.of_epoch
         return int(epochs / self._eval_every * (1 + 1e-12)) + self._eval_first
 

@@ -175,7 +175,7 @@ def test_what_is_not_bounded_is_refused(value: float) -> None:
     rows = np.zeros((2, 3), np.float32)
     rows[1, 2] = value
     for each in (rows, torch.from_numpy(rows)):
-        with pytest.raises(VflError, match=r"'h' has values beyond 1,000,000.*lower the learning"):
+        with pytest.raises(VflError, match=r"'h' has values beyond 1,000,000.*Lower the learning"):
             bounded("h", each)
 
 

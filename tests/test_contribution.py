@@ -1,4 +1,4 @@
-"""Shapley values of parties: what they add up to, by whom they are found, and for whom."""
+"""Shapley values of parties: their sum, and the runs that have them."""
 
 from __future__ import annotations
 

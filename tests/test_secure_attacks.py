@@ -566,7 +566,7 @@ def out_of_step(upload: Upload, message: Message, context: Context) -> Message:
         (garbage, "make no sum"),
         nightly(floats, "'embedding' is float32 of shape .*, not int32"),
         nightly(nothing, "array 'embedding' is missing"),
-        (out_of_step, "has no state of this run. Resume the run, by which all go back"),
+        (out_of_step, "has no state of this run. Resume the run: all parties then go back"),
     ],
 )
 def test_a_party_that_fails_ends_the_run_and_all_go_on_from_a_checkpoint(

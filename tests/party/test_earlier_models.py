@@ -64,7 +64,7 @@ def test_a_frozen_party_takes_no_feedback(node: Node) -> None:
         before = model(later)
         asked(later, train(1))
         if freeze:
-            with pytest.raises(VflError, match="an array 'gradient', for which there is no use"):
+            with pytest.raises(VflError, match="an array 'gradient', which nobody uses"):
                 asked(later, train(2, gradient=gradient() + 1))
             asked(later, train(2))
         else:

@@ -269,7 +269,7 @@ class Parts:
 
     @property
     def last(self) -> tuple[int, Message]:
-        """To whom the last message went."""
+        """The node that the last message went to."""
         return self.post.sent[-1].metadata.dst_node_id - 100, self.post.sent[-1]
 
 

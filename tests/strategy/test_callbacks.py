@@ -113,7 +113,7 @@ def test_a_callback_stops_a_run_which_finishes_as_any_other(tmp_path: Path, stra
     assert stopped.summary["failure"] is None
     assert 2 <= stopped.history[-1]["epoch"] < 3 and stop.heard[-1] == "ended"
     assert checkpoint.load(stopped.folder).finished
-    if strategy != "vafl":  # of which a party may be a window ahead
+    if strategy != "vafl":  # its parties may be a window ahead
         whole = run(tmp_path / "whole", strategy=strategy, epochs=2)
         assert [each["test_loss"] for each in stopped.history] == [
             each["test_loss"] for each in whole.history

@@ -21,7 +21,7 @@ from vfl_flower.transport.wire import read_order
 
 
 class Paused:
-    """A run whose parties wait: whom it has waited for, and after how many messages."""
+    """A run that records the parties it waited for, and after how many messages."""
 
     def __init__(self, folder: Path, parts: Parts, found: Checkpoint | None = None) -> None:
         self.parts = parts

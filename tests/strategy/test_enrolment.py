@@ -22,9 +22,9 @@ def test_a_party_that_fits_takes_part() -> None:
     ("keys", "sizes", "sentence"),
     [
         ({}, {}, ""),
-        ({"combine": "sum"}, {}, "where the run configuration gives 32, and a top model that"),
-        ({"top-model": "sum"}, {}, "where the run configuration gives 1, and a top model that"),
-        ({"labels": "shared"}, {}, "where the run configuration gives 32, and a top model that"),
+        ({"combine": "sum"}, {}, "and the run configuration gives 32. A sum or a mean of"),
+        ({"top-model": "sum"}, {}, "and the run configuration gives 1. A sum or a mean of"),
+        ({"labels": "shared"}, {}, "and the run configuration gives 32. A sum or a mean of"),
         ({}, {1: 16}, ""),
         ({}, {1: 8}, "where the run began with 8: set its embedding-size to 8"),
     ],
@@ -63,8 +63,8 @@ def test_embeddings_of_another_size_need_a_top_model_that_reads_them_side_by_sid
         ),
         (
             {"embedding_size": 16},
-            "Party 1 has embeddings of size 16, where the run configuration gives 32, and a top "
-            "model that adds them up, or labels = 'shared', needs all alike: leave its "
+            "Party 1 has embeddings of size 16, and the run configuration gives 32. A sum or a "
+            "mean of embeddings, or labels = 'shared', needs equal sizes: leave the party's "
             "embedding-size out, or set combine = 'concat'.",
         ),
         (

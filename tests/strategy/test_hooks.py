@@ -129,7 +129,7 @@ def test_a_hook_that_leaves_out_a_message_is_refused() -> None:
         def configure_train(self, *arguments: Any) -> Iterable[Message]:
             return list(super().configure_train(*arguments))[:1]
 
-    with pytest.raises(ConfigError, match="send every message that super"):
+    with pytest.raises(ConfigError, match="Send every message that super"):
         start(First)
 
 

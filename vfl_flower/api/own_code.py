@@ -2,7 +2,7 @@
 
 A run keeps texts only. A class or function with an import path is kept as ``package.module:NAME``.
 One without an import path, such as a class of a notebook, is held in this process and gets a name
-of this module: `config.plugins.load_place` finds it here as long as the process lasts.
+of this module. `config.plugins.load_place` finds it here as long as the process lasts.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def _name_of_code(option: str, value: Any) -> str:
 def name_of(value: Any, registry: Registry) -> str:
     """Return the name that a run saves for a class, a function or another object.
 
-    The name is, in this order: ours, that of an installed package's entry point, the import path,
-    or a name that is valid in this process only.
+    The name is the first that exists: ours, an entry point's, the import path, or else a name that
+    is valid only in this process.
     """
     for known, place in registry.known.items():
         module, _, name = place.partition(":")

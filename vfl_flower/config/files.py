@@ -112,7 +112,7 @@ def whole(path: Path, sealed: bool = False) -> Iterator[BinaryIO]:
 
     Parameters
     ----------
-    sealed : whether to add a checksum, by which `unsealed` finds damage.
+    sealed : whether to add a checksum, so that `unsealed` finds damage.
 
     Raises
     ------

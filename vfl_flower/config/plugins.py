@@ -29,7 +29,7 @@ class Registry:
     Parameters
     ----------
     key : option of the run configuration, or of `vfl`, that names a plugin.
-    group : entry points by which installed packages declare their plugins.
+    group : entry points that installed packages declare for their plugins.
     known : name -> import path ``package.module:NAME`` of each built-in plugin.
     parts : attributes that each plugin has. Without any, each plugin is callable.
     of : prefix -> import path of a built-in function that makes a plugin of ``prefix:REST``.

@@ -1,10 +1,10 @@
 """Flower's own processes on this machine: a SuperLink, SuperNodes, and `flwr run`.
 
 They use loopback, free ports, and a temporary folder as FLWR_HOME and working directory. So they
-neither read nor write the user's Flower. Other users of this machine cannot reach them: only the
-owner reads the folder, and its secrets are needed to start a run, take a task, be a SuperNode
-(`transport.nodes.superlink`) or use Ray. All processes use the installed packages, and each ends
-with its ``with`` block.
+neither read nor write the user's Flower. Other users of this machine cannot reach them.
+To start a run, take a task, be a SuperNode (`transport.nodes.superlink`) or use Ray, one needs
+secrets of the folder, which only the owner can read. All processes use the installed packages, and
+each ends with its ``with`` block.
 """
 
 from __future__ import annotations

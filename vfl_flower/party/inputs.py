@@ -99,7 +99,7 @@ def load_block(
     if not config.data.own_data:
         if context.node_config.keys() & {"file", "images", "source"}:
             raise ConfigError(
-                f"Party {index} has a file of its own, but dataset = {config.data.dataset!r}. It "
+                f"Party {index} has its own file, but dataset = {config.data.dataset!r}. It "
                 "takes part only in runs with dataset = 'files:PATH'."
             )
         return replace(load_partition(config, index, parties), augment=augment)

@@ -228,7 +228,7 @@ def _predict(
     """Predict the test rows, or the rows of new files, with the model of a run.
 
     RUN is the results folder of the run. It holds the parties' states if the
-    run was on this machine. With new files, -c names that of the label holder,
+    run was on this machine. With new files, -c names the label holder's file,
     and the options that differ from training.
     """
     from vfl_flower.launch.engines import predict_local

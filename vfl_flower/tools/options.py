@@ -151,7 +151,7 @@ vfl run
 vfl run -c "strategy='vafl' dataset='breast-cancer' epochs=10" --out runs/a
 # the same application on Flower's Ray simulation
 vfl run -c "strategy='vafl-t' quorum=2" --engine ray
-# two parties with files of their own, whose common rows are found privately
+# two parties with their own files; their common rows are found privately
 vfl run -c "dataset='files:labels.csv' label='default'" \\
 --node-config "file='a.parquet' id='customer'" --node-config "file='b.csv'"
 """)

@@ -228,7 +228,7 @@ def _away(found: Mapping[int, Introduction], there: AvailableParties) -> int:
 
 def _refuse_few(found: Mapping[int, Introduction], away: int, running: RunningConfig) -> None:
     most = max(found.values(), key=lambda each: each.parties, default=None)
-    said = f", of which party {most.party} speaks" if most else ""
+    said = f" that party {most.party} counts" if most else ""
     raise ConfigError(
         f"Only {len(found)} of the {len(found) + away} nodes{said} came within "
         f"{running.party_timeout:g} s: start the others, or correct the number."

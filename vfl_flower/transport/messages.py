@@ -293,7 +293,7 @@ def refuse_unused(arrays: Mapping[str, NDArray[Any]], verb: str = "sent") -> Non
     """Refuse arrays that nobody has used, by `VflError` with the end of a sentence."""
     unused = sorted(arrays.unused) if isinstance(arrays, Received) else []
     if unused:
-        raise VflError(f"{verb} an array {unused[0]!r}, for which there is no use here.")
+        raise VflError(f"{verb} an array {unused[0]!r}, which nobody uses here.")
 
 
 def checked(
@@ -331,7 +331,7 @@ def bounded(name: str, rows: Any) -> Any:
     least, most = rows.aminmax() if hasattr(rows, "aminmax") else (rows.min(), rows.max())
     if not (float(least) >= -LARGEST and float(most) <= LARGEST):  # comparing tensors takes longer
         raise VflError(
-            f"{name!r} has values beyond {LARGEST:,.0f}, by which no model can learn; lower the "
-            "learning rates."
+            f"{name!r} has values beyond {LARGEST:,.0f}, and no model can learn from them. Lower "
+            "the learning rates."
         )
     return rows

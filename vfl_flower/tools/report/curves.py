@@ -72,7 +72,7 @@ def _legend(runs: Sequence[Shown]) -> list[Cell]:
 
 
 def _columns(runs: Sequence[Shown]) -> list[str]:
-    """Return the keys of all figures that there are."""
+    """Return the keys of all figures."""
     keys = (f"{rows}_{key}" for key in _MEASURES for rows in _ROWS)
     entries = [entry for run in runs for entry in run.history]
     return [key for key in keys if any(number(entry, key) is not None for entry in entries)]

@@ -209,7 +209,7 @@ class Streams(grpc.GenericRpcHandler):
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """Return the handler of a call; None without a valid token, to save a thread.
 
-        gRPC answers such a call that there is no such method.
+        gRPC then answers that the method does not exist.
         """
         shown = dict(call.invocation_metadata).get(TOKEN)
         with self.lock:
