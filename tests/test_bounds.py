@@ -397,7 +397,7 @@ def test_an_order_with_an_array_that_nobody_uses_changes_nothing(tmp_path: Path)
     before = context.state["scalars"]
     order = EvaluateOrder(exchange=1, arrays={"more": np.zeros(3)})
     reply = client_app.app(to_message(order, 2, 60), context)
-    with pytest.raises(VflError, match=r"^failed: was sent an array 'more', for which there is no"):
+    with pytest.raises(VflError, match=r"^failed: was sent an array 'more', which nobody uses"):
         read_reply(reply, Upload)
     assert context.state["scalars"] is before
 

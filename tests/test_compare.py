@@ -99,7 +99,7 @@ def test_an_existing_folder_is_never_written_over(folder: Path) -> None:
 
 def test_a_failing_run_leaves_the_results_of_those_before(tmp_path: Path) -> None:
     runs: list[dict[str, Any]] = [{"strategy": "vafl"}, {"strategy": "cascaded", "party-lr": 1e6}]
-    with pytest.raises(Exception, match="lower the learning rates"):
+    with pytest.raises(Exception, match="Lower the learning rates"):
         compare(3, {**COMMON, "out": str(tmp_path / "out")}, runs, 0.9)
     assert Run(tmp_path / "out" / "vafl").summary["test_accuracy"] > 0
     assert table(tmp_path / "out").splitlines()[1].startswith("vafl ")

@@ -254,7 +254,7 @@ def test_an_optimizer_of_torch_trains_and_is_resumed(name: str, tmp_path: Path) 
         ("torch.optim:Muon", "cannot step on this model"),
         ("torch.nn:Linear", "cannot step on this model"),
         ("{folder}/own.py:Counting", "keeps 'steps' as int, which checkpoints cannot hold. Keep"),
-        ("{folder}/own.py:Grouped", "changes 'steps' of its parameter group in a step, which"),
+        ("{folder}/own.py:Grouped", "changes 'steps' of a parameter group in a step, which"),
         ("{folder}/own.py:Odd", "has rates_like = 'odd'. Set it to one of sgd, momentum, adam."),
     ],
 )
@@ -267,9 +267,13 @@ def test_an_optimizer_that_cannot_serve_is_a_sentence(
         "        for p in self.param_groups[0]['params']:\n"
         "            self.state[p]['steps'] = self.state[p].get('steps', 0) + 1\n\n\n"
         "class Grouped(torch.optim.SGD):\n"
+        "    def __init__(self, parameters, lr):\n"
+        "        first, *others = parameters\n"
+        "        groups = [{'params': [first]}, {'params': others}]\n"
+        "        super().__init__(groups, lr=lr)\n"
         "    def step(self):\n        super().step()\n"
-        "        for group in self.param_groups:\n"
-        "            group['steps'] = group.get('steps', 0) + 1\n\n\n"
+        "        group = self.param_groups[0]\n"
+        "        group['steps'] = group.get('steps', 0) + 1\n\n\n"
         "class Odd(torch.optim.SGD):\n    rates_like = 'odd'\n"
     )
     write(tmp_path, "own.py", text)
@@ -681,6 +685,11 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
     assert resolve(keys).estimator.differences == "two-sided"
     write(tmp_path, "sixth.py", PAPER.replace("two-sided", "one-sided"))
     assert resolve(keys).estimator.differences == "one-sided"
+
+
+def test_annotations_in_a_file_are_types_as_in_an_import(tmp_path: Path) -> None:
+    text = "class Settings:\n    rate: float\n\n\nRATE = Settings.__annotations__['rate']('0.5')\n"
+    assert plugins.load_place(f"{write(tmp_path, 'typed.py', text)}:RATE") == 0.5
 
 
 def test_every_name_of_ours_is_there() -> None:

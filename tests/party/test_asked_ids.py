@@ -250,6 +250,17 @@ def test_a_count_that_another_user_can_change_lets_nothing_pass(
     assert str(tmp_path) not in str(raised.value)
 
 
+def test_a_folder_of_counts_that_cannot_be_read_lets_nothing_pass(
+    node: Context, tmp_path: Path
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    node.node_config["states"] = str(loop / "states")
+    with pytest.raises(VflError, match="cannot read the folder of its alignments") as raised:
+        members(node, IDS)
+    assert str(tmp_path) not in str(raised.value)
+
+
 def test_ids_are_counted_before_they_are_blinded(
     node: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:

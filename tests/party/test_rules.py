@@ -161,6 +161,7 @@ def test_one_owner_needs_no_permission_unless_a_party_says_so(node: Node) -> Non
         ("privacy", "x", "has an unknown option 'privacy'. Rules are align, min-rows"),
         ("max-epochs", "5", "gives max-epochs = '5', which must be a whole number."),
         ("max-epochs", True, "gives max-epochs = True, which must be a whole number."),
+        ("max-epochs", None, "gives max-epochs = None, which must be a whole number."),
         ("max-uploads", -1, "gives max-uploads = -1, which must be at least 0."),
         ("min-embedding-noise", "1", "which must be a number."),
         ("min-embedding-noise", float("nan"), "which must be a finite number."),

@@ -293,6 +293,8 @@ def _lasting_blinding() -> Blinding:
     """
     try:
         return Blinding(lasting_secret(lasting_home() / "blinding.key"))
+    except ConfigError:  # the folder is another user's too
+        raise
     except VflError as error:
         notice.warning("Parties count all ids of this alignment as new: %s", error)
         return Blinding()

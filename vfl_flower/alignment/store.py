@@ -70,9 +70,13 @@ def home(name: str, context: Context | None = None) -> Path:
     ------
     ConfigError
         If another user can write to the folder.
+    VflError
+        If the label holder's folder cannot be read.
     """
     if context is None:
-        check_own(folder := lasting_home() / name)
+        folder = lasting_home() / name
+        with told(folder):
+            check_own(folder)
         return folder
     named = not simulated(context) and context.node_config.get("states")
     folder = (Path(str(named)).expanduser() if named else lasting_home()) / name

@@ -167,8 +167,8 @@ def _rules_of(node_config: tuple[tuple[str, type, Any], ...]) -> Rules:
     return Rules(**given)
 
 
-_CHECKS = {
-    name.replace("_", "-"): check_of(kind)
+_CHECKS = {  # None is the default of some rules, and no value
+    name.replace("_", "-"): check_of(Count if kind == Count | None else kind)
     for name, kind in get_type_hints(Rules, include_extras=True).items()
 }
 

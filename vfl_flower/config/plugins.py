@@ -140,7 +140,7 @@ def _of_file(place: str) -> Any:
         sys.modules[name] = module  # dataclasses in the module look it up
         try:
             # Compiled here: Python's cache takes a file of equal size and second for the same.
-            exec(compile(content, path, "exec"), vars(module))
+            exec(compile(content, path, "exec", dont_inherit=True), vars(module))
         except BaseException:
             del sys.modules[name]
             raise

@@ -109,7 +109,8 @@ def _try_out(
         before = _settings(optimizer)
         optimizer.step()
         states: list[dict[str, Any]] = list(optimizer.state.values())
-        moved = [key for key, value in _settings(optimizer).items() if before.get(key) != value]
+        after = _settings(optimizer)
+        moved = [key for key in after if before.get(key) != after[key]]
     except Exception as error:  # a user's code may raise any type
         raise CodeError(f"{said} cannot step on this model", error) from error
     for state in states:
@@ -121,16 +122,16 @@ def _try_out(
                 )
     if moved:
         raise ConfigError(
-            f"{said} changes {moved[0]!r} of its parameter group in a step, which checkpoints do "
+            f"{said} changes {moved[0][1]!r} of a parameter group in a step, which checkpoints do "
             "not have. Keep it as a tensor in the optimizer's state."
         )
 
 
-def _settings(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """Describe the settings of an optimizer's parameter groups."""
+def _settings(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], str]:
+    """Describe the settings of an optimizer's parameter groups, by group and name."""
     return {
-        f"{key}": repr(value)
-        for group in optimizer.param_groups
+        (number, key): repr(value)
+        for number, group in enumerate(optimizer.param_groups)
         for key, value in group.items()
         if key != "params"
     }

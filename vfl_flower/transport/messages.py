@@ -314,7 +314,7 @@ def checked(
             f"{name!r} is {array.dtype} of shape {array.shape}, not {dtype} of shape {shape}."
         )
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise VflError(f"{name!r} has values that are not finite; lower the learning rates.")
+        raise VflError(f"{name!r} has values that are not finite. Lower the learning rates.")
     return array
 
 

@@ -61,6 +61,12 @@ def check_folder(context: Context, folder: Path, what: str) -> Path:
             f"Party {context.node_config.get('partition-id')} keeps its {what} in a folder that "
             "other users can change: its own log says how to mend that."
         ) from None
+    except OSError as error:
+        log.warning("%s cannot be read: %s", folder, error)
+        raise ConfigError(
+            f"Party {context.node_config.get('partition-id')} cannot read the folder of its "
+            f"{what}: its own log says why."
+        ) from None
     return folder
 
 
