@@ -67,7 +67,7 @@ def tables(tmp_path: Path) -> Path:
             2,
             "finite",
         ),
-        ("strategy='cascaded' party-lr=1e30 dataset='breast-cancer'", 2, "not finite; lower the"),
+        ("strategy='cascaded' party-lr=1e30 dataset='breast-cancer'", 2, "not finite. Lower the"),
         ("strategy='cascaded' mu=0", 2, "mu = 0 must be above 0."),
         ("strategy='dpzv' clip=0", 2, "clip = 0 must be above 0."),
         ("strategy='dpzv' quorum=2", 3, "privacy = 'scalar' with quorum = 2 lets a row be in one"),
