@@ -575,7 +575,7 @@ def test_a_frame_that_would_take_a_surrogate_beyond_all_bounds_is_refused() -> N
     known = link.surrogate.clone()
     for exponent in (19, 127):
         largest["h.exponents"] = np.full(1, exponent, np.int8)
-        with pytest.raises(VflError, match="'h' has values beyond 1,000,000, by which no model"):
+        with pytest.raises(VflError, match="'h' has values beyond 1,000,000, and no model"):
             link.receive("h", largest, window)
         assert torch.equal(link.surrogate, known) and known.max() == 2**19
 

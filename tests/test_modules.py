@@ -342,7 +342,7 @@ def test_baselines_have_the_models_that_parties_name(strategy: str, tmp_path: Pa
     ("keys", "said"),
     [
         ({"top-model": "sum", "embedding-size": "auto"}, "does not fit top-model = 'sum'"),
-        ({"combine": "mean"}, "Party 0 has embeddings of size 3, where the run configuration"),
+        ({"combine": "mean"}, "Party 0 has embeddings of size 3, and the run configuration"),
         ({"strategy": "ef-vfl", "labels": "shared"}, "Party 0 has embeddings of size 3"),
     ],
 )

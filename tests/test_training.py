@@ -289,7 +289,7 @@ def test_a_mechanism_that_clips_takes_no_rounded_gradients() -> None:
     config = resolve({"strategy": "dpzv", "epsilon": 1.0})
     estimator = ZerothOrder(config)
     NoisyScalars(config).check(estimator)
-    with pytest.raises(ConfigError, match="and a row could add more than"):
+    with pytest.raises(ConfigError, match="so a row could add more than"):
         NoisyScalars(config.with_values(BFLOAT16)).check(estimator)
 
 

@@ -710,7 +710,7 @@ def test_validation_labels_carry_the_noise_too(
 def test_epsilon_of_scalars_covers_no_validation_labels(run: Start) -> None:
     dpzv = {"strategy": "dpzv", "noise-multiplier": 1.0, "dataset": "breast-cancer"}
     assert resolve(dpzv).data.validation_fraction == 0.0
-    with pytest.raises(ConfigError, match="leave validation-fraction out"):
+    with pytest.raises(ConfigError, match=r"validation-fraction = 0\.1\. Leave it out"):
         resolve({**dpzv, "validation-fraction": 0.1})
     assert resolve({**dpzv, "validation-fraction": 0.0})
     assert run(2, {**dpzv, "epochs": 1, "window": 15}).summary["validation_loss"] is None
