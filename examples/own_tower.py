@@ -2,7 +2,7 @@
 
     python examples/own_tower.py
 
-The label holder has a top model, a loss and a figure of its own too. See docs/models.md.
+The label holder has a top model, a loss and a figure of its own too. See docs/how-to/own-models.md.
 """
 
 from __future__ import annotations

@@ -89,13 +89,13 @@ REFUSALS = {
     "z": "has nothing to compress under zeroth order: feedback",
 }
 LESS = {
-    "A": "docs/choosing.md: Adam follows the errors of directly compressed embeddings",
-    "D": "docs/choosing.md: 1,222 rows of ten classes do not carry epsilon 1 of noise on scalars",
-    "E": "docs/privacy.md: differences of the loss lose more to noise on embeddings",
-    "N": "docs/privacy.md: 1,222 rows of ten classes do not carry epsilon 1, and a run says so",
-    "P": "docs/partial-rows.md: each party lacks two people of five",
-    "Q": "docs/partial-rows.md: that, and noise on labels that has as few rows of each party",
-    "W": "docs/axes.md: in a window of 64 steps, gradients come after more than an epoch",
+    "A": "docs/how-to/tune.md: Adam follows the errors of directly compressed embeddings",
+    "D": "docs/how-to/tune.md: 1,222 rows of ten classes do not carry epsilon 1 of scalar noise",
+    "E": "docs/explanation/what-leaks.md: differences of the loss lose more to noise on embeddings",
+    "N": "docs/explanation/what-leaks.md: 1,222 rows of ten classes do not carry epsilon 1",
+    "P": "docs/explanation/partial-rows.md: each party lacks two people of five",
+    "Q": "docs/explanation/partial-rows.md: that, and noise on labels of as few rows",
+    "W": "docs/explanation/windows-and-staleness.md: a window of 64 steps is over an epoch",
 }
 
 

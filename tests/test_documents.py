@@ -17,8 +17,11 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent.parent
-PAGES = ["README.md", *sorted(f"docs/{each.name}" for each in (HERE / "docs").glob("*.md"))]
-PAGES += ["deploy/README.md"]
+PAGES = [
+    "README.md",
+    *sorted(each.relative_to(HERE).as_posix() for each in (HERE / "docs").rglob("*.md")),
+    "deploy/README.md",
+]
 _BLOCK = re.compile(
     r"(?:<!-- (?P<what>not run|after): (?P<said>[^>]+) -->\n+)?"
     r"```(?P<language>bash|python)\n(?P<text>.*?)\n```"
@@ -190,7 +193,7 @@ def lost(text: str) -> list[str]:
 
 
 def test_paths_and_names_of_the_architecture_are_there() -> None:
-    assert not lost((HERE / "docs" / "architecture.md").read_text())
+    assert not lost((HERE / "docs" / "explanation" / "one-mini-batch.md").read_text())
 
 
 def test_a_path_and_a_name_that_are_gone_are_found() -> None:

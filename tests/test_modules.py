@@ -728,7 +728,8 @@ def test_towers_that_nodes_name_give_over_streams_what_they_give_in_process(tmp_
 def test_the_example_of_a_loss_serves_two_classes_and_more(
     dataset: str, tmp_path: Path, run: Start
 ) -> None:
-    page = (Path(__file__).parent.parent / "docs" / "models.md").read_text(encoding="utf-8")
+    how_to = Path(__file__).parent.parent / "docs" / "how-to"
+    page = (how_to / "own-models.md").read_text(encoding="utf-8")
     (example,) = (block for block in page.split("```python\n") if "def per_row" in block)
     place = tmp_path / "tops.py"
     place.write_text(example.partition("```")[0], encoding="utf-8")

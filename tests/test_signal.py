@@ -15,7 +15,7 @@ SHORT = {"dataset": "digits", "privacy": "labels", "noise-seed": 0, "epochs": 1,
 
 @pytest.mark.parametrize(
     ("rows", "classes", "epsilon", "carries"),
-    [  # by runs with default options: docs/privacy.md
+    [  # by runs with default options: docs/explanation/what-leaks.md
         (1222, 10, 1.0, False),  # digits
         (1222, 10, 1.5, True),
         (387, 2, 0.5, False),  # breast-cancer

@@ -2,7 +2,7 @@
 al., 2025).
 
 Noise of all methods is calibrated by the paper's own Theorem VI.5, delta 1e-3: of DPZV on scalars,
-of the others on embeddings. docs/privacy.md says what holds of it.
+of the others on embeddings. docs/explanation/what-leaks.md says what holds of it.
 """
 
 from __future__ import annotations

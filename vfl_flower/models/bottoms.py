@@ -177,7 +177,8 @@ def built(make: Any, said: str, arguments: str, *given: Any) -> nn.Module:
         inspect.signature(make).bind(*given, **keys)
     except TypeError as error:
         what = f"the arguments {arguments!r}" if arguments else "the arguments of every model"
-        raise ConfigError(f"{said} does not take {what}: {error}. See docs/models.md.") from error
+        page = "docs/how-to/own-models.md"
+        raise ConfigError(f"{said} does not take {what}: {error}. See {page}.") from error
     except ValueError:  # some builtins have no signature
         pass
     try:

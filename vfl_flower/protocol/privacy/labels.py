@@ -32,7 +32,7 @@ log = logging.getLogger("flwr")
 notice = logging.getLogger("flwr.notice")  # `vfl run` shows this logger too
 
 LEAST = 50.0
-"""Least number of clean rows that noisy rows must be worth (runs: `docs/privacy.md`)."""
+"""Least number of clean rows that noisy rows must be worth (`docs/explanation/what-leaks.md`)."""
 
 _MOST = 30.0  # largest epsilon whose noise probabilities 53-bit random numbers resolve
 
