@@ -1,4 +1,4 @@
-# What each target makes or checks is said beside it; `make` lists them.
+# `make` lists the targets, with the text beside each.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -5,8 +5,9 @@
 Three organisations, or more, share the columns of breast-cancer, or of a table X (or X_train and
 X_test) with labels y. The label holder, a bank, has all labels and the first columns:
 `bank/labels.csv` to train on, and `bank/new.csv` with a fifth of the people, who are held out. The
-parties' files are `party-0/features.parquet`, `party-1/features.csv` and so on. People have numbers
-drawn at random; each party has nine tenths of them, also of those held out, in an order of its own.
+parties' files are `party-0/features.parquet`, `party-1/features.csv` and so on. Each person has a
+random number. Each party knows nine tenths of the people, held-out people included, and lists them
+in another order.
 """
 
 from __future__ import annotations

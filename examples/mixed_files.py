@@ -2,10 +2,10 @@
 
     python examples/mixed_files.py FOLDER
 
-The photographs are the upper halves, the table has the pixels of the lower left quarters, and a
-note says in words how dark each place of the lower right quarter is. A clinic has the labels: in
-`labels.csv` of those to train on, in `new.csv` of a fifth who are held out. Each party lacks some
-people. `bert` is a tokenizer and the configuration of a small DistilBERT.
+The photographs show the upper halves. The table has the pixels of the lower left quarters. A note
+says in words how dark each place of the lower right quarter is. A clinic has the labels:
+`labels.csv` is for training, and `new.csv` has the fifth of the people who are held out. Each party
+lacks some people. `bert` is a tokenizer and the configuration of a small DistilBERT.
 docs/how-to/own-data.md has the commands, from these files to predictions on SuperNodes.
 """
 

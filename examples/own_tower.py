@@ -1,8 +1,8 @@
-"""Two parties train convolutional towers of their own, with BatchNorm, on halves of digits.
+"""Two parties train their own convolutional towers, with BatchNorm, on halves of digits.
 
     python examples/own_tower.py
 
-The label holder has a top model, a loss and a figure of its own too. See docs/how-to/own-models.md.
+The label holder also has its own top model, loss and metric. See docs/how-to/own-models.md.
 """
 
 from __future__ import annotations

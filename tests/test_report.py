@@ -211,9 +211,9 @@ def test_privacy_says_what_is_spent_and_what_it_protects(run: Start) -> None:
             if summary["epsilon"] is not None:
                 assert f"{name}: {summary[f'epsilon_{name}']}" in page.text
     assert "one person's label is changed" in page.text
-    assert "did not cover all data that was learned from" in page.text
+    assert "did not cover all training data" in page.text
     page = Page(report([run(3, {**keys, "noise-seed": 0}).folder]))
-    assert "No epsilon is claimed: the noise can be repeated" in page.text
+    assert "No epsilon is claimed. The noise can be repeated" in page.text
     with pytest.raises(AssertionError, match="no table"):
         page.table("run", "epsilon")
 

@@ -187,7 +187,7 @@ def _own_labels(transport: Transport, config: RunConfig, own: Table, keeper: Kee
     """Return the labels of the common rows."""
     if config.data.align == "any" and not config.data.min_parties and not own.feature_names:
         raise ConfigError(
-            "min-parties = 0 is for a label holder with columns of its own: leave it out."
+            "min-parties = 0 needs columns at the label holder, which has none. Leave it out."
         )
     if not keeper.found:
         order = _as_then(config, own, keeper, keeper.earlier) if keeper.earlier else None
@@ -222,7 +222,7 @@ def _as_then(config: RunConfig, own: Table, keeper: Keeper, earlier: Checkpoint)
     rows = earlier.rows
     if len(own.ids) <= rows.max() or own.digest(rows) != earlier.about_labels["ids"]:
         notice.warning(
-            "%s does not begin with the rows that it had when the run in %s began: that run may "
+            "%s does not begin with the rows that it had when the run in %s began. That run may "
             "have trained on rows that are held out now.",
             *(own.path, config.running.grow),
         )

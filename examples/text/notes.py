@@ -2,9 +2,10 @@
 
     python examples/text/notes.py
 
-The hospital reads its notes by a tokenizer and a small DistilBERT in folders of its own, as
-`transformers` saves them (with a configuration alone, so that it begins at random); the laboratory
-has a table. Neither sees what the other has, and the label holder sees neither.
+The hospital reads its notes with a tokenizer and a small DistilBERT from its own folders, as
+`transformers` saves them. The model's folder has only a configuration, so its weights begin at
+random. The laboratory has a table. Neither party sees the other's data, and the label holder sees
+neither's.
 """
 
 from __future__ import annotations

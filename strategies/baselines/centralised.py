@@ -176,8 +176,8 @@ class Joined(Vertical):
         transport, records = self.run.transport, self.run.records
         if not transport.simulated:
             raise ConfigError(
-                "strategy = 'centralised' needs every party's columns in one place, and "
-                "those of real nodes never leave them: run it in process or in a simulation."
+                "strategy = 'centralised' needs every party's columns in one place, and columns "
+                "never leave a real node. Run it in process or in a simulation."
             )
         if transport.contexts:
             return [load_block(context, self.config) for context in transport.contexts.values()]

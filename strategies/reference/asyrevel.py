@@ -1,8 +1,8 @@
 """AsyREVEL on one page: Zhang, Gu et al., "Desirable Companion for Vertical Federated Learning: New
 Zeroth-Order Gradient Based Algorithm" (2021), Algorithm 1.
 
-Nobody computes a gradient. A party uploads its embeddings at w_m and at w_m + mu u, the server
-answers the losses of both, and each side steps along its own random direction u.
+Nobody computes a gradient. A party uploads its embeddings at w_m and at w_m + mu u. The server
+answers the losses of both. Each side steps along its own random direction u.
 
 Where this page and the paper differ: the server sends the difference of the two losses, which is
 all that line 6 uses. The factor phi(d) is 1 for Gaussian directions and d for the unit sphere,

@@ -1,13 +1,13 @@
 """VFL-Cascaded on one page: Wang et al., "Secure and Fast Asynchronous Vertical Federated Learning
 via Cascaded Hybrid Optimization" (2023), Algorithms 1 and 2.
 
-Algorithm 1 trains the clients by zeroth order, so that no gradient is sent, and the server by its
-own gradient, so that the largest model learns fast. Algorithm 2 (appendix B), Syn-ZOO-VFL, is the
-synchronous rival, with zeroth order on both sides.
+Algorithm 1 trains the clients by zeroth order, so that no gradient is sent. It trains the server by
+the server's own gradient, so that the largest model learns fast. Algorithm 2 (appendix B),
+Syn-ZOO-VFL, is the synchronous rival, with zeroth order on both sides.
 
 Where this page and the paper differ: the server sends the difference of the two losses, which is
-all that Eq. (3) uses. In Algorithm 2, line 9 prints the perturbed embeddings beside w_0 + mu u_0;
-here the server perturbs w_0 alone, so that its difference says nothing of the clients' directions.
+all that Eq. (3) uses. In Algorithm 2, line 9 prints the perturbed embeddings beside w_0 + mu u_0.
+Here the server perturbs w_0 alone, so its difference does not depend on the clients' directions.
 
 Notation: M clients; B rows in a mini-batch; E numbers in an embedding; d parameters of a model.
 """

@@ -4,9 +4,9 @@ Learning via Compressed Error Feedback" (2025), Algorithms 1 and 2.
 Both ends keep a surrogate G_k of client k's embeddings. The client sends C(H_k - G_k), the
 compressed change, and both ends add it: errors of the compressor are made good later (EF21).
 
-Where this page and the paper differ: a step compresses the rows of its own mini-batch, at the
-start of the step, and surrogates begin at zero. So a row's first message is C(H_k), which the paper
-sends for all rows before the first step.
+Where this page and the paper differ: a step compresses the rows of its mini-batch, at the start of
+the step. Surrogates begin at zero. So a row's first message is C(H_k), sent when it is first drawn.
+In the paper clients send C(H_k) of all rows before the first step.
 
 Notation: K clients; B rows in a mini-batch; E numbers in an embedding.
 """
@@ -104,8 +104,8 @@ def algorithm_1(
 ) -> Iterator[None]:
     """Shared labels: train on mini-batches of row numbers, [B] each; yield after each.
 
-    In the paper each client computes its own gradient, from the other clients' messages, the top
-    model and the labels, which line 4 sends to all. What it computes is what stands here.
+    In the paper each client computes its own gradient. It uses the other clients' messages, the top
+    model and the labels, which line 4 sends to all. This function computes the same gradients.
     """
     for rows in batches:
         for k, client in enumerate(clients):

@@ -1,8 +1,8 @@
 """VAFL on one page: Chen, Jin, Sun and Yin, "VAFL: a Method of Vertical Asynchronous Federated
 Learning" (2020), Algorithms 1 and 2.
 
-Parties draw mini-batches of their own and never wait for each other. The label holder keeps the
-last embedding of each row from each party, however old it is, and computes with those.
+Each party draws its own mini-batches and never waits for another. The label holder keeps the last
+embedding of each row from each party, however old it is, and computes with these embeddings.
 
 Where this page and the paper differ: a table entry is zero until its party first uploads that row.
 
@@ -85,8 +85,8 @@ def algorithm_2(
 ) -> Iterator[None]:
     """The same, where the server waits for uploads of t clients: a group; yield after each.
 
-    Of several groups the clients are those that were activated in the meantime: a client is in
-    the next group as soon as its answer has come.
+    A group has the clients that were activated since the last one: a client is in the next group
+    as soon as its answer has come.
     """
     for group in groups:
         for m, rows in group:

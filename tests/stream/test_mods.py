@@ -120,7 +120,7 @@ def test_a_mod_that_answers_by_a_message_of_its_own_in_a_shared_actor_is_a_sente
     strategy = strategy_of(config)(config, load_labels(config))
     with (
         patch.object(client_app, "app", PartyApp([anew])),
-        pytest.raises(VflError, match="a mod answered with a message of its own"),
+        pytest.raises(VflError, match="a mod made a new message"),
     ):
         strategy.start(SharedActors(Actors(1, keys), PARTIES))
     trained(PARTIES, SHORT, PartyApp([anew]))  # in one process it serves

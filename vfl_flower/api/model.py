@@ -86,7 +86,7 @@ class Model:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What ran, what the run reached, and what it took."""
+        """The run's options, results and cost, as in summary.json."""
         return Finished(self.folder).summary
 
     @property

@@ -140,7 +140,7 @@ def check_there(values: Mapping[str, Any]) -> None:
     for option, name in without_path(values).items():
         if values[option].removeprefix(_PLACE) not in _held:
             raise ConfigError(
-                f"{option} = {name} has no import path and was defined in another process: define "
+                f"{option} = {name} has no import path and was defined in another process. Define "
                 f"{name} in a module (a .py file) that can be imported, and train again."
             )
 

@@ -153,7 +153,7 @@ class LabelHolder:
 
         Step j takes the j-th mini-batch of every arrival. Coordinated arrivals share one batch
         (split learning). Otherwise the parties' own batches follow each other (VAFL Alg. 2; with
-        one arrival, Alg. 1). A party's feedback refers to the mean loss of its own batch.
+        one arrival, Alg. 1). A party's feedback refers to its batch's mean loss.
 
         Raises
         ------

@@ -6,7 +6,7 @@ can arrange the columns otherwise.
 
 To their right stand the label holder's own features, [N, F], if it has any. They act like a party
 whose embedding is never sent and always fresh. If parties may lack rows, the row mask comes last,
-[N, M]: 1 for each party that has the row, and 0 for each party that lacks it.
+[N, M]: 1 where the party has the row, and 0 where it lacks the row.
 """
 
 from __future__ import annotations

@@ -306,9 +306,9 @@ def _check_files(
         return
     if config.data.own_data:
         raise ConfigError(
-            f"dataset = {config.data.dataset!r} needs a file of each of the {parties} parties: "
-            "name them with --node-config \"file='...' id='...'\", once for each party (in "
-            "process, or --engine supernodes)."
+            f"dataset = {config.data.dataset!r} needs a file of each of the {parties} parties. "
+            "Name them with --node-config \"file='...' id='...'\", once for each party, in "
+            "process or with --engine supernodes."
         )
     if node_configs:
         raise ConfigError(

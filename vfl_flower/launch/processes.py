@@ -2,9 +2,9 @@
 
 They use loopback, free ports, and a temporary folder as FLWR_HOME and working directory. So they
 neither read nor write the user's Flower. Other users of this machine cannot reach them.
-To start a run, take a task, be a SuperNode (`transport.nodes.superlink`) or use Ray, one needs
-secrets of the folder, which only the owner can read. All processes use the installed packages, and
-each ends with its ``with`` block.
+Secrets in the folder, which only its owner can read, guard four things: to start a run, to take a
+task, to be a SuperNode (`transport.nodes.superlink`), and to use Ray. All processes use the
+installed packages, and each ends with its ``with`` block.
 """
 
 from __future__ import annotations
@@ -255,8 +255,8 @@ def ray_cpus() -> int:
     except Exception as error:  # Ray raises many kinds
         raise ConfigError(
             f"RAY_ADDRESS = {address!r} is not a Ray cluster that this machine belongs to "
-            f"({type(error).__name__}): start Ray there and here, with the token that "
-            "RAY_AUTH_TOKEN_PATH names, or unset it."
+            f"({type(error).__name__}). Start Ray there and here, with the token that "
+            "RAY_AUTH_TOKEN_PATH names, or unset RAY_ADDRESS."
         ) from None
     try:
         return max(1, int(ray.cluster_resources().get("CPU", 0)))

@@ -1,8 +1,8 @@
 """A party: one feature holder, between the messages that reach it.
 
-`vfl_flower.client_app` serves each message by a method of `Party`. Read `Party.train` first: an
-order comes in, the party draws the rows of its next window, learns from the feedback in the order,
-embeds the rows, and uploads the embeddings. `vfl_flower.party.builder` builds a party, and
+`vfl_flower.client_app` serves each message by a method of `Party`. Read `Party.train` first. An
+order comes in, and the party draws the rows of its next window. It learns from the feedback in the
+order, embeds the rows, and uploads the embeddings. `vfl_flower.party.builder` builds a party, and
 `vfl_flower.party.state` keeps it between two messages.
 """
 

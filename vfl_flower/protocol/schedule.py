@@ -91,7 +91,7 @@ class Schedule:
             )
         if config.estimator.perturbs == "all" and not coordinated:
             raise ConfigError(
-                "perturbs = 'all' has one difference for the directions of all parties, which then "
+                "perturbs = 'all' answers all parties' directions with one difference, so parties "
                 f"step together: it needs a synchronous system, with a quorum of all {parties}."
             )
         aggregation_of(config).check_schedule(parties, coordinated)

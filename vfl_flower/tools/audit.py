@@ -83,8 +83,8 @@ def audit(
         )
     if config.data.own_data:
         raise ConfigError(
-            "An audit looks at both sides of a run, so it needs a data set that is divided among "
-            "the parties: name one by dataset, such as 'csv:PATH' of like columns."
+            "An audit reads both sides of a run, so it needs one data set divided among the "
+            "parties. Name one by dataset, such as 'csv:PATH' with similar columns."
         )
     if aggregation_of(config).any_subset:
         raise ConfigError(
@@ -192,7 +192,7 @@ def _direct_inference(
             first = first or summary
             bar.update()
     attackers = {
-        "direct, designed queries*": "party 0: answers to queries of its own",
+        "direct, designed queries*": "party 0: answers to its own queries",
         "direct, uploads read*": "eavesdropper: uploads and answers of party 0",
         "direct, uploads guessed*": "eavesdropper: answers of party 0",
     }

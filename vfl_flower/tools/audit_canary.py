@@ -1,10 +1,11 @@
 """Try to refute the epsilon that a run claims: canaries of the privacy audit.
 
-A game has two worlds, which differ in one label, or in one record's features. The attacker plays
-all parties and sees everything that leaves the label holder; or it plays the label holder and sees
-everything that leaves a party. It gives a score to what it saw. How well the scores tell the worlds
-apart bounds epsilon from below (Jagielski et al., 2020). A bound above the claim refutes the claim.
-A lower bound proves nothing, so the tests also play each game without noise.
+A game has two worlds, which differ in one label, or in one record's features. In one kind of game
+the attacker plays all parties, and sees everything that leaves the label holder. In the other it
+plays the label holder, and sees everything that leaves a party. It gives a score to what it saw.
+How well the scores tell the worlds apart bounds epsilon from below (Jagielski et al., 2020). A
+bound above the claim refutes the claim. A lower bound proves nothing, so the tests also play each
+game without noise.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ _DRAWS = 10  # of labelled rows that an attacker knows; success is the mean over
 class Finding:
     """A row of the table: how often an attacker is right, and how often guessing is.
 
-    ``measure``: "accuracy", the share of rows whose class is right, where guessing names the most
-    frequent class; with two classes "AUC"; for features "R2", the explained share of variance.
-    ``rows`` is the number of rows measured, over all trials.
+    ``measure``: "accuracy", the share of rows whose class is right. Guessing names the most
+    frequent class. With two classes it is "AUC". For features it is "R2", the explained share of
+    variance. ``rows`` is the number of rows measured, over all trials.
     """
 
     attack: str

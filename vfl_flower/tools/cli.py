@@ -96,7 +96,7 @@ def _align(
     """Find the rows that all parties have, and keep them for later use.
 
     A run aligns by itself if the ids in the files have not been aligned before.
-    The options are those of `vfl run`.
+    It takes the options of `vfl run`.
     """
     from vfl_flower.config.plugins import ENGINES
 

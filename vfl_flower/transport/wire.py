@@ -246,7 +246,7 @@ def pack_many(messages: Sequence[Message]) -> NDArray[np.uint8]:
             failure = record_of(message.content, _FAILURE, ConfigRecord)
             head["failure"] = [failure["cause"], failure["out-of-step"]]
         else:
-            cause = "a mod answered with a message of its own. Change the answer's content instead."
+            cause = "a mod made a new message. Change the content of the answer instead."
             head["failure"] = [cause, False]
         heads.append(head)
     said = json.dumps(heads).encode()

@@ -1,4 +1,4 @@
-"""What the page says about runs, for the template to lay out: banner, headline, sections."""
+"""The report page's content, which the template lays out: banner, headline, sections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WORDS = {"finished": "Finished: ", "open": "Not finished: ", "failed": "Failed 
 
 @dataclass(frozen=True)
 class Banner:
-    """What happened, on top of the page.
+    """The outcome of the runs, at the top of the page.
 
     kind : "finished", "open" or "failed".
     """

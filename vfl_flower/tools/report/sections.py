@@ -20,8 +20,8 @@ _OTHERS = {  # epsilons under other assumptions
 }
 _NO_NOISE = "No epsilon: no noise was added to what was sent."
 _NO_CLAIM = (
-    "No epsilon is claimed: the noise can be repeated (noise-seed), was zero, did not cover all "
-    "data that was learned from (calibration), or was not added before the run failed."
+    "No epsilon is claimed. The noise can be repeated (noise-seed), was zero, did not cover all "
+    "training data (calibration), or was not added before the run failed."
 )
 
 
@@ -186,7 +186,7 @@ def audits(runs: Sequence[Shown]) -> Section | None:
         tables.append(Table(head, [rows], 3, run.title if len(runs) > 1 else ""))
         if claim := mapping(run.audit.get("epsilon")):
             notes.append(
-                "A game with canaries against this mechanism, by its own budget: epsilon claimed "
+                "A game with canaries against this mechanism, with its own budget. Epsilon claimed "
                 f"{measured(claim, 'claimed', form='.3g')}, shown at least "
                 f"{measured(claim, 'shown', form='.3g')} at delta {measured(claim, 'delta')} "
                 f"(97.5 %, {measured(claim, 'trials')} times in each world)."

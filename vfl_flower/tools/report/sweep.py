@@ -1,4 +1,4 @@
-"""What a sweep found, on the page and in a terminal: best trials, importance, Pareto front."""
+"""Results of a sweep, for the page and a terminal: best trials, importance, Pareto front."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from vfl_flower.protocol.privacy.together import Claim
 from vfl_flower.tools.seeds import repeated
 
 Event = dict[str, Any]
-"""What a trial says: ``evaluated``, a number, and a figure; or how it ended. The trial waits for an
+"""A trial's message: ``evaluated``, a number and a figure; or how it ended. The trial waits for an
 answer to an evaluation."""
 
 

@@ -16,7 +16,7 @@ from vfl_flower.tools.sweep.trial import Event, run_trial
 def main() -> None:
     """Serve until the sweep ends, or SIGTERM; both remove the trial's folder."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a user's model prints goes where errors go
+    os.dup2(2, 1)  # prints of a user's model go to standard error
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logging.getLogger("flwr").setLevel(logging.WARNING)
     torch.set_num_threads(1)

@@ -35,8 +35,8 @@ def host_and_port(address: str) -> tuple[str, int | None]:
     if known and (port is None or 1 <= port < 2**16):
         return host, port
     raise ConfigError(
-        f"stream-address = {address!r} is no address: give a host name or an IP, "
-        "and after a colon a port if it is not the one listened on."
+        f"stream-address = {address!r} is no address. Give a host name or an IP address. Add "
+        "a colon and a port if parties connect to another port than the one listened on."
     )
 
 
