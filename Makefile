@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/'
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint clean
+.PHONY: help install demo test test-all lint docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -40,5 +40,10 @@ lint: install ## ruff, mypy, and that imports run downwards
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+docs: install ## build the site, offline, into docs/_build/html
+	$(BIN)/python -c "import furo" 2> /dev/null || $(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs docs/_build/html
+	@echo "The site is docs/_build/html/index.html"
+
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache *.egg-info build
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache *.egg-info build docs/_build
