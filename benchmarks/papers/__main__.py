@@ -1,4 +1,4 @@
-"""Run a row of docs/papers.md: its table, its picture, and figures in JSON as the last line.
+"""Run a row of docs/reference/papers.md: its table, its picture, and its figures in JSON.
 
 Without a row, all are listed. The runs of a row take turns, each with one seed after another.
 """

@@ -1,4 +1,4 @@
-"""What a row of docs/papers.md is: configurations to run, and what to print and draw of them."""
+"""A row of docs/reference/papers.md: configurations to run, and what to print and draw of them."""
 
 from __future__ import annotations
 

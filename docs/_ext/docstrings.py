@@ -12,9 +12,7 @@ _ITEM = re.compile(r"^(?P<names>\*{0,2}\w+(?:, \w+)*) : (?P<text>.+)$")
 _SECTIONS = {"Parameters", "Attributes", "Other Parameters"}
 
 
-def prepare(
-    app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]
-) -> None:
+def prepare(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Put each description below its name, and free lists of fields into a field list."""
     section, made = "", []
     for number, line in enumerate(lines):

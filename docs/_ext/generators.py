@@ -315,10 +315,9 @@ def _api(page: Path, which: str) -> str:
         module, _, attribute = name.rpartition(".")
         found = getattr(import_module(module), attribute)
         kind = "autoclass" if inspect.isclass(found) else "autofunction"
-        members = ["   :members:", f"   :exclude-members: {_OF_SKLEARN}"] if kind == "autoclass" else []
-        directive = [f".. {kind}:: {name}", *members]
-        title = attribute if which == "public" else f"{attribute}"
-        parts += [f"## {title}", "", "```{eval-rst}", *directive, "```", ""]
+        members = ["   :members:", f"   :exclude-members: {_OF_SKLEARN}"]
+        directive = [f".. {kind}:: {name}", *(members if kind == "autoclass" else [])]
+        parts += [f"## {attribute}", "", "```{eval-rst}", *directive, "```", ""]
     return "\n".join(parts)
 
 
@@ -364,4 +363,3 @@ _GENERATORS: dict[str, Callable[..., str]] = {
     "class": _class,
     "arrays": _arrays,
 }
-
