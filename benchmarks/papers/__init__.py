@@ -1,4 +1,4 @@
 """The papers' tables and figures, one command each: `python -m benchmarks.papers ROW`.
 
-A row of docs/reference/papers.md is a list of run configurations (`rows.Row`). Each paper has a module.
+A row of docs/reference/papers.md is a list of run configurations (`rows.Row`).
 """
