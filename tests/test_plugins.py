@@ -402,7 +402,7 @@ def test_a_package_declares_an_aggregation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"combine": "concat"}, "^aggregation = 'clipped' is a mean: set combine = 'mean'."),
+        ({"combine": "concat"}, "^aggregation = 'clipped' is a mean. Set combine = 'mean'."),
         ({"presence": 0.5}, "needs the embeddings of all parties. Leave out align, presence and"),
         ({"subsets": "sampled"}, "needs the embeddings of all parties. Leave out align, presence"),
         ({"top-model": f"{__name__}:Dropping"}, "Dropping' reads them side by side. Choose a bui"),
